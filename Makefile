@@ -5,7 +5,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs plans bench clean
+.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs plans requirements sbom \
+	audit bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.demo
@@ -28,7 +29,8 @@ test-torch-2.5: TORCH_VERSION = 2.5.1
 test-torch-2.3: TORCH_VERSION = 2.3.1
 test-torch-2.5 test-torch-2.3: $(VENV)/.installed
 	$(PYTHON) -m venv $(VENV)-$(@:test-%=%)
-	$(VENV)-$(@:test-%=%)/bin/pip install --quiet "torch==$(TORCH_VERSION)" psutil \
+	$(VENV)-$(@:test-%=%)/bin/pip install --quiet "torch==$(TORCH_VERSION)"
+	$(VENV)-$(@:test-%=%)/bin/pip install --quiet --require-hashes \
 		-r estimators/data/requirements-$(@:test-%=%).txt
 	TRAIN_PYTHON=$(CURDIR)/$(VENV)-$(@:test-%=%)/bin/python $(BIN)/pytest \
 		tests/cluster/test_training.py tests/cluster/test_families.py tests/cluster/test_doctor.py \
@@ -55,6 +57,32 @@ docs: $(VENV)/.installed
 plans: $(VENV)/.installed
 	$(BIN)/python -m sm_train.entrypoints.planning.measure
 
+# Pins the packages of jobs and Lambda functions with everything that they need, and with hashes.
+# Versions change only where an .in file demands it; make UPGRADE=--upgrade requirements takes the
+# newest.
+requirements: $(VENV)-audit/.installed
+	cd estimators/data && for file in requirements.in requirements-*.in; do \
+		$(abspath $(VENV))-audit/bin/uv pip compile --quiet $(UPGRADE) --universal \
+			--python-version 3.11 --generate-hashes --override image-packages.txt \
+			--custom-compile-command "make requirements" \
+			$$([ $$file = requirements-optional.in ] && echo --no-deps) \
+			$$file -o $${file%.in}.txt || exit 1; done
+
+# Writes what a laptop, a job and each Lambda function install as CycloneDX documents.
+sbom: $(VENV)/.installed $(VENV)-audit/.installed
+	mkdir -p build/sbom
+	$(VENV)-audit/bin/cyclonedx-py environment --output-file build/sbom/laptop.json $(BIN)/python
+	for file in estimators/data/*.in; do name=$$(basename $${file%.in}); \
+		$(VENV)-audit/bin/cyclonedx-py requirements --output-file build/sbom/$$name.json \
+			$${file%.in}.txt || exit 1; done
+
+# Compares the pinned packages with the advisory database, by default that of PyPI. Fails also if it
+# does not know a package.
+audit: $(VENV)-audit/.installed
+	for file in estimators/data/*.in; do echo $${file%.in}.txt; \
+		$(VENV)-audit/bin/pip-audit --strict --disable-pip --require-hashes $(AUDIT_OPTIONS) \
+			-r $${file%.in}.txt || exit 1; done
+
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/cost.py
@@ -64,6 +92,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/ema.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/entry.py
 	$(BIN)/python benchmarks/flops.py
 	$(BIN)/python benchmarks/diagnose.py
 	$(BIN)/python benchmarks/doctor.py
@@ -76,7 +105,14 @@ $(VENV)/.installed: setup.cfg pyproject.toml Makefile estimators/data/requiremen
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11, 4) and 'Python 3.11.4 or newer is required: make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -c estimators/data/requirements.txt -e ".[train,report,demo,dev]"
+	sed -n 's/ \\$$//; /^[a-z].*==/p' estimators/data/requirements.txt >$(VENV)/constraints.txt
+	$(BIN)/pip install --quiet -c $(VENV)/constraints.txt -e ".[train,report,demo,dev]"
+	touch $@
+
+# uv compiles requirements, cyclonedx-bom writes SBOMs, pip-audit reads advisory databases.
+$(VENV)-audit/.installed: Makefile
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip install --quiet "uv>=0.9,<1" "cyclonedx-bom>=7,<8" "pip-audit>=2.9,<3"
 	touch $@
 
 # The toolkit with which AWS's PyTorch images start a training script. It needs a C compiler; its
@@ -86,4 +122,4 @@ $(VENV)/.container-toolkit: $(VENV)/.installed tests/container/mpi/requirements.
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-torch-2.* build demo-out
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-torch-2.* build demo-out

@@ -59,6 +59,7 @@ class TrainingTimes:
     compute: float
     step: float
     gradient_bytes: int
+    buckets: int
 
 
 def train(steps: int) -> None:
@@ -83,8 +84,9 @@ def train(steps: int) -> None:
         timed_pass()
         compute = statistics.median(timed_pass() for _ in range(9))
     gradient_bytes = sum(4 * one.numel() for one in model.parameters())
+    buckets = model._get_ddp_logging_data()["rebuilt_bucket_sizes"].count(",") + 1
     if torch.distributed.get_rank() == 0:
-        print("RESULT", json.dumps([compute, step, gradient_bytes]), flush=True)
+        print("RESULT", json.dumps([compute, step, gradient_bytes, buckets]), flush=True)
     os._exit(0)
 
 
@@ -162,7 +164,8 @@ def compare(count: int, rates: Sequence[float]) -> bool:
             network = run_doctor(hosts, Path(folder))
             trained = run_training(hosts, STEPS[rate])
         compute = compute or trained.compute
-        work = Workload(compute, trained.gradient_bytes, trained.gradient_bytes)
+        size = trained.gradient_bytes
+        work = Workload(compute, size, size, trained.buckets)
         predicted = predict_step(work, Fabric(network.sweeps))
         assert predicted is not None
         first = first or (trained.step, predicted.seconds)

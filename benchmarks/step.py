@@ -78,6 +78,8 @@ PUBLISHED = {False: 127.0, True: 385.3 / 8}
 
 CONFIG = JobConfig(
     run="bench",
+    entry=None,
+    entry_args=(),
     backend="auto",
     data=DataConfig(
         "png",

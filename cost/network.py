@@ -11,6 +11,9 @@ A third of a pass is forward, two thirds are backward (one and two FLOP per weig
 - ``hybrid_shard`` does what full_shard does inside each node, and all-reduces each rank's shard of
   the gradients between the nodes during the last backward pass.
 
+DDP's buckets and FSDP's units are taken to be of equal size. A model's plan knows how many there
+are (``ModelPlan.communication_units``); for other models the number is an estimate.
+
 A collective of n ranks takes ⌈log₂ n⌉ latencies and bytes × bus factor ÷ bus bandwidth
 (nccl-tests, doc/PERFORMANCE.md). The doctor applies the same rules to bandwidths that it measures
 in the job (``entrypoints/doctor/step_time_model.py``), where this package is not available.
@@ -19,7 +22,7 @@ in the job (``entrypoints/doctor/step_time_model.py``), where this package is no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,14 +36,11 @@ FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
 BUCKET_BYTES = 25 * 2**20
 """DistributedDataParallel's ``bucket_cap_mb`` by default."""
 
-FIRST_BUCKET_BYTES = 2**20
-"""DDP's first bucket (``dist._DEFAULT_FIRST_BUCKET_BYTES``)."""
+FSDP_UNITS = 16
+"""Units in which the weights of a sharded model without a plan are gathered (assumed)."""
 
-UNITS = 16
-"""Blocks in which a sharded model's weights are gathered (the presets have 8 to 60)."""
-
-GRADIENT_BYTES = 4
-"""Bytes of a gradient: they are reduced in fp32."""
+_FP32, _BF16 = 4, 2
+"""Bytes of a number."""
 
 NETWORK_SHARE = 0.6
 """Bus bandwidth of a node ÷ its network's: all_reduce_perf on 2, 3 and 4 p4d.24xlarge reaches 57,
@@ -90,7 +90,10 @@ class GpuNetwork:
 
 @dataclass(frozen=True)
 class CollectiveCalls:
-    """``count`` calls in each of ``passes`` passes of a step; ``bytes`` is the full vector's."""
+    """``count`` equal calls in each of ``passes`` passes of a step.
+
+    ``bytes`` is the size of one call's full vector, before it is scattered or after it is gathered.
+    """
 
     kind: Kind
     scope: Scope
@@ -131,41 +134,43 @@ def step_collectives(
     parameters: int,
     network: GpuNetwork,
     *,
-    weight_bytes: int = 2,
+    units: int | None = None,
+    bf16: bool = True,
+    reduce_bf16: bool = False,
     passes: int = 1,
     unsharded_gradients: bool = True,
 ) -> tuple[CollectiveCalls, ...]:
     """Return the collectives of one step with ``passes`` micro-batches.
 
-    ``weight_bytes`` is the size of a gathered weight: 2 for bf16, 4 for fp32.
+    ``units`` are DDP's buckets or FSDP's units, None for an estimate. Weights are gathered in bf16
+    with ``bf16``, gradients are reduced in bf16 with ``reduce_bf16``, and otherwise in fp32.
     """
     if network.gpus == 1:
         return ()
+    count = units or estimated_units(sharding, parameters)
+    gradients = parameters * (_BF16 if reduce_bf16 else _FP32) / count
     if sharding == "none":
-        return tuple(_buckets(parameters * GRADIENT_BYTES, "world"))
+        return (CollectiveCalls("all_reduce", "world", gradients, count, "backward"),)
     scope: Scope = "node" if sharding == "hybrid_shard" else "world"
-    weights = parameters * weight_bytes / UNITS
-    gradients = parameters * GRADIENT_BYTES / UNITS
+    weights = parameters * (_BF16 if bf16 else _FP32) / count
     gathers = 1 if sharding == "shard_grad_op" else passes
-    calls = [CollectiveCalls("all_gather", scope, weights, UNITS, "forward", gathers)]
+    calls = [CollectiveCalls("all_gather", scope, weights, count, "forward", gathers)]
     if sharding != "shard_grad_op":
-        calls.append(CollectiveCalls("all_gather", scope, weights, UNITS, "backward", passes))
+        calls.append(CollectiveCalls("all_gather", scope, weights, count, "backward", passes))
     scatters = 1 if unsharded_gradients else passes
-    calls.append(CollectiveCalls("reduce_scatter", scope, gradients, UNITS, "backward", scatters))
+    calls.append(CollectiveCalls("reduce_scatter", scope, gradients, count, "backward", scatters))
     if sharding == "hybrid_shard" and network.nodes > 1:
-        shard = parameters * GRADIENT_BYTES / network.per_node
-        calls += _buckets(shard, "between nodes")
+        shard = gradients / network.per_node
+        calls.append(CollectiveCalls("all_reduce", "between nodes", shard, count, "backward"))
     return tuple(calls)
 
 
-def _buckets(gradient_bytes: float, scope: Scope) -> Iterator[CollectiveCalls]:
-    first = min(FIRST_BUCKET_BYTES, gradient_bytes)
-    yield CollectiveCalls("all_reduce", scope, first, 1, "backward")
-    full, rest = divmod(gradient_bytes - first, BUCKET_BYTES)
-    if full:
-        yield CollectiveCalls("all_reduce", scope, BUCKET_BYTES, int(full), "backward")
-    if rest:
-        yield CollectiveCalls("all_reduce", scope, rest, 1, "backward")
+def estimated_units(sharding: str, parameters: int) -> int:
+    """Return about how many buckets (DDP) or units (FSDP) a model's gradients are reduced in."""
+    if sharding != "none":
+        return FSDP_UNITS
+    # The limit applies to gradients before a hook compresses them.
+    return math.ceil(_FP32 * parameters / BUCKET_BYTES)
 
 
 def call_seconds(call: CollectiveCalls, network: GpuNetwork) -> float:
@@ -185,38 +190,38 @@ def communication(
     What exceeds the compute of its phase is exposed, and at least the last bucket's or one unit's
     call.
     """
-    bucketed = [call for call in calls if call.kind == "all_reduce"]
+    reduced = [call for call in calls if call.kind == "all_reduce"]
     sharded = [call for call in calls if call.kind != "all_reduce"]
     total = sum(call.count * call.passes * call_seconds(call, network) for call in calls)
-    exposed = _exposed_buckets(bucketed, network, BACKWARD_SHARE * pass_seconds)
-    # One unit's compute remains when the last weights arrive or the last gradients are ready.
-    hidden = pass_seconds * (1 - 1 / UNITS)
+    backward = BACKWARD_SHARE * pass_seconds
+    exposed = sum(_exposed_buckets(call, network, backward) for call in reduced)
     for number in range(max((call.passes for call in sharded), default=0)):
         for phase, share in (("forward", FORWARD_SHARE), ("backward", BACKWARD_SHARE)):
-            unit = sum(
-                call_seconds(call, network)
-                for call in sharded
-                if call.phase == phase and call.passes > number
-            )
-            exposed += max(unit, UNITS * unit - share * hidden)
+            found = [one for one in sharded if one.phase == phase and one.passes > number]
+            exposed += _exposed_units(found, network, share * pass_seconds)
     return CommunicationTime(total, exposed)
 
 
-def _exposed_buckets(
-    calls: list[CollectiveCalls], network: GpuNetwork, backward_seconds: float
+def _exposed_units(
+    calls: Sequence[CollectiveCalls], network: GpuNetwork, phase_seconds: float
 ) -> float:
+    """Return the seconds of one phase's gathers and scatters that exceed its compute.
+
+    One unit's compute remains when the last weights arrive or the last gradients are ready.
+    """
+    if not calls:
+        return 0.0
+    count = calls[0].count
+    unit = sum(call_seconds(call, network) for call in calls)
+    return max(unit, count * unit - phase_seconds * (1 - 1 / count))
+
+
+def _exposed_buckets(call: CollectiveCalls, network: GpuNetwork, backward_seconds: float) -> float:
     """Return the seconds of all-reduces after the backward pass.
 
-    After k/B of the bytes, k/B of the pass is over. Each bucket waits until it is ready and the
-    network is free.
+    Bucket k of B is ready after k/B of the pass. Either the network is always busy from the first
+    one on, or it waits for each bucket and reduces the last one after the pass.
     """
-    size = sum(call.bytes * call.count for call in calls)
-    ready = done = 0.0
-    for call in calls:
-        seconds = call_seconds(call, network)
-        each = call.bytes / size * backward_seconds
-        # Equal buckets: either the network is always busy, or it waits for each one.
-        busy = max(done, ready + each) + call.count * seconds
-        ready += call.count * each
-        done = max(busy, ready + seconds)
-    return max(0.0, done - backward_seconds)
+    seconds = call_seconds(call, network)
+    first_ready = backward_seconds / call.count
+    return max(seconds, first_ready + call.count * seconds - backward_seconds)

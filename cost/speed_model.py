@@ -40,7 +40,7 @@ class StepWork:
     recomputation, ``encoder_flops`` the forward pass of frozen encoders that run in the job.
     ``activation_bytes`` are those kept for one image without activation checkpointing, and
     ``score_bytes`` those of its attention scores, which only a kernel that is not fused (math)
-    writes to memory.
+    writes to memory. ``communication_units`` are DDP's buckets or FSDP's units, None if unknown.
     """
 
     images: int
@@ -49,7 +49,9 @@ class StepWork:
     activation_bytes: float
     parameters: int
     precision: str = "bf16"
+    reduce_dtype: str = "fp32"
     sharding: str = "none"
+    communication_units: int | None = None
     activation_checkpointing: bool = False
     compiled: bool = False
     encoder_flops: float = 0.0
@@ -154,7 +156,9 @@ def step_seconds(
         work.sharding,
         work.parameters,
         network,
-        weight_bytes=2 if work.precision == "bf16" else 4,
+        units=work.communication_units,
+        bf16=work.precision == "bf16",
+        reduce_bf16=work.reduce_dtype == "bf16",
         passes=work.passes,
     )
     pass_seconds = launch + arithmetic + memory

@@ -31,6 +31,7 @@ class CostStage:
     it, both without activation checkpointing; ``parameters`` counts the trained network's, and
     ``checkpoint_bytes`` its weights, optimizer state and EMA.
     ``encoder_flops_per_image`` is the forward pass of frozen encoders that run in the job.
+    ``communication_units`` are the buckets or units in which gradients are reduced.
 
     Raises:
         ValueError: a figure is not positive and finite, the training would take more than a
@@ -53,7 +54,9 @@ class CostStage:
     activation_bytes_per_image: float | None = None
     encoder_flops_per_image: float = 0.0
     precision: str = "bf16"
+    reduce_dtype: str = "fp32"
     sharding: str = "none"
+    communication_units: int | None = None
     activation_checkpointing: bool = False
     compiled: bool = False
     speed: Speed | None = None
@@ -136,7 +139,9 @@ class CostStage:
             activation_bytes=self.activation_bytes_per_image,
             parameters=self.parameters,
             precision=self.precision,
+            reduce_dtype=self.reduce_dtype,
             sharding=self.sharding,
+            communication_units=self.communication_units,
             activation_checkpointing=self.activation_checkpointing,
             compiled=self.compiled,
             encoder_flops=self.encoder_flops_per_image,

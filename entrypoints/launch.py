@@ -20,6 +20,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
+from sm_train.entrypoints.common.user_packages import PackageInstallError, install_user_packages
 from sm_train.entrypoints.distributed.cuda_compat import cuda_compat
 from sm_train.entrypoints.distributed.rendezvous import (
     MissingNodeError,
@@ -78,11 +79,16 @@ def rendezvous(environment: Mapping[str, str], paths: SageMakerPaths) -> None:
         else:
             join(resources.current_host, first)
     except MissingNodeError as error:
-        events.write("error", str(error), code="node-missing", message=str(error))
-        paths.failure.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), paths.failure.open("x") as file:
-            file.write(f"{error}\n")
+        _report_failure(events, "node-missing", error, paths)
         raise
+
+
+def _report_failure(events: EventLog, code: str, error: Exception, paths: SageMakerPaths) -> None:
+    """Log the cause as an event, and write the job's failure reason unless it has one."""
+    events.write("error", str(error), code=code, message=str(error))
+    paths.failure.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError), paths.failure.open("x") as file:
+        file.write(f"{error}\n")
 
 
 def main(arguments: list[str]) -> int:
@@ -91,14 +97,19 @@ def main(arguments: list[str]) -> int:
     if network:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", network)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
+    paths = SageMakerPaths.from_environment()
+    events = EventLog(node=ResourceConfig.read(paths).node_rank, rank=0)
     try:
-        rendezvous(os.environ, SageMakerPaths.from_environment())
+        rendezvous(os.environ, paths)
+        install_user_packages()
     except MissingNodeError:
+        return 1
+    except PackageInstallError as error:
+        _report_failure(events, "packages-missing", error, paths)
         return 1
     if compat := cuda_compat(os.environ):
         os.environ.update(compat.environment)
-        node = ResourceConfig.read(SageMakerPaths.from_environment()).node_rank
-        EventLog(node=node, rank=0).warn("cuda-compat", compat.message)
+        events.warn("cuda-compat", compat.message)
     process = subprocess.Popen(torchrun(os.environ, [*arguments, *hyperparameters()]))
     code = process.wait()
     wait_for_watchdog(process.pid)

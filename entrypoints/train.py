@@ -1,41 +1,27 @@
-"""The training program: trains one stage from the job file to the final model.
-
-torchrun, smddprun and ``accelerate launch`` each start one process per GPU with
-``train.py --stage NAME`` from the unpacked bundle.
-"""
+"""The built-in training: trains one stage from the job file to the final model."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import os
 import shutil
-import sys
-import time
-import traceback
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, UPLOAD_NOTES
 from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
-from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
-from sm_train.entrypoints.monitoring.failures import SETTLE_SECONDS, is_disconnection
+from sm_train.entrypoints.job import TrainingProcess, exit_now, run_job
 from sm_train.entrypoints.monitoring.heartbeat import (
-    ExitState,
     HeartbeatWriter,
     Phase,
     events_file,
     heartbeat_folder,
 )
-from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
 from sm_train.entrypoints.training.gpu_settings import set_allocator
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from sm_train.entrypoints.common.job_config import JobConfig
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
     from sm_train.entrypoints.distributed.backend import BackendChoice
@@ -44,77 +30,17 @@ if TYPE_CHECKING:
     from sm_train.entrypoints.training.evaluator import ValidationSet
     from sm_train.entrypoints.training.trainer import Trainer
 
-CAUSE_TIMEOUT = 3 * SETTLE_SECONDS
-"""Seconds in which the watchdog finds out why a peer is gone."""
-
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train the stage; exit with 0 when done or stopped, else with 1.
-
-    A failure writes its cause to SageMaker's failure file and logs it as an event.
-    """
-    paths = SageMakerPaths.from_environment()
-    exit_code = 0
-    with contextlib.ExitStack() as watched:
-        try:
-            options = _parse_options(arguments)
-            config = read_job_config(options.document, options.stage)
-            adopt_mpi_variables()
-            set_allocator()
-            _run_doctor(config, paths, options)
-            if not options.doctor_only:
-                watched.enter_context(watchdog(options.document, options.stage))
-                with heartbeat() as writer:
-                    _train(config, paths, writer)
-        except Exception as error:
-            _report_failure(error, paths)
-            exit_code = 1
+    """Train the stage; exit with 0 when done or stopped, else with 1."""
+    exit_code = run_job(_train, arguments, prepare=set_allocator)
     # Exit without a clean shutdown: after a failure peers may wait in a collective forever, and
     # destroying Gloo's process group can deadlock. It holds the GIL while it waits for its own
     # thread, which may wait for the GIL to release the last barrier (seen with PyTorch 2.13).
-    _exit_now(exit_code)
+    exit_now(exit_code)
 
 
-def _end_hanging_job(paths: SageMakerPaths, writer: HeartbeatWriter, message: str) -> None:
-    """End the process from another thread; the watchdog must not take it for a crash."""
-    writer.end(ExitState.FAILED)
-    _report_failure(RuntimeError(message), paths)
-    _exit_now(1)
-
-
-def _exit_now(code: int) -> NoReturn:
-    """Exit without running destructors or exit handlers."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _parse_options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train one stage of a run.", allow_abbrev=False)
-    parser.add_argument("--stage", required=True)
-    parser.add_argument("--document", type=Path, default=Path(sys.argv[0]).parent / JOB_FILE)
-    # A hyperparameter needs a value, and the container toolkit writes it as Python would.
-    parser.add_argument("--doctor-only", choices=("true", "True"))
-    # The platform passes its own hyperparameters as further arguments.
-    return parser.parse_known_args(arguments)[0]
-
-
-def _run_doctor(config: JobConfig, paths: SageMakerPaths, options: argparse.Namespace) -> None:
-    """Run the doctor on the cluster if the run file enables it or the job is for it alone.
-
-    Raises:
-        UnfitClusterError: the run file forbids training on such a cluster.
-    """
-    from sm_train.entrypoints.doctor.start import effective_mode, examine
-
-    doctor_mode = effective_mode(config, ResourceConfig.read(paths))
-    if doctor_mode != "off" or options.doctor_only:
-        # A doctor-only job reports its verdict and succeeds.
-        fail = doctor_mode == "fail" and not options.doctor_only
-        examine(config, options.document, fail=fail)
-
-
-def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) -> None:
+def _train(process: TrainingProcess) -> None:
     from accelerate import Accelerator
     from accelerate.utils import set_seed
     from sm_train.entrypoints.common.signals import StopSignal
@@ -126,6 +52,7 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     from sm_train.entrypoints.training.gpu_settings import configure_kernels
     from sm_train.entrypoints.training.trainer import Trainer
 
+    config, paths, writer = process.config, process.paths, process.heartbeat
     resources = ResourceConfig.read(paths)
     stop = StopSignal(paths.stop_request)
     choice = decide(
@@ -133,7 +60,7 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
         backend=config.backend,
         instance_type=resources.instance_type,
     )
-    backend = join(choice, partial(_end_hanging_job, paths, writer))
+    backend = join(choice, process.end_hanging_job)
     configure_kernels(config)
     accelerator = Accelerator(
         mixed_precision="bf16" if config.training.precision == "bf16" else "no",
@@ -293,6 +220,7 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         backend=backend.backend,
         backend_reason=backend.reason,
         precision=config.training.precision,
+        reduce_dtype=config.training.reduce_dtype,
         resumed_from_step=trainer.resumed_from,
         **asdict(trainer.plan),
         input_kind="images" if trainer.loader.precomputed is None else "precomputed latents",
@@ -343,25 +271,3 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
         # The next stage's doctor compares with the results on these instances.
         ignore = shutil.ignore_patterns(UPLOAD_NOTES)
         shutil.copytree(doctor_results, final / "doctor", ignore=ignore, dirs_exist_ok=True)
-
-
-def _report_failure(error: Exception, paths: SageMakerPaths) -> None:
-    """Log the cause as an event; the first rank to fail also writes the failure file.
-
-    A rank whose peer is gone waits for the watchdog to write it: the peer is the cause.
-    """
-    cause = f"{type(error).__name__}: {error}"
-    resources = ResourceConfig.read(paths)
-    rank = int(os.environ.get("RANK", "0"))
-    EventLog(node=resources.node_rank, rank=rank).write(
-        "error", f"rank {rank} failed: {cause}", code=type(error).__name__, message=cause
-    )
-    traceback.print_exception(error)
-    sys.stderr.flush()
-    if is_disconnection(cause):
-        deadline = time.monotonic() + CAUSE_TIMEOUT
-        while not paths.failure.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-    paths.failure.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError), paths.failure.open("x") as file:
-        file.write(f"rank {rank}: {cause}\n\n{''.join(traceback.format_exception(error))}")

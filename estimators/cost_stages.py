@@ -26,6 +26,7 @@ def cost_stages(config: RunConfig) -> list[CostStage]:
             # One older stays until the next one is written.
             checkpoints_kept=config.checkpoint.keep_last + 1,
             precision=config.training.precision,
+            reduce_dtype=config.training.reduce_dtype,
             sharding=stage.sharding,
             activation_checkpointing=stage.activation_checkpointing,
             compiled=config.training.compile,

@@ -32,8 +32,9 @@ LEVELS = {
         {"checkpointing"},
         {"models"},
         {"packing", "planning"},
-        {"doctor", "training"},
-        {"launch", "train"},
+        {"doctor", "script", "training"},
+        {"job"},
+        {"launch", "run_entry", "train"},
     ],
     "estimators": [
         {"config"},

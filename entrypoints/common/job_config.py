@@ -85,7 +85,7 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """A shipped optimizer or ``module:function``; None leaves the library's default.
+    """A shipped optimizer or ``module:function``; None leaves its default.
 
     ``options`` are further arguments of the user's function.
     """
@@ -103,12 +103,12 @@ class LrScheduleConfig:
     """A shipped schedule or ``module:function``, which gets ``options``.
 
     The rate ends at ``final_factor`` of the stage's; ``decay_fraction`` of the stage's steps are
-    the decay of ``wsd``.
+    the decay of ``wsd``; None leaves 0 and 0.1.
     """
 
     name: str
-    final_factor: float
-    decay_fraction: float
+    final_factor: float | None
+    decay_fraction: float | None
     options: dict[str, Any]
 
 
@@ -207,11 +207,15 @@ class ExpectedPerformance:
 class JobConfig:
     """Everything that the job of one stage reads.
 
-    ``run`` is the run's name, ``license`` that of its models (None if it is not stated).
+    ``run`` is the run's name, ``license`` that of its models (None if it is not stated). ``entry``
+    is the user's own training script in the bundle, None for the built-in training; ``entry_args``
+    are its arguments with their placeholders (entry_arguments.py).
     """
 
     run: str
     license: str | None
+    entry: str | None
+    entry_args: tuple[str, ...]
     backend: CollectiveBackend
     data: DataConfig
     model: ModelConfig

@@ -55,6 +55,9 @@ class Batch:
     batches of a rank that has fewer samples than others. ``origins`` are the shard and the sample
     number of each sample.
 
+    ``sizes`` (B, 4), int32, are the height and width of each original image and the top and left of
+    its crop (:meth:`DecodeSpec.sizes`).
+
     ``noise`` (kinds, B, C, h, w) is the model's. ``timestep_uniform`` and ``dropout_uniform``
     (B,), in (0, 1), choose the timesteps and the captions to drop:
     :mod:`sm_train.entrypoints.common.sample_rng`.
@@ -69,6 +72,7 @@ class Batch:
     timestep_uniform: NDArray[np.float64]
     dropout_uniform: NDArray[np.float64]
     noise: Tensor = _EMPTY
+    sizes: Tensor = _EMPTY
     moments: Tensor | None = None
     text: Tensor | None = None
     pooled: Tensor | None = None
@@ -77,13 +81,16 @@ class Batch:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that are set, in the order of :meth:`with_tensors`."""
-        tensors = (self.pixels, self.noise, self.moments, self.text, self.pooled)
+        tensors = (self.pixels, self.noise, self.sizes, self.moments, self.text, self.pooled)
         return tuple(tensor for tensor in tensors if tensor is not None)
 
-    def with_tensors(self, pixels: Tensor, noise: Tensor = _EMPTY, *latents: Tensor) -> Batch:
+    def with_tensors(
+        self, pixels: Tensor, noise: Tensor = _EMPTY, sizes: Tensor = _EMPTY, *latents: Tensor
+    ) -> Batch:
         """Return the same batch with its tensors in other memory."""
         moments, text, pooled = (*latents, None, None, None)[:3]
-        return replace(self, pixels=pixels, noise=noise, moments=moments, text=text, pooled=pooled)
+        moved = replace(self, pixels=pixels, noise=noise, sizes=sizes)
+        return replace(moved, moments=moments, text=text, pooled=pooled)
 
     def pin_memory(self) -> Batch:
         """Return the batch in pinned memory; called by the DataLoader."""
@@ -97,12 +104,15 @@ class _BatchSlot:
     decode_spec: DecodeSpec
     pixels: Tensor
     noise: Tensor
+    sizes: Tensor
     latents: tuple[Tensor, ...]
 
     def sample(self, row: int) -> _BatchSlot:
         """Return the memory of one sample of the batch."""
         latents = tuple(tensor[row] for tensor in self.latents)
-        return _BatchSlot(self.decode_spec, self.pixels[row], self.noise[:, row], latents)
+        return _BatchSlot(
+            self.decode_spec, self.pixels[row], self.noise[:, row], self.sizes[row], latents
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,9 +165,10 @@ class BatchPipeline:
         """Return the memory layout of a batch of the schedule's ``shape``."""
         spec, batch = self.decode_specs[shape], self.batch_size
         noise = self.rng.shape(batch, spec.height, spec.width), torch.float32
+        sizes = (batch, 4), torch.int32
         if self.precomputed is not None:
-            return ((batch, 0), torch.uint8), noise, *self.precomputed.layout(batch)
-        return ((batch, spec.height, spec.width, 3), torch.uint8), noise
+            return ((batch, 0), torch.uint8), noise, sizes, *self.precomputed.layout(batch)
+        return ((batch, spec.height, spec.width, 3), torch.uint8), noise, sizes
 
     @property
     def batch_bytes(self) -> int:
@@ -212,8 +223,8 @@ class BatchPipeline:
             for origin, content in zip(origins, contents, strict=True)
         ]
         shape = schedule.shape(step)
-        pixels, noise, *latents = allocate(self.layout(shape))
-        slot = _BatchSlot(self.decode_specs[shape], pixels, noise, tuple(latents))
+        pixels, noise, sizes, *latents = allocate(self.layout(shape))
+        slot = _BatchSlot(self.decode_specs[shape], pixels, noise, sizes, tuple(latents))
         slices = [
             decode(
                 self._decode_slice,
@@ -255,7 +266,7 @@ class BatchPipeline:
             self.rng.uniform(Purpose.CAPTION_DROPOUT, epoch_pass.epoch, origins),
             tokens=self._tokens(captions),
         )
-        return batch.with_tensors(slot.pixels, slot.noise, *slot.latents)
+        return batch.with_tensors(slot.pixels, slot.noise, slot.sizes, *slot.latents)
 
     def _tokens(self, captions: list[str]) -> tuple[NDArray[np.int64], ...]:
         if self.tokenize is None or self.precomputed is not None:
@@ -291,18 +302,31 @@ class BatchPipeline:
                 return BadSample(shard, key, "caption-missing", f"no {self.config.caption_key}")
             text = bytes(caption).decode("utf-8")
             if self.precomputed is not None:
-                self.precomputed.read(members, slot.latents)
+                self._read_precomputed(self.precomputed, members, slot)
                 return text
             image = _first_member(members, self.config.image_key.split(";"))
             if image is None:
                 return BadSample(shard, key, "image-missing", f"no {self.config.image_key}")
             key_of_crop = (epoch, sample.shard, sample.sample)
             decode_with(self.decoders, slot.decode_spec, image, slot.pixels, *key_of_crop)
+            slot.sizes.copy_(torch.tensor(slot.decode_spec.sizes(image, *key_of_crop)))
         except UnicodeDecodeError as error:
             return BadSample(shard, key, "caption-not-utf8", str(error))
         except (TarError, DecodeError, PrecomputedLatentsError) as error:
             return BadSample(shard, key, error.reason, str(error).partition(": ")[2])
         return text
+
+    def _read_precomputed(
+        self, latents: PrecomputedLatents, members: dict[str, memoryview], slot: _BatchSlot
+    ) -> None:
+        """Copy a sample's arrays into ``slot``."""
+        latents.read(members, slot.latents)
+        if latents.has_sizes:
+            latents.read_sizes(members, slot.sizes)
+            return
+        # Shards of an earlier version: as if the image had the training's size.
+        spec = slot.decode_spec
+        slot.sizes.copy_(torch.tensor((spec.height, spec.width, 0, 0)))
 
     def _replacement(
         self, epoch_pass: EpochPass, step: int, row: int, slot: _BatchSlot, bad: BadSample

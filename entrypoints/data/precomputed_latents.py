@@ -1,10 +1,11 @@
 """Reads latents and text states that packing has computed, so that training need not.
 
-A sample then has two or three more members, NumPy arrays of float16::
+A sample then has three or four more members, NumPy arrays of float16::
 
     000000042.moments.npy   the autoencoder's mean and log-variance, (2 × channels, h, w)
     000000042.text.npy      the text encoders' hidden states of the caption, (tokens, width)
     000000042.pooled.npy    their pooled projections, (width,), for models that have any
+    000000042.sizes.npy     the image's size and the crop's corner, int32 (4,): Batch.sizes
 
 They belong to one resolution and one model, which the index names in its options (``latents``).
 A stage of another resolution decodes the images as usual.
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from sm_train.entrypoints.data.buffer_pool import BufferLayout
-from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, TEXT
+from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, SIZES, TEXT
 from torch import Tensor
 
 
@@ -34,10 +35,14 @@ class PrecomputedLatentsError(ValueError):
 
 @dataclass(frozen=True)
 class PrecomputedLatents:
-    """The arrays that each sample has: their shapes by extension, and the model they are of."""
+    """The arrays that each sample has: their shapes by extension, and the model they are of.
+
+    Shards of earlier versions have no sizes.
+    """
 
     shapes: dict[str, tuple[int, ...]]
     model: str
+    has_sizes: bool = False
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], resolution: int) -> PrecomputedLatents | None:
@@ -47,7 +52,7 @@ class PrecomputedLatents:
             return None
         names = (name for name in (MOMENTS, TEXT, POOLED) if name.removesuffix(".npy") in latents)
         shapes = {name: tuple(latents[name.removesuffix(".npy")]) for name in names}
-        return cls(shapes, latents["model"])
+        return cls(shapes, latents["model"], "sizes" in latents)
 
     def layout(self, batch_size: int) -> BufferLayout:
         """Return the memory layout of a batch's arrays: float16 (batch_size, *shape)."""
@@ -60,16 +65,29 @@ class PrecomputedLatents:
             PrecomputedLatentsError: an array is missing, damaged, or of another shape.
         """
         for name, target in zip(self.shapes, out, strict=True):
-            if name not in members:
-                raise PrecomputedLatentsError("latents-missing", f"no {name}")
-            try:
-                array = np.load(io.BytesIO(members[name]), allow_pickle=False)
-            except (ValueError, EOFError, OSError) as error:
-                raise PrecomputedLatentsError("latents-corrupt", f"{name}: {error}") from None
-            if array.shape != tuple(target.shape) or array.dtype != np.float16:
-                raise PrecomputedLatentsError(
-                    "latents-shape",
-                    f"{name} is {array.dtype} {array.shape}, the index has float16 "
-                    f"{tuple(target.shape)}",
-                )
-            target.copy_(torch.from_numpy(array))
+            _read_array(name, members, target, np.dtype(np.float16))
+
+    def read_sizes(self, members: Mapping[str, memoryview], out: Tensor) -> None:
+        """Copy one sample's sizes into ``out``, int32 (4,).
+
+        Raises:
+            PrecomputedLatentsError: they are missing or damaged.
+        """
+        _read_array(SIZES, members, out, np.dtype(np.int32))
+
+
+def _read_array(
+    name: str, members: Mapping[str, memoryview], out: Tensor, dtype: np.dtype[Any]
+) -> None:
+    if name not in members:
+        raise PrecomputedLatentsError("latents-missing", f"no {name}")
+    try:
+        array = np.load(io.BytesIO(members[name]), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise PrecomputedLatentsError("latents-corrupt", f"{name}: {error}") from None
+    if array.shape != tuple(out.shape) or array.dtype != dtype:
+        raise PrecomputedLatentsError(
+            "latents-shape",
+            f"{name} is {array.dtype} {array.shape}, the index has {dtype} {tuple(out.shape)}",
+        )
+    out.copy_(torch.from_numpy(array))

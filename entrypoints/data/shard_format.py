@@ -25,7 +25,7 @@ END_MARK = bytes(2 * tarfile.BLOCKSIZE)
 
 SUFFIX = ".tar"
 
-MOMENTS, TEXT, POOLED = "moments.npy", "text.npy", "pooled.npy"
+MOMENTS, TEXT, POOLED, SIZES = "moments.npy", "text.npy", "pooled.npy", "sizes.npy"
 """Member extensions of a sample's precomputed arrays."""
 
 

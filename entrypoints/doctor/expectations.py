@@ -165,6 +165,7 @@ def workload(
         compute_seconds=0.0,
         gradient_bytes=(2 if config.training.reduce_dtype == "bf16" else 4) * plan.parameters,
         parameter_bytes=(2 if bf16 else 4) * plan.parameters,
+        units=plan.communication_units(stage.sharding),
         gradient_accumulation_steps=stage.gradient_accumulation_steps,
         sharding=stage.sharding,
         shard_ranks=local_ranks,

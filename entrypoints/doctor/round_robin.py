@@ -28,8 +28,8 @@ SUSPECT_SHARE = 0.7
 SLOW_SHARE = 0.5
 """A pair whose best measurement is below this share of the control pairs' best is slow."""
 
-RETESTS = 3
-"""Maximum number of passes that measure suspect pairs again."""
+RETESTS = 6
+"""Maximum number of passes that measure suspect pairs again; a pair that was fast once is done."""
 
 RETESTS_PER_NODE = 3
 """Links measured again for a node that seems slow as a whole: a sample is enough cluster, and all
@@ -140,11 +140,14 @@ def find_slow_links(passes: Sequence[Pass]) -> SlowLinks | None:
     if not passes or not passes[0]:
         return None
     first, best, reference = passes[0], best_bandwidths(passes), _reference(passes)
-    valid = [one for one in passes[1:] if _is_valid(one, first)]
     failed = _failed(passes)
     suspects = _suspects(first) | _failed([first])
     slow = {pair for pair in suspects - failed if best[pair] < SLOW_SHARE * reference}
-    tested = {pair for pair in suspects - failed if any(pair in one for one in valid)}
+    tested = {
+        pair
+        for pair in suspects - failed
+        if any(_is_proof(pair, one, first) for one in passes[1:] if pair in one)
+    }
     confirmed = slow & tested
     # Only a sample of a slow node's links is measured again; it stands for the others.
     represented = {
@@ -201,10 +204,19 @@ def _controls(one: Pass, first: Pass) -> list[Pair]:
     return [pair for pair in one if first.get(pair, 0.0) > 0 and pair not in suspects]
 
 
-def _is_valid(retest: Pass, first: Pass) -> bool:
-    """Return whether a retest's control pairs were fast; if not, its slow pairs prove nothing."""
-    values = [retest[pair] for pair in _controls(retest, first)]
-    return bool(values) and median(values) >= SUSPECT_SHARE * _typical(first.values())
+def _is_proof(pair: Pair, retest: Pass, first: Pass) -> bool:
+    """Return whether ``retest`` shows something about ``pair``.
+
+    If the control pairs were slow as well, a slow pair proves nothing, unless it was still far
+    slower than they were: noise that lowers all of them does not hide how they compare.
+    """
+    values = [retest[control] for control in _controls(retest, first)]
+    if not values:
+        return False
+    control = median(values)
+    return (
+        control >= SUSPECT_SHARE * _typical(first.values()) or retest[pair] < SLOW_SHARE * control
+    )
 
 
 def _reference(passes: Sequence[Pass]) -> float:

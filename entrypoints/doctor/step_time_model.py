@@ -5,16 +5,18 @@ of the communication that does not overlap with them. A third of a pass is forwa
 backward (one and two FLOP per weight: Kaplan et al. 2020, section 2.1).
 
 - ``none`` (DDP) reduces the gradients once per step, during the last backward pass, in buckets that
-  become ready one after the other: after k/B of the bytes, k/B of the pass is over. Each bucket
-  waits for the network to be free. What remains after the backward pass is exposed. (Li et al.
-  2020, "PyTorch Distributed", sections 3.2 and 4.2.)
+  become ready one after the other: bucket k of B after k/B of the pass. Each bucket waits for the
+  network to be free. What remains after the backward pass is exposed. (Li et al. 2020, "PyTorch
+  Distributed", sections 3.2 and 4.2.)
 - ``shard_grad_op`` gathers the weights before a step's first forward pass, ``full_shard`` before
   each forward and each backward pass. Both reduce-scatter the gradients during each backward pass
   (Zhao et al. 2023, "PyTorch FSDP", section 3.2), or only during a step's last one if unsharded
-  gradients fit into memory until then. The model has :data:`UNITS` units of equal size; the first
-  gather and the last scatter cannot overlap with anything.
+  gradients fit into memory until then. The first gather and the last scatter cannot overlap with
+  anything.
 - ``hybrid_shard`` does what full_shard does inside each node, and reduces each rank's shard of the
   gradients between the nodes during a step's last pass.
+
+Buckets and units are taken to be of equal size.
 
 ``overlap`` is the share of compute that communication can overlap with: 1 if the network needs no
 compute (NCCL over RDMA, or a link so slow that all ranks wait for it), less if copying and adding
@@ -41,29 +43,21 @@ Sweeps = Mapping[Collective, Sequence[SweepPoint]]
 FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
 """Shares of one pass's compute."""
 
-BUCKET_BYTES = 25 * 2**20
-"""DistributedDataParallel's ``bucket_cap_mb`` by default."""
-
-FIRST_BUCKET_BYTES = 2**20
-"""DDP's first bucket is smaller, so that reducing starts early
-(``dist._DEFAULT_FIRST_BUCKET_BYTES``)."""
-
-UNITS = 16
-"""Blocks in which a sharded model's weights are gathered (the presets have 8 to 60)."""
-
 
 @dataclass(frozen=True)
 class Workload:
     """The work of one rank in a step.
 
     ``compute_seconds`` is one forward and backward pass alone; ``gradient_bytes`` and
-    ``parameter_bytes`` are of the full model as they are sent; ``shard_ranks`` is how many ranks
-    share the weights under hybrid_shard. ``unsharded_gradients`` are reduced once per step.
+    ``parameter_bytes`` are of the full model as they are sent, in ``units``: DDP's buckets, or the
+    units in which a sharded model is gathered. ``shard_ranks`` is how many ranks share the weights
+    under hybrid_shard. ``unsharded_gradients`` are reduced once per step.
     """
 
     compute_seconds: float
     gradient_bytes: int
     parameter_bytes: int
+    units: int
     gradient_accumulation_steps: int = 1
     sharding: str = "none"
     overlap: float = 1.0
@@ -106,56 +100,43 @@ def predict_step(work: Workload, fabric: Fabric) -> StepTime | None:
         return None
     total, exposed = sharded
     if work.sharding == "hybrid_shard":
-        between = _gradient_reduction(work, work.gradient_bytes // work.shard_ranks, fabric.inter)
+        between = _gradient_reduction(work, work.gradient_bytes / work.shard_ranks, fabric.inter)
         if between is None:
             return None
         total, exposed = total + between[0], exposed + between[1]
     return StepTime(compute, total, exposed)
 
 
-def bucket_sizes(gradient_bytes: int) -> tuple[int, ...]:
-    """Return the bytes of DDP's buckets in the order in which they become ready."""
-    sizes = [min(FIRST_BUCKET_BYTES, gradient_bytes)]
-    while (remaining := gradient_bytes - sum(sizes)) > 0:
-        sizes.append(min(BUCKET_BYTES, remaining))
-    return tuple(sizes)
-
-
-def _gradient_reduction(work: Workload, size: int, sweeps: Sweeps) -> tuple[float, float] | None:
+def _gradient_reduction(work: Workload, size: float, sweeps: Sweeps) -> tuple[float, float] | None:
     """Return total and exposed seconds of reducing ``size`` bytes during a backward pass."""
-    points = sweeps.get("all_reduce", ())
+    seconds = seconds_for(size / work.units, sweeps.get("all_reduce", ()))
+    if seconds is None:
+        return None
     overlappable = work.overlap * BACKWARD_SHARE * work.compute_seconds
-    # When a bucket is ready and the network is done with it, in seconds of the backward pass.
-    ready = done = total = 0.0
-    for bucket in bucket_sizes(size):
-        seconds = seconds_for(bucket, points)
-        if seconds is None:
-            return None
-        ready += bucket / size * overlappable
-        done = max(done, ready) + seconds
-        total += seconds
-    return total, done - overlappable
+    total = work.units * seconds
+    # The network is busy from the first bucket on, or the last one is reduced after the pass.
+    return total, max(seconds, overlappable / work.units + total - overlappable)
 
 
 def _sharded_passes(work: Workload, sweeps: Sweeps) -> tuple[float, float] | None:
     """Return total and exposed seconds of a step's passes with sharded weights."""
-    gather = seconds_for(work.parameter_bytes / UNITS, sweeps.get("all_gather", ()))
-    scatter = seconds_for(work.gradient_bytes / UNITS, sweeps.get("reduce_scatter", ()))
+    gather = seconds_for(work.parameter_bytes / work.units, sweeps.get("all_gather", ()))
+    scatter = seconds_for(work.gradient_bytes / work.units, sweeps.get("reduce_scatter", ()))
     if gather is None or scatter is None:
         return None
     keeps_weights = work.sharding == "shard_grad_op"
     backward_gather = 0.0 if keeps_weights else gather
     # One unit's compute remains when the last weights arrive or the last gradients are ready.
-    overlappable = work.overlap * work.compute_seconds * (1 - 1 / UNITS)
+    overlappable = work.overlap * work.compute_seconds * (1 - 1 / work.units)
     total = exposed = 0.0
     for number in range(work.gradient_accumulation_steps):
         first, last = number == 0, number == work.gradient_accumulation_steps - 1
         forward = gather if first or not keeps_weights else 0.0
         backward = backward_gather + (scatter if last or not work.unsharded_gradients else 0.0)
-        total += UNITS * (forward + backward)
+        total += work.units * (forward + backward)
         # At least one unit's communication is exposed, and what exceeds the compute.
-        exposed += max(forward, UNITS * forward - FORWARD_SHARE * overlappable)
-        exposed += max(backward, UNITS * backward - BACKWARD_SHARE * overlappable)
+        exposed += max(forward, work.units * forward - FORWARD_SHARE * overlappable)
+        exposed += max(backward, work.units * backward - BACKWARD_SHARE * overlappable)
     return total, exposed
 
 

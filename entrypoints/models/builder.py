@@ -53,15 +53,20 @@ class TextToImage(nn.Module):
         self.vae_scale_factor = vae_scale_factor
 
     def forward(
-        self, noisy: Tensor, timesteps: Tensor, captions: Tensor, pooled: Tensor | None = None
+        self,
+        noisy: Tensor,
+        timesteps: Tensor,
+        captions: Tensor,
+        pooled: Tensor | None = None,
+        sizes: Tensor | None = None,
     ) -> Tensor:
-        """Predict from ``noisy`` (B, C, H, W) at ``timesteps`` (B,).
+        """Predict from ``noisy`` (B, C, H, W) at ``timesteps`` (B,), and the fields of a ``Text``.
 
         ``captions`` are token ids (B, L) for a trained text encoder, else hidden states (B, L, D).
         """
-        text = Text(captions, pooled)
+        text = Text(captions, pooled, sizes)
         if self.text_encoder is not None:
-            text = encode([self.text_encoder], [captions])
+            text = encode([self.text_encoder], [captions])._replace(sizes=sizes)
         return predict(self.network, noisy, timesteps, text, self.vae_scale_factor)
 
 
@@ -129,6 +134,11 @@ class ModelComponents:
     def vae_scale_factor(self) -> int:
         """Pixels of an image's side for one pixel of the network's input."""
         return downsampling(None if self.vae is None else self.vae.config)
+
+    @property
+    def is_conditioned_on_sizes(self) -> bool:
+        """Whether the network gets each image's original size and crop, as SDXL does."""
+        return getattr(self.network.config, "addition_embed_type", None) == "text_time"
 
     def sample_rng(self, seed: int) -> SampleRng:
         """Return the random numbers of a training sample: noise and, with a VAE, its latent."""

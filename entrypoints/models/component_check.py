@@ -107,6 +107,11 @@ def noise_settings(
             "model.zero_terminal_snr: needs v_prediction, and the pretrained model predicts "
             "epsilon; remove it or use other components"
         )
+    if zero_terminal_snr and model.min_snr_gamma is not None:
+        raise ContradictionError(
+            "model.min_snr_gamma: the pretrained model has zero terminal SNR, whose last timestep "
+            "would get the weight 0; remove min_snr_gamma"
+        )
     known = {key: scheduler[key] for key in _SCHEDULE_KEYS if scheduler.get(key) is not None}
     schedule = {**preset["diffusion"], **_SCHEDULER_DEFAULTS, **known}
     return NoiseSettings(prediction_type, schedule, zero_terminal_snr, None)

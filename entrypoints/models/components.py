@@ -108,6 +108,7 @@ def describe_latents(folder: Path, resolution: int) -> dict[str, Any]:
         "resolution": resolution,
         "moments": [2 * vae["latent_channels"], resolution // factor, resolution // factor],
         "text": text,
+        "sizes": [4],
         "model": components_digest(folder),
     }
     return latents | ({"pooled": pooled} if pooled else {})

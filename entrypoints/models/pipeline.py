@@ -28,11 +28,14 @@ T5_TOKENS = 256
 class Text(NamedTuple):
     """Encoded captions: hidden ``states`` (B, L, D), and ``pooled`` (B, P) if encoders project.
 
-    For a trained text encoder ``states`` are token ids (B, L).
+    For a trained text encoder ``states`` are token ids (B, L). Rows of zeros in ``states`` are
+    padding, which PixArt masks. ``sizes`` (B, 4) are what SDXL is conditioned on besides: original
+    height and width, top and left of the crop; None if the images are originals of this size.
     """
 
     states: Tensor
     pooled: Tensor | None = None
+    sizes: Tensor | None = None
 
 
 def caption_tokens(encoder: Any, tokenizer: Any) -> int:
@@ -61,6 +64,8 @@ def encode(encoders: Sequence[Any], token_ids: Sequence[Tensor]) -> Text:
     follow along the length, and CLIP's are padded to their width (Stable Diffusion 3). Projections
     are joined along the width.
     """
+    if len(encoders) == 1 and encoders[0].config.model_type == "t5":
+        return _encode_with_padding(encoders[0], token_ids[0])
     if len(encoders) == 1:
         output = encoders[0](token_ids[0])
         return Text(output.last_hidden_state, getattr(output, "text_embeds", None))
@@ -80,6 +85,17 @@ def encode(encoders: Sequence[Any], token_ids: Sequence[Tensor]) -> Text:
     return Text(states, torch.cat(pooled, dim=-1))
 
 
+def _encode_with_padding(encoder: Any, ids: Tensor) -> Text:
+    """Encode captions by a T5 alone, as diffusers' PixArt pipeline does: without their padding.
+
+    States of padding are zeros, from which :func:`predict` gets the mask. So precomputed states
+    need no mask of their own.
+    """
+    mask = ids.ne(encoder.config.pad_token_id)
+    states = encoder(ids, attention_mask=mask).last_hidden_state
+    return Text(states * mask[:, :, None].to(states.dtype))
+
+
 def predict(
     network: Any, noisy: Tensor, timesteps: Tensor, text: Text, vae_scale_factor: int
 ) -> Tensor:
@@ -91,8 +107,13 @@ def predict(
         states = _with_absent_t5(text.states, network.config.joint_attention_dim)
         output = network(noisy, states, text.pooled, timesteps)
     elif isinstance(network, PixArtTransformer2DModel):
-        added = _pixart_conditions(network, noisy, vae_scale_factor)
-        output = network(noisy, text.states, timesteps, added_cond_kwargs=added)
+        output = network(
+            noisy,
+            text.states,
+            timesteps,
+            added_cond_kwargs=_pixart_conditions(network, noisy, vae_scale_factor),
+            encoder_attention_mask=text.states.ne(0).any(dim=-1),
+        )
     elif network.config.addition_embed_type == "text_time":
         height, width = (vae_scale_factor * side for side in noisy.shape[-2:])
         # SDXL's size conditioning (arXiv 2307.01952, section 2.2): original size, crop's corner,
@@ -102,6 +123,8 @@ def predict(
         # wait for the copy.
         sizes[:, 0::4].fill_(height)
         sizes[:, 1::4].fill_(width)
+        if text.sizes is not None:
+            sizes[:, :4] = text.sizes
         added = {"text_embeds": text.pooled, "time_ids": sizes}
         output = network(noisy, timesteps, text.states, added_cond_kwargs=added)
     else:

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,8 @@ class Phase(IntEnum):
     EVALUATION = 5
     SAMPLES = 6
     FINISH = 7
+    SCRIPT = 8
+    """A script of the user's own, between its steps: nothing is known of what it does there."""
 
     @property
     def label(self) -> str:
@@ -345,13 +348,42 @@ def stale_dirs(folder: Path) -> list[Path]:
     """Return folders like ``folder`` whose launcher is dead: it was killed with its processes."""
     pattern = re.compile(rf"sm-train-{os.getuid()}-(\d+)-\w+")
     folders = ((path, pattern.match(path.name)) for path in folder.parent.glob("sm-train-*"))
-    return [path for path, match in folders if match and state(int(match[1])) == "X"]
+    return [
+        path for path, match in folders if match and state(int(match[1])) == "X" and _is_own(path)
+    ]
 
 
 def launched_folders(launcher: int) -> list[Path]:
     """Return the heartbeat folders of the processes that ``launcher`` has started."""
     folder = heartbeat_folder()
-    return list(folder.parent.glob(f"sm-train-{os.getuid()}-{launcher}-*"))
+    return [
+        path for path in folder.parent.glob(f"sm-train-{os.getuid()}-{launcher}-*") if _is_own(path)
+    ]
+
+
+def create_private_folder(folder: Path) -> None:
+    """Create ``folder`` for this user alone, unless it exists.
+
+    Its name is predictable and its parent writable for all, so another user of the node could have
+    created it, to read what a rank is doing or to replace files that are written to.
+
+    Raises:
+        PermissionError: another user owns it or can open it, or it is a link.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_own(folder):
+        raise PermissionError(
+            f"{folder} exists, but is not a private folder of this user; remove it"
+        )
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    private = not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and private
 
 
 def heartbeat_file(folder: Path, local_rank: int) -> Path:

@@ -1,19 +1,24 @@
 """Messages between the watchdogs of a job's nodes, so that the first one can name the culprit.
 
-Each poll sends one small datagram to a port next to the rendezvous's. Messages only name a culprit:
-every watchdog decides about its own processes alone, so neither a lost nor a forged datagram ends
-anything. If nothing arrives, each node sees only itself.
+Each poll sends one small datagram to a port next to the rendezvous's. It carries a code that only
+the nodes of the job can compute (HMAC, RFC 2104), and its time, so that other programs in the
+network can neither forge nor repeat messages. Messages only name a culprit: every watchdog decides
+about its own processes alone, so a lost datagram ends nothing. If nothing arrives, each node sees
+only itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import json
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.monitoring.failures import KINDS, Failure
@@ -30,6 +35,9 @@ _RESOLVE_SECONDS = 10.0
 _MAX_DATAGRAM_BYTES = 60_000
 
 _MAX_TEXT_LENGTH = 1000
+
+_CODE_BYTES = 16
+"""Length of the truncated HMAC-SHA256 before each message (RFC 2104, section 5: half or more)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,10 @@ class NodeStatus:
 
 
 class PeerLink:
-    """One node's end: the first node listens and replies, the others send it their status."""
+    """One node's end: the first node listens and replies, the others send it their status.
+
+    All nodes have the same ``key``; datagrams with another one are ignored.
+    """
 
     def __init__(
         self,
@@ -63,16 +74,19 @@ class PeerLink:
         nodes: int,
         address: tuple[str, int],
         *,
+        key: bytes,
         poll_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job, self._node, self._nodes, self._address = job, node, nodes, address
-        self._clock, self._silent_after = clock, SILENT_POLLS * poll_seconds
+        self._key, self._clock, self._silent_after = key, clock, SILENT_POLLS * poll_seconds
         self._started = clock()
         self._own = NodeStatus()
         # The last message of each node, and when it arrived.
         self._received_at: dict[int, float] = {}
         self._received: dict[int, NodeStatus] = {}
+        # When it was sent, on the sender's clock; Unix nanoseconds.
+        self._sent_ns: dict[int, int] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._resolved: tuple[str, int] | None = None
@@ -130,9 +144,9 @@ class PeerLink:
         return self._node == 0 or 0 not in self._received_at or 0 in self.silent_nodes()
 
     def _send(self, status: NodeStatus, address: tuple[str, int]) -> None:
-        document = {"job": self._job, "node": self._node, **asdict(status)}
+        own = {"job": self._job, "node": self._node, "sent_ns": time.time_ns()}
         with contextlib.suppress(OSError):
-            self._socket.sendto(json.dumps(document).encode(), address)
+            self._socket.sendto(seal(json.dumps(own | asdict(status)).encode(), self._key), address)
 
     def _receive(self) -> None:
         replied: set[int] = set()
@@ -148,9 +162,13 @@ class PeerLink:
 
     def _parse(self, message: bytes) -> int | None:
         """Record a datagram of this job; returns its node, or None for any other datagram."""
+        content = message[_CODE_BYTES:]
+        if not hmac.compare_digest(seal(content, self._key), message):
+            return None
         try:
-            document = json.loads(message)
+            document = json.loads(content)
             node, is_ours = document["node"], document["job"] == self._job
+            sent_ns = int(document["sent_ns"])
             status = _parse_node_status(document)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
@@ -159,8 +177,21 @@ class PeerLink:
         nodes = {one.node for one in status.ranks} | {one.node for one in status.busy}
         if node == self._node or nodes - {node}:
             return None
+        if sent_ns <= self._sent_ns.get(node, 0):
+            return None  # a repeated datagram, or one that a later one has overtaken
+        self._sent_ns[node] = sent_ns
         self._received_at[node], self._received[node] = self._clock(), status
         return node
+
+
+def message_key(document: Path) -> bytes:
+    """Return the key of a job's messages, derived from the run document that its nodes have."""
+    return hashlib.sha256(document.read_bytes()).digest()
+
+
+def seal(content: bytes, key: bytes) -> bytes:
+    """Return ``content`` after the code that proves that its sender has ``key``."""
+    return hmac.digest(key, content, "sha256")[:_CODE_BYTES] + content
 
 
 def _parse_node_status(document: Mapping[str, Any]) -> NodeStatus:

@@ -20,6 +20,7 @@ from pathlib import Path
 from sm_train.entrypoints.monitoring.heartbeat import (
     ExitState,
     HeartbeatWriter,
+    create_private_folder,
     error_file,
     heartbeat_file,
     heartbeat_folder,
@@ -43,7 +44,7 @@ def watchdog(document: Path, stage: str) -> Iterator[None]:
     folder = heartbeat_folder()
     for stale in stale_dirs(folder):
         shutil.rmtree(stale, ignore_errors=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    create_private_folder(folder)
     process = None
     if _local_rank() == 0:
         try:

@@ -51,6 +51,7 @@ from sm_train.entrypoints.monitoring.peers import (
     NodeStatus,
     PeerLink,
     PeerStall,
+    message_key,
     rendezvous_address,
 )
 from sm_train.entrypoints.monitoring.stall_detector import (
@@ -485,7 +486,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(number, signal.SIG_IGN)
     stdout = NonBlockingStdout(sys.stdout)
     try:
-        _watch(read_job_config(options.document, options.stage), options.heartbeats, stdout)
+        config = read_job_config(options.document, options.stage)
+        key = message_key(options.document)
+        _watch(config, key, options.heartbeats, stdout)
     except Exception:
         traceback.print_exc()
     shutil.rmtree(options.heartbeats, ignore_errors=True)
@@ -494,7 +497,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os._exit(0)
 
 
-def _watch(config: JobConfig, heartbeats: Path, stdout: NonBlockingStdout) -> None:
+def _watch(config: JobConfig, key: bytes, heartbeats: Path, stdout: NonBlockingStdout) -> None:
     paths = SageMakerPaths.from_environment()
     resources = ResourceConfig.read(paths)
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -509,7 +512,7 @@ def _watch(config: JobConfig, heartbeats: Path, stdout: NonBlockingStdout) -> No
         heartbeats,
         events=events,
         dispatcher=AlertDispatcher(config.alerts, events.warn),
-        peers=_open_peer_link(config, info, events),
+        peers=_open_peer_link(config, info, events, key),
         exit_codes=exits.exit_codes,
     )
     parent, seconds = os.getppid(), poll_seconds(config)
@@ -525,13 +528,15 @@ def _watch(config: JobConfig, heartbeats: Path, stdout: NonBlockingStdout) -> No
     watchdog.finish()
 
 
-def _open_peer_link(config: JobConfig, info: NodeInfo, events: EventLog) -> PeerLink | None:
+def _open_peer_link(
+    config: JobConfig, info: NodeInfo, events: EventLog, key: bytes
+) -> PeerLink | None:
     address = rendezvous_address()
     if info.nodes == 1 or address is None:
         return None
     job, seconds = f"{config.run}/{config.stage.name}", poll_seconds(config)
     try:
-        return PeerLink(job, info.node, info.nodes, address, poll_seconds=seconds)
+        return PeerLink(job, info.node, info.nodes, address, key=key, poll_seconds=seconds)
     except OSError as error:
         message = (
             f"this node's watchdog cannot reach the other nodes' and sees only itself: {error}"

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from sm_train.entrypoints.data.decoder_pool import Decoders
 from sm_train.entrypoints.data.image_decoder import DecodeSpec, decode_with
+from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, SIZES, TEXT
 from sm_train.entrypoints.models.builder import load_autoencoder, load_text_encoders
 from torch import Tensor
 
@@ -35,10 +36,10 @@ class LatentEncoder:
 
     def encode(
         self, image: bytes | memoryview, caption: str, decoders: Decoders
-    ) -> tuple[bytes, ...]:
-        """Return the moments (2 * channels, h, w) and the text states (tokens, width) as ``.npy``.
+    ) -> dict[str, bytes]:
+        """Return a sample's arrays as ``.npy`` by their extensions (data/precomputed_latents.py).
 
-        Text encoders with a projection add their pooled projections (width,).
+        Text encoders with a projection add their pooled projections.
 
         Raises:
             DecodeError: the image is corrupt.
@@ -51,11 +52,17 @@ class LatentEncoder:
             images = pixels.to(self._device).permute(2, 0, 1)[None].float() / 127.5 - 1.0
             moments = self._vae.encode(images).latent_dist.parameters[0]
             text = self._text.encode([ids.to(self._device) for ids in tokens])
-        arrays = _to_npy(moments), _to_npy(text.states[0])
-        return arrays if text.pooled is None else (*arrays, _to_npy(text.pooled[0]))
+        arrays = {
+            MOMENTS: _to_npy(moments.half()),
+            TEXT: _to_npy(text.states[0].half()),
+            SIZES: _to_npy(torch.tensor(self._decode_spec.sizes(image), dtype=torch.int32)),
+        }
+        if text.pooled is not None:
+            arrays[POOLED] = _to_npy(text.pooled[0].half())
+        return arrays
 
 
 def _to_npy(tensor: Tensor) -> bytes:
     content = io.BytesIO()
-    np.save(content, tensor.to(torch.float16).cpu().numpy(), allow_pickle=False)
+    np.save(content, tensor.cpu().numpy(), allow_pickle=False)
     return content.getvalue()

@@ -28,7 +28,7 @@ from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shap
 from sm_train.entrypoints.data.buffer_pool import ReadBufferPool
 from sm_train.entrypoints.data.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.data.image_header import DecodeError
-from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, TEXT, Shard, ShardError
+from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
@@ -257,9 +257,7 @@ def _encode_latents(
     if options.latents is None or options.latents_resolution is None:
         return {}
     encoder = _encoder(options.latents, options.latents_resolution)
-    return dict(
-        zip((MOMENTS, TEXT, POOLED), encoder.encode(content, caption, decoders), strict=False)
-    )
+    return encoder.encode(content, caption, decoders)
 
 
 _load_lock = threading.Lock()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
 from sm_train.entrypoints.distributed.fsdp import blocks
@@ -44,6 +45,9 @@ from torch.utils.flop_counter import FlopCounterMode
 _PRECISIONS = ("bf16", "fp32")
 _FIT_STEPS, _CHECK_STEPS = (4, 8, 12), 16
 """Sides of the measured images, in resolution steps (:func:`resolution_step`)."""
+
+_FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
+"""DistributedDataParallel's limits: of the first bucket, and of others (``bucket_cap_mb``)."""
 
 _CAST_TO_BF16 = frozenset(
     ("linear", "conv2d", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "einsum")
@@ -93,7 +97,7 @@ class _GpuNumerics(TorchFunctionMode):
             args, kwargs = self._cast((args, kwargs), torch.bfloat16)
         elif self._autocast and name in _CAST_TO_FP32:
             args, kwargs = self._cast((args, kwargs), torch.float32)
-        if attention and kwargs.get("attn_mask") is None:
+        if attention:
             return _fused_attention(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -110,7 +114,10 @@ class _GpuNumerics(TorchFunctionMode):
 
 
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
-    """Emulate FlashAttention: autograd keeps inputs, output and a log-sum-exp for each query."""
+    """Emulate FlashAttention: autograd keeps inputs, output and a log-sum-exp for each query.
+
+    The memory-efficient kernel, which takes a mask, keeps the same and the small mask.
+    """
     result: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)[0]
     return result
 
@@ -240,6 +247,27 @@ def network_inputs(config: Mapping[str, Any], side: int, tokens: int) -> tuple[T
         return torch.empty(1, config["in_channels"], side, side), text
 
 
+def gradient_buckets(preset: Mapping[str, Any]) -> list[int]:
+    """Return the bytes of DDP's gradient buckets in the order in which they are reduced.
+
+    DDP fills its buckets in the order in which the first backward pass completes the gradients. A
+    bucket ends with the gradient that reaches its limit.
+    """
+    step = resolution_step(preset)
+    scale = downsampling(preset["vae"])
+    network = Network(preset["network"], None, step // scale).module.to_empty(device="meta").train()
+    image, text = network_inputs(preset["network"], step // scale, preset_caption_tokens(preset))
+    ready: list[Tensor] = []
+    for parameter in network.parameters():
+        parameter.register_post_accumulate_grad_hook(ready.append)
+    with _GpuNumerics("bf16"):
+        predicted = predict(network, image, torch.zeros(1, device="meta"), text, scale)
+    predicted.float().sum().backward()  # type: ignore[no-untyped-call]
+    limits = [_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
+    buckets, _ = dist._compute_bucket_assignment_by_size(ready, limits)  # type: ignore[attr-defined]
+    return [sum(ready[index].nbytes for index in bucket) for bucket in buckets]
+
+
 def _encoding_peak(config: Mapping[str, Any] | None, resolution: int, precision: str) -> int:
     if config is None:
         return 0
@@ -271,6 +299,7 @@ def measure_preset(name: str) -> dict[str, Any]:
         "parameters": _count(network),
         "optimizer_bytes": _optimizer_bytes(network),
         "fsdp_block_parameters": [_count(block) for block in blocks(network)],
+        "ddp_buckets": len(gradient_buckets(preset)),
         "vae_parameters": _count(vae),
         "text_encoder_parameters": sum(map(_count, encoders)),
         "precisions": {precision: _fit(preset, step, precision) for precision in _PRECISIONS},

@@ -58,8 +58,9 @@ class ModelPlan:
 
     ``kept_bytes`` and ``checkpointed_bytes`` are the activations of one image, without and with
     activation checkpointing. ``fsdp_block_parameters`` are the parameters of each block that FSDP2
-    gathers, in order. ``frozen_bytes`` are the weights of the autoencoder and of frozen text
-    encoders. The autoencoder takes ``encoding_bytes`` for each image of ``encoded_at_once``.
+    gathers, in order; ``ddp_buckets`` are the buckets in which DDP reduces the gradients.
+    ``frozen_bytes`` are the weights of the autoencoder and of frozen text encoders. The autoencoder
+    takes ``encoding_bytes`` for each image of ``encoded_at_once``.
     """
 
     parameters: int
@@ -69,6 +70,7 @@ class ModelPlan:
     kept_bytes: int
     checkpointed_bytes: int
     fsdp_block_parameters: tuple[int, ...]
+    ddp_buckets: int
     frozen_bytes: int
     encoding_bytes: int
     encoded_at_once: int
@@ -127,6 +129,13 @@ class ModelPlan:
             ema=_FP32 * sharded * ema,
             gathered=gathered,
         )
+
+    def communication_units(self, strategy: str) -> int:
+        """Return in how many collectives gradients are reduced: DDP's buckets, or FSDP2's units.
+
+        FSDP2's units are the blocks, and the weights outside of them.
+        """
+        return self.ddp_buckets if strategy == "none" else len(self.fsdp_block_parameters) + 1
 
     def fixed_bytes(
         self, *, ema: bool, optimizer: str, strategy: str, world_size: int, per_node: int
@@ -201,6 +210,7 @@ def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
         checkpointed_bytes=at_resolution(figures["checkpointed_bytes"])
         + max(map(at_resolution, figures["block_bytes"]), default=0),
         fsdp_block_parameters=tuple(plan["fsdp_block_parameters"]),
+        ddp_buckets=plan["ddp_buckets"],
         frozen_bytes=text_width * text + _FP32 * plan["vae_parameters"],
         encoding_bytes=at_resolution(figures["encoding_bytes"]),
         encoded_at_once=images_at_once(resolution**2),
@@ -234,4 +244,5 @@ def keeps_unsharded_gradients(
         stage.per_device_batch_size, checkpointing=stage.activation_checkpointing
     )
     # FSDP2 accumulates in the precision in which it reduces.
-    return fixed + activations + _FP32 * plan.parameters <= _USABLE * gpu_memory
+    width = _BF16 if training.reduce_dtype == "bf16" else _FP32
+    return fixed + activations + width * plan.parameters <= _USABLE * gpu_memory

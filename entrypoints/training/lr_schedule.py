@@ -9,6 +9,8 @@ import torch
 from sm_train.entrypoints.common.job_config import JobConfig, JobConfigError, LrScheduleConfig
 from sm_train.entrypoints.common.user_function import is_user_function, load_user_function
 
+_DECAY_FRACTION = 0.1
+
 Schedule = Callable[[int], float]
 """Returns the factor on the learning rate of a step, counted from 0."""
 
@@ -34,7 +36,7 @@ def build_schedule(config: JobConfig) -> Schedule:
 def _after_warmup(settings: LrScheduleConfig, warmup: int, max_steps: int) -> Schedule:
     if is_user_function(settings.name):
         return _user_schedule(settings, max_steps)
-    final, decay = settings.final_factor, settings.decay_fraction
+    final, decay = settings.final_factor or 0.0, settings.decay_fraction or _DECAY_FRACTION
     training_steps = max(1, max_steps - warmup)
     decay_steps = max(1, round(decay * max_steps))
 

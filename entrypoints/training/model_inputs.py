@@ -44,6 +44,9 @@ class ModelInputs:
         else:
             images = self._images(batch.pixels, noise)
             text = self._captions(batch.tokens, dropped)
+        if self._components.is_conditioned_on_sizes:
+            sizes = copy_to_device(batch.sizes, self._device).float()
+            text = text._replace(sizes=sizes)
         return self._components.objective.make_target(
             images, noise[Purpose.NOISE], batch.timestep_uniform
         ), text
@@ -90,8 +93,11 @@ class ModelInputs:
     def _precomputed_text(self, batch: Batch, dropped: NDArray[np.bool_]) -> Text:
         """Return precomputed hidden states, those of the empty caption where it is dropped."""
         if self._empty_text is None:
-            states, pooled = self.no_text()
-            self._empty_text = Text(states.float(), None if pooled is None else pooled.float())
+            empty_text = self.no_text()
+            pooled = empty_text.pooled
+            self._empty_text = Text(
+                empty_text.states.float(), None if pooled is None else pooled.float()
+            )
         mask = copy_to_device(torch.from_numpy(dropped), self._device)
         empty = self._empty_text
         assert batch.text is not None

@@ -27,6 +27,9 @@ Optimizers = list[torch.optim.Optimizer]
 
 _KEY = "training.optimizer.name"
 
+_WEIGHT_DECAY = 0.01
+"""Of the shipped optimizers, whose libraries differ in their default."""
+
 
 def build_optimizers(
     settings: OptimizerConfig, weights: Mapping[str, Tensor], learning_rate: float, *, sharded: bool
@@ -42,7 +45,7 @@ def build_optimizers(
     common = {"lr": learning_rate, **_given(settings)}
     build = _SHIPPED.get(settings.name)
     if build is not None:
-        return build(weights, common)
+        return build(weights, {"weight_decay": _WEIGHT_DECAY, **common})
     return [_user_optimizer(settings, [*weights.values()], common, sharded=sharded)]
 
 

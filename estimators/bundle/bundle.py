@@ -1,9 +1,10 @@
 """The source bundle: what a job receives, as one reproducible archive.
 
-The archive holds the run file, the job configuration, the entry script, pinned requirements, the
-user code, and the package ``sm_train.entrypoints`` under its own import path, so that a line of
-training code is the same line on a laptop and on 128 GPUs. The same inputs give the same bytes:
-entries are sorted and carry no times, owners or file modes of the machine that packed them.
+The archive holds the run file, the job configuration, the entry script, pinned requirements with
+hashes, the user code with its own requirements, and the package ``sm_train.entrypoints`` under its
+own import path, so that a line of training code is the same line on a laptop and on 128 GPUs. The
+same inputs give the same bytes: entries are sorted and carry no times, owners or file modes of the
+machine that packed them.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import tarfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 
 from sm_train.entrypoints.common.job_config import JOB_FILE
+from sm_train.entrypoints.common.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.bundle.user_code import (
     REQUIREMENTS,
-    USER_PACKAGES,
     UserCode,
     UserCodeError,
-    merge_requirements,
 )
 from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.presets import entrypoints_folder
@@ -33,6 +34,8 @@ from sm_train.estimators.config.secret_scan import find_secrets
 
 ARCHIVE_NAME = "sourcedir.tar.gz"
 ENTRY_SCRIPT = "train.py"
+START_SCRIPT = "start_entry.py"
+"""The script that starts the user's own (``entry``) and observes it."""
 LAUNCHER = "sm_train.entrypoints.launch"
 """Module of the bundle that starts the entry script on all GPUs of a node."""
 RUN_FILE = "run.json"
@@ -49,8 +52,12 @@ _OLDER_REQUIREMENTS = {
 _PACKAGE = "sm_train/"
 _SHIPPED_SUFFIXES = (".py", ".json", ".typed")
 
-_ENTRY_SCRIPT_CODE = """\
-from sm_train.entrypoints.train import main
+_SCRIPT_CODE = """\
+from sm_train.entrypoints.common.user_packages import install_under_mpi
+
+install_under_mpi()
+
+from sm_train.entrypoints.{module} import main
 
 if __name__ == "__main__":
     main()
@@ -100,18 +107,24 @@ def build_bundle(
     """
     user_code = user_code or UserCode()
     contents = {**_documents(config, predicted_speeds), **_user_files(config, user_code)}
-    if not config.cluster.network_isolation:
-        # An isolated container can install nothing: its image has all packages.
-        packages = merge_requirements(
-            job_requirements(config, framework_version), user_code.packages
-        )
-        contents[REQUIREMENTS] = packages.encode()
+    if user_code.packages:
+        contents[USER_REQUIREMENTS] = ("\n".join(user_code.packages) + "\n").encode()
     secrets = list(find_secrets(contents))
     if secrets:
         raise UserCodeError("\n".join(map(str, secrets)))
-    if config.entry is None:
-        contents[ENTRY_SCRIPT] = _ENTRY_SCRIPT_CODE.encode()
-    return pack(contents | _training_code(), config.entry or ENTRY_SCRIPT)
+    if config.cluster.network_isolation:
+        # The container can install nothing: its image has all packages.
+        contents.pop(USER_REQUIREMENTS, None)
+    else:
+        contents[REQUIREMENTS] = job_requirements(config, framework_version).encode()
+    name, module = _script(config)
+    contents[name] = _SCRIPT_CODE.format(module=module).encode()
+    return pack(contents | _training_code(), name)
+
+
+def _script(config: RunConfig) -> tuple[str, str]:
+    """Return the name of the script that a job starts, and the module that it calls."""
+    return (ENTRY_SCRIPT, "train") if config.entry is None else (START_SCRIPT, "run_entry")
 
 
 def rebuild_bundle(
@@ -127,11 +140,12 @@ def rebuild_bundle(
     The pinned packages stay unless the image has changed.
     """
     contents = unpack(archive) | _documents(config, predicted_speeds)
-    pinned, _, user = contents.pop(REQUIREMENTS, b"").decode().partition(USER_PACKAGES)
+    pinned = contents.pop(REQUIREMENTS, None)
     if not config.cluster.network_isolation:
-        needed = pinned if pinned and same_image else job_requirements(config, framework_version)
-        contents[REQUIREMENTS] = merge_requirements(needed, tuple(user.split("\n")[1:-1])).encode()
-    return pack(contents, config.entry or ENTRY_SCRIPT)
+        if pinned is None or not same_image:
+            pinned = job_requirements(config, framework_version).encode()
+        contents[REQUIREMENTS] = pinned
+    return pack(contents, _script(config)[0])
 
 
 def run_document(config: RunConfig) -> dict[str, object]:
@@ -162,9 +176,7 @@ def _json(document: object) -> bytes:
 def _user_files(config: RunConfig, user_code: UserCode) -> dict[str, bytes]:
     if config.entry is not None and config.entry not in user_code.files:
         raise UserCodeError(f"entry: {config.entry} is not among the files of code: {config.code}")
-    reserved = {RUN_FILE, JOB_FILE}
-    if config.entry is None:
-        reserved.add(ENTRY_SCRIPT)
+    reserved = {RUN_FILE, JOB_FILE, USER_REQUIREMENTS, _script(config)[0]}
     for name in user_code.files:
         if name in reserved or name.startswith(_PACKAGE):
             raise UserCodeError(f"code: {name} is a reserved name in the bundle; rename it")
@@ -200,13 +212,15 @@ def unpack(archive: bytes) -> dict[str, bytes]:
 
 def job_requirements(config: RunConfig, framework_version: str | None) -> str:
     """Return :func:`requirements` and the packages of single features that the run file uses."""
-    optional, needed = _data_file("requirements-optional.txt"), _optional_packages(config)
-    added = [f"{line}\n" for line in optional.splitlines() if line.partition("==")[0] in needed]
+    # A package is a line with its version, and indented lines with its hashes.
+    optional = re.split(r"\n(?=[a-z])", _data_file("requirements-optional.txt"))
+    needed = _optional_packages(config)
+    added = [f"{one.strip()}\n" for one in optional if one.partition("==")[0] in needed]
     return "".join([requirements(framework_version), *added])
 
 
 def requirements(framework_version: str | None) -> str:
-    """Return the pinned packages to install on top of the image's PyTorch.
+    """Return the packages to install on top of the image's PyTorch, with versions and hashes.
 
     The newest libraries no longer import on the PyTorch of the images with SMDDP.
     """

@@ -31,6 +31,8 @@ def _job_config(config: RunConfig, stage: StageSection, predicted_speed: float |
     return JobConfig(
         run=config.name,
         license=config.model.license,
+        entry=config.entry,
+        entry_args=config.entry_args,
         backend=config.cluster.backend,
         data=config.data.job_config(),
         model=config.model.job_config(),

@@ -13,8 +13,6 @@ from pathspec import GitIgnoreSpec
 
 IGNORE_FILE = ".smtrainignore"
 REQUIREMENTS = "requirements.txt"
-USER_PACKAGES = "# User packages:"
-"""Line in a bundle's requirements that separates the pinned packages from the user's."""
 
 # Files that no job needs, and that most often contain secrets.
 _ALWAYS_IGNORED = (
@@ -122,23 +120,3 @@ def _requirement_error(line: str) -> str | None:
     if requirement.url is None and not any("*" not in part.version for part in exact):
         return f"{requirement.name} has no exact version; write {requirement.name}==1.2.3"
     return None
-
-
-def merge_requirements(pinned: str, user: tuple[str, ...]) -> str:
-    """Append the user's packages to the pinned ones; the user's version of a package wins."""
-    if not user:
-        return pinned
-    names = {_package_name(line) for line in user}
-    kept = [
-        line
-        for line in pinned.splitlines()
-        if not _package_name(line) or _package_name(line) not in names
-    ]
-    return "\n".join([*kept, USER_PACKAGES, *user]) + "\n"
-
-
-def _package_name(line: str) -> str | None:
-    """Return the package of a requirements line; None for a comment or an option."""
-    if not line.strip() or line.startswith(("#", "-")):
-        return None
-    return canonicalize_name(Requirement(line).name)

@@ -6,7 +6,6 @@ import re
 from typing import Literal
 
 from pydantic import Field, model_validator
-from sm_train.entrypoints.common.index_location import index_uri
 from sm_train.entrypoints.common.job_config import (
     Crop,
     DataConfig,
@@ -27,8 +26,15 @@ class DataSection(Section):
     """The training set: WebDataset tars, and which files of a sample are read."""
 
     uri: S3Folder = Field(
-        description="S3 prefix of the training shards. It must contain nothing else: each object "
-        "below it is assigned to one instance (FastFile, ShardedByS3Key)."
+        description="S3 prefix of the training shards. It must contain nothing else: with "
+        "`sharded`, each object below it is assigned to one instance (FastFile, ShardedByS3Key)."
+    )
+    sharded: bool | None = Field(
+        default=None,
+        description="Whether to distribute the objects of `uri` over the instances "
+        "(ShardedByS3Key); false gives every instance all of them (FullyReplicated). Default: "
+        "true, and false with `entry`, because Accelerate assigns samples to ranks and expects "
+        "every instance to see the same data.",
     )
     local: str | None = Field(
         default=None,
@@ -57,10 +63,11 @@ class DataSection(Section):
     caption_key: PlainText = Field(
         default="txt", description="File extension of a sample's caption."
     )
-    index: bool = Field(
-        default=True,
+    index: bool | None = Field(
+        default=None,
         description="Whether to read the index that `sm-train pack` and `sm-train index` write "
-        "next to the shards. Without it, every start reads the headers of all shards.",
+        "next to the shards. Without it, every start reads the headers of all shards. Default: "
+        "true, and false with `entry`.",
     )
     crop: Crop = Field(
         default="center",
@@ -91,11 +98,6 @@ class DataSection(Section):
         le=1.0,
         description="Fraction of unreadable samples above which the job fails.",
     )
-
-    @property
-    def index_uri(self) -> str | None:
-        """Return the URI of the index; None if it is off or if ``uri`` is a whole bucket."""
-        return index_uri(self.uri) if self.index else None
 
     def job_config(self) -> DataConfig:
         return DataConfig(

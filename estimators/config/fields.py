@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from sm_train.cost.durations import duration_seconds
+from sm_train.entrypoints.common import entry_arguments
 
 T = TypeVar("T")
 
@@ -140,6 +141,25 @@ def _check_channel_name(value: str) -> str:
     return value
 
 
+def _number_to_text(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"is a truth value; write the script's own text in quotes: '{value}'")
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+def _check_argument(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("contains a null character")
+    for name in entry_arguments.placeholders(value):
+        if not entry_arguments.is_known(name):
+            raise ValueError(
+                f"has the unknown placeholder {{{name}}}; known are "
+                f"{', '.join(f'{{{one}}}' for one in entry_arguments.PLACEHOLDERS)} and "
+                f"{{channel.NAME}}; for the text itself write {{{{{name}}}}}"
+            )
+    return value
+
+
 def _end_with_slash(uri: str) -> str:
     return uri if uri.endswith("/") else f"{uri}/"
 
@@ -172,6 +192,10 @@ ChannelName = Annotated[
     str, Field(pattern=_CHANNEL, max_length=64), AfterValidator(_check_channel_name)
 ]
 EntryScript = Annotated[str, Field(pattern=_ENTRY, max_length=200)]
+EntryArgument = Annotated[
+    str, Field(max_length=10_000), BeforeValidator(_number_to_text), AfterValidator(_check_argument)
+]
+"""An argument of a script: text, or a number as written in YAML."""
 FunctionName = Annotated[str, Field(pattern=_FUNCTION, max_length=200)]
 TagKey = Annotated[
     str,

@@ -43,7 +43,8 @@ class ModelSection(Section):
     min_snr_gamma: PositiveFloat | None = Field(
         default=None,
         description="Gamma of the min-SNR loss weighting of U-Nets, usually 5 (arXiv 2303.09556). "
-        "None weights all timesteps equally.",
+        "None weights all timesteps equally. Not with zero_terminal_snr, whose last timestep would "
+        "have the weight 0.",
     )
     timestep_shift: PositiveFloat | None = Field(
         default=None,
@@ -82,6 +83,11 @@ class ModelSection(Section):
             raise ValueError(
                 f"zero_terminal_snr: requires prediction_type: v_prediction, and {self.preset} has "
                 f"{prediction_type}"
+            )
+        if self.zero_terminal_snr and self.min_snr_gamma is not None:
+            raise ValueError(
+                "min_snr_gamma: gives the last timestep of zero_terminal_snr, whose SNR is 0, the "
+                "weight 0, so it would never be trained; remove one of the two"
             )
         for key, applies in (("min_snr_gamma", not is_flow), ("timestep_shift", is_flow)):
             if getattr(self, key) is not None and not applies:

@@ -26,9 +26,6 @@ _APPLIES = {
     # Muon's own arguments, and those of AdamW for the weights that are no matrices.
     "muon": {"betas", "eps", "weight_decay", "momentum"},
 }
-_WEIGHT_DECAY = 0.01
-"""Of the shipped optimizers, unless the run file sets it."""
-
 _ClosedFraction = Annotated[float, BeforeValidator(reject_bool), Field(ge=0, le=1)]
 
 
@@ -82,13 +79,11 @@ class OptimizerSection(Section):
         return self
 
     def job_config(self) -> OptimizerConfig:
-        shipped = self.name in OPTIMIZERS
-        default = _WEIGHT_DECAY if shipped else None
         return OptimizerConfig(
             name=self.name,
             betas=self.betas,
             eps=self.eps,
-            weight_decay=default if self.weight_decay is None else self.weight_decay,
+            weight_decay=self.weight_decay,
             momentum=self.momentum,
             options=dict(self.options),
         )
@@ -129,8 +124,8 @@ class LrScheduleSection(Section):
     def job_config(self) -> LrScheduleConfig:
         return LrScheduleConfig(
             name=self.name,
-            final_factor=self.final_factor or 0.0,
-            decay_fraction=self.decay_fraction or 0.1,
+            final_factor=self.final_factor,
+            decay_fraction=self.decay_fraction,
             options=dict(self.options),
         )
 

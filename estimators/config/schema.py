@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from sm_train.cost.instances import instance_type
+from sm_train.entrypoints.common.index_location import index_uri
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import cross_section_problems
 from sm_train.estimators.config.data import ChannelSection, DataSection
@@ -20,6 +21,7 @@ from sm_train.estimators.config.fields import (
     Bucket,
     BucketOwner,
     ChannelName,
+    EntryArgument,
     EntryScript,
     KmsKey,
     Name,
@@ -87,8 +89,16 @@ class RunConfig(Section):
     )
     entry: EntryScript | None = Field(
         default=None,
-        description="File below `code` to start instead of the built-in training script, with "
-        "--stage NAME.",
+        description="File below `code` to start instead of the built-in training script. A script "
+        "that trains with Accelerate needs no change.",
+    )
+    entry_args: Annotated[tuple[EntryArgument, ...], Field(max_length=500)] = Field(
+        default=(),
+        description="Arguments of `entry`. `{checkpoints}`, `{channel.NAME}`, `{model}` and "
+        "`{output}` are folders, `{resume}` is the newest complete checkpoint (without one, the "
+        "option is left out); `{stage}`, `{resolution}`, `{per_device_batch_size}`, "
+        "`{gradient_accumulation_steps}`, `{max_steps}`, `{learning_rate}` and `{seed}` are values "
+        "of the run file.",
     )
     channels: dict[ChannelName, ChannelSection] = Field(
         default_factory=dict,
@@ -113,12 +123,41 @@ class RunConfig(Section):
         default=None, description="The maximum cost of the whole run. None sets no limit."
     )
 
+    @property
+    def train_sharded(self) -> bool:
+        """Return whether each instance gets a part of the training data (`data.sharded`)."""
+        return self.entry is None if self.data.sharded is None else self.data.sharded
+
+    @property
+    def reads_index(self) -> bool:
+        """Return whether the job gets the index of the shards (`data.index`)."""
+        return self.entry is None if self.data.index is None else self.data.index
+
+    @property
+    def reads_shards(self) -> bool:
+        """Return whether the training data must be shards: a script may read any files."""
+        return self.entry is None or self.reads_index
+
+    @property
+    def index_uri(self) -> str | None:
+        """Return the URI of the index; None if it is off or if `data.uri` is a whole bucket."""
+        return index_uri(self.data.uri) if self.reads_index else None
+
     @field_validator("entry")
     @classmethod
     def _check_entry_has_code(cls, entry: str | None, info: ValidationInfo) -> str | None:
         if entry is not None and info.data.get("code") is None:
             raise ValueError("requires code: the folder that contains it")
         return entry
+
+    @field_validator("entry_args")
+    @classmethod
+    def _check_entry_args_have_entry(
+        cls, arguments: tuple[str, ...], info: ValidationInfo
+    ) -> tuple[str, ...]:
+        if arguments and info.data.get("entry", "") is None:
+            raise ValueError("requires entry: the script that takes the arguments")
+        return arguments
 
     @model_validator(mode="after")
     def _check_sections_fit(self) -> RunConfig:

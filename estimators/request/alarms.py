@@ -115,9 +115,8 @@ def _alarms_of_job(config: RunConfig, job: MonitoredJob, topic: str) -> Iterator
     def base(kind: AlarmKind, suffix: str = "") -> PutMetricAlarmInputTypeDef:
         return {"AlarmName": f"sm-train/{job.name}/{kind}{suffix}", "AlarmActions": [topic]}
 
-    if config.entry is None:  # user code sends no heartbeats
-        yield Alarm("heartbeat", _heartbeat_alarm(base("heartbeat"), config, job))
-        yield Alarm("stall", _stall_alarm(base("stall"), config, job))
+    yield Alarm("heartbeat", _heartbeat_alarm(base("heartbeat"), config, job))
+    yield Alarm("stall", _stall_alarm(base("stall"), config, job))
     if job.instances is None:
         return
     instance, count = instance_type(job.instances[0]), job.instances[1]

@@ -123,7 +123,7 @@ def _merge(permissions: list[Permission], others: list[Permission]) -> list[Perm
 
 def _scope(config: RunConfig, region: str) -> _Scope:
     _, partition, _, _, account, _ = (config.role or ROLE_NOT_SET).split(":", 5)
-    optional = (config.data.index_uri, config.data.validation, config.model.components)
+    optional = (config.index_uri, config.data.validation, config.model.components)
     inputs = [
         config.data.uri,
         *filter(None, optional),
@@ -180,8 +180,8 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
             {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
         ),
     ]
-    if config.data.index_uri:
-        index = scope.s3_arn(_bucket_and_key(config.data.index_uri))
+    if config.index_uri:
+        index = scope.s3_arn(_bucket_and_key(config.index_uri))
         permissions.append(_allow("ReadIndex", ["s3:GetObject"], [index]))
     permissions += _alarm_permissions(config, scope)
     keys = _key_arns(config, scope)

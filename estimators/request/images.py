@@ -6,8 +6,8 @@ import re
 from importlib.resources import files
 
 from sm_train.cost.instances import instance_type
+from sm_train.entrypoints.common.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.bundle import job_requirements
-from sm_train.estimators.bundle.user_code import merge_requirements
 from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.image_table import training_image
@@ -86,13 +86,25 @@ def dockerfile(config: RunConfig, region: str, packages: tuple[str, ...] = ()) -
     base = aws_image(version, config.cluster.instance_type, region)
     pinned = [
         line
-        for line in merge_requirements(job_requirements(config, version), packages).splitlines()
-        if line and not line.startswith("#")
+        for line in job_requirements(config, version).splitlines()
+        if not line.lstrip().startswith("#")
     ]
     text = (files("sm_train.estimators") / "data" / "Dockerfile").read_text(encoding="utf-8")
     return (
         text.replace("@BASE@", base)
         .replace("@REGISTRY@", base.split("/")[0])
         .replace("@REGION@", region)
-        .replace("@PACKAGES@", " \\\n        ".join(f'"{line}"' for line in pinned))
+        .replace("@PACKAGES@", "\n".join(pinned))
+        .replace("@USER_PACKAGES@", _install_user_packages(packages))
+    )
+
+
+def _install_user_packages(packages: tuple[str, ...]) -> str:
+    """Return the instructions that install the user's packages, which have no hashes."""
+    if not packages:
+        return ""
+    lines = "\n".join(packages)
+    return (
+        f"\nCOPY <<'PACKAGES' /tmp/{USER_REQUIREMENTS}\n{lines}\nPACKAGES\n"
+        f"RUN pip install --no-cache-dir -r /tmp/{USER_REQUIREMENTS}\n"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.resources import files
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from sm_train.entrypoints.common.bucket_owner import (
@@ -38,12 +39,18 @@ MAX_SECONDS = 5 * 24 * 3600
 _INPUT = "/opt/ml/processing/input"
 _START = (
     f"mkdir -p /tmp/code && tar xzf {_INPUT}/code/{ARCHIVE_NAME} -C /tmp/code && cd /tmp/code && "
-    "pip install -q -r requirements.txt{more} && "
+    "pip install -q --require-hashes -r requirements.txt{more} && "
     "python -m sm_train.entrypoints.packing.processing_job"
 )
 
-_CONVERSION_PACKAGES = " 'pillow>=11.3,<14' 'pillow-heif>=1.1,<2'"
-"""What `pack --convert` needs besides the job's requirements: the bounds of setup.cfg."""
+CONVERT_REQUIREMENTS = "requirements-convert.txt"
+"""File of the bundle with what `pack --convert` needs besides the job's requirements."""
+
+
+def convert_requirements() -> bytes:
+    """Return the content of :data:`CONVERT_REQUIREMENTS`."""
+    return (files("sm_train.estimators") / "data" / CONVERT_REQUIREMENTS).read_bytes()
+
 
 InputName = Literal["code", "plan", "model"]
 
@@ -88,7 +95,7 @@ def processing_request(
     """Return the request of a packing job, whose name ends in ``now`` to the second."""
     name = f"{config.name}-pack-{now:%Y%m%d%H%M%S}"
     staged = f"s3://{staging_bucket(config, region)}/{config.name}/{name}/input"
-    start = _START.format(more=_CONVERSION_PACKAGES if job.converts else "")
+    start = _START.format(more=f" -r {CONVERT_REQUIREMENTS}" if job.converts else "")
     inputs: list[InputName] = ["code", "plan"]
     if job.with_model:
         inputs.append("model")

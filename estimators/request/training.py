@@ -230,11 +230,10 @@ def stage_name(request: Mapping[str, Any]) -> str:
 def _channels(
     config: RunConfig, stage: StageSection, launch: LaunchPlan, staged: str, bucket: str
 ) -> list[ChannelTypeDef]:
-    # Every instance gets its share of the training shards, and all of every other channel.
-    channels = [_channel("train", config.data.uri, "FastFile", sharded=True)]
-    if config.data.index_uri:
+    channels = [_channel("train", config.data.uri, "FastFile", sharded=config.train_sharded)]
+    if config.index_uri:
         # AWS documents FastFile for prefixes only, and this is a single object.
-        channels.append(_channel("index", config.data.index_uri, "File"))
+        channels.append(_channel("index", config.index_uri, "File"))
     if config.data.validation:
         channels.append(_channel("validation", config.data.validation, "FastFile"))
     if config.model.components:

@@ -63,6 +63,8 @@ SIGNUM = {
         (2, {"optimizer": "muon", "lr_schedule": "wsd"}),
         (2, {**SIGNUM, "sharding": "full_shard"}),
         pytest.param(2, SIGNUM, marks=pytest.mark.slow),
+        pytest.param(2, {"preset": "tiny-sdxl"}, marks=pytest.mark.slow),
+        pytest.param(2, {"preset": "tiny-dit"}, marks=pytest.mark.slow),
         pytest.param(
             3, {"optimizer": "adafactor", "lr_schedule": "cosine"}, marks=pytest.mark.slow
         ),
@@ -77,11 +79,14 @@ def test_killed_run_resumes_bit_for_bit(
 ) -> None:
     def job(name: str) -> Job:
         config = tiny_run(
-            preset="tiny-mmdit", max_steps=24, checkpoint_every=6, caption_dropout=0.3, **settings
+            **({"preset": "tiny-mmdit"} | settings),
+            max_steps=24,
+            checkpoint_every=6,
+            caption_dropout=0.3,
         )
         created = Job(tmp_path / name, config)
         (created.bundle / "user_code.py").write_text(USER_CODE)
-        if settings["optimizer"] == "adamw8bit":
+        if settings.get("optimizer") == "adamw8bit":
             link_optional_package("bitsandbytes", created.bundle)
         write_shards(created.train_channel, shards=2, each=12)
         return created

@@ -53,7 +53,7 @@ def test_allocated_state_matches_the_plan(tmp_path: Path, preset: str, strategy:
     expected = plan.state_bytes(ema=True, strategy=strategy, world_size=2, per_node=2)
     for rank in (0, 1):
         results = json.loads((tmp_path / f"rank-{rank}.json").read_text())
-        for part in ("weights", "gradients", "adamw", "ema"):
+        for part in ("weights", "gradients", "optimizer", "ema"):
             assert results[part] == pytest.approx(getattr(expected, part), rel=0.1), part
         if strategy != "none":
             unsharded, sharded = (

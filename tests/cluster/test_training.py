@@ -316,10 +316,10 @@ def test_stage_keeps_weights_and_optimizer_as_configured(
     for name, weight in load_full(saved, "model.").items():
         torch.testing.assert_close(weight, stored[name], rtol=0, atol=1e-7)
     # AdamW keeps counting, and its moments are those of six gradients and one more.
-    steps = load_full(saved, "optimizer.steps")[""]
+    steps = load_full(saved, "optimizer.step")[""]
     assert set(steps.tolist()) == {7.0 if optimizer == "keep" else 1.0}
     moments = [
-        load_full(shard_files(folder), "exp_avg.")["network.conv_in.weight"]
+        load_full(shard_files(folder), "optimizer.exp_avg.")["network.conv_in.weight"]
         for folder in (last, second.checkpoints / "step-00000001")
     ]
     similarity = torch.nn.functional.cosine_similarity(*(one.flatten() for one in moments), dim=0)

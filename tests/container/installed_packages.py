@@ -46,7 +46,8 @@ def main() -> None:
     parser.add_argument("-r", "--requirements", type=Path, required=True)
     options = parser.parse_args()
     lines = options.requirements.read_text().splitlines()
-    required = [Requirement(line).name for line in lines if line and not line.startswith("#")]
+    pinned = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalpha()]
+    required = [one.name for one in pinned if not one.marker or one.marker.evaluate()]
     for name in sorted(closure(options.names + required)):
         for file in distribution(name).files or ():
             # Skip scripts: their first line names this environment's interpreter.

@@ -46,10 +46,17 @@ def test_bytes_of_each_strategy() -> None:
         ("all_gather", "world"): 8 * 200e6,
         ("reduce_scatter", "world"): 4 * 400e6,
     }
-    assert sent("hybrid_shard", TWO_NODES, weight_bytes=4) == {
+    assert sent("hybrid_shard", TWO_NODES, bf16=False) == {
         ("all_gather", "node"): 2 * 400e6,
         ("reduce_scatter", "node"): 400e6,
         ("all_reduce", "between nodes"): 50e6,
+    }
+    # Gradients reduced in bf16.
+    assert sent("none", TWO_NODES, reduce_bf16=True) == {("all_reduce", "world"): 200e6}
+    assert sent("hybrid_shard", TWO_NODES, reduce_bf16=True) == {
+        ("all_gather", "node"): 2 * 200e6,
+        ("reduce_scatter", "node"): 200e6,
+        ("all_reduce", "between nodes"): 25e6,
     }
     assert not sent("full_shard", GpuNetwork(1, 1, 1e9, 1e9))
 
@@ -64,7 +71,12 @@ def test_network_of_an_instance_type() -> None:
 
 
 def doctors_exposed_seconds(
-    sharding: str, parameters: int, network: GpuNetwork, pass_seconds: float, passes: int
+    sharding: str,
+    parameters: int,
+    network: GpuNetwork,
+    pass_seconds: float,
+    passes: int,
+    units: int,
 ) -> float:
     """Predict with the model that the doctor runs in the job, on the same bandwidths."""
 
@@ -87,6 +99,7 @@ def doctors_exposed_seconds(
             compute_seconds=pass_seconds,
             gradient_bytes=4 * parameters,
             parameter_bytes=2 * parameters,
+            units=units,
             gradient_accumulation_steps=passes,
             sharding=sharding,
             shard_ranks=network.per_node,
@@ -104,15 +117,16 @@ def doctors_exposed_seconds(
     nodes=st.sampled_from([1, 2, 16]),
     pass_seconds=st.floats(0.01, 3.0),
     passes=st.integers(1, 4),
+    units=st.integers(1, 700),
 )
 def test_the_doctor_predicts_the_same_step(
-    sharding: str, parameters: int, nodes: int, pass_seconds: float, passes: int
+    sharding: str, parameters: int, nodes: int, pass_seconds: float, passes: int, units: int
 ) -> None:
     network = gpu_network(nodes, 8, 400, 300)
-    calls = step_collectives(sharding, parameters, network, passes=passes)
+    calls = step_collectives(sharding, parameters, network, units=units, passes=passes)
     exposed = communication(calls, network, pass_seconds).exposed
-    expected = doctors_exposed_seconds(sharding, parameters, network, pass_seconds, passes)
-    assert exposed == pytest.approx(expected, rel=0.02, abs=2e-4)
+    expected = doctors_exposed_seconds(sharding, parameters, network, pass_seconds, passes, units)
+    assert exposed == pytest.approx(expected)
 
 
 @given(st.sampled_from(STRATEGIES), st.integers(1, 64), st.floats(0.0, 5.0), st.floats(1.0, 3200.0))

@@ -100,6 +100,7 @@ def test_each_input_changes_the_step_as_expected() -> None:
     gathers = replace(SD2_512, sharding="full_shard", images=4)
     a10g = "ml.g5.48xlarge"
     assert seconds(gathers, a10g) > seconds(replace(gathers, sharding="shard_grad_op"), a10g)
+    assert seconds(replace(gathers, reduce_dtype="bf16"), a10g) < seconds(gathers, a10g)
     assert seconds(SD2_512, instances=16) >= base
     # Per image: small micro-batches wait for kernel launches.
     assert seconds(replace(SD2_512, images=2)) / 2 > 1.5 * base / 16

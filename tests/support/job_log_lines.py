@@ -51,6 +51,7 @@ class SimulatedJob:
     clock: Callable[[int, int], float] = lambda node, gpu: 1410.0
     node: dict[str, Any] = field(default_factory=dict)
     parameters: int = 800_000_000
+    reduce_dtype: str = "fp32"
     efa_rate: float = 1.8 * 2 * 15 / 16 * 4 * 800_000_000
     """Bytes per second: steps per second × bus factor × bytes of the gradients."""
     extra_events: tuple[str, ...] = ()
@@ -95,6 +96,8 @@ class SimulatedJob:
             world_size=8 * self.nodes,
             effective_batch_size=512,
             parameters=self.parameters,
+            precision="bf16",
+            reduce_dtype=self.reduce_dtype,
             sharding="none",
             gradient_accumulation_steps=1,
             max_steps=30_000,

@@ -1,5 +1,12 @@
 """Simulates an image that lacks some of this environment's packages."""
 
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
 RESTRICT_IMPORTS = """
 import sys
 from importlib import metadata
@@ -36,3 +43,10 @@ sys.meta_path.insert(0, RestrictedFinder())
 """Prelude of a program that lets it import only the distributions named in its first argument and
 their dependencies.
 """
+
+
+def lambda_packages(dockerfile: str) -> list[str]:
+    """Return the names of the packages that the Dockerfile of a Lambda function installs."""
+    [path] = re.findall(r"COPY (\S+) /tmp/requirements.txt\n", dockerfile)
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    return [line.partition("==")[0] for line in lines if "==" in line]

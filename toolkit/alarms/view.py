@@ -83,7 +83,7 @@ def changes_lines(plan: AlarmPlan, changes: AlarmChanges) -> Iterator[str]:
     for job in plan.jobs:
         kinds = [name.rpartition("/")[2] for name in changes.put if f"/{job.name}/" in name]
         yield f"{job.name}: {', '.join(kinds)}"
-    yield from _missing_alarm_lines(plan.config, plan.jobs)
+    yield from _missing_alarm_lines(plan.jobs)
     if not plan.jobs:
         yield "no job is live; submit, resume and watch create the alarms of the next job"
     if changes.deleted:
@@ -94,13 +94,8 @@ def changes_lines(plan: AlarmPlan, changes: AlarmChanges) -> Iterator[str]:
     )
 
 
-def _missing_alarm_lines(config: RunConfig, jobs: Sequence[MonitoredJob]) -> Iterator[str]:
+def _missing_alarm_lines(jobs: Sequence[MonitoredJob]) -> Iterator[str]:
     """Yield which alarms are missing and why."""
-    if config.entry is not None:
-        yield (
-            f"entry: {config.entry} replaces the training script and sends no heartbeats: no "
-            "heartbeat and stall alarms"
-        )
     for job in jobs:
         if job.instances is None:
             yield (

@@ -88,6 +88,20 @@ FRAMEWORK_UNPATCHED = Check(
     source="aws/deep-learning-containers, docs/src/data/pytorch-training and docs/src/data/pytorch "
     "(2026-08-21); for 2.3 to 2.5 the DLAMI support policy (2026-11)",
 )
+FRAMEWORK_VULNERABLE = Check(
+    "framework-vulnerable",
+    ("warning", "info"),
+    means="`torch.load` of this PyTorch version runs code from a crafted file, even with "
+    "`weights_only=True`: before 2.6 by CVE-2025-32434, before 2.10 by CVE-2026-24747. A warning "
+    "if the run has code of its own, which might call it.",
+    impact="sm-train itself is not affected: it reads weights and checkpoints as safetensors only "
+    "and never calls `torch.load`. Code below `code:` that loads a pickle file from elsewhere "
+    "gives its author the job's role.",
+    fix="Set a later `framework_version`. Where SMDDP needs this one: load safetensors only, "
+    "convert pickle files in a separate environment, and limit the role to the run's prefixes "
+    "(`sm-train iam`).",
+    source="National Vulnerability Database, CVE-2025-32434 (2025-04) and CVE-2026-24747 (2026-01)",
+)
 GPU_TOO_OLD = Check(
     "gpu-too-old",
     ("error",),
@@ -127,6 +141,9 @@ _END_OF_PATCH = {
     "2.12": date(2027, 7, 2),
     "2.13": date(2027, 7, 20),
 }
+_LOAD_VULNERABILITIES = (((2, 6), "CVE-2025-32434"), ((2, 10), "CVE-2026-24747"))
+"""First version without a vulnerability of torch.load, in ascending order."""
+
 _FIRST_WITH_CUDA_13 = (2, 9)
 _NOTICE = timedelta(days=92)
 """Three months, in which to test a run with another image."""
@@ -171,6 +188,7 @@ def image_findings(config: RunConfig, region: str, today: date) -> Iterator[Find
     yield from _unsupported_gpu(config)
     yield from _smddp(config, today)
     yield from _unpatched_framework(config, today)
+    yield from _vulnerable_framework(config)
 
 
 def _unavailable_image(config: RunConfig, region: str) -> Iterator[Finding]:
@@ -278,6 +296,18 @@ def _unpatched_framework(config: RunConfig, today: date) -> Iterator[Finding]:
     yield FRAMEWORK_UNPATCHED.found(
         "info" if end is None else "warning", "cluster.framework_version", message, fix
     )
+
+
+def _vulnerable_framework(config: RunConfig) -> Iterator[Finding]:
+    version = framework_version(config) or ""
+    known = [name for fixed, name in _LOAD_VULNERABILITIES if major_minor(version) < fixed]
+    if known:
+        yield FRAMEWORK_VULNERABLE.found(
+            "info" if config.code is None else "warning",
+            "cluster.framework_version",
+            f"torch.load of PyTorch {version} runs code from crafted files ({', '.join(known)})",
+            "load safetensors only, which sm-train does, or set 2.10.0 or later",
+        )
 
 
 def _deprecated_environment(config: RunConfig) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from sm_train.toolkit.checks.finding import Check
 
 _SUBJECTS = {
     "run_file": "The run file",
+    "entry": "A training script of your own",
     "budget": "Cost and duration",
     "memory": "Memory",
     "user_functions": "Functions of your code",

@@ -23,6 +23,7 @@ from sm_train.toolkit.checks.components import (
     named_components_findings,
     stored_components_findings,
 )
+from sm_train.toolkit.checks.entry import entry_findings
 from sm_train.toolkit.checks.finding import LEVELS, Finding
 from sm_train.toolkit.checks.image import image_findings, registry_findings
 from sm_train.toolkit.checks.local_data import read_local
@@ -141,6 +142,7 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     yield from recovery_findings(config, document)
     yield from image_findings(config, subject.region, today)
     yield from network_findings(config)
+    yield from entry_findings(config)
     yield from user_function_findings(config, subject.base)
     if config.role is None:
         yield ROLE_UNSET.found(
@@ -181,7 +183,7 @@ def _local_shards(subject: Subject, *, required: bool) -> tuple[Shards | None, l
             return of_index(ShardIndex(subject.index), "--index"), []
         except ShardError as error:
             raise UserError(f"--index: {error}") from None
-    if subject.config.data.local is None:
+    if subject.config.data.local is None or not subject.config.reads_shards:
         return None, []
     folder = subject.base / subject.config.data.local
     if not folder.is_dir() and not required:  # the folder is on another computer
@@ -190,8 +192,15 @@ def _local_shards(subject: Subject, *, required: bool) -> tuple[Shards | None, l
 
 
 def _partition_findings(subject: Subject, shards: Shards) -> Iterator[Finding]:
-    document = as_document(subject.estimate)
-    return shard_findings(shards, document, subject.config.training.decode_workers)
+    config = subject.config
+    if not config.reads_shards:
+        return iter(())
+    return shard_findings(
+        shards,
+        as_document(subject.estimate),
+        config.training.decode_workers,
+        sharded=config.train_sharded,
+    )
 
 
 def _s3_findings(

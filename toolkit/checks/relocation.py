@@ -50,7 +50,9 @@ def relocated_subjects(subject: Subject) -> Iterator[Subject]:
 
 
 def memory_findings_of_clusters(config: RunConfig, region: str) -> Iterator[Finding]:
-    """Check the memory on each cluster that a job may get."""
+    """Check the memory on each cluster that a job may get; that of an own script is unknown."""
+    if config.entry is not None:
+        return
     home, *others = unique_placements(config, region)
     yield from memory_findings(home.config)
     for other in others:

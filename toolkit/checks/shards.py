@@ -126,21 +126,23 @@ def of_listing(
 
 
 def shard_findings(
-    shards: Shards, document: dict[str, Any], decode_workers: int
+    shards: Shards, document: dict[str, Any], decode_workers: int, *, sharded: bool
 ) -> Iterator[Finding]:
     """Check the shards against every stage of ``document``, that of ``cost --json``.
 
-    ``decode_workers`` is the number of decoders per GPU.
+    ``decode_workers`` is the number of decoders per GPU; ``sharded`` is false if every instance
+    gets all shards.
     """
     for index, stage in enumerate(document["stages"]):
         where = f"stages[{index}].instances"
-        if len(shards) < stage["instances"]:
+        if sharded and len(shards) < stage["instances"]:
             yield _idle_instances(shards, stage, where)
             continue
-        yield from _unequal_instances(shards, stage, where)
+        if sharded:
+            yield from _unequal_instances(shards, stage, where)
         yield from _few_samples(shards, stage, index)
     largest = max(document["stages"], key=lambda stage: int(stage["world_size"]))
-    if len(shards) >= largest["instances"]:
+    if not sharded or len(shards) >= largest["instances"]:
         yield from _shared_shards(shards, largest, decode_workers)
     yield from _shard_sizes(shards, largest["instances"])
 

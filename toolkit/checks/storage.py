@@ -175,7 +175,7 @@ def listing_findings(config: RunConfig, listing: ShardListing) -> Iterator[Findi
         yield SINGLE_OBJECT.found(
             "error", "data.uri", f"{uri} is a single object", "set the prefix that contains it"
         )
-    elif listing.others:
+    elif listing.others and config.reads_shards:
         yield NOT_SHARDS.found(
             "warning",
             "data.uri",
@@ -183,7 +183,7 @@ def listing_findings(config: RunConfig, listing: ShardListing) -> Iterator[Findi
             f"{listing.others[0]}; each is assigned to an instance instead of a shard",
             "move them away",
         )
-    if not listing.shards:
+    if not listing.shards and (config.reads_shards or not listing.others):
         yield NO_SHARDS.found(
             "error", "data.uri", f"{uri} has no .tar", "run sm-train pack, or correct the URI"
         )
@@ -212,8 +212,8 @@ def index_findings(
     if indexed is not None and not listing.truncated:
         sizes = {one.name: one.bytes for one in listing.shards}
         yield from index_differences(sizes, indexed, "data.uri")
-    if config.data.index_uri is not None:
-        yield from _index_in_s3(config, config.data.index_uri, session, listing)
+    if config.index_uri is not None:
+        yield from _index_in_s3(config, config.index_uri, session, listing)
 
 
 def _index_in_s3(

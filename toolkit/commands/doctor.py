@@ -158,13 +158,13 @@ def _submit(
 ) -> None:
     from sm_train.estimators.sdk.model_trainer import create_training_job
     from sm_train.toolkit.aws.errors import translate_aws_errors
-    from sm_train.toolkit.checks.training_data import require_shards
     from sm_train.toolkit.submit.submit import ask, session_for_jobs
+    from sm_train.toolkit.submit.training_data import require_shards
     from sm_train.toolkit.terminal.console import write_json
 
     region, stage = job.submission.region, job.submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
-    require_shards(session, config.data.uri, stage.instances)
+    require_shards(session, config.data.uri, stage.instances if config.train_sharded else 1)
     click.echo(_price_line(job), err=True)
     if not yes:
         ask("Start it?")

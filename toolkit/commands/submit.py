@@ -13,6 +13,7 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.estimators.bundle.bundle import Bundle
     from sm_train.estimators.config.schema import RunConfig
+    from sm_train.toolkit.local.folders import LocalFolders
     from sm_train.toolkit.submit.submission import Submission
 
 
@@ -153,6 +154,7 @@ def _run_locally(
     container: str | None,
     as_json: bool,
 ) -> None:
+    from sm_train.toolkit.local.folders import has_model
     from sm_train.toolkit.local.launcher import default_nodes, run_stage
     from sm_train.toolkit.submit.submission import choose_stages
     from sm_train.toolkit.terminal.console import stderr_console, write_json
@@ -186,11 +188,23 @@ def _run_locally(
         results.append(
             {
                 "stage": chosen.name,
-                "model": str(folders.model),
+                "model": str(folders.model) if has_model(folders) else None,
                 "checkpoints": str(folders.checkpoints),
                 "log": str(folders.log),
             }
         )
-        console.print(f"{chosen.name}: model in {folders.model}", soft_wrap=True)
+        console.print(_result_line(chosen.name, folders, config.entry), soft_wrap=True)
     if as_json:
         write_json({"stages": results})
+
+
+def _result_line(stage: str, folders: LocalFolders, entry: str | None) -> str:
+    """Return what a local stage left, for its last line."""
+    from sm_train.toolkit.jobs.checkpoints import local_checkpoints
+    from sm_train.toolkit.local.folders import has_model
+
+    if has_model(folders):
+        return f"{stage}: model in {folders.model}"
+    stored = local_checkpoints(folders.checkpoints)
+    left = "none" if stored.name is None else f"{folders.checkpoints / stored.name}"
+    return f"{stage}: done; {entry} left no model in {folders.model}; newest checkpoint: {left}"

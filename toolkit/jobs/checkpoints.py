@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,8 @@ class StoredCheckpoint:
     uri: str = ""
     region: str = ""
     """Prefix and region of that checkpoint: a stage that was relocated has several prefixes."""
+    name: str | None = None
+    """Its folder below the prefix."""
 
 
 def latest_stored(
@@ -70,7 +72,7 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
     Raises:
         UserError: AWS returns an error.
     """
-    newest = _newest_complete(*_read_folders(session, uri, region))
+    newest = _newest_complete(*_list_files(session, uri, region))
     return replace(newest, uri=uri.rstrip("/"), region=region)
 
 
@@ -80,79 +82,98 @@ def require_stored(session: boto3.Session, uri: str, region: str, folder: str) -
     Raises:
         UserError: it is, or AWS returns an error.
     """
-    folders, read_marker = _read_folders(session, f"{uri}/{folder}", region)
-    files = folders.get(folder, {})
-    problem = f"no {MARKER}" if files else "the folder does not exist"
-    if MARKER in files:
-        problem = _incomplete(read_marker(folder), files)
+    sizes, read_marker = _list_files(session, uri, region, folder)
+    problem = "the folder does not exist"
+    if sizes:
+        _, problem = _step_if_complete(folder, sizes, read_marker)
     if problem:
         raise UserError(f"{uri}/{folder}: incomplete ({problem})", ExitCode.PREFLIGHT)
 
 
-def _read_folders(
-    session: boto3.Session, uri: str, region: str
-) -> tuple[dict[str, dict[str, int]], Callable[[str], bytes]]:
-    """List the step folders below ``uri``, or that of ``uri`` itself.
+def _list_files(
+    session: boto3.Session, uri: str, region: str, folder: str = ""
+) -> tuple[dict[str, int], Callable[[str], bytes]]:
+    """Return the files below ``uri``, of one ``folder`` if given, and a reader of markers.
 
-    Return the sizes of their files, and a function that reads a folder's marker.
+    Files are path below ``uri`` → size.
 
     Raises:
-        UserError: AWS returns an error.
+        UserError: AWS returns an error; the reader raises it too.
     """
-    parent, _, last = uri.rstrip("/").rpartition("/")
-    is_step = parse_step_folder(last) is not None
-    bucket, listed = split_uri(uri.rstrip("/") + "/")
-    prefix = split_uri(f"{parent}/")[1] if is_step else listed
+    bucket, prefix = split_uri(uri.rstrip("/") + "/")
     client = session.client("s3", region_name=region)
-    folders: dict[str, dict[str, int]] = {}
+    sizes: dict[str, int] = {}
     with translate_aws_errors(f"checkpoints: {uri}"):
+        listed = f"{prefix}{folder}/" if folder else prefix
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=listed)
         for page in pages:
             for entry in page.get("Contents", ()):
-                folder, _, name = entry["Key"].removeprefix(prefix).partition("/")
-                folders.setdefault(folder, {})[name] = entry["Size"]
+                sizes[entry["Key"].removeprefix(prefix)] = entry["Size"]
 
-    def read_marker(folder: str) -> bytes:
+    def read_marker(name: str) -> bytes:
         with translate_aws_errors(f"checkpoints: {uri}"):
-            key = f"{prefix}{folder}/{MARKER}"
+            key = f"{prefix}{name}/{MARKER}"
             return client.get_object(Bucket=bucket, Key=key)["Body"].read()
 
-    return folders, read_marker
+    return sizes, read_marker
 
 
 def local_checkpoints(folder: Path) -> StoredCheckpoint:
     """Return the newest complete checkpoint of a local run's stage, below ``folder``."""
-    folders: dict[str, dict[str, int]] = {}
-    for path in folder.glob("*/*"):
+    sizes: dict[str, int] = {}
+    for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # deleted by the job since
-            folders.setdefault(path.parent.name, {})[path.name] = path.stat().st_size
-    return _newest_complete(folders, lambda name: (folder / name / MARKER).read_bytes())
+            if path.is_file():
+                sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return _newest_complete(sizes, lambda name: (folder / name / MARKER).read_bytes())
 
 
 def _newest_complete(
-    folders: dict[str, dict[str, int]], read_marker: Callable[[str], bytes]
+    sizes: Mapping[str, int], read_marker: Callable[[str], bytes]
 ) -> StoredCheckpoint:
-    """Return the newest complete one of ``folders``: name → its files with their sizes."""
+    """Return the newest complete checkpoint among files: path below the prefix → size.
+
+    A script of the user's own names its checkpoints itself. Those whose names differ only in the
+    number at the end are in the order of the numbers; of others the markers tell.
+    """
+    final = any(path.startswith(f"{FINAL_MODEL}/") for path in sizes)
+    series: dict[str, list[tuple[int, str]]] = {}
+    for name in _checkpoint_folders(sizes):
+        stem = name.rstrip("0123456789")
+        series.setdefault(stem, []).append((int(name.removeprefix(stem) or "0"), name))
     skipped: list[tuple[str, str]] = []
-    steps = [(step, name) for name in folders if (step := parse_step_folder(name)) is not None]
-    for step, name in sorted(steps, reverse=True):
-        problem = f"no {MARKER}"
-        if MARKER in folders[name]:
-            problem = _incomplete(read_marker(name), folders[name])
-        if not problem:
-            return StoredCheckpoint(step, tuple(skipped), FINAL_MODEL in folders)
-        skipped.append((name, problem))
-    return StoredCheckpoint(None, tuple(skipped), FINAL_MODEL in folders)
+    newest = StoredCheckpoint(None, (), final)
+    for numbered in series.values():
+        for _, name in sorted(numbered, reverse=True):
+            step, problem = _step_if_complete(name, sizes, read_marker)
+            if not problem:
+                if newest.step is None or step > newest.step:
+                    newest = StoredCheckpoint(step, (), final, name=name)
+                break
+            skipped.append((name, problem))
+    return replace(newest, skipped=tuple(skipped))
 
 
-def _incomplete(marker: bytes, sizes: dict[str, int]) -> str:
-    """Return why the folder lacks a file that the marker lists; empty if it is complete."""
+def _checkpoint_folders(sizes: Mapping[str, int]) -> set[str]:
+    """Return the folders that have a marker, and those of the built-in training without one."""
+    marked = {path.rpartition("/")[0] for path in sizes if path.endswith(f"/{MARKER}")}
+    first = {path.partition("/")[0] for path in sizes}
+    return marked | {name for name in first if parse_step_folder(name) is not None}
+
+
+def _step_if_complete(
+    name: str, sizes: Mapping[str, int], read_marker: Callable[[str], bytes]
+) -> tuple[int, str]:
+    """Return a folder's step, and why it is incomplete; empty if it is complete."""
+    if f"{name}/{MARKER}" not in sizes:
+        return 0, f"no {MARKER}"
     try:
-        files = CheckpointMarker.parse(marker).files
+        marker = CheckpointMarker.parse(read_marker(name))
     except MarkerError as error:
-        return str(error)
-    for file in files:
-        if sizes.get(file.name) != file.bytes:
-            problem = "has the wrong size" if file.name in sizes else "is missing"
-            return f"{file.name} {problem}"
-    return ""
+        return 0, str(error)
+    for file in marker.files:
+        size = sizes.get(f"{name}/{file.name}")
+        if size != file.bytes:
+            problem = "is missing" if size is None else "has the wrong size"
+            return marker.step, f"{file.name} {problem}"
+    return marker.step, ""

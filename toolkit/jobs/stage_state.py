@@ -66,9 +66,13 @@ def stage_state(
     *,
     now: datetime,
     stall_after: float,
+    own_script: bool = False,
 ) -> StageState:
     """Return the stage's state; ``progress`` is its job's, ``stall_after`` the run file's timeout
     in seconds.
+
+    A run's own script (``own_script``) may end at any step; what it leaves at the end shows that
+    it is done.
     """
     job = live_or_newest(jobs)
     state: State = "waiting"
@@ -77,10 +81,12 @@ def stage_state(
     elif job is not None and job.status == "Completed":
         # A job that gets SIGTERM without a stop request completes, but early.
         early = stored.step is not None and stored.step < max_steps
+        if own_script:
+            early = not stored.final
         state = "stopped" if early else "done"
     elif job is not None:
         state = "failed" if job.status == "Failed" else "stopped"
-    elif stored.final and (stored.step or 0) >= max_steps:
+    elif stored.final and (own_script or (stored.step or 0) >= max_steps):
         state = "done"  # its jobs have been deleted
     return StageState(name, max_steps, state, tuple(jobs), stored, progress)
 

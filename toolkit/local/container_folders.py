@@ -20,8 +20,8 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.local.folders import (
     LocalFolders,
-    local_shards,
-    node_shards,
+    local_data,
+    node_files,
     shared_channels,
     unpack,
 )
@@ -65,7 +65,7 @@ def lay_out_for_containers(
     Raises:
         UserError: no local shards, too few, or links that containers cannot follow.
     """
-    folder, shards = local_shards(config, base, nodes)
+    folder, files = local_data(config, base, nodes)
     channels = shared_channels(config, stage, base, output)
     root = (output / stage.name).absolute()
     sdk = root / "containers"
@@ -79,8 +79,8 @@ def lay_out_for_containers(
     unpack(bundle, local.bundle)
     (links / "prepare.sh").write_text(_SCRIPT, encoding="utf-8")
     for rank, host in enumerate(host_names(nodes)):
-        _link_for_container(node_shards(shards, rank, nodes), folder, links / host)
-    if config.data.index and index_path(folder).exists():
+        _link_for_container(node_files(config, files, rank, nodes), folder, links / host)
+    if config.reads_index and index_path(folder).exists():
         channels["index"] = root / "index"
         channels["index"].mkdir(exist_ok=True)
         shutil.copy(index_path(folder), channels["index"])
@@ -88,15 +88,15 @@ def lay_out_for_containers(
     return ContainerFolders(local, channels)
 
 
-def _link_for_container(shards: list[Path], folder: Path, links: Path) -> None:
-    """Create links to the shards that are valid where containers mount ``folder``."""
-    for shard in shards:
-        if not shard.resolve().is_relative_to(folder.resolve()):
+def _link_for_container(files: list[Path], folder: Path, links: Path) -> None:
+    """Create links to the files that are valid where containers mount ``folder``."""
+    for file in files:
+        if not file.resolve().is_relative_to(folder.resolve()):
             raise UserError(
-                f"data.local: {shard}: links to a file outside of {folder}, which containers do "
+                f"data.local: {file}: links to a file outside of {folder}, which containers do "
                 "not mount; move the shard into the folder, or use --local process"
             )
-        relative = shard.relative_to(folder)
+        relative = file.relative_to(folder)
         link = links / relative
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(_DATA / _SHARDS / relative.as_posix())

@@ -65,7 +65,7 @@ def lay_out(
     Raises:
         UserError: no local shards, fewer shards than nodes, or local components are missing.
     """
-    folder, shards = local_shards(config, base, nodes)
+    folder, files = local_data(config, base, nodes)
     channels = shared_channels(config, stage, base, output)
     root = output / stage.name
     names = host_names(nodes)
@@ -78,25 +78,27 @@ def lay_out(
     shutil.rmtree(root / "nodes", ignore_errors=True)
     for rank, node in enumerate(folders.nodes):
         _create_tree(node)
-        _write_config(node, names, rank, stage, channels)
-        _link_all(node_shards(shards, rank, nodes), folder, node.channel("train"))
-        if config.data.index and index_path(folder).exists():
+        _write_config(node, names, rank, stage, channels, sharded=config.train_sharded)
+        _link_all(node_files(config, files, rank, nodes), folder, node.channel("train"))
+        if config.reads_index and index_path(folder).exists():
             _link_all([index_path(folder)], folder.parent, node.channel("index"))
         for name, source in channels.items():
             node.channel(name).symlink_to(source.absolute())
     return folders
 
 
-def node_shards(shards: list[Path], node_rank: int, nodes: int) -> list[Path]:
-    """Return a node's shards as ShardedByS3Key assigns them: about 1/n of their number."""
-    return shards[node_rank::nodes]
+def node_files(config: RunConfig, files: list[Path], node_rank: int, nodes: int) -> list[Path]:
+    """Return a node's files of the training data: all, or about 1/n as by ShardedByS3Key."""
+    return files[node_rank::nodes] if config.train_sharded else files
 
 
-def local_shards(config: RunConfig, base: Path, nodes: int) -> tuple[Path, list[Path]]:
-    """Return the folder of the run file's local shards and the shards, at least one per node.
+def local_data(config: RunConfig, base: Path, nodes: int) -> tuple[Path, list[Path]]:
+    """Return the folder of the run file's local training data and its files.
+
+    The built-in training reads shards, a script of the user's own any file.
 
     Raises:
-        UserError: there are no shards, or too few.
+        UserError: there are no files, or too few for the nodes.
     """
     if config.data.local is None:
         raise UserError(
@@ -106,16 +108,19 @@ def local_shards(config: RunConfig, base: Path, nodes: int) -> tuple[Path, list[
     folder = base / config.data.local
     if not folder.is_dir():
         raise UserError(f"data.local: {folder}: no such folder; `sm-train pack` creates shards")
-    shards = list(find_shards(folder).values())
-    if not shards:
-        raise UserError(f"data.local: {folder}: holds no .tar; `sm-train pack` creates shards")
-    if len(shards) < nodes:
+    if not config.reads_shards:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+    else:
+        files = list(find_shards(folder).values())
+        if not files:
+            raise UserError(f"data.local: {folder}: holds no .tar; `sm-train pack` creates shards")
+    if len(files) < nodes and config.train_sharded:
         raise UserError(
-            f"data.local: {config.data.local} holds {len(shards)} shards for {nodes} nodes; "
-            f"pack smaller shards or give --nodes {len(shards)}",
+            f"data.local: {config.data.local} holds {len(files)} shards for {nodes} nodes; "
+            f"pack smaller shards or give --nodes {len(files)}",
             ExitCode.PREFLIGHT,
         )
-    return folder, shards
+    return folder, files
 
 
 def shared_channels(
@@ -155,6 +160,11 @@ def shared_channels(
     return channels
 
 
+def has_model(folders: LocalFolders) -> bool:
+    """Return whether the stage left a model: a script of the user's own need not."""
+    return folders.model.is_dir() and any(folders.model.iterdir())
+
+
 def unpack(bundle: Bundle, folder: Path) -> None:
     """Replace the content of ``folder`` by the bundle's files."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -181,9 +191,12 @@ def _write_config(
     rank: int,
     stage: StageSection,
     channels: dict[str, Path],
+    *,
+    sharded: bool,
 ) -> None:
     """Write the platform's three configuration files."""
-    sharded = {"TrainingInputMode": "FastFile", "S3DistributionType": "ShardedByS3Key"}
+    distribution = "ShardedByS3Key" if sharded else "FullyReplicated"
+    train = {"TrainingInputMode": "FastFile", "S3DistributionType": distribution}
     replicated = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
     documents = {
         "resourceconfig.json": {
@@ -192,7 +205,7 @@ def _write_config(
             "network_interface_name": "lo",
         },
         "hyperparameters.json": {"stage": stage.name},
-        "inputdataconfig.json": {"train": sharded, **dict.fromkeys(channels, replicated)},
+        "inputdataconfig.json": {"train": train, **dict.fromkeys(channels, replicated)},
     }
     for name, document in documents.items():
         (node.input_config / name).write_text(json.dumps(document, indent=2) + "\n")

@@ -10,13 +10,17 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     FINAL_MODEL,
     UPLOAD_NOTES,
     parse_step_folder,
-    step_folder_name,
 )
 from sm_train.estimators.config.naming import checkpoint_uri
 from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
 from sm_train.toolkit.aws.s3_download import StoredObject, download_all, list_objects
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.jobs.checkpoints import latest_stored, require_stored, stored_checkpoints
+from sm_train.toolkit.jobs.checkpoints import (
+    StoredCheckpoint,
+    latest_stored,
+    require_stored,
+    stored_checkpoints,
+)
 from sm_train.toolkit.runs.resolve import open_run
 
 if TYPE_CHECKING:
@@ -85,8 +89,7 @@ def _of_run(target: str, stage: str | None, options: dict[str, Any]) -> StoredMo
             uri = checkpoint_uri(run.config, one, run.bucket)
             stored = latest_stored(session, uri, jobs)
             if stored.step is not None:
-                folder = f"{stored.uri}/{step_folder_name(stored.step)}"
-                return _at_uri(session, folder, stored.region)
+                return _at_uri(session, f"{stored.uri}/{_own_format(stored)}", stored.region)
     where = f"stage {stage}" if stage else "any stage"
     raise UserError(
         f"{run.name}: {where} has no complete checkpoint; the first is written after "
@@ -107,7 +110,7 @@ def _at_uri(session: boto3.Session, uri: str, region: str) -> StoredModel:
         return StoredModel(session, region, bucket, uri, listed, ".")
     stored = stored_checkpoints(session, uri, region)
     if stored.step is not None:
-        return _checkpoint(session, region, uri, step_folder_name(stored.step))
+        return _checkpoint(session, region, uri, _own_format(stored))
     if stored.final:
         return _at_uri(session, f"{uri}/{FINAL_MODEL}", region)
     if stored.skipped:
@@ -118,6 +121,21 @@ def _at_uri(session: boto3.Session, uri: str, region: str) -> StoredModel:
         "a model folder",
         ExitCode.PREFLIGHT,
     )
+
+
+def _own_format(stored: StoredCheckpoint) -> str:
+    """Return the folder of the newest checkpoint.
+
+    Raises:
+        UserError: a script of the user's own wrote it.
+    """
+    name = stored.name or ""
+    if parse_step_folder(name) is None:
+        raise UserError(
+            f"{stored.uri}/{name}: was written by the run's own script (entry), which "
+            "saves its models itself; export reads checkpoints of the built-in training"
+        )
+    return name
 
 
 def _checkpoint(session: boto3.Session, region: str, uri: str, name: str) -> StoredModel:

@@ -20,6 +20,8 @@ from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.file_kinds import FileSelection, SkippedKind, describe_skipped
+from sm_train.toolkit.packing.links import SourceFolder
+from sm_train.toolkit.packing.source_image import SourceImage
 
 if TYPE_CHECKING:
     from types_boto3_s3.type_defs import ObjectTypeDef
@@ -27,24 +29,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 _WILDCARDS = "*?["
-
-
-@dataclass(frozen=True)
-class SourceImage:
-    """An image to pack, with the sizes and times that reveal a change.
-
-    ``source`` is its path below the source folder, with forward slashes, or its URI. Its caption is
-    ``caption`` if it comes from a table, and otherwise the text at ``caption_address``.
-    ``modified_ns`` is the latest modification of image or caption, Unix nanoseconds.
-    """
-
-    source: str
-    address: str
-    bytes: int
-    modified_ns: int
-    caption: str | None = None
-    caption_address: str | None = None
-    caption_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,13 +73,16 @@ def find_inputs(
         return _collect(str(captions), *rows, selection)
     if source.startswith("s3://"):
         return _collect(source, list_objects(source, access, selection), [], selection)
+    rejected: list[RejectedInput] = []
     if any(wildcard in source for wildcard in _WILDCARDS):
-        return _collect(source, _glob_images(source, selection), [], selection)
+        images = list(_glob_images(source, selection, rejected))
+        return _collect(source, images, rejected, selection)
     path = Path(source)
     if not path.exists():
         raise UserError(f"{source}: no such folder or table")
     if path.is_dir():
-        return _collect(source, _walk_images(path, selection), [], selection)
+        images = list(_walk_images(path, selection, rejected))
+        return _collect(source, images, rejected, selection)
     root = str(path.parent)
     rows = _table_inputs(path, root, image_column, caption_column, access)
     return _collect(source, *rows, selection)
@@ -160,24 +147,51 @@ def _size_and_time(path: Path) -> tuple[int | None, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _walk_images(folder: Path, selection: FileSelection) -> Iterator[SourceImage]:
-    """Find images by their extension; follow links, but visit each folder only once."""
+def _walk_images(
+    folder: Path, selection: FileSelection, rejected: list[RejectedInput]
+) -> Iterator[SourceImage]:
+    """Find images by their extension; add those that lie outside the folder to ``rejected``.
+
+    Links inside the folder are followed, but each folder is visited only once.
+    """
+    root = SourceFolder(folder)
     visited: set[tuple[int, int]] = set()
     for parent, subfolders, names in os.walk(folder, followlinks=True, onerror=_raise):
         status = Path(parent).stat()
         if (status.st_dev, status.st_ino) in visited:
             subfolders.clear()
             continue
+        name = Path(parent).relative_to(folder).as_posix()
+        if rejection := root.reject_subfolder(Path(parent), name):
+            subfolders.clear()
+            rejected.append(rejection)
+            continue
         visited.add((status.st_dev, status.st_ino))
         subfolders.sort()
-        paths = [Path(parent, name) for name in names]
-        entries = [(path.relative_to(folder).as_posix(), path) for path in paths]
-        for path in selection.images(entries):
-            yield _local_image(path.relative_to(folder).as_posix(), path)
+        files = [Path(parent, name) for name in names]
+        paths = selection.images([(path.relative_to(folder).as_posix(), path) for path in files])
+        images = (_local_image(path.relative_to(folder).as_posix(), path) for path in paths)
+        yield from _inside(images, root, rejected)
 
 
-def _glob_images(pattern: str, selection: FileSelection) -> Iterator[SourceImage]:
-    """Find the images that match a pattern; sources are relative to its part without wildcards."""
+def _inside(
+    images: Iterable[SourceImage], folder: SourceFolder, rejected: list[RejectedInput]
+) -> Iterator[SourceImage]:
+    """Yield the images that lie in ``folder`` with their captions; add others to ``rejected``."""
+    for image in images:
+        if rejection := folder.reject(image):
+            rejected.append(rejection)
+        else:
+            yield image
+
+
+def _glob_images(
+    pattern: str, selection: FileSelection, rejected: list[RejectedInput]
+) -> Iterator[SourceImage]:
+    """Find the images that match a pattern; sources are relative to its part without wildcards.
+
+    Those that lie outside that part are added to ``rejected``.
+    """
     parts = Path(pattern).parts
     fixed = next(
         index
@@ -185,9 +199,10 @@ def _glob_images(pattern: str, selection: FileSelection) -> Iterator[SourceImage
         if any(wildcard in part for wildcard in _WILDCARDS)
     )
     root = Path(*parts[:fixed])
-    paths = [path for path in root.glob(str(Path(*parts[fixed:]))) if path.is_file()]
-    for path in selection.images([(path.relative_to(root).as_posix(), path) for path in paths]):
-        yield _local_image(path.relative_to(root).as_posix(), path)
+    files = [path for path in root.glob(str(Path(*parts[fixed:]))) if path.is_file()]
+    paths = selection.images([(path.relative_to(root).as_posix(), path) for path in files])
+    images = (_local_image(path.relative_to(root).as_posix(), path) for path in paths)
+    yield from _inside(images, SourceFolder(root), rejected)
 
 
 def list_objects(uri: str, access: S3Access, selection: FileSelection) -> list[SourceImage]:
@@ -257,6 +272,8 @@ def _table_inputs(
             images.append(_local_image(source, Path(root) / source, str(caption)))
     if not images and not rejected and not remote:
         raise UserError(f"{table}: the table has no rows")
+    if images:
+        images = list(_inside(images, SourceFolder(Path(root)), rejected))
     return images + _head_objects(remote, access), rejected
 
 

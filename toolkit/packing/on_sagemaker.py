@@ -17,12 +17,15 @@ from sm_train.entrypoints.packing.pack import PackPlan
 from sm_train.entrypoints.packing.processing_job import PLAN_FILE
 from sm_train.entrypoints.packing.storage import open_storage
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, build_bundle
+from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import DEFAULT_PYTORCH
 from sm_train.estimators.request.processing import (
+    CONVERT_REQUIREMENTS,
     PackingJob,
     ProcessingRequest,
+    convert_requirements,
     processing_image,
     processing_instance_types,
     processing_request,
@@ -239,7 +242,7 @@ def submit(
     with translate_aws_errors(job.destination):
         record_start(planned.pack, destination, planned.started_ns)
     files: dict[str, bytes | Path] = {
-        f"code/{ARCHIVE_NAME}": _packing_bundle(config).archive,
+        f"code/{ARCHIVE_NAME}": _packing_bundle(config, converts=job.options.convert).archive,
         f"plan/{PLAN_FILE}": planned.pack.to_bytes(),
     }
     if job.options.latents is not None:
@@ -252,11 +255,12 @@ def submit(
         return create_processing_job(planned.request, files, boto_session=session, bucket=bucket)
 
 
-def _packing_bundle(config: RunConfig) -> Bundle:
+def _packing_bundle(config: RunConfig, *, converts: bool) -> Bundle:
     """Build the code bundle: no user code, but network access to install packages."""
+    files = {CONVERT_REQUIREMENTS: convert_requirements()} if converts else {}
     cluster = config.cluster.model_copy(update={"network_isolation": False})
     packing = config.model_copy(update={"code": None, "entry": None, "cluster": cluster})
-    return build_bundle(packing, DEFAULT_PYTORCH)
+    return build_bundle(packing, DEFAULT_PYTORCH, UserCode(files))
 
 
 def dry_run_document(planned: ProcessingPack, cost: PackCost) -> ProcessingPackDocument:

@@ -176,6 +176,7 @@ def _stage(
         progress_of(live),
         now=now,
         stall_after=run.config.heartbeat.max_timeout,
+        own_script=run.config.entry is not None,
     )
 
 

@@ -10,6 +10,7 @@ from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.bundle.bundle import LARGE_BYTES
 from sm_train.estimators.config.naming import ROLE_NOT_SET
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.submit.relocation import relocation_rows
 from sm_train.toolkit.submit.submission import Submission
@@ -44,6 +45,10 @@ def show_plan(submission: Submission, console: Console) -> None:
         for line in unknown:
             console.print(f"  - {line}", markup=False)
     console.print()
+
+
+def _distribution(config: RunConfig) -> str:
+    return "ShardedByS3Key" if config.train_sharded else "FullyReplicated"
 
 
 def _stage_table(submission: Submission) -> Any:
@@ -97,7 +102,7 @@ def _details(submission: Submission) -> list[tuple[str, str]]:
     price = as_document(submission.cost)["stages"][0]
     return [
         ("image", request["AlgorithmSpecification"]["TrainingImage"]),
-        ("data", f"{config.data.uri} (FastFile, ShardedByS3Key)"),
+        ("data", f"{config.data.uri} (FastFile, {_distribution(config)})"),
         (
             "checkpoints",
             f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every_steps}",
@@ -107,7 +112,7 @@ def _details(submission: Submission) -> list[tuple[str, str]]:
         (
             "bundle",
             f"{len(bundle.files)} files, {len(bundle.archive):,} bytes, "
-            f"sha256 {bundle.sha256[:12]}…; starts {bundle.entry}",
+            f"sha256 {bundle.sha256[:12]}…; starts {config.entry or bundle.entry}",
         ),
         ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
         *_alternative_rows(submission),

@@ -29,7 +29,6 @@ from sm_train.estimators.request.training import (
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import require_bucket, split_uri
 from sm_train.toolkit.aws.session import session_in_region
-from sm_train.toolkit.checks.training_data import require_index, require_shards
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.stages import predicted_speeds
@@ -39,6 +38,7 @@ from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.runs.resolve import Run
 from sm_train.toolkit.submit.replicate import FolderCopy, copy_folder, replicate_inputs
 from sm_train.toolkit.submit.start_job import JobLaunch, QuotaError, start_next_job
+from sm_train.toolkit.submit.training_data import require_index, require_shards
 from sm_train.toolkit.terminal.console import bytes_bar
 from sm_train.toolkit.terminal.formatting import format_usd
 
@@ -134,8 +134,9 @@ def require_run_data(session: boto3.Session, config: RunConfig, region: str, sta
         regional, data = session_in_region(session, placement.region), placement.config.data
         require_bucket(regional, split_uri(data.uri)[0], placement.region, "data.uri")
         instances = placement.config.cluster.max_instances(placement.stage(stage).instances)
-        require_shards(regional, data.uri, instances)
-        require_index(regional, data.uri, data.index_uri)
+        sharded = placement.config.train_sharded
+        require_shards(regional, data.uri, instances if sharded else 1)
+        require_index(regional, data.uri, placement.config.index_uri)
 
 
 def stage_relocated_code(

@@ -80,7 +80,7 @@ def required_copies(
     stored, target = stages[index].stored, request["CheckpointConfig"]["S3Uri"].rstrip("/")
     copies = []
     if stored.step is not None and stored.uri != target:
-        name = step_folder_name(stored.step)
+        name = stored.name or step_folder_name(stored.step)
         copies.append(FolderCopy(f"{stored.uri}/{name}", stored.region, f"{target}/{name}", region))
     for channel in request["InputDataConfig"]:
         if channel["ChannelName"] in ("previous", "previous_state"):

@@ -9,4 +9,5 @@ FROM ${BASE}
 ARG TORCH=torch==2.13.0
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 COPY requirements.txt /tmp/
-RUN pip3 install --no-cache-dir ${TORCH} numpy pillow -r /tmp/requirements.txt
+RUN pip3 install --no-cache-dir ${TORCH} \
+    && pip3 install --no-cache-dir --require-hashes -r /tmp/requirements.txt

@@ -3,10 +3,10 @@
 #   sm-train template watch-lambda-image > watch-lambda.Dockerfile
 #   docker build --platform linux/amd64 --provenance=false -f watch-lambda.Dockerfile -t IMAGE .
 #   docker push IMAGE
+# `docker buildx imagetools inspect public.ecr.aws/lambda/python:3.12` prints the digest to pin.
 FROM public.ecr.aws/lambda/python:3.12
-RUN pip install --no-cache-dir \
-    "boto3>=1.40,<2" "google-re2>=1.1,<2" "msgspec>=0.19,<1" "packaging>=23,<27" \
-    "pathspec>=0.12,<2" "pydantic>=2.7,<3"
+COPY estimators/data/requirements-watch-lambda.txt /tmp/requirements.txt
+RUN pip install --no-cache-dir --require-hashes -r /tmp/requirements.txt
 COPY toolkit ${LAMBDA_TASK_ROOT}/sm_train/toolkit
 COPY estimators ${LAMBDA_TASK_ROOT}/sm_train/estimators
 COPY cost ${LAMBDA_TASK_ROOT}/sm_train/cost

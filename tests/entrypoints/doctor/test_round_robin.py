@@ -151,8 +151,36 @@ def test_a_slow_node_is_found_despite_noise_in_one_pass(
 
 def test_suspects_are_not_reported_as_slow_if_the_control_pairs_are_slow_as_well() -> None:
     bandwidths = dict.fromkeys(all_pairs(4), 100.0) | {(1, 3): 20.0}
-    found = found_in(bandwidths, lambda number, pair: 1.0 if number == 0 else 0.5)
+
+    def noise(number: int, pair: Pair) -> float:
+        return 0.3 if number > 0 and pair != (1, 3) else 1.0
+
+    found = found_in(bandwidths, noise)
     assert (found.nodes, found.links, found.unconfirmed) == ((), (), ((1, 3),))
+
+
+def test_link_far_below_the_control_pairs_is_slow_even_if_a_busy_computer_slows_all() -> None:
+    bandwidths = dict.fromkeys(all_pairs(4), 100.0) | {(1, 3): 12.0}
+    found = found_in(bandwidths, lambda number, pair: 1.0 if number == 0 else 0.5)
+    assert (found.nodes, found.links, found.unconfirmed) == ((), ((1, 3),), ())
+
+
+@settings(deadline=None, max_examples=200)
+@given(seed=st.integers(0, 2**32), is_slow=st.booleans())
+def test_the_slow_link_of_four_hosts_is_found_on_a_busy_computer(seed: int, is_slow: bool) -> None:
+    """One measurement of six is disturbed, and one pass of six as a whole."""
+
+    def noise(number: int, pair: Pair) -> float:
+        one, all_of_pass = (
+            random.Random(f"{seed} {number} {pair}"),
+            random.Random(f"{seed}{number}"),
+        )
+        level = all_of_pass.uniform(0.12, 1.0) if all_of_pass.random() < 1 / 6 else 1.0
+        return level * (one.uniform(0.1, 0.9) if one.random() < 1 / 6 else 1.0)
+
+    bandwidths = dict.fromkeys(all_pairs(4), 100.0) | ({(1, 3): 12.0} if is_slow else {})
+    found = found_in(bandwidths, noise)
+    assert (found.nodes, found.links) == ((), ((1, 3),) if is_slow else ())
 
 
 def test_suspects_without_a_retest_are_unconfirmed() -> None:

@@ -19,13 +19,12 @@ from sm_train.entrypoints.doctor.expectations import fit_compute
 from sm_train.entrypoints.doctor.step_time_model import (
     Fabric,
     Workload,
-    bucket_sizes,
     expected_sweep,
     predict_step,
 )
 
 MB = 2**20
-WORK = Workload(compute_seconds=0.3, gradient_bytes=100 * MB, parameter_bytes=50 * MB)
+WORK = Workload(compute_seconds=0.3, gradient_bytes=100 * MB, parameter_bytes=50 * MB, units=4)
 
 
 def fabric(ranks: int, rate: float, latency: float = 0.0) -> Fabric:
@@ -77,20 +76,15 @@ def test_a_larger_message_never_takes_less_time(
     assert small <= large * (1 + 1e-9)
 
 
-def test_buckets_are_ddps() -> None:
-    assert bucket_sizes(60 * MB) == (MB, 25 * MB, 25 * MB, 9 * MB)
-    assert bucket_sizes(100) == (100,)
-
-
 def test_a_fast_network_hides_and_a_slow_one_sets_the_pace() -> None:
     fast = predict_step(WORK, fabric(2, 1e12))
     slow = predict_step(WORK, fabric(2, 100e6))
     assert fast is not None
     assert slow is not None
     assert fast.seconds == pytest.approx(0.3, rel=0.01)
-    # 100 MiB at 100 MB/s are 1.05 s. The second bucket, behind 1 MiB, is ready after 26 % of the
-    # backward pass; from then on the network never rests.
-    assert slow.seconds == pytest.approx(0.1 + 0.26 * 0.2 + 0.99 * 1.0486, rel=0.001)
+    # 100 MiB at 100 MB/s are 1.05 s. The first of four buckets is ready after a quarter of the
+    # backward pass; from then on the network is always busy.
+    assert slow.seconds == pytest.approx(0.1 + 0.25 * 0.2 + 1.0486, rel=0.001)
 
 
 def test_accumulation_spreads_one_sum_over_its_passes() -> None:

@@ -8,19 +8,7 @@ from typing import Any
 
 import pytest
 from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import (
-    AlertsConfig,
-    CheckpointConfig,
-    DataConfig,
-    DoctorConfig,
-    EvaluationConfig,
-    ExpectedPerformance,
-    HeartbeatConfig,
-    JobConfig,
-    ModelConfig,
-    StageConfig,
-    TrainingConfig,
-)
+from sm_train.entrypoints.common.job_config import DoctorConfig, ExpectedPerformance, JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.doctor.bus_bandwidth import COLLECTIVES
 from sm_train.entrypoints.doctor.history import (
@@ -41,6 +29,9 @@ from sm_train.entrypoints.doctor.report import conclude, result_document
 from sm_train.entrypoints.doctor.start import effective_mode
 from sm_train.entrypoints.doctor.step_time_model import expected_sweep
 from sm_train.entrypoints.doctor.verdict import DoctorVerdict, judge
+from sm_train.estimators.bundle.job_configs import job_configs
+
+from tests.support.run_documents import config, stage
 
 P4D = ExpectedPerformance("ml.p4d.24xlarge", 8, True, 400, 300, 312, 1.8, "stated", 30.0)
 GPU = {
@@ -61,21 +52,11 @@ TYPICAL = 30e9
 
 
 def job_config(**doctor: Any) -> JobConfig:
-    return JobConfig(
-        run="r",
-        license=None,
-        backend="auto",
-        data=DataConfig("jpg", "txt", "center", "bicubic", "fast", "ignore", False, 0.01),
-        model=ModelConfig("sd2", None, False, None, None),
-        stage=StageConfig("s", 256, 32, 2, 10_000, 1e-4, "none", False, "ema", "reset"),
-        training=TrainingConfig("bf16", "fp32", False, 0, 0, 0.0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),
-        evaluation=EvaluationConfig(5000, (), 30, 5.0),
-        checkpoint=CheckpointConfig(1000, 3),
-        heartbeat=HeartbeatConfig(30, 120, 1200, "kill", 60),
-        alerts=AlertsConfig(None, None, None, "warning"),
-        doctor=DoctorConfig(**{"mode": "auto", "timeout": 120, "max_slowdown": 1.5} | doctor),
-        expected=P4D,
-    )
+    """A stage of 32 × 2 images of 256 px per GPU, on p4d instances."""
+    settings = {"per_device_batch_size": 32, "gradient_accumulation_steps": 2, "max_steps": 10_000}
+    run = config(stages=[stage("s", **settings)])
+    section = DoctorConfig(**{"mode": "auto", "timeout": 120, "max_slowdown": 1.5} | doctor)
+    return replace(job_configs(run)["s"], doctor=section, expected=P4D)
 
 
 def cluster_of(nodes: int = 4, rate: float = TYPICAL, **changes: Any) -> ClusterMeasurements:

@@ -105,6 +105,12 @@ CASES: dict[str, tuple[Files, str, dict[str, Any], str]] = {
         {"zero_terminal_snr": True},
         "model.zero_terminal_snr: needs v_prediction, and the pretrained model predicts epsilon",
     ),
+    "zero-SNR with min-SNR": (
+        published(SD2, rescale_betas_zero_snr=True),
+        SD2,
+        {"min_snr_gamma": 5.0},
+        "model.min_snr_gamma: the pretrained model has zero terminal SNR",
+    ),
     "shift, contradicted": (
         published(SD3),
         SD3,

@@ -300,7 +300,7 @@ def test_text_encoders_are_joined_as_in_diffusers_pipelines() -> None:
     """Stable Diffusion 3: CLIP's second to last layers along the width, then T5's tokens."""
     parts = build_components(model("tiny-mmdit"), 16, components=None, previous=None)
     ids = parts.text_encoders.tokenize(["a word"])
-    states, pooled = parts.text_encoders.encode(ids)
+    states, pooled, _ = parts.text_encoders.encode(ids)
     clip_l, clip_g, t5 = parts.text_encoders.encoders
     clip = [
         encoder(tokens, output_hidden_states=True)

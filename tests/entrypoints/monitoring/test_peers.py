@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from sm_train.entrypoints.monitoring.peers import (
     NodeStatus,
     PeerLink,
     PeerStall,
+    message_key,
     rendezvous_address,
+    seal,
 )
 from sm_train.entrypoints.monitoring.stall_detector import RankStatus
 from sm_train.entrypoints.monitoring.stragglers import BusyTotals
@@ -26,6 +29,7 @@ from sm_train.entrypoints.monitoring.stragglers import BusyTotals
 RANK = RankStatus(8, 1, Phase.STEP, 5, 11)
 STATUS = NodeStatus((RANK,), PeerStall("no heartbeat", 2.0), None, (BusyTotals(8, 1, 5, 2.5, 0.0),))
 OWN = NodeStatus()
+KEY = b"key of the tests"
 
 
 class Clock:
@@ -45,7 +49,7 @@ def free_port() -> int:
 def linked_pair(clock: Clock, jobs: tuple[str, str] = ("run", "run")) -> tuple[PeerLink, PeerLink]:
     address = ("127.0.0.1", free_port())
     first, second = (
-        PeerLink(job, node, 2, address, poll_seconds=1, clock=clock)
+        PeerLink(job, node, 2, address, key=KEY, poll_seconds=1, clock=clock)
         for node, job in enumerate(jobs)
     )
     return first, second
@@ -97,7 +101,7 @@ def test_failures_reach_the_first_node_and_come_back_with_its_replies() -> None:
 def test_node_that_never_sent_anything_is_silent_once_others_have() -> None:
     clock, address = Clock(), ("127.0.0.1", free_port())
     first, second = (
-        PeerLink("run", node, 3, address, poll_seconds=1, clock=clock) for node in (0, 1)
+        PeerLink("run", node, 3, address, key=KEY, poll_seconds=1, clock=clock) for node in (0, 1)
     )
     clock.now = 60.0
     assert first.silent_nodes() == {}
@@ -137,8 +141,9 @@ def test_datagrams_of_another_job_are_ignored() -> None:
     )
 )
 def test_malformed_datagrams_are_ignored(message: bytes) -> None:
-    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), poll_seconds=1)
+    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), key=KEY, poll_seconds=1)
     assert first._parse(message) is None
+    assert first._parse(seal(message, KEY)) is None
     assert first.statuses() == []
 
 
@@ -160,14 +165,41 @@ def test_malformed_datagrams_are_ignored(message: bytes) -> None:
     ],
 )
 def test_foreign_and_invalid_statuses_are_rejected(part: str, change: dict[str, object]) -> None:
-    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), poll_seconds=1)
+    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), key=KEY, poll_seconds=1)
     status = replace(STATUS, failure=Failure("killed", "rank 8 died", 1, 8))
-    document: dict[str, Any] = {"job": "run", "node": 1, **asdict(status)}
-    assert first._parse(json.dumps(document).encode()) == 1
+    document: dict[str, Any] = {"job": "run", "node": 1, "sent_ns": 1, **asdict(status)}
+    assert first._parse(seal(json.dumps(document).encode(), KEY)) == 1
+    document["sent_ns"] = 2
     whole = document[part]
     changed = [whole[0] | change] if isinstance(whole, tuple) else whole | change
-    assert first._parse(json.dumps(document | {part: changed}).encode()) is None
+    assert first._parse(seal(json.dumps(document | {part: changed}).encode(), KEY)) is None
     assert first.statuses() == [RANK]
+
+
+def test_forged_and_repeated_datagrams_are_ignored() -> None:
+    """Whoever reaches the port could otherwise blame a rank, or hide that a node is silent."""
+    clock = Clock()
+    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), key=KEY, poll_seconds=1, clock=clock)
+    document = {"job": "run", "node": 1, "sent_ns": 5, **asdict(STATUS)}
+    content = json.dumps(document).encode()
+    for forged in (content, seal(content, b"another key"), seal(content, KEY)[:-1]):
+        assert first._parse(forged) is None
+    assert first.statuses() == []
+    assert first._parse(seal(content, KEY)) == 1
+    clock.now = SILENT_POLLS + 1
+    assert first._parse(seal(content, KEY)) is None
+    assert first.silent_nodes() == {1: SILENT_POLLS + 1}
+    assert first._parse(seal(content.replace(b'"sent_ns": 5', b'"sent_ns": 6'), KEY)) == 1
+    assert first.silent_nodes() == {}
+
+
+def test_nodes_with_another_run_document_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"256px": {"run": "a"}}')
+    (tmp_path / "copy.json").write_text('{"256px": {"run": "a"}}')
+    (tmp_path / "other.json").write_text('{"256px": {"run": "b"}}')
+    key, copy, other = (message_key(tmp_path / f"{name}.json") for name in ("job", "copy", "other"))
+    assert key == copy != other
+    assert b"run" not in key
 
 
 def test_peer_port_is_next_to_the_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:

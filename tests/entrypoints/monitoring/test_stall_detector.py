@@ -21,6 +21,7 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     Phase,
     bucket_index,
     bucket_upper_edge,
+    create_private_folder,
     heartbeat_folder,
     stale_dirs,
 )
@@ -113,8 +114,29 @@ def test_folder_is_per_launcher_and_those_of_dead_launchers_are_stale(
     assert heartbeat_folder().name == f"sm-train-{os.getuid()}-1-prterun12"
     dead = f"sm-train-{os.getuid()}-{2**22 + 1}-7777-0"
     for name in (own.name, dead, "sm-train-of-another", f"sm-train-{os.getuid()}-x-1"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(mode=0o700)
+    (tmp_path / f"sm-train-{os.getuid()}-{2**22 + 2}-7777-0").symlink_to(tmp_path / dead)
     assert stale_dirs(tmp_path / own.name) == [tmp_path / dead]
+
+
+@pytest.mark.parametrize("squatter", ["link", "open folder", "folder of another user"])
+def test_heartbeats_are_written_to_a_private_folder_only(tmp_path: Path, squatter: str) -> None:
+    """The folder lies in /dev/shm, where another user of the node can create it before."""
+    folder = tmp_path / "heartbeats"
+    if squatter == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir(mode=0o700)
+    if squatter == "open folder":
+        folder.chmod(0o755)
+    elif squatter == "folder of another user":
+        if os.getuid() != 0:
+            pytest.skip("only root can give a folder to another user")
+        os.chown(folder, 65534, 65534)
+    with pytest.raises(PermissionError, match="not a private folder of this user; remove it"):
+        create_private_folder(folder)
+    assert not list(folder.iterdir())
 
 
 # ---------------------------------------------------------------------- timeouts

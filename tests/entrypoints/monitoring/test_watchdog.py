@@ -66,7 +66,9 @@ class WatchedCluster:
             )
             events = EventLog(node=node, rank=node, stream=stream)
             dispatcher = AlertDispatcher(self.settings.alerts, events.warn, clock=self.clock)
-            peers = PeerLink("run", node, NODES, address, poll_seconds=10**9, clock=self.clock)
+            peers = PeerLink(
+                "run", node, NODES, address, key=b"k", poll_seconds=10**9, clock=self.clock
+            )
             watchdog = Watchdog(
                 self.settings,
                 SageMakerPaths(base / f"algo-{node + 1}"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -30,7 +29,7 @@ from tests.conftest import Aws, Cli
 from tests.support.background_server import serve_in_background
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes
-from tests.support.restricted_imports import RESTRICT_IMPORTS
+from tests.support.restricted_imports import RESTRICT_IMPORTS, lambda_packages
 
 
 class FakeContext:
@@ -435,9 +434,7 @@ print(handler({"flush": True}, FakeContext()))
 def test_the_container_image_has_all_required_packages(
     deployment: Deployment, cli: Cli, tmp_path: Path
 ) -> None:
-    dockerfile = cli("template", "pack-lambda-image").stdout
-    [line] = re.findall(r"pip install[^\n]*\\\n(.*?)\n[A-Z]", dockerfile, re.DOTALL)
-    packages = re.findall(r'"([a-z0-9]+)>=', line)
+    packages = lambda_packages(cli("template", "pack-lambda-image").stdout)
     deployment.arrive("a.jpg", image_bytes(1))
     event = json.dumps({"Records": deployment.receive()})
     run = subprocess.run(

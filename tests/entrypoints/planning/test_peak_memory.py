@@ -22,7 +22,11 @@ NODE = 8
 def planned_bytes(run: FakeRun) -> int:
     plan = plan_preset(run.preset, run.resolution, precision="bf16")
     fixed = plan.fixed_bytes(
-        ema=True, strategy=run.sharding, world_size=run.world_size, per_node=NODE
+        ema=True,
+        optimizer="adamw",
+        strategy=run.sharding,
+        world_size=run.world_size,
+        per_node=NODE,
     )
     return fixed + plan.activation_bytes(
         run.per_device_batch_size, checkpointing=run.activation_checkpointing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -13,7 +14,12 @@ from pathlib import Path
 
 import pytest
 from sm_train.entrypoints.common.job_config import JOB_FILE, read_job_config
-from sm_train.estimators.bundle.bundle import build_bundle, rebuild_bundle, requirements, unpack
+from sm_train.estimators.bundle.bundle import (
+    build_bundle,
+    rebuild_bundle,
+    requirements,
+    unpack,
+)
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.bundle.user_code import UserCodeError, read_user_code
 from sm_train.estimators.config.schema import RunConfig
@@ -110,7 +116,13 @@ def test_job_config_has_every_value_of_its_section() -> None:
     for name, section in sections.items():
         values = section.model_dump()
         values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-        assert asdict(getattr(job, name)).items() <= values.items(), name
+        # Choices with options of their own get their defaults when the job configuration is made.
+        sent = {
+            key: value
+            for key, value in asdict(getattr(job, name)).items()
+            if not isinstance(value, dict)
+        }
+        assert {key: values[key] for key in sent} == sent, name
 
 
 def test_unpacked_bundle_imports_only_its_own_packages(tmp_path: Path) -> None:
@@ -135,7 +147,7 @@ def test_unpacked_bundle_imports_only_its_own_packages(tmp_path: Path) -> None:
 
 def test_requirements_match_the_pytorch_version() -> None:
     assert "transformers==4.46" in requirements("2.3.0")
-    assert "transformers==4.57" in requirements("2.4.0") == requirements("2.5.1")
+    assert "transformers==4.55" in requirements("2.4.0") == requirements("2.5.1")
     assert "transformers==5." in requirements("2.13.0")
     assert requirements(None) == requirements("2.13.0")
 
@@ -202,11 +214,14 @@ def test_linked_folder_is_an_error_unless_ignored(tmp_path: Path) -> None:
 
 def test_entry_replaces_the_training_script(tmp_path: Path) -> None:
     user_code = read_user_code(write_files(tmp_path, {"jobs/own.py": "print('own')"}))
-    run = config(code="somewhere", entry="jobs/own.py")
+    run = config(code="somewhere", entry="jobs/own.py", entry_args=["--seed", "{seed}"])
     bundle = build_bundle(run, "2.13.0", user_code)
-    assert bundle.entry == "jobs/own.py"
     files = unpack(bundle.archive)
+    # A script of ours starts and observes it.
+    assert b"run_entry" in files[bundle.entry]
     assert "train.py" not in files
+    job = json.loads(files["job.json"])["256px"]
+    assert (job["entry"], job["entry_args"]) == ("jobs/own.py", ["--seed", "{seed}"])
     document = json.loads(files["run.json"])
     assert (document["code"], document["entry"]) == (".", "jobs/own.py")
 
@@ -219,6 +234,7 @@ def test_entry_replaces_the_training_script(tmp_path: Path) -> None:
         ({"sm_train/__init__.py": ""}, None, "code: sm_train/__init__.py is a reserved name"),
         ({"a.py": "", "run.json": ""}, "a.py", "code: run.json is a reserved name"),
         ({"a.py": "", "job.json": ""}, "a.py", "code: job.json is a reserved name"),
+        ({"a.py": "", "start_entry.py": ""}, "a.py", "code: start_entry.py is a reserved name"),
     ],
 )
 def test_conflicting_user_code_is_rejected(
@@ -250,16 +266,14 @@ def test_credential_in_user_code_is_rejected_with_file_and_line(tmp_path: Path) 
     ]
 
 
-def test_user_packages_override_pinned_ones(tmp_path: Path) -> None:
-    text = "einops==0.8.1  # shapes\n\n# newer\nSafeTensors==0.7.0\n"
+def test_user_packages_are_installed_separately_from_those_with_hashes(tmp_path: Path) -> None:
+    text = "einops==0.8.1  # shapes\n\n# newer\nSafeTensors==0.7.0\n--extra-index-url https://a.b\n"
     user_code = read_user_code(write_files(tmp_path, {"requirements.txt": text}))
-    content = unpack(build_bundle(config(code="."), "2.13.0", user_code).archive)[
-        "requirements.txt"
-    ]
-    packages = content.decode().splitlines()
-    assert packages[-3:] == ["# User packages:", "einops==0.8.1", "SafeTensors==0.7.0"]
-    assert not [line for line in packages if line.startswith("safetensors")]
-    assert [line for line in packages if line.startswith("diffusers==")]
+    contents = unpack(build_bundle(config(code="."), "2.13.0", user_code).archive)
+    lines = contents["requirements-user.txt"].decode().splitlines()
+    assert lines == ["einops==0.8.1", "SafeTensors==0.7.0", "--extra-index-url https://a.b"]
+    # One package without a hash would make pip reject the whole file.
+    assert contents["requirements.txt"].decode() == requirements("2.13.0")
 
 
 def test_user_packages_must_be_pinned_and_leave_pytorch_alone(tmp_path: Path) -> None:
@@ -276,18 +290,23 @@ def test_user_packages_must_be_pinned_and_leave_pytorch_alone(tmp_path: Path) ->
     ]
 
 
-def test_every_pinned_package_has_one_exact_version() -> None:
-    for version in ("2.3.0", "2.5.1", "2.13.0"):
-        lines = [line for line in requirements(version).splitlines() if not line.startswith("#")]
-        # The image keeps its NumPy below 2: its PyTorch was built for it.
-        assert [line for line in lines if "==" not in line] == ["numpy<2"] * (version == "2.3.0")
-        assert not [line for line in lines if line.startswith("torch")]
+@pytest.mark.parametrize("version", ["2.3.0", "2.5.1", "2.13.0"])
+def test_all_packages_of_a_job_have_hashes(version: str) -> None:
+    text = requirements(version).replace("\\\n", "")
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    assert all(re.match(r"[a-z0-9-]+==[^ ]+ .*--hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    names = {line.partition("==")[0] for line in lines}
+    # What the direct packages need is pinned as well, but not what the image includes.
+    assert {"diffusers", "huggingface-hub", "numpy", "regex"} <= names
+    assert not {name for name in names if name.startswith(("torch", "nvidia-c"))}
+    # PyTorch 2.3 was built for NumPy 1.
+    assert ("numpy==1." in text) == (version != "2.13.0")
 
 
 def test_isolated_job_installs_nothing() -> None:
     isolated = {"instance_type": "ml.p5.48xlarge", "image": ECR, "network_isolation": True}
     bundle = build_bundle(config(cluster=isolated), None)
-    assert "requirements.txt" not in unpack(bundle.archive)
+    assert not {"requirements.txt", "requirements-user.txt"} & unpack(bundle.archive).keys()
 
 
 def test_rebuilt_bundle_keeps_the_code_and_changes_the_run_file(tmp_path: Path) -> None:
@@ -304,4 +323,4 @@ def test_rebuilt_bundle_keeps_the_code_and_changes_the_run_file(tmp_path: Path) 
     changed = {name for name in before if before[name] != after.get(name)}
     assert changed == {"run.json", "job.json", "requirements.txt"}
     assert b"transformers==4." in after["requirements.txt"]
-    assert after["requirements.txt"].endswith(b"einops==0.8.1\n")
+    assert after["requirements-user.txt"] == b"einops==0.8.1\n"

@@ -217,6 +217,17 @@ CASES = {
         VALID.replace("preset: sd2", "preset: sd2\n  timestep_shift: 3.0"),
         ["run.yaml:8: model.timestep_shift: does not apply to v_prediction; remove it"],
     ),
+    "min_snr_with_zero_snr": (
+        VALID.replace(
+            "preset: sd2",
+            "preset: sd2\n  prediction_type: v_prediction\n  zero_terminal_snr: true\n"
+            "  min_snr_gamma: 5",
+        ),
+        [
+            "run.yaml:10: model.min_snr_gamma: gives the last timestep of zero_terminal_snr, whose "
+            "SNR is 0, the weight 0, so it would never be trained; remove one of the two"
+        ],
+    ),
     "min_snr_with_flow": (
         VALID.replace("preset: sd2", "preset: dit-xl\n  min_snr_gamma: 5"),
         ["run.yaml:8: model.min_snr_gamma: does not apply to flow; remove it"],

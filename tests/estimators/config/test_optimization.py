@@ -24,18 +24,11 @@ def refused(folder: Path, **changes: Any) -> str:
 def test_a_name_is_short_for_a_section() -> None:
     short = config(training={"optimizer": "muon", "lr_schedule": "cosine"}).training
     assert short.optimizer.name == "muon"
-    assert short.lr_schedule.job_config().final_factor == 0.0
+    assert short.lr_schedule.name == "cosine"
     written_out = config(
         training={"optimizer": {"name": "muon"}, "lr_schedule": {"name": "cosine"}}
     ).training
     assert short == written_out
-
-
-def test_weight_decay_of_a_users_optimizer_is_its_own_default() -> None:
-    shipped = config(training={"optimizer": "adafactor"}).training.optimizer
-    assert shipped.job_config().weight_decay == 0.01
-    own = config(training={"optimizer": "torch.optim:SGD"}).training.optimizer
-    assert own.job_config().weight_decay is None
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,9 @@ def test_undecided_instances_have_no_gpu_and_disk_alarms() -> None:
     assert list(requests_by_name(config(), job)) == ["heartbeat", "stall"]
 
 
-def test_user_entry_has_no_heartbeat_alarms() -> None:
-    assert list(requests_by_name(config(code="own", entry="train.py"))) == ["gpu", "disk"]
+def test_own_script_has_the_alarms_of_the_built_in_training() -> None:
+    own = requests_by_name(config(code="own", entry="train.py"))
+    assert list(own) == list(requests_by_name(config()))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def main() -> None:
     tensors = {spec.name: shard.tensor for spec, shard in state.tensors().items()}
     for part, prefixes in {
         "weights": ("model.",),
-        "adamw": ("exp_avg.", "exp_avg_sq."),
+        "optimizer": ("optimizer.",),
         "ema": ("ema.",),
     }.items():
         results[part] = sum(

@@ -12,25 +12,25 @@ from typing import Any
 
 from sm_train.entrypoints import train
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.training import trainer
+from sm_train.entrypoints.training.training_loss import TrainingLoss
 
 
 def main() -> None:
     rank, first, last = map(int, os.environ["DIVERGE"].split(":"))
-    finite_loss = trainer.loss
+    finite_loss = TrainingLoss.mean
     passes = 0
 
-    def loss(prediction: Any, target: Any) -> Any:
+    def loss(self: TrainingLoss, prediction: Any, target: Any) -> Any:
         nonlocal passes
         passes += 1
-        value = finite_loss(prediction, target)
+        value: Any = finite_loss(self, prediction, target)
         if int(os.environ["RANK"]) != rank or not first <= passes <= last:
             return value
         if passes == last and os.environ.get("LOSE_FOLDER"):
             shutil.rmtree(SageMakerPaths.from_environment().checkpoints, ignore_errors=True)
         return value * float("nan")
 
-    trainer.loss = loss
+    TrainingLoss.mean = loss  # type: ignore[method-assign]
     train.main()
 
 

@@ -28,6 +28,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     step_folder_name,
 )
 from sm_train.estimators.bundle.bundle import build_bundle
+from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.jobs.events import parse_event
 from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
@@ -128,10 +129,13 @@ class Job:
     base: Path
     config: RunConfig
     prefix: Path | None = None
+    code: UserCode | None = None
 
     def __post_init__(self) -> None:
         self.bundle = self.base / "bundle"
-        with tarfile.open(fileobj=io.BytesIO(build_bundle(self.config, None).archive)) as tar:
+        bundle = build_bundle(self.config, None, self.code)
+        self.entry = bundle.entry
+        with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as tar:
             tar.extractall(self.bundle, filter="data")
 
     @property
@@ -163,12 +167,13 @@ class Job:
         launch: Sequence[str] = (),
         *,
         sync: CheckpointSync | None = None,
-        script: str = "train.py",
+        script: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Processes:
         """Start the job; ``launch`` are torchrun's options for a job of several nodes.
 
-        ``sync`` uploads the checkpoints of all nodes; by default this node's alone.
+        ``sync`` uploads the checkpoints of all nodes; by default this node's alone. ``script`` is
+        copied to the bundle and runs instead of its entry script.
         """
         sync = sync or self.sync()
         return Processes(self, processes, launch, sync, script, environment or {})
@@ -200,11 +205,13 @@ class Processes:
         processes: int,
         launch: Sequence[str],
         sync: CheckpointSync,
-        script: str,
+        script: str | None,
         environment: Mapping[str, str],
     ) -> None:
         self.sync = sync
-        if script != "train.py":
+        if script is None:
+            script = job.entry
+        else:
             # In the bundle's folder it imports the bundle's packages, as train.py does.
             shutil.copy(script, job.bundle)
             script = Path(script).name
@@ -280,9 +287,13 @@ def start_python(
     )
 
 
-def create_nodes(folder: Path, config: RunConfig, count: int) -> list[Job]:
+def create_nodes(
+    folder: Path, config: RunConfig, count: int, code: UserCode | None = None
+) -> list[Job]:
     """Return the nodes of one job, which share nothing but the prefix of checkpoints."""
-    return [Job(folder / f"algo-{number + 1}", config, folder / "s3") for number in range(count)]
+    return [
+        Job(folder / f"algo-{number + 1}", config, folder / "s3", code) for number in range(count)
+    ]
 
 
 @contextlib.contextmanager

@@ -12,7 +12,30 @@ from torch.distributed._tools.mem_tracker import MemTracker
 DEVICE = torch.device("cuda", 0)
 
 
-class _MemTracker(MemTracker):
+class _PeakOnly:
+    """Tracks the peak of all memory, without the peaks of each module.
+
+    PyTorch's trackers look through all modules after each operator, which takes most of the time
+    for thousands of modules.
+    """
+
+    _curr_mem_snap: dict[torch.device, dict[Any, int]]
+    _peak_mem: dict[torch.device, int]
+    _peak_mem_snap: dict[torch.device, dict[Any, int]]
+
+    def _update_peak_stats(self, _: object) -> None:
+        for device, snapshot in self._curr_mem_snap.items():
+            total = snapshot["Total"]
+            if self._peak_mem.get(device, 0) < total:
+                self._peak_mem[device] = total
+                self._peak_mem_snap[device] = dict(snapshot)
+
+
+class _FsdpMemTracker(_PeakOnly, FSDPMemTracker):
+    """PyTorch's tracker of sharded models."""
+
+
+class _MemTracker(_PeakOnly, MemTracker):
     """PyTorch's tracker, extended for frozen modules and for several calls of an encoder (2.13)."""
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
@@ -59,11 +82,11 @@ class MemoryTracker:
         ]
         average = state._ema.averages if state._ema else []
         if fsdp.is_sharded(state.module):
-            tracker: Any = FSDPMemTracker(components.network, state._optimizer)
+            tracker: Any = _FsdpMemTracker(components.network, state._optimizers[0])
             tracker.track_inputs(([*frozen, *average],))
         else:
             tracker = _MemTracker()
-            tracker.track_external(state.module, state._optimizer, *frozen, *average)
+            tracker.track_external(state.module, state._optimizers[0], *frozen, *average)
         tracker.__enter__()
         return tracker
 

@@ -84,7 +84,9 @@ def _with_latents(batch: Any, preset: str, components: Any) -> Any:
     shapes = [(2 * channels, side, side), text.states.shape[1:]]
     shapes += [] if text.pooled is None else [text.pooled.shape[1:]]
     latents = [torch.zeros(count, *shape, dtype=torch.float16).pin_memory() for shape in shapes]
-    return replace(batch.with_tensors(batch.pixels[:, :0], batch.noise, *latents), tokens=())
+    return replace(
+        batch.with_tensors(batch.pixels[:, :0], batch.noise, batch.sizes, *latents), tokens=()
+    )
 
 
 def main() -> None:

@@ -218,7 +218,7 @@ def test_framework_version_without_aws_image_is_an_error() -> None:
 
 def test_smddp_states_its_tradeoff() -> None:
     requested = images(date(2026, 11, 22), backend="smddp")
-    assert requested.keys() == {"smddp-tradeoff"}
+    assert requested.keys() == {"smddp-tradeoff", "framework-vulnerable"}
     message = requested["smddp-tradeoff"].message
     assert "PyTorch 2.5.1, which AWS has not patched since 2025-11-24" in message
     assert "2.13.0" in message
@@ -262,6 +262,26 @@ def test_end_of_patch_is_reported_three_months_ahead(
     assert found["framework-unpatched"].level == level
     assert message in found["framework-unpatched"].message
     assert (version is None) == ("update sm-train" in found["framework-unpatched"].fix)
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        ("2.5.1", "CVE-2025-32434, CVE-2026-24747"),
+        ("2.6.0", "CVE-2026-24747"),
+        ("2.9.1", "CVE-2026-24747"),
+        ("2.10.0", None),
+        (None, None),
+    ],
+)
+def test_vulnerabilities_of_torch_load_are_reported(version: str | None, names: str | None) -> None:
+    cluster = {"instance_type": "ml.p5.48xlarge", "framework_version": version}
+    for code, level in ((None, "info"), ("mine", "warning")):
+        run = config(cluster=cluster, stages=[stage()], code=code)
+        findings = image_findings(run, "us-east-1", date(2026, 11, 22))
+        [*found] = [one for one in findings if one.code == "framework-vulnerable"]
+        assert [one.level for one in found] == ([level] if names else [])
+        assert all(f"({names})" in one.message for one in found)
 
 
 def test_image_with_cuda_13_does_not_support_v100() -> None:

@@ -57,13 +57,15 @@ def test_user_code_runs_instead_of_ours(cli: Cli, tmp_path: Path) -> None:
     document = yaml.safe_load(run.read_text()) | {
         "code": "code",
         "entry": "jobs/own.py",
+        "entry_args": ["--lr", "{learning_rate}"],
         "channels": {"masks": {"uri": "s3://own/masks/", "local": "masks"}},
     }
     run.write_text(yaml.safe_dump(document))
     result = cli("submit", run, "--local", "--nodes", "1", network="loopback")
     assert result.returncode == 0, result.stderr
     seen = tmp_path / "local-runs" / document["name"] / "8px" / "checkpoints" / "seen"
-    assert seen.read_text() == "helped ['--stage', '8px'] ['a.png']"
+    assert seen.read_text() == "helped ['--lr', '0.001'] ['a.png']"
+    assert "8px: done; jobs/own.py left no model" in result.stderr
 
 
 def test_two_emulated_nodes_train_on_disjoint_shards(cli: Cli, tmp_path: Path) -> None:

@@ -101,14 +101,42 @@ def test_captions_are_stripped_of_white_space_and_byte_order_mark(cli: Cli, tmp_
     assert sample["txt"].decode() == "two\nlines, grün"
 
 
-def test_linked_images_and_folders_are_packed_once(cli: Cli, tmp_path: Path) -> None:
-    write_album(tmp_path / "linked", 2)
+def test_links_inside_the_folder_are_followed_once(cli: Cli, tmp_path: Path) -> None:
+    write_album(tmp_path / "in" / "album", 2)
     write_pair(tmp_path / "in", "a.jpg", image_bytes(9), "a")
-    (tmp_path / "in" / "linked").symlink_to(tmp_path / "linked")
+    (tmp_path / "in" / "b.jpg").symlink_to("a.jpg")
+    (tmp_path / "in" / "b.txt").symlink_to("a.txt")
     (tmp_path / "in" / "loop").symlink_to(tmp_path / "in")
-    assert cli("pack", "in", "out").returncode == 0
+    (tmp_path / "link").symlink_to("in")
+    assert cli("pack", "link", "out").returncode == 0
     sources = [json.loads(sample["json"])["source"] for sample in samples(tmp_path / "out")]
-    assert sources == ["a.jpg", "linked/000.jpg", "linked/001.jpg"]
+    assert sources == ["a.jpg", "album/000.jpg", "album/001.jpg", "b.jpg"]
+
+
+@pytest.mark.parametrize("source", ["in", "in/**/*", "in/list.csv"])
+def test_links_out_of_the_folder_are_refused(cli: Cli, tmp_path: Path, source: str) -> None:
+    """The content of a private file would otherwise be in the shards, as image or as caption."""
+    write_album(tmp_path / "private", 2)
+    for name in ("good.jpg", "caption.jpg"):
+        write_pair(tmp_path / "in", name, image_bytes(9), "a")
+    (tmp_path / "in" / "caption.txt").unlink()
+    (tmp_path / "in" / "caption.txt").symlink_to("/etc/passwd")
+    (tmp_path / "in" / "image.jpg").symlink_to("../private/000.jpg")
+    (tmp_path / "in" / "image.txt").write_text("words")
+    (tmp_path / "in" / "folder").symlink_to(tmp_path / "private")
+    rows = ["good.jpg,a", "image.jpg,b", "folder/000.jpg,c"]
+    (tmp_path / "in" / "list.csv").write_text("\n".join(["image,caption", *rows]) + "\n")
+    packed = cli("pack", source, "out")
+    assert packed.returncode == 0, packed.stderr
+    read = samples(tmp_path / "out")
+    assert [json.loads(sample["json"])["source"] for sample in read] == ["good.jpg"]
+    rejected = list(ShardIndex(tmp_path / "out/index.parquet").rejected())
+    assert {one.reason for one in rejected} == {"outside-source"}
+    details = {one.source: one.detail for one in rejected}
+    assert details["image.jpg"].startswith("a link leads to ../private/000.jpg, outside the folder")
+    if not source.endswith(".csv"):
+        assert "its caption leads to" in details["caption.jpg"]
+        assert "etc/passwd, outside" in details["caption.jpg"]
 
 
 def test_equal_inputs_give_equal_bytes(cli: Cli, tmp_path: Path) -> None:

@@ -395,6 +395,18 @@ def test_traffic_is_compared_with_what_the_model_needs(
     assert "the model's collectives need 6 GB" in found.evidence[-1]
 
 
+def test_gradients_in_bf16_need_half_the_traffic() -> None:
+    job = SimulatedJob(
+        reduce_dtype="bf16",
+        efa_rate=0.5 * 1.8 * NEEDED,
+        rank=lambda rank: {"busy_seconds": 0.55},
+        other_lines=EFA,
+    )
+    found = verdicts(job)["network"]
+    assert found.level == "good"
+    assert "the model's collectives need 3 GB" in found.evidence[-1]
+
+
 def test_gpu_memory_errors_suggest_other_instances() -> None:
     found = verdicts(SimulatedJob(node={"gpu_ecc_uncorrected": 2}))["health"]
     assert found.level == "bad"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -30,7 +29,7 @@ from tests.support.deadline import DEADLINE
 from tests.support.fake_services import FakeResponse, fake_server
 from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.moto_server import aws_session
-from tests.support.restricted_imports import RESTRICT_IMPORTS
+from tests.support.restricted_imports import RESTRICT_IMPORTS, lambda_packages
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
@@ -473,9 +472,7 @@ def test_lambda_handler_polls_like_watch(laptop: Laptop, monkeypatch: pytest.Mon
 
 def test_lambda_image_installs_all_imported_packages(laptop: Laptop) -> None:
     """Only the packages of its Dockerfile can be imported here."""
-    dockerfile = laptop("template", "watch-lambda-image").stdout
-    [line] = re.findall(r"pip install[^\n]*\\\n(.*?)\n[A-Z]", dockerfile, re.DOTALL)
-    packages = re.findall(r'"([A-Za-z0-9-]+)>=', line)
+    packages = lambda_packages(laptop("template", "watch-lambda-image").stdout)
     env = {"AWS_REGION": "us-east-1", "SM_TRAIN_RUNS": "demo"}
     done = subprocess.run(
         [sys.executable, "-c", RESTRICT_IMPORTS + LAMBDA_CALL, " ".join(packages)],

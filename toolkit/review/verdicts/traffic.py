@@ -96,6 +96,8 @@ def network_use(facts: JobFacts, rate_field: str) -> NetworkUse | None:
         start.get("sharding") or "none",
         parameters,
         network,
+        bf16=start.get("precision") == "bf16",
+        reduce_bf16=start.get("reduce_dtype") == "bf16",
         passes=start.get("gradient_accumulation_steps") or 1,
         unsharded_gradients=start.get("unsharded_grad_accumulation", True),
     )

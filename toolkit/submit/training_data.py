@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def require_shards(session: boto3.Session, uri: str, instances: int) -> None:
-    """Reject a data prefix with fewer objects than instances: the rest would idle, billed.
+    """Reject a data prefix with fewer objects than ``instances``: the rest would idle, billed.
+
+    ``instances`` is 1 if each gets all objects.
 
     Raises:
         UserError: there are too few objects, ``uri`` is an object, or AWS denies the call.
@@ -34,6 +36,8 @@ def require_shards(session: boto3.Session, uri: str, instances: int) -> None:
             "above it",
             ExitCode.PREFLIGHT,
         )
+    if instances == 1:
+        raise UserError(f"data.uri: {uri} holds no objects", ExitCode.PREFLIGHT)
     raise UserError(
         f"data.uri: {uri} holds {count} objects for {instances} instances; ShardedByS3Key would "
         f"leave {instances - count} of them idle; pack at least {instances} shards",

@@ -1,0 +1,62 @@
+"""Installs the packages of the user code, once per node.
+
+The packages of sm-train are installed before, with hashes. pip then rejects every package without
+one, so the user's own are installed separately. A user's version of a package wins.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+USER_REQUIREMENTS = "requirements-user.txt"
+"""File of the bundle with the lines of the user's requirements.txt."""
+
+_BUNDLE = Path(__file__).parents[3]
+
+
+class PackageInstallError(RuntimeError):
+    """pip could not install the packages of the user code; its own output is in the log."""
+
+
+def install_user_packages(bundle: Path = _BUNDLE) -> None:
+    """Install the user's packages into this environment, unless another process did.
+
+    Raises:
+        PackageInstallError: pip failed.
+    """
+    requirements = bundle / USER_REQUIREMENTS
+    if not requirements.exists():
+        return
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:16]
+    with Path(tempfile.gettempdir(), f"sm-train-packages-{digest}").open("a+") as marker:
+        fcntl.flock(marker, fcntl.LOCK_EX)
+        # The position of `marker` is that of its opening, before the wait for the lock.
+        if os.fstat(marker.fileno()).st_size:
+            return
+        command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "-q"]
+        code = subprocess.run([*command, "-r", str(requirements)], check=False).returncode
+        if code:
+            raise PackageInstallError(
+                f"pip install -r {USER_REQUIREMENTS} failed with exit code {code}; "
+                "correct requirements.txt in the folder of code:"
+            )
+        marker.write("installed\n")
+
+
+def install_under_mpi(environment: Mapping[str, str] = os.environ) -> None:
+    """Install the user's packages in a rank that MPI started.
+
+    On the other route, the launcher does so before it starts the ranks. AWS's toolkit starts the
+    ranks of the SMDDP route, and it installs the bundle's requirements.txt only.
+    """
+    if "OMPI_COMM_WORLD_RANK" in environment:
+        install_user_packages()
+        importlib.invalidate_caches()

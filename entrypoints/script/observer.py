@@ -1,0 +1,463 @@
+"""Observes a script that trains with Accelerate: steps, heartbeats, checkpoints and the stop.
+
+Everything is called in the script's main thread and must cost microseconds: no collective, and no
+wait for the device except once per logging interval.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from sm_train.entrypoints.common.checkpoint_layout import CheckpointMarker
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
+from sm_train.entrypoints.common.signals import StopSignal
+from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
+from sm_train.entrypoints.script.ranks import Save, ScriptRanks
+from sm_train.entrypoints.script.saved_states import SavedState, name_for_step, saved_step
+
+STOP_AGREEMENT_TIMEOUT = 60.0
+"""Seconds that a rank waits at the last step for the others, of SageMaker's 120."""
+
+_DEFAULT_NAME = "checkpoint-{step}"
+"""Name of a checkpoint in the diffusers examples."""
+
+
+class StepWindow:
+    """The steps between two ``step`` events, on the main process."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.steps = 0
+        self.losses: list[Any] = []
+        self.data_wait_seconds = 0.0
+        self.excluded_seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The duration without checkpoints."""
+        return max(time.monotonic() - self.started - self.excluded_seconds, 1e-9)
+
+    def loss(self) -> float | None:
+        """Return the mean loss of this process; waits for the device."""
+        if not self.losses:
+            return None
+        import torch
+
+        return float(torch.stack([loss.float() for loss in self.losses]).mean())
+
+
+class ScriptObserver:
+    """Counts the steps of one rank and logs them on the main process.
+
+    ``step`` is the number of synchronized optimizer steps, including those before a resume.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        resources: ResourceConfig,
+        checkpoints: Path,
+        heartbeat: HeartbeatWriter,
+        events: EventLog,
+        stop_request: Path,
+    ) -> None:
+        self.step, self.first_step = 0, 0
+        self.steps_per_second = 0.0
+        self.active = False
+        """Whether an Accelerator exists, so that the heartbeat belongs to the main thread."""
+        self.stopped = False
+        self.last_save: SavedState | None = None
+        self.resumable = False
+        """Whether the script takes a checkpoint to resume from."""
+        self._config, self._resources = config, resources
+        self._checkpoints, self._events = checkpoints, events
+        self._heartbeat, self._stop_request = heartbeat, stop_request
+        self._handover = threading.Lock()
+        self.stop: StopSignal | None = None
+        """Set once this process stops after a step; None while SIGTERM is the script's."""
+        self._is_main = int(os.environ.get("RANK", "0")) == 0
+        self._phase = Phase.START
+        self._accelerator: Any = None
+        self._loader: Any = None
+        self._optimizer: Any = None
+        self._other_optimizer: Any = None
+        self._several_optimizers = False
+        self._norm: Any = None
+        self._wait_started = 0.0
+        self._window = StepWindow()
+        self._began: float | None = None
+        self._saving: str | None = None
+        self._save_started = 0.0
+        self._warned_elsewhere = self._has_failed = False
+        self._samples_per_step = 0
+        self.ranks: ScriptRanks | None = None
+
+    # ------------------------------------------------------------------ called by the hooks
+
+    def failed(self, error: Exception) -> None:
+        """Report the first failure of the observer; the script continues."""
+        if not self._has_failed:
+            self._has_failed = True
+            message = f"the observer failed: {type(error).__name__}: {error}"
+            self._events.warn("entry-observer", message)
+
+    def created(self, accelerator: Any) -> None:
+        """Take note of a new Accelerator."""
+        self._accelerator = accelerator
+        if self.active:
+            return
+        with self._handover:
+            self.active = True
+        self._enter(Phase.START)
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if on_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self.stop = StopSignal(self._stop_request)
+
+    def before_batch(self, loader: Any) -> None:
+        """Begin to wait for a batch; the point at which a requested stop takes place."""
+        if self.ranks is not None and self.ranks.stop_at is not None:
+            self._stop_if_agreed()
+        self._wait_started = time.perf_counter()
+        self._enter(Phase.DATA)
+
+    def after_batch(self, loader: Any) -> None:
+        """Got a batch."""
+        self._loader = loader
+        self._window.data_wait_seconds += time.perf_counter() - self._wait_started
+        self._enter(Phase.STEP)
+
+    def before_backward(self, accelerator: Any, loss: Any) -> None:
+        """Begin a backward pass."""
+        self._accelerator = accelerator
+        if self._loader is None and self.ranks is not None and self.ranks.stop_at is not None:
+            self._stop_if_agreed()
+        if self._phase != Phase.STEP:
+            self._enter(Phase.STEP)
+        if self._began is None and accelerator._optimizers:
+            self._begin()
+        if self._is_main and getattr(loss, "ndim", None) == 0:
+            self._window.losses.append(loss.detach())
+
+    def clipped(self, norm: Any) -> None:
+        """Take note of the gradient norm."""
+        if norm is not None:
+            self._norm = norm
+
+    def after_step(self, optimizer: Any) -> None:
+        """Count an optimizer step; of several optimizers, those of the first."""
+        if optimizer is not self._optimizer and not self._take_over(optimizer):
+            return
+        self._other_optimizer = None
+        if self._began is None:
+            self._begin()
+        self.step += 1
+        self._window.steps += 1
+        if self._window.steps >= self._config.training.log_every:
+            self._log_steps()
+        self._enter(Phase.SCRIPT)
+
+    def before_save(self, accelerator: Any, output_dir: Any) -> None:
+        """Begin to save; a folder below the checkpoints is incomplete from now on."""
+        self._saving = self._name_of(accelerator, output_dir)
+        self._save_started = time.monotonic()
+        self._enter(Phase.CHECKPOINT)
+        if self._saving is not None and self.ranks is not None:
+            self.ranks.begin_save(self._saving, self.step)
+
+    def after_save(self, saved: bool) -> None:
+        """End a save; its folder is marked complete later, from another thread."""
+        seconds = time.monotonic() - self._save_started
+        if self._saving is not None and self.ranks is not None:
+            self.ranks.end_save(seconds=seconds if saved else None)
+            if saved:
+                self.last_save = SavedState(self._saving, self.step)
+        self._saving = None
+        self._window.excluded_seconds += seconds
+        self._enter(Phase.SCRIPT)
+
+    def loaded(self, accelerator: Any, input_dir: Any) -> None:
+        """Count the steps from those of the loaded state on."""
+        folder = _loaded_folder(accelerator, input_dir)
+        step = None if folder is None else saved_step(folder)
+        if folder is None or step is None or self._began is not None:
+            return
+        self.step = self.first_step = step
+        root = self._checkpoints.resolve()
+        if folder.is_relative_to(root):
+            self.last_save = SavedState(folder.relative_to(root).as_posix(), step)
+        self._enter(Phase.START)
+
+    # ------------------------------------------------------------------ heartbeats and events
+
+    def beat(self) -> None:
+        """Show that the process lives; from another thread, while no Accelerator exists."""
+        with self._handover:
+            if not self.active:
+                self._heartbeat.enter(Phase.SCRIPT, 0)
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._heartbeat.enter(phase, self.step)
+
+    def _take_over(self, optimizer: Any) -> bool:
+        """Return whether ``optimizer`` is counted: the first one, or one that replaced it."""
+        if self._optimizer is None or self._other_optimizer is optimizer:
+            self._optimizer = optimizer
+            return True
+        self._other_optimizer, self._several_optimizers = optimizer, True
+        return False
+
+    def _begin(self) -> None:
+        """Log the actual configuration before the first step."""
+        self._began = time.monotonic()
+        self._window = StepWindow()
+        config, stage, accelerator = self._config, self._config.stage, self._accelerator
+        batch = self._batch_size()
+        accumulation = int(accelerator.gradient_accumulation_steps)
+        # A script may reset Accelerate's state later.
+        self._samples_per_step = batch * accumulation * accelerator.num_processes
+        if not self._is_main:
+            return
+        parameters = self._num_parameters()
+        backend = _backend(accelerator)
+        unobserved = self._unobserved()
+        self._events.write(
+            "start",
+            f"{config.run} {stage.name}: {config.entry}, {parameters:,} parameters, "
+            f"{accelerator.num_processes} processes on {len(self._resources.hosts)} nodes, "
+            f"{backend}",
+            run=config.run,
+            stage=stage.name,
+            resolution=stage.resolution,
+            world_size=accelerator.num_processes,
+            nodes=len(self._resources.hosts),
+            instance_type=self._resources.instance_type,
+            per_device_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+            effective_batch_size=self._samples_per_step,
+            max_steps=stage.max_steps,
+            parameters=parameters,
+            backend=backend,
+            backend_reason="chosen by Accelerate" if backend != "smddp" else "cluster.backend",
+            precision={"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision),
+            resumed_from_step=self.first_step,
+            entry=config.entry,
+            unobserved=unobserved,
+        )
+        if unobserved:
+            self._events.warn(
+                "entry-unobserved", f"{config.entry}: not observed: {'; '.join(unobserved)}"
+            )
+        stated = stage.per_device_batch_size * stage.gradient_accumulation_steps
+        if batch * accumulation != stated:
+            self._events.warn(
+                "entry-batch-differs",
+                f"{config.entry} takes {batch} × {accumulation} samples per GPU and step, the run "
+                f"file states {stage.per_device_batch_size} × {stage.gradient_accumulation_steps}: "
+                "the estimates are for another batch size",
+            )
+
+    def _unobserved(self) -> list[str]:
+        """Return what the events of this script lack, each with the reason."""
+        missing = ["loss of the other processes: `loss` is that of rank 0"]
+        if self._accelerator.num_processes == 1:
+            missing.clear()
+        if self._loader is None:
+            missing.append(
+                "data wait and epoch: Accelerator.prepare got no loader; a stop takes place at "
+                "the next backward pass"
+            )
+        return missing
+
+    def _batch_size(self) -> int:
+        """Return the samples of a batch on one rank: the loader's, else the run file's."""
+        total = getattr(self._loader, "total_batch_size", None)
+        if isinstance(total, int) and total > 0:
+            return max(1, total // int(self._accelerator.num_processes))
+        return self._config.stage.per_device_batch_size
+
+    def _num_parameters(self) -> int:
+        optimizers = [self._optimizer] if self._optimizer else self._accelerator._optimizers[:1]
+        return sum(
+            parameter.numel()
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+
+    def _log_steps(self) -> None:
+        """Log the interval that ends at this step."""
+        window, self._window = self._window, StepWindow()
+        if not window.steps:
+            return
+        self.steps_per_second = window.steps / window.seconds
+        if not self._is_main:
+            return
+        loss, norm, loader = window.loss(), self._norm, self._loader
+        self._norm = None
+        shown = "" if loss is None else f"  loss {loss:.4f}"
+        self._events.write(
+            "step",
+            f"step {self.step}/{self._config.stage.max_steps}{shown}  "
+            f"{self.steps_per_second:.2f} it/s",
+            step=self.step,
+            epoch=getattr(loader, "iteration", None),
+            loss=loss,
+            learning_rate=float(self._optimizer.param_groups[0]["lr"]),
+            gradient_norm=_local_value(norm),
+            steps_per_second=self.steps_per_second,
+            images_per_second=self.steps_per_second * self._samples_per_step,
+            data_wait_share=(
+                None if loader is None else min(1.0, window.data_wait_seconds / window.seconds)
+            ),
+            mfu=None,
+        )
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _name_of(self, accelerator: Any, output_dir: Any) -> str | None:
+        """Return the path of a save below the checkpoints; None if it is elsewhere."""
+        folder = _saved_folder(accelerator, output_dir)
+        root = self._checkpoints.resolve()
+        if folder is not None and folder.is_relative_to(root) and folder != root:
+            return folder.relative_to(root).as_posix()
+        if self._is_main and not self._warned_elsewhere:
+            self._warned_elsewhere = True
+            self._events.warn(
+                "entry-checkpoint-elsewhere",
+                f"{self._config.entry} saves its state to {folder}, which is lost with the "
+                "instance; pass {checkpoints} in entry_args, and save to a folder below it",
+            )
+        return None
+
+    def log_checkpoint(self, save: Save, marker: CheckpointMarker) -> None:
+        """Log a complete checkpoint; called on rank 0, from another thread."""
+        size = sum(file.bytes for file in marker.files)
+        self._events.write(
+            "checkpoint",
+            f"checkpoint at step {save.step}: {save.name}, {size:,} bytes",
+            step=save.step,
+            path=str(self._checkpoints / save.name),
+            bytes=size,
+            seconds=save.seconds,
+        )
+
+    # ------------------------------------------------------------------ stop and end
+
+    def _stop_if_agreed(self) -> None:
+        """End the script after the step that all ranks agreed on, with a checkpoint.
+
+        Raises:
+            SystemExit: the script ends, with code 0.
+        """
+        ranks = self.ranks
+        assert ranks is not None
+        deadline = time.monotonic() + STOP_AGREEMENT_TIMEOUT
+        while ranks.stop_at is not None and self.step >= ranks.stop_at:
+            if ranks.stop_agreed.wait(0.05) and self.step >= ranks.stop_at:
+                self._save_last()
+                break
+            if time.monotonic() > deadline:
+                self._events.warn("stop-not-agreed", "the ranks did not agree on a last step")
+                break
+        else:
+            return
+        self.stopped = True
+        raise SystemExit(0)
+
+    def _save_last(self) -> None:
+        """Save where the script would look for it, unless it has just saved or cannot resume."""
+        saved, accelerator = self.last_save, self._accelerator
+        if saved is not None and saved.step == self.step:
+            return
+        if accelerator.project_configuration.automatic_checkpoint_naming and saved is not None:
+            accelerator.save_state()
+            return
+        name = _DEFAULT_NAME.format(step=self.step) if self.resumable else None
+        if saved is not None:
+            name = name_for_step(saved, self.step)
+        if name is not None:
+            accelerator.save_state(str(self._checkpoints / name))
+        elif self._is_main:
+            last = f"the last one is {saved.name}" if saved else "the script saves none"
+            self._events.warn(
+                "stop-without-checkpoint",
+                f"stopped at step {self.step} without a checkpoint: {last}",
+            )
+
+    def finish(self) -> None:
+        """Log the last steps, and what the script did not do."""
+        if self._optimizer is not None:
+            self._log_steps()
+        if not self._is_main:
+            return
+        entry = self._config.entry
+        if self._optimizer is None:
+            reason = (
+                "it took no step of an optimizer that Accelerator.prepare returned"
+                if self.active
+                else "it does not use Accelerate; import sm_train offers a heartbeat and events"
+            )
+            self._events.warn("entry-no-steps", f"{entry}: no steps, speed and loss: {reason}")
+        if self._several_optimizers:
+            self._events.warn(
+                "entry-several-optimizers", f"{entry}: the steps of one of its optimizers count"
+            )
+        if self._optimizer is not None and self.last_save is None:
+            self._events.warn(
+                "entry-no-checkpoint",
+                f"{entry} saved no state below the checkpoint folder: a lost job starts over",
+            )
+
+    def log_end(self) -> None:
+        """Log how the script ended, after everything that it leaves has been written."""
+        seconds = 0.0 if self._began is None else time.monotonic() - self._began
+        steps = self.step - self.first_step
+        reason = "sigterm" if self.stopped else "done"
+        self._events.write(
+            "end",
+            f"{self._config.entry} ended at step {self.step}: {reason}",
+            step=self.step,
+            reason=reason,
+            training_seconds=seconds,
+            images=steps * self._samples_per_step,
+            steps_per_second=steps / seconds if steps else None,
+        )
+
+
+def _saved_folder(accelerator: Any, output_dir: Any) -> Path | None:
+    """Return the folder that ``save_state`` writes to: Accelerate may number it."""
+    project = accelerator.project_configuration
+    if project.automatic_checkpoint_naming:
+        name = f"checkpoint_{project.iteration}"
+        return Path(accelerator.project_dir, "checkpoints", name).resolve()
+    return None if output_dir is None else Path(output_dir).resolve()
+
+
+def _loaded_folder(accelerator: Any, input_dir: Any) -> Path | None:
+    """Return the folder that ``load_state`` has read: without a name, the last numbered one."""
+    if input_dir is not None:
+        return Path(input_dir).expanduser().resolve()
+    numbered = Path(accelerator.project_dir, "checkpoints").resolve().glob("checkpoint_*")
+    return max(numbered, key=lambda folder: int(folder.name.rpartition("_")[2]), default=None)
+
+
+def _local_value(tensor: Any) -> float | None:
+    """Return a scalar; None for one that is distributed over the ranks."""
+    return None if tensor is None or hasattr(tensor, "full_tensor") else float(tensor)
+
+
+def _backend(accelerator: Any) -> str:
+    """Return the name of the process group's backend, as in the ``start`` event."""
+    if accelerator.num_processes == 1:
+        return "none"
+    import torch.distributed as dist
+
+    return str(dist.get_backend()) if dist.is_initialized() else "none"

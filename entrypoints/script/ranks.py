@@ -1,0 +1,359 @@
+"""What the ranks of an observed script agree on, without a collective: its saves and its stop.
+
+A script may call ``save_state`` on all ranks or on the main process alone, and ranks run ahead of
+each other, so a collective of ours could hang. A thread of each rank publishes its progress in the
+job's key-value store once per tick instead. Rank 0 marks a folder complete when every rank has
+saved to it or has passed the step without saving, and chooses the step after which all ranks stop.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.checkpoint_layout import CheckpointFile, CheckpointMarker
+from sm_train.entrypoints.distributed.object_exchange import ObjectExchange, Store
+from sm_train.entrypoints.monitoring.heartbeat import heartbeat_folder
+from sm_train.entrypoints.script import saved_states
+
+TICK_SECONDS = 0.5
+STOP_MARGIN_SECONDS = 4 * TICK_SECONDS
+"""How far ahead of the fastest rank the ranks stop: each must hear of the step before it is
+there."""
+
+END_TIMEOUT = 120.0
+"""Seconds in which the last save of all ranks must be complete when the script has ended."""
+
+_MAX_SAVES = 64
+
+
+@dataclass(frozen=True)
+class ScriptRank:
+    """This process among those of the job."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node: int
+    nodes: int
+
+    @property
+    def leads_node(self) -> bool:
+        """Whether it lists the files of its node."""
+        return self.local_rank == 0
+
+
+@dataclass(frozen=True)
+class Save:
+    """A call of ``save_state`` after ``step`` steps, to a folder below the checkpoints."""
+
+    name: str
+    step: int
+    seconds: float = 0.0
+
+
+class FolderStore:
+    """A :class:`Store` for the processes of one node: a file for each key.
+
+    The watchdog removes the folder when the node's first process has ended.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+
+    def set(self, key: str, value: bytes | str) -> None:
+        write_atomic(self._path(key), value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        return self._path(key).read_bytes()
+
+    def check(self, keys: list[str]) -> bool:
+        if not self._folder.is_dir():
+            raise FileNotFoundError(self._folder)
+        return all(self._path(key).exists() for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        existed = self._path(key).exists()
+        self._path(key).unlink(missing_ok=True)
+        return existed
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key.replace("/", "-")
+
+
+def open_store(info: ScriptRank) -> Store | None:
+    """Connect to a key-value store of the job's ranks; None for a single process.
+
+    On one node it is a folder in memory. The agent of torchrun hosts that of several nodes. Where
+    MPI starts the processes there is no agent, and the default process group's store is used, which
+    exists by then.
+    """
+    if info.world_size == 1:
+        return None
+    if info.nodes == 1:
+        return FolderStore(heartbeat_folder() / "store")
+    import torch.distributed as dist
+
+    distributed: Any = dist
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        default = distributed.distributed_c10d._get_default_store()
+        return distributed.PrefixStore("sm-train", default)  # type: ignore[no-any-return]
+    # A connection of its own: a wait in another thread does not block it.
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = distributed.TCPStore(host, port, is_master=False, timeout=timedelta(minutes=30))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return distributed.PrefixStore(f"sm-train/{attempt}", store)  # type: ignore[no-any-return]
+
+
+def agree_on_states(
+    states: Sequence[saved_states.SavedState], info: ScriptRank, store: Store | None
+) -> list[saved_states.SavedState]:
+    """Return the states that are complete on every node, newest first.
+
+    ``states`` are those that this node holds; only the rank that leads the node has to know them.
+    """
+    if store is None:
+        return list(states)
+    exchange = ObjectExchange(store, info.rank, info.world_size)
+    held = exchange.all_gather(list(states) if info.leads_node else None)
+    by_node = [one for one in held if one is not None]
+    return [state for state in by_node[0] if all(state in one for one in by_node)]
+
+
+class ScriptRanks:
+    """This rank's part in the agreement; a thread calls :meth:`tick`.
+
+    ``on_complete`` is called on rank 0, from the thread, with each save and its marker.
+    ``step`` is read from the observer at each tick.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Path,
+        info: ScriptRank,
+        store: Store | None,
+        *,
+        step: Callable[[], int],
+        steps_per_second: Callable[[], float],
+        on_complete: Callable[[Save, CheckpointMarker], None],
+    ) -> None:
+        self._checkpoints, self._info, self._store = checkpoints, info, store
+        self._step, self._steps_per_second = step, steps_per_second
+        self._on_complete = on_complete
+        self._lock = threading.Lock()
+        self._saving: Save | None = None
+        self._saves: list[Save] = []
+        self._pending: list[Save] = []
+        self._ended = False
+        self._stop = False
+        self._answered = 0
+        self._sealed = 0
+        self._seal: Save | None = None
+        self.stop_at: int | None = None
+        """The step after which this rank stops; only valid once it is :attr:`stop_agreed`."""
+        self._stop_refused: int | None = None
+        self.stop_agreed = threading.Event()
+
+    # ------------------------------------------------------------------ by the script's thread
+
+    def begin_save(self, name: str, step: int) -> None:
+        """Note that this rank begins to save, before it writes a file."""
+        save = Save(name, step)
+        with self._lock:
+            self._saving = save
+            self._pending = [one for one in self._pending if one.name != name]
+            if self._seal is not None and self._seal.name == name:
+                self._seal = None
+            if self._info.leads_node:
+                saved_states.begin(self._checkpoints / name)
+
+    def end_save(self, *, seconds: float | None) -> None:
+        """Note that this rank has saved; ``seconds`` is None if that failed."""
+        with self._lock:
+            save, self._saving = self._saving, None
+            if save is None or seconds is None:
+                return
+            save = Save(save.name, save.step, seconds)
+            self._saves = [*self._saves, save][-_MAX_SAVES:]
+            if self._info.rank == 0:
+                self._pending.append(save)
+
+    def request_stop(self) -> None:
+        """Ask all ranks to stop after the same step."""
+        self._stop = True
+
+    def finish(self, alive: Callable[[], None]) -> bool:
+        """Wait until the last saves are complete on all ranks; return whether they are.
+
+        Call it when the script has ended, after the thread that ticks. The other ranks wait as long
+        as rank 0 runs, and call ``alive`` meanwhile.
+        """
+        self._ended = True
+        deadline = time.monotonic() + END_TIMEOUT
+        try:
+            while self._info.rank or time.monotonic() < deadline:
+                self.tick()
+                if self._has_finished():
+                    return True
+                alive()
+                time.sleep(TICK_SECONDS / 5)
+        except Exception:  # Rank 0 has ended, and with it the store.
+            return self._info.rank != 0
+        return False
+
+    def _has_finished(self) -> bool:
+        if self._info.rank:
+            return self._store is None or self._store.check(["finished"])
+        if self._pending or self._seal is not None:
+            return False
+        if self._store is not None:
+            self._store.set("finished", "1")
+        return True
+
+    # ------------------------------------------------------------------ by the thread
+
+    def tick(self) -> None:
+        """Publish this rank's progress, and do what the agreement needs next."""
+        self._publish()
+        if self._info.leads_node and self._info.rank:
+            self._answer_seal()
+        if self._info.rank == 0:
+            self._seal_pending()
+        self._agree_on_stop()
+
+    def _publish(self) -> None:
+        if self._store is None:
+            return
+        with self._lock:
+            status = {
+                "step": self._step(),
+                "saving": self._saving and [self._saving.name, self._saving.step],
+                "saves": [[one.name, one.step] for one in self._saves],
+                "ended": self._ended,
+                "stop": self._stop,
+                "stop_at": self.stop_at,
+                "stop_refused": self._stop_refused,
+            }
+        self._store.set(f"rank/{self._info.rank}", json.dumps(status))
+
+    def _statuses(self) -> list[dict[str, Any]]:
+        """Return what the ranks have published; one that has not begun is at step -1."""
+        assert self._store is not None
+        unknown: dict[str, Any] = {"step": -1, "saving": None, "saves": [], "ended": False}
+        unknown |= {"stop": False, "stop_at": None, "stop_refused": None}
+        statuses = []
+        for rank in range(self._info.world_size):
+            key = f"rank/{rank}"
+            known = self._store.check([key])
+            statuses.append(json.loads(self._store.get(key)) if known else unknown)
+        return statuses
+
+    def _seal_pending(self) -> None:
+        """On rank 0: mark the oldest pending save complete once all ranks are past it."""
+        with self._lock:
+            save = self._pending[0] if self._pending and self._seal is None else None
+        if save is not None and self._all_past(save):
+            with self._lock:
+                if save not in self._pending:
+                    return
+                self._pending.remove(save)
+                self._seal = save
+                self._sealed += 1
+            if self._store is not None:
+                self._store.set(f"seal/{self._sealed}", json.dumps([save.name, save.step]))
+        if self._seal is not None:
+            self._write_marker(self._seal)
+
+    def _all_past(self, save: Save) -> bool:
+        if self._store is None:
+            return True
+        key = [save.name, save.step]
+        return all(
+            key in status["saves"]
+            or (status["saving"] != key and (status["step"] > save.step or status["ended"]))
+            for status in self._statuses()
+        )
+
+    def _write_marker(self, save: Save) -> None:
+        keys = [f"files/{self._sealed}/{node}" for node in range(1, self._info.nodes)]
+        if self._store is not None and keys and not self._store.check(keys):
+            return
+        folder = self._checkpoints / save.name
+        try:
+            files = saved_states.list_files(folder)
+            for key in keys:
+                assert self._store is not None
+                files += [CheckpointFile(**one) for one in json.loads(self._store.get(key))]
+            with self._lock:
+                # The script may have begun to write the folder again, or removed it.
+                current, self._seal = self._seal is save, None
+                if not current or not folder.is_dir():
+                    return
+                marker = saved_states.mark_complete(folder, save.step, self._info.world_size, files)
+        except OSError:
+            self._seal = None
+            return
+        self._on_complete(save, marker)
+
+    def _answer_seal(self) -> None:
+        """On another node's first rank: list the node's files of the save that rank 0 seals."""
+        assert self._store is not None
+        number = self._answered + 1
+        if not self._store.check([f"seal/{number}"]):
+            return
+        name, _ = json.loads(self._store.get(f"seal/{number}"))
+        folder = self._checkpoints / name
+        try:
+            files = [asdict(file) for file in saved_states.list_files(folder)]
+        except OSError:
+            files = []
+        (folder / saved_states.INCOMPLETE).unlink(missing_ok=True)
+        self._store.set(f"files/{number}/{self._info.node}", json.dumps(files))
+        self._answered = number
+
+    def _agree_on_stop(self) -> None:
+        if self._store is None:
+            if self._stop and self.stop_at is None:
+                self.stop_at = self._step()
+                self.stop_agreed.set()
+            return
+        if self._info.rank == 0:
+            self._propose_stop()
+        if not self.stop_agreed.is_set() and self._store.check(["stop"]):
+            proposed = int(self._store.get("stop"))
+            with self._lock:
+                if proposed != self.stop_at and proposed != self._stop_refused:
+                    if self._step() < proposed:
+                        self.stop_at = proposed
+                    else:
+                        self._stop_refused = proposed
+        if self.stop_at is not None and self._store.check([f"stop-agreed/{self.stop_at}"]):
+            self.stop_agreed.set()
+
+    def _propose_stop(self) -> None:
+        assert self._store is not None
+        if self.stop_agreed.is_set():
+            return
+        statuses = self._statuses()
+        proposed = int(self._store.get("stop")) if self._store.check(["stop"]) else None
+        if proposed is None:
+            if not any(status["stop"] for status in statuses):
+                return
+        elif all(status["stop_at"] == proposed for status in statuses):
+            self._store.set(f"stop-agreed/{proposed}", "1")
+            return
+        elif not any(status["stop_refused"] == proposed for status in statuses):
+            return
+        fastest = max(self._step(), *(status["step"] for status in statuses))
+        margin = max(2, math.ceil(STOP_MARGIN_SECONDS * self._steps_per_second()))
+        self._store.set("stop", str(fastest + margin))

@@ -1,0 +1,169 @@
+"""Which folders of ``Accelerator.save_state`` are complete, and which one a job resumes from.
+
+A folder below the checkpoints counts when it holds the marker of a checkpoint, with the size and
+digest of every file, of all nodes. While it is written it holds :data:`INCOMPLETE`. Both are files
+that ``load_state`` ignores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    CheckpointFile,
+    CheckpointMarker,
+    MarkerError,
+)
+from sm_train.entrypoints.common.file_digest import file_digest
+
+INCOMPLETE = "incomplete.json"
+"""The file in a folder that ``save_state`` writes to."""
+
+_FINGERPRINT = "accelerate"
+_STATE_FILE = re.compile(r"random_states_\d+\.pkl|optimizer(_\d+)?\.bin|scheduler(_\d+)?\.bin")
+"""Files that tell a folder of ``save_state`` (accelerate 1.1 to 1.15, utils/constants.py)."""
+
+_DEPTH = 3
+_LAST_NUMBER = re.compile(r"(\d+)$")
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A complete folder: its path below the checkpoints, and the step that it was saved at."""
+
+    name: str
+    step: int
+
+
+def complete_states(checkpoints: Path) -> list[SavedState]:
+    """Return the folders below ``checkpoints`` whose files all exist as listed, newest first.
+
+    Digests are compared only of the newest ones, until one matches.
+    """
+    marked = []
+    for folder in _state_folders(checkpoints):
+        with contextlib.suppress(OSError, MarkerError):
+            marker = CheckpointMarker.parse((folder / MARKER).read_bytes())
+            if _has_sizes(folder, marker):
+                name = folder.relative_to(checkpoints).as_posix()
+                marked.append((SavedState(name, marker.step), marker))
+    marked.sort(key=lambda one: one[0].step, reverse=True)
+    while marked and not _has_digests(checkpoints / marked[0][0].name, marked[0][1]):
+        marked.pop(0)
+    return [state for state, _ in marked]
+
+
+def remove_incomplete(checkpoints: Path, complete: Iterable[SavedState]) -> list[str]:
+    """Remove folders that a save did not finish, and return their names.
+
+    A script that looks for its latest checkpoint would choose them. A folder without a marker, as
+    one that was copied here, stays unless it is newer than a complete one next to it.
+    """
+    newest: dict[str, int] = {}
+    kept = {state.name for state in complete}
+    for name in kept:
+        stem, number = _split_number(name)
+        newest[stem] = max(number, newest.get(stem, number))
+    removed = []
+    for folder in _state_folders(checkpoints):
+        name = folder.relative_to(checkpoints).as_posix()
+        stem, number = _split_number(name)
+        newer = stem in newest and number > newest[stem]
+        if name not in kept and ((folder / INCOMPLETE).exists() or newer):
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(name)
+    return sorted(removed)
+
+
+def begin(folder: Path) -> None:
+    """Mark a folder incomplete before its files are written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / INCOMPLETE, b"{}\n")
+    (folder / MARKER).unlink(missing_ok=True)
+
+
+def list_files(folder: Path) -> list[CheckpointFile]:
+    """Return the files of this node's part of a folder, with their digests."""
+    files = []
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in (MARKER, INCOMPLETE) and not _is_note(name):
+            with path.open("rb") as file:
+                files.append(CheckpointFile(name, path.stat().st_size, file_digest(file)))
+    return files
+
+
+def mark_complete(
+    folder: Path, step: int, world_size: int, files: Iterable[CheckpointFile]
+) -> CheckpointMarker:
+    """Write the marker of a folder, after the files of all nodes have been written."""
+    by_name = {file.name: file for file in files}
+    marker = CheckpointMarker(step, world_size, _FINGERPRINT, tuple(by_name.values()))
+    write_atomic(folder / MARKER, marker.to_json().encode())
+    (folder / INCOMPLETE).unlink(missing_ok=True)
+    return marker
+
+
+def saved_step(folder: Path) -> int | None:
+    """Return the step of a folder: its marker's, else the number that its name ends with."""
+    try:
+        return CheckpointMarker.parse((folder / MARKER).read_bytes()).step
+    except (OSError, MarkerError):
+        match = _LAST_NUMBER.search(folder.name)
+        return int(match[1]) if match else None
+
+
+def name_for_step(earlier: SavedState, step: int) -> str | None:
+    """Return how a script that named ``earlier`` would name the checkpoint of ``step``.
+
+    None if its names do not end with the step.
+    """
+    stem, number = _split_number(earlier.name)
+    return f"{stem}{step}" if number == earlier.step else None
+
+
+def _state_folders(checkpoints: Path) -> Iterator[Path]:
+    """Yield the folders that ``save_state`` wrote or that are marked."""
+    for parent, folders, names in os.walk(checkpoints):
+        folder = Path(parent)
+        if folder == checkpoints:
+            continue
+        if {MARKER, INCOMPLETE} & set(names) or any(map(_STATE_FILE.fullmatch, names)):
+            yield folder
+            folders.clear()
+        if len(folder.relative_to(checkpoints).parts) >= _DEPTH:
+            folders.clear()
+
+
+def _is_note(name: str) -> bool:
+    """Return whether SageMaker, or a file that is being written, left it."""
+    return PurePosixPath(name).suffix in (
+        ".sagemaker-uploading",
+        ".sagemaker-uploaded",
+        NOT_UPLOADED_SUFFIX,
+    )
+
+
+def _split_number(name: str) -> tuple[str, int]:
+    match = _LAST_NUMBER.search(name)
+    return (name[: match.start()], int(match[1])) if match else (name, -1)
+
+
+def _has_sizes(folder: Path, marker: CheckpointMarker) -> bool:
+    return all((folder / file.name).stat().st_size == file.bytes for file in marker.files)
+
+
+def _has_digests(folder: Path, marker: CheckpointMarker) -> bool:
+    for listed in marker.files:
+        with (folder / listed.name).open("rb") as file:
+            if file_digest(file) != listed.blake3:
+                return False
+    return True

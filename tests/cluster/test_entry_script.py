@@ -1,0 +1,233 @@
+"""Scripts that know nothing of sm-train: steps, checkpoints, resume and stop without a change."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import accelerate.test_utils.scripts as accelerate_scripts
+import pytest
+import torch
+from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker
+from sm_train.estimators.bundle.user_code import UserCode
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.costing.throughput import measure_speed
+from sm_train.toolkit.jobs.checkpoints import local_checkpoints
+from sm_train.toolkit.jobs.events import parse_event
+
+from tests.support.cluster.training_jobs import (
+    Job,
+    create_nodes,
+    run_nodes,
+    start_nodes,
+    tiny_run,
+)
+from tests.support.deadline import DEADLINE
+from tests.support.entry_scripts import train_like_diffusers
+
+ARGUMENTS = (
+    "--train_data_dir",
+    "{channel.train}",
+    "--output_dir",
+    "{checkpoints}",
+    "--max_train_steps",
+    "{max_steps}",
+    "--gradient_accumulation_steps",
+    "{gradient_accumulation_steps}",
+)
+RESUMES = (*ARGUMENTS, "--resume_from_checkpoint", "{resume}")
+
+
+def script_run(arguments: tuple[str, ...], **settings: Any) -> RunConfig:
+    config = tiny_run(**({"max_steps": 20, "gradient_accumulation_steps": 2} | settings))
+    changes = {"code": ".", "entry": "train_like.py", "entry_args": arguments}
+    return RunConfig.model_validate(config.model_dump(mode="json") | changes)
+
+
+def script_code(path: str = train_like_diffusers.__file__) -> UserCode:
+    return UserCode({"train_like.py": Path(path).read_bytes()})
+
+
+def script_nodes(folder: Path, config: RunConfig, count: int) -> list[Job]:
+    """Return nodes that all see the same 80 files, as in a fully replicated channel."""
+    jobs = create_nodes(folder, config, count, script_code())
+    for job in jobs:
+        job.train_channel.mkdir(parents=True)
+        for number in range(80):
+            text = " ".join(str((number * 7 + column * 3) % 11 / 10) for column in range(4))
+            (job.train_channel / f"{number:03d}.txt").write_text(text)
+    return jobs
+
+
+def of_kind(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["kind"] == kind]
+
+
+def weights(job: Job) -> dict[str, torch.Tensor]:
+    loaded: dict[str, torch.Tensor] = torch.load(job.checkpoints / "weights.pt")
+    return loaded
+
+
+def assert_equal_weights(first: Job, second: Job) -> None:
+    expected, actual = weights(first), weights(second)
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str, Any]]]:
+    """A run on two nodes from start to end, with its events."""
+    nodes = script_nodes(tmp_path_factory.mktemp("whole"), script_run(RESUMES), 2)
+    return nodes[0], run_nodes(nodes, 1)
+
+
+def test_unchanged_script_reports_like_the_built_in_training(
+    uninterrupted: tuple[Job, list[dict[str, Any]]],
+) -> None:
+    job, events = uninterrupted
+    [start] = of_kind(events, "start")
+    assert (start["world_size"], start["nodes"], start["backend"]) == (2, 2, "gloo")
+    # A batch of 4 per rank, and two micro-batches for each step.
+    assert (start["per_device_batch_size"], start["effective_batch_size"]) == (4, 16)
+    assert start["parameters"] == 4 * 8 + 8 + 8 + 1
+    steps = of_kind(events, "step")
+    # Only synchronized steps count: the script has 80 / 2 / 4 = 10 batches and 5 steps an epoch.
+    assert [event["step"] for event in steps] == list(range(1, 21))
+    assert [event["epoch"] for event in steps][::5] == [0, 1, 2, 3]
+    assert all(event["loss"] > 0 and event["gradient_norm"] > 0 for event in steps)
+    assert steps[0]["learning_rate"] > steps[-1]["learning_rate"]
+    assert all(event["steps_per_second"] > 0 for event in steps)
+    assert all(0 <= event["data_wait_share"] <= 1 for event in steps)
+    [end] = of_kind(events, "end")
+    assert (end["step"], end["reason"], end["images"]) == (20, "done", 20 * 16)
+    assert [event["step"] for event in of_kind(events, "checkpoint")] == [5, 10, 15, 20]
+    assert measure_speed(events, "log").measurement.effective_batch_size == 16
+    stored = local_checkpoints(job.checkpoints)
+    assert (stored.step, stored.name, stored.final) == (20, "checkpoint-20", True)
+    # Only the main process saves, so no other rank's random state is part of it.
+    marker = CheckpointMarker.parse((job.checkpoints / "checkpoint-20" / MARKER).read_bytes())
+    names = {file.name for file in marker.files}
+    assert {"model.safetensors", "optimizer.bin", "random_states_0.pkl"} <= names
+    assert "random_states_1.pkl" not in names
+
+
+def test_killed_script_resumes_from_the_newest_complete_checkpoint(
+    uninterrupted: tuple[Job, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """All ranks save here, so each restores its own random state: the end is bit for bit."""
+    arguments = (*RESUMES, "--save_on_all")
+    whole = script_nodes(tmp_path / "whole", script_run(arguments), 2)
+    run_nodes(whole, 1)
+    nodes = script_nodes(tmp_path / "killed", script_run(arguments), 2)
+    with start_nodes(nodes, 1) as running:
+        running[0].wait_for("checkpoint", step=10)
+        for node in running:
+            for pid in node.workers():
+                os.kill(pid, signal.SIGKILL)
+    stored = local_checkpoints(nodes[0].checkpoints)
+    assert stored.step is not None
+    # What a save that was cut short leaves; `latest` would choose it.
+    partial = nodes[0].checkpoints / "checkpoint-19"
+    partial.mkdir()
+    (partial / "optimizer.bin").write_bytes(b"cut")
+    events = run_nodes(nodes, 1)
+    [start] = of_kind(events, "start")
+    assert start["resumed_from_step"] == stored.step >= 10
+    assert not partial.exists()
+    assert "checkpoint-incomplete" in {event.get("code") for event in events}
+    assert of_kind(events, "step")[0]["step"] == stored.step + 1
+    marker = CheckpointMarker.parse((nodes[0].checkpoints / "checkpoint-20" / MARKER).read_bytes())
+    # Each node holds its own rank's random state; the marker lists both.
+    assert {"random_states_0.pkl", "random_states_1.pkl"} <= {one.name for one in marker.files}
+    assert_equal_weights(whole[0], nodes[0])
+
+
+def test_stop_saves_a_checkpoint_that_the_script_resumes_from(tmp_path: Path) -> None:
+    arguments = (*RESUMES, "--checkpointing_steps", "1000000")
+    config = script_run(arguments, max_steps=10**6)
+    nodes = script_nodes(tmp_path, config, 2)
+    with start_nodes(nodes, 1) as running:
+        running[0].wait_for("step", step=3)
+        # On one node only, as for a spot interruption.
+        (nodes[1].base / "stop-requested").touch()
+        end = running[0].wait_for("end")
+        assert end["reason"] == "sigterm"
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda node: "".join(node.lines()), running))
+        assert [node.process.wait(timeout=DEADLINE) for node in running] == [0, 0]
+    stored = local_checkpoints(nodes[0].checkpoints)
+    assert (stored.step, stored.name) == (end["step"], f"checkpoint-{end['step']}")
+    assert not stored.final
+    (nodes[1].base / "stop-requested").unlink()
+    with start_nodes(nodes, 1) as running:
+        assert running[0].wait_for("start")["resumed_from_step"] == end["step"]
+        assert running[0].wait_for("step")["step"] == end["step"] + 1
+
+
+def test_hanging_script_is_found_and_killed(tmp_path: Path) -> None:
+    """One rank stops in a batch; the watchdog kills both, as for the built-in training."""
+    script = Path(train_like_diffusers.__file__).read_text()
+    hang = "if global_step == 60: import time; time.sleep(10000)"
+    line = "            with accelerator.accumulate(network):\n"
+    code = script.replace(line, f"            {hang}\n{line}")
+    assert code != script
+    config = script_run(ARGUMENTS, max_steps=1000)
+    document = config.model_dump(mode="json")
+    document["heartbeat"] |= {"min_timeout": 2, "max_timeout": 60, "interval": 1}
+    job = script_nodes(tmp_path, RunConfig.model_validate(document), 1)[0]
+    (job.bundle / "train_like.py").write_text(code)
+    with job.start() as running:
+        stall = running.wait_for("warning", code="stall")
+        assert (stall["phase"], stall["step"]) == ("step", 60)
+        list(running.lines())
+        assert running.process.wait(timeout=DEADLINE) != 0
+    assert "no heartbeat for" in job.failure
+
+
+def test_plain_script_gets_its_arguments_a_heartbeat_and_a_failure_report(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, time\n"
+        "print('got', sys.argv[1:], __name__, flush=True)\n"
+        "while not pathlib.Path('seen').exists():\n"
+        "    time.sleep(0.05)\n"
+        "raise ValueError('no such column')\n"
+    )
+    arguments = ("--out={model}", "--resume", "{resume}", "{{stage}}", '{"a": {}}', "{stage}")
+    document = script_run(arguments).model_dump(mode="json")
+    document["heartbeat"] |= {"interval": 1}
+    files = UserCode({"train_like.py": code.encode()})
+    job = Job(tmp_path, RunConfig.model_validate(document), None, files)
+    lines: list[str] = []
+    with job.start() as running:
+        for line in running.lines():
+            lines.append(line)
+            if (event := parse_event(line)) and event["kind"] == "heartbeat":
+                (job.bundle / "seen").touch()
+        assert running.process.wait(timeout=DEADLINE) == 1
+    expected = [f"--out={tmp_path / 'model'}", "{stage}", '{"a": {}}', "8px"]
+    assert f"got {expected} __main__\n" in lines
+    [error] = of_kind([event for line in lines if (event := parse_event(line))], "error")
+    assert error["message"] == "ValueError: no such column"
+    assert "ValueError: no such column" in job.failure
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_sync.py",
+        pytest.param("test_script.py", marks=pytest.mark.slow),
+        pytest.param("test_ops.py", marks=pytest.mark.slow),
+    ],
+)
+def test_scripts_of_accelerate_itself_run_unchanged_on_two_nodes(tmp_path: Path, name: str) -> None:
+    """Without test_distributed_data_loop.py: on CPUs it hangs at uneven inputs, also by itself."""
+    script = Path(accelerate_scripts.__path__[0]) / name
+    config = script_run(())
+    nodes = create_nodes(tmp_path, config, 2, script_code(str(script)))
+    events = run_nodes(nodes, 1)
+    [end] = of_kind(events, "end")
+    assert end["reason"] == "done"
+    warned = {event["code"] for event in of_kind(events, "warning")}
+    assert bool(of_kind(events, "step")) != ("entry-no-steps" in warned)
