@@ -198,7 +198,7 @@ def _write_dcp(model: Path, out: Path) -> None:
     with warnings.catch_warnings():
         # PyTorch warns that there is no process group.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        save(state, checkpoint_id=out, no_dist=True)
+        save(state, checkpoint_id=out)
 
 
 def _mapped(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -43,7 +43,7 @@ def components_findings(
 
 def local_components_findings(config: RunConfig, base: Path) -> Iterator[Finding]:
     """Check ``model.local_components`` if the folder is on this machine."""
-    if config.model.local_components is None:
+    if config.model.local_components is None or config.entry is not None:
         return
     folder = base / config.model.local_components
     if folder.is_dir():
@@ -57,7 +57,7 @@ def stored_components_findings(config: RunConfig, session: boto3.Session) -> Ite
     Raises:
         ClientError: S3 rejects a request.
     """
-    if config.model.components is None:
+    if config.model.components is None or config.entry is not None:
         return
     reader = S3Components(session.client("s3"), config.model.components)
     if reader.files:

@@ -168,7 +168,7 @@ def test_pytorch_reads_the_distributed_checkpoint(tmp_path: Path) -> None:
     out = run(write_checkpoint(parts, tmp_path), tmp_path, format="dcp")
     expected = {f"transformer.{name}": t for name, t in parts.network.state_dict().items()}
     loaded = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-    load(loaded, checkpoint_id=out, no_dist=True)
+    load(loaded, checkpoint_id=out)
     for name, tensor in expected.items():
         torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0)
 

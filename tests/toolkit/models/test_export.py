@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
 
 from tests.conftest import Cli
+from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.models import build, write_checkpoint
 from tests.support.models.hub_server import TOKEN, Hub, hub_server
 from tests.support.moto_server import Aws
+from tests.support.run_documents import stage
+from tests.support.run_files import write_run
 
 STEP = "step-00000003"
 
@@ -35,12 +40,12 @@ def hub() -> Iterator[Hub]:
         yield server
 
 
-def put(aws: Aws, folder: Path, prefix: str = "run/s1/checkpoints") -> str:
+def put(aws: Aws, folder: Path, prefix: str = "run/s1/checkpoints", bucket: str = "models") -> str:
     """Upload ``folder``; return its URI."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     contents = {f"{prefix}/{path.relative_to(folder)}": path.read_bytes() for path in files}
-    aws.make_bucket("models", **contents)
-    return f"s3://models/{prefix}"
+    aws.make_bucket(bucket, **contents)
+    return f"s3://{bucket}/{prefix}"
 
 
 def test_a_stopped_run_becomes_a_model_with_card_and_samples(
@@ -132,6 +137,30 @@ def test_names_of_runs_and_stages_are_resolved(cli: Cli, tmp_path: Path, aws: Aw
     )
     assert result.returncode == 2
     assert "nothing: neither a run file here nor a run or job of sm-train" in result.stderr
+
+
+def test_the_last_stage_with_a_checkpoint_is_exported(
+    cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws
+) -> None:
+    """A run file names the run as its name does."""
+    FakeSageMaker(aws)
+    run = write_run(tmp_path, stages=[stage("256px"), stage("512px")])
+    uri = put(aws, checkpoints, "demo/checkpoints/256px", bucket="my-bucket")
+    environment = {**aws.environment, "AWS_DEFAULT_REGION": "us-east-1"}
+
+    def export(*arguments: str) -> subprocess.CompletedProcess[str]:
+        out = tmp_path / "model"
+        options: dict[str, Any] = {"network": "loopback", "env": environment}
+        return cli("export", run, out, "--dry-run", "--json", *arguments, **options)
+
+    for arguments in ([], ["--stage", "256px"]):
+        result = export(*arguments)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["source"] == f"{uri}/{STEP}"
+    result = export("--stage", "512px")
+    assert result.returncode == 3
+    assert "demo: stage 512px has no complete checkpoint" in result.stderr
+    assert "--stage: 'x' is not one of 256px, 512px" in export("--stage", "x").stderr
 
 
 def test_what_cannot_be_written_is_refused_first(
