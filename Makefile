@@ -44,6 +44,7 @@ lint: $(VENV)/.installed
 	mkdir -p build/types/sm_train
 	for folder in toolkit estimators cost entrypoints; do \
 		ln -sfn $(CURDIR)/$$folder build/types/sm_train/$$folder; done
+	ln -sfn $(CURDIR)/entrypoints/api/__init__.py build/types/sm_train/__init__.py
 	MYPYPATH=build/types $(BIN)/mypy
 	$(BIN)/vulture
 

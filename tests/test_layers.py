@@ -33,7 +33,7 @@ LEVELS = {
         {"models"},
         {"packing", "planning"},
         {"doctor", "script", "training"},
-        {"job"},
+        {"api", "job"},
         {"launch", "run_entry", "train"},
     ],
     "estimators": [

@@ -32,6 +32,7 @@ InitFrom = Literal["ema", "raw"]
 OptimizerState = Literal["reset", "keep"]
 Precision = Literal["bf16", "tf32", "fp32"]
 ReduceDtype = Literal["fp32", "bf16"]
+VaePrecision = Literal["auto", "fp32", "bf16"]
 CollectiveBackend = Literal["auto", "nccl", "smddp"]
 StallAction = Literal["kill", "warn"]
 AlertLevel = Literal["info", "warning", "critical"]
@@ -58,13 +59,17 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network; None takes the pretrained model's value, or else the preset's."""
+    """The network; None takes the pretrained model's value, or else the preset's.
+
+    ``preset_content`` is the JSON of a preset that does not ship with sm-train.
+    """
 
     preset: str
     prediction_type: PredictionType | None
     zero_terminal_snr: bool | None
     min_snr_gamma: float | None
     timestep_shift: float | None
+    preset_content: str | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,7 @@ class TrainingConfig:
 
     precision: Precision
     reduce_dtype: ReduceDtype
+    vae_precision: VaePrecision
     compile: bool
     seed: int
     optimizer: OptimizerConfig
@@ -189,7 +195,8 @@ class DoctorConfig:
 class ExpectedPerformance:
     """What the stage's instances and its training speed should reach; None is unknown.
 
-    ``nvlink_gbytes`` is GB/s of one GPU in one direction.
+    ``nvlink_gbytes`` is GB/s of one GPU in one direction. ``model_plan`` is the JSON of the plan of
+    a preset that does not ship with sm-train.
     """
 
     instance_type: str
@@ -201,6 +208,7 @@ class ExpectedPerformance:
     steps_per_second: float | None
     speed_source: str | None
     usd_per_instance_hour: float | None
+    model_plan: str | None = None
 
 
 @dataclass(frozen=True)

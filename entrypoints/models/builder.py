@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
+from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig, TrainingConfig
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.models.component_check import component_problems, pretrained_scheduler
 from sm_train.entrypoints.models.component_files import (
@@ -20,7 +20,12 @@ from sm_train.entrypoints.models.component_files import (
     LocalComponents,
     weight_files,
 )
-from sm_train.entrypoints.models.components import downsampling, numbered_component, read_preset
+from sm_train.entrypoints.models.components import (
+    downsampling,
+    encodes_in_fp32,
+    numbered_component,
+    read_preset,
+)
 from sm_train.entrypoints.models.model_manifest import read_manifest, require_digests
 from sm_train.entrypoints.models.network import Network, network_folder
 from sm_train.entrypoints.models.objectives import Objective, build_objective
@@ -140,6 +145,12 @@ class ModelComponents:
         """Whether the network gets each image's original size and crop, as SDXL does."""
         return getattr(self.network.config, "addition_embed_type", None) == "text_time"
 
+    def encodes_in_fp32(self, training: TrainingConfig) -> bool:
+        """Return whether the autoencoder encodes in fp32; False without one."""
+        if self.vae is None:
+            return False
+        return encodes_in_fp32(self.vae.config, training.precision, training.vae_precision)
+
     def sample_rng(self, seed: int) -> SampleRng:
         """Return the random numbers of a training sample: noise and, with a VAE, its latent."""
         kinds = 1 if self.vae is None else 2
@@ -176,7 +187,7 @@ def build_components(
     Raises:
         JobConfigError: there is no such preset, or a folder holds another model.
     """
-    preset = read_preset(model.preset)
+    preset = read_preset(model.preset, model.preset_content)
     scheduler = None
     if components is not None:
         require_components(components, preset, model)

@@ -70,7 +70,12 @@ class Evaluator:
         self._accelerator, self._paths, self._events = accelerator, paths, events
         self._validation = validation
         self._loss = TrainingLoss(config.training.objective)
-        self._inputs = ModelInputs(components, accelerator.device, caption_dropout=0.0)
+        self._inputs = ModelInputs(
+            components,
+            accelerator.device,
+            caption_dropout=0.0,
+            vae_fp32=components.encodes_in_fp32(config.training),
+        )
 
     def due(self, step: int) -> bool:
         """Return whether there is anything to evaluate after ``step``."""

@@ -115,7 +115,12 @@ class Trainer:
         if data_rank.local_rank == 0:
             remove_later(paths.checkpoints, checkpoint.step if checkpoint else None)
         self.resumed_from = self.state.step
-        self.model_inputs = ModelInputs(components, self.device, config.training.caption_dropout)
+        self.model_inputs = ModelInputs(
+            components,
+            self.device,
+            config.training.caption_dropout,
+            vae_fp32=components.encodes_in_fp32(config.training),
+        )
         self._end_of_first_bucket: Tensor | None = None
         if accelerator.num_processes > 1 and not fsdp.is_sharded(module):
             self._end_of_first_bucket = self._warm_up_ddp_buckets()

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 from sm_train.entrypoints.common.job_config import ModelConfig, PredictionType
 from sm_train.estimators.config.fields import PositiveFloat, S3Folder, Section
+from sm_train.estimators.config.preset_file import PresetFileError, canonical, is_preset_file
 from sm_train.estimators.config.presets import preset_names, preset_prediction_types
 
 
@@ -14,8 +15,16 @@ class ModelSection(Section):
     """The model that is trained."""
 
     preset: str = Field(
-        description="Name of a model configuration that ships with sm-train.",
-        json_schema_extra=lambda schema: schema.update(enum=list(preset_names())),
+        description="Name of a model configuration that ships with sm-train, or a JSON file of the "
+        "same form, relative to the run file, such as ./mine.json.",
+        json_schema_extra=lambda schema: schema.update(
+            anyOf=[{"enum": list(preset_names())}, {"pattern": r"\.json$"}]
+        ),
+    )
+    preset_content: str | None = Field(
+        default=None,
+        description="JSON of the preset's file. sm-train writes it to the bundle's run file; leave "
+        "it out.",
     )
     components: S3Folder | None = Field(
         default=None,
@@ -61,17 +70,32 @@ class ModelSection(Section):
     def job_config(self) -> ModelConfig:
         return ModelConfig(
             preset=self.preset,
+            preset_content=self.preset_content,
             prediction_type=self.prediction_type,
             zero_terminal_snr=self.zero_terminal_snr,
             min_snr_gamma=self.min_snr_gamma,
             timestep_shift=self.timestep_shift,
         )
 
+    def _check_preset_exists(self) -> None:
+        if is_preset_file(self.preset):
+            if self.preset_content is None:
+                raise ValueError(f"preset: {self.preset!r}: the file was not read")
+            try:
+                canonical(self.preset_content)
+            except PresetFileError as error:
+                raise ValueError(f"preset: {self.preset!r}: {error}") from None
+            return
+        if self.preset_content is not None:
+            raise ValueError("preset_content: is that of a preset file; remove it")
+        if self.preset not in preset_names():
+            names = ", ".join(preset_names())
+            raise ValueError(f"preset: {self.preset!r} is not one of {names}, nor a .json file")
+
     @model_validator(mode="after")
     def _check_preset(self) -> ModelSection:
-        if self.preset not in preset_names():
-            raise ValueError(f"preset: {self.preset!r} is not one of {', '.join(preset_names())}")
-        supported = preset_prediction_types(self.preset)
+        self._check_preset_exists()
+        supported = preset_prediction_types(self.preset, self.preset_content)
         prediction_type = self.prediction_type or supported[0]
         is_flow = prediction_type == "flow"
         if prediction_type not in supported:

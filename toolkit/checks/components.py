@@ -36,7 +36,8 @@ def components_findings(
 ) -> Iterator[Finding]:
     """Check a model folder; ``where`` is the key or option that names it."""
     model = config.model.job_config()
-    for problem in component_problems(reader, read_preset(model.preset), model):
+    preset = read_preset(model.preset, model.preset_content)
+    for problem in component_problems(reader, preset, model):
         message, _, fix = problem.rpartition("; ")
         yield COMPONENTS.found("error", where, f"{reader.location}: {message}", fix)
 

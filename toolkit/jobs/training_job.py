@@ -342,7 +342,8 @@ def server_time(session: boto3.Session) -> datetime:
 def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> None:
     """Stop the job after a checkpoint, and record ``reason`` in its tags for every watcher.
 
-    A job that has ended meanwhile is left as it is: SageMaker rejects the call for it.
+    A job that has ended meanwhile, or that something else stops, is left as it is: SageMaker
+    rejects the call for it.
     """
     from botocore.exceptions import ClientError
 
@@ -354,7 +355,8 @@ def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> None:
         except ClientError as error:
             if error.response["Error"]["Code"] != "ValidationException":
                 raise
-            if refresh(session, job).live:
+            current = refresh(session, job)
+            if current.live and current.status != "Stopping":
                 raise
 
 

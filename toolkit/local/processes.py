@@ -22,6 +22,7 @@ from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.local.folders import LocalFolders
+from sm_train.toolkit.local.read_only import read_only_command
 
 LAST_LINES = 20
 GRACE_SECONDS = 60.0
@@ -62,11 +63,18 @@ class LocalProcesses:
     ) -> None:
         self._folders = folders
         self._lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
-        port = _free_port()
+        port, read_only = _free_port(), read_only_command(folders.inputs)
         self._nodes = [
             _Node(
                 _launch(
-                    folders, stage, rank, processes=processes, cpu=cpu, port=port, options=options
+                    folders,
+                    stage,
+                    rank,
+                    processes=processes,
+                    cpu=cpu,
+                    port=port,
+                    options=options,
+                    prefix=read_only,
                 )
             )
             for rank in range(len(folders.nodes))
@@ -162,10 +170,11 @@ def _launch(
     cpu: bool,
     port: int,
     options: Sequence[str],
+    prefix: Sequence[str],
 ) -> subprocess.Popen[str]:
     nodes = len(folders.nodes)
     world_size = nodes * processes
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command = [*prefix, sys.executable, "-m", "accelerate.commands.launch"]
     if world_size > 1:
         # Despite its name the flag selects the launcher for several processes on any device:
         # with --cpu alone accelerate starts one process and expects mpirun to start the rest.
