@@ -34,9 +34,9 @@ _ANY_FOLDER = "s3://local/"
 class LocalFolders:
     """One stage's folders; ``nodes`` are the emulated instances' trees, in rank order.
 
-    ``entry`` is the bundle's script to start, ``model`` the folder of the final model,
-    ``bundle_sha256`` the bundle's digest. Each node has one of ``node_checkpoints``, which it sees as
-    ``/opt/ml/checkpoints``.
+    ``entry`` is the bundle's script to start, ``model`` the folder of the final model, and
+    ``bundle_sha256`` the bundle's digest. Each node has one of ``node_checkpoints``, which it sees
+    as ``/opt/ml/checkpoints``.
     """
 
     root: Path
