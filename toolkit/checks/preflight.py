@@ -24,7 +24,7 @@ from sm_train.toolkit.checks.components import (
     stored_components_findings,
 )
 from sm_train.toolkit.checks.entry import entry_findings
-from sm_train.toolkit.checks.finding import LEVELS, Finding
+from sm_train.toolkit.checks.finding import LEVELS, Finding, Subject, found_at
 from sm_train.toolkit.checks.image import image_findings, registry_findings
 from sm_train.toolkit.checks.local_data import read_local
 from sm_train.toolkit.checks.network import network_findings
@@ -39,7 +39,6 @@ from sm_train.toolkit.checks.relocation import (
 )
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings
 from sm_train.toolkit.checks.shards import Shards, of_index, shard_findings
-from sm_train.toolkit.checks.subject import Subject, found_at
 from sm_train.toolkit.checks.user_functions import user_function_findings
 from sm_train.toolkit.costing.worst_case import alternative_costs
 from sm_train.toolkit.errors import UserError

@@ -51,9 +51,9 @@ def command(
     from datetime import UTC, datetime
 
     from sm_train.toolkit.aws.session import open_session, resolve_region
+    from sm_train.toolkit.checks.finding import Subject
     from sm_train.toolkit.checks.preflight import offline_findings, online_findings
     from sm_train.toolkit.checks.report import document, is_ok, show
-    from sm_train.toolkit.checks.subject import Subject
     from sm_train.toolkit.costing.run_price import estimate_run
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
