@@ -381,13 +381,8 @@ def put_checkpoint(aws: Aws, step: int, *, size: int = SD2_BYTES, complete: bool
     """Create a checkpoint folder as a job does, with an empty tensor file."""
     folder = f"demo/checkpoints/256px/step-{step:08d}"
     files = [{"name": "tensors-00000.safetensors", "bytes": size, "blake3": ""}]
-    marker = {
-        "format": FORMAT_VERSION,
-        "step": step,
-        "world_size": 8,
-        "fingerprint": "0",
-        "files": files,
-    }
+    rest = {"step": step, "world_size": 8, "fingerprint": "0", "files": files}
+    marker = {"format": FORMAT_VERSION} | rest
     s3 = aws.client("s3")
     s3.put_object(Bucket="my-bucket", Key=f"{folder}/tensors-00000.safetensors", Body=b"")
     if complete:
