@@ -21,8 +21,10 @@ def split_uri(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
-def bucket_region(session: boto3.Session, bucket: str) -> str | None:
+def bucket_region(session: boto3.Session, bucket: str, prefix: str) -> str | None:
     """Return the region of a bucket; None if S3 does not report it.
+
+    Lists ``prefix``: a policy can limit that to the run's own objects, but not HeadBucket.
 
     Raises:
         LookupError: the bucket does not exist.
@@ -31,8 +33,10 @@ def bucket_region(session: boto3.Session, bucket: str) -> str | None:
     from botocore.exceptions import ClientError
 
     try:
-        response: Mapping[str, Any] = session.client("s3").head_bucket(Bucket=bucket)
-        region: str | None = response.get("BucketRegion") or _region_header(response)
+        response: Mapping[str, Any] = session.client("s3").list_objects_v2(
+            Bucket=bucket, Prefix=prefix, MaxKeys=1
+        )
+        region = _region_header(response)
     except ClientError as error:
         status = error.response["ResponseMetadata"].get("HTTPStatusCode")
         region = _region_header(error.response)
@@ -50,17 +54,18 @@ def _region_header(response: Mapping[str, Any]) -> str | None:
     return region
 
 
-def require_bucket(session: boto3.Session, bucket: str, region: str, field: str) -> None:
-    """Reject a bucket that does not exist, denies access, or is not in ``region``.
+def require_bucket(session: boto3.Session, uri: str, region: str, field: str) -> None:
+    """Reject a URI whose bucket does not exist, denies access, or is not in ``region``.
 
     Traffic between regions is billed and slow, and SageMaker rejects it for a job's channels.
 
     Raises:
         UserError: the bucket cannot be used; the message names ``field``.
     """
+    bucket, prefix = split_uri(uri)
     with translate_aws_errors(f"{field}: bucket {bucket}"):
         try:
-            actual = bucket_region(session, bucket)
+            actual = bucket_region(session, bucket, prefix)
         except LookupError:
             raise UserError(
                 f"{field}: bucket {bucket} does not exist; create it in {region} or name another",
