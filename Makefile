@@ -44,6 +44,7 @@ lint: $(VENV)/.installed
 	mkdir -p build/types/sm_train
 	for folder in toolkit estimators cost entrypoints; do \
 		ln -sfn $(CURDIR)/$$folder build/types/sm_train/$$folder; done
+	ln -sfn $(CURDIR)/entrypoints/api/__init__.py build/types/sm_train/__init__.py
 	MYPYPATH=build/types $(BIN)/mypy
 	$(BIN)/vulture
 
@@ -95,7 +96,9 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/entry.py
 	$(BIN)/python benchmarks/flops.py
 	$(BIN)/python benchmarks/diagnose.py
+	$(BIN)/python benchmarks/diagnose_accuracy.py
 	$(BIN)/python benchmarks/doctor.py
+	$(BIN)/python benchmarks/doctor_accuracy.py
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/review.py
 	$(BIN)/python benchmarks/cloudwatch_metrics.py

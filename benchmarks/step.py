@@ -109,6 +109,7 @@ CONFIG = JobConfig(
     training=TrainingConfig(
         "fp32",
         reduce_dtype="fp32",
+        vae_precision="auto",
         compile=False,
         seed=0,
         warmup_steps=0,

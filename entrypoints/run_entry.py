@@ -25,6 +25,7 @@ from sm_train.entrypoints.distributed.backend import decide, join
 from sm_train.entrypoints.job import TrainingProcess, exit_now, run_job
 from sm_train.entrypoints.monitoring.heartbeat import Phase, events_file, heartbeat_folder
 from sm_train.entrypoints.script import saved_states
+from sm_train.entrypoints.script.current_job import ScriptProcess, set_process
 from sm_train.entrypoints.script.hooks import observe_accelerate
 from sm_train.entrypoints.script.observer import ScriptObserver
 from sm_train.entrypoints.script.ranks import (
@@ -64,6 +65,8 @@ def _run(process: TrainingProcess) -> None:
         rank=info.rank,
         recent_events_file=events_file(heartbeat_folder(), info.local_rank),
     )
+    for folder in (paths.checkpoints, paths.model, paths.output_data):
+        folder.mkdir(parents=True, exist_ok=True)
     _join_smddp(process, resources, events)
     store = open_store(info)
     states = agree_on_states(_own_states(process, info), info, store)
@@ -86,6 +89,7 @@ def _run(process: TrainingProcess) -> None:
         steps_per_second=lambda: observer.steps_per_second,
         on_complete=observer.log_checkpoint,
     )
+    set_process(ScriptProcess(config, paths, resources, info, observer, events))
     observe_accelerate(observer)
     background = _Background(observer, observer.ranks, paths.stop_request)
     background.start()

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 NONE = "—"
 ROWS = [
     tuple(cell.strip() for cell in line.strip("|").split("|"))
-    for line in (ROOT / "docs" / "platform.md").read_text().splitlines()
+    for line in (ROOT / "docs" / "platform.md").read_text().partition("\n## ")[0].splitlines()
     if line.startswith("| ") and not line.startswith("| statement ")
 ]
 

@@ -267,6 +267,9 @@ class Loader:
             # like a program, which aborts if one of their threads is still inside PyTorch.
             multiprocessing_context="forkserver" if link else None,
             worker_init_fn=_start_process if link else None,
+            # An iterator draws a number; from the default generator, a resumed loop with dropout
+            # would not continue bit for bit.
+            generator=torch.Generator(),
         )
 
     def _received(

@@ -24,7 +24,7 @@ from sm_train.entrypoints.doctor.step_time_model import (
 from sm_train.entrypoints.planning.memory import (
     UnplannedModelError,
     keeps_unsharded_gradients,
-    plan_preset,
+    plan_model,
 )
 
 
@@ -155,8 +155,11 @@ def workload(
     """Return the run's step and the basis of its compute time; None for models without a plan."""
     stage, bf16 = config.stage, config.training.precision == "bf16"
     try:
-        plan = plan_preset(
-            config.model.preset, stage.resolution, precision=config.training.precision
+        plan = plan_model(
+            config.model,
+            stage.resolution,
+            precision=config.training.precision,
+            plan=config.expected.model_plan,
         )
     except UnplannedModelError:
         return None

@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.common.job_config import JobConfigError
+from sm_train.entrypoints.models.component_files import (
+    ComponentFileError,
+    LocalComponents,
+    weight_files,
+)
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -44,16 +49,18 @@ def preset_caption_tokens(preset: Mapping[str, Any]) -> int:
     return max(clip, default=0) + UNLIMITED_TOKENS * (len(encoders) - len(clip))
 
 
-def read_preset(name: str) -> dict[str, Any]:
+def read_preset(name: str, content: str | None = None) -> dict[str, Any]:
     """Return the preset called ``name``, with shared component configurations filled in.
+
+    ``content`` is the JSON of a preset that does not ship with sm-train.
 
     Raises:
         JobConfigError: there is no such preset.
     """
     path = PRESETS / f"{name}.json"
-    if not path.is_file():
+    if content is None and not path.is_file():
         raise JobConfigError(f"model.preset: {name!r} is not one of {', '.join(preset_names())}")
-    preset: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    preset: dict[str, Any] = json.loads(content or path.read_text(encoding="utf-8"))
     preset["vae"] = _resolve_shared(preset["vae"])
     preset["text_encoders"] = [_resolve_shared(encoder) for encoder in preset["text_encoders"]]
     return preset
@@ -69,6 +76,17 @@ def _resolve_shared(component: Any) -> Any:
 def downsampling(vae: Mapping[str, Any] | None) -> int:
     """Return the pixels of an image's side per latent pixel; 1 without an autoencoder."""
     return 1 if vae is None else int(2 ** (len(vae["block_out_channels"]) - 1))
+
+
+def encodes_in_fp32(vae: Mapping[str, Any], precision: str, vae_precision: str) -> bool:
+    """Return whether an autoencoder of this configuration encodes in fp32.
+
+    ``precision`` and ``vae_precision`` are the run file's. Diffusers' force_upcast (true unless the
+    configuration says otherwise) marks autoencoders that need fp32.
+    """
+    if vae_precision == "auto":
+        return precision != "bf16" or bool(vae.get("force_upcast", True))
+    return vae_precision == "fp32"
 
 
 def components_digest(folder: Path) -> str:
@@ -104,6 +122,13 @@ def describe_latents(folder: Path, resolution: int) -> dict[str, Any]:
     if resolution % factor:
         raise ComponentsError(f"resolution: {resolution} must be a multiple of {factor}")
     text, pooled = _text_shapes(folder)
+    reader = LocalComponents(folder)
+    try:
+        for name in {path.partition("/")[0] for path in reader.files}:
+            if name == "vae" or name.startswith("text_encoder"):
+                weight_files(reader, name)
+    except ComponentFileError as error:
+        raise ComponentsError(f"{folder}: {error}") from None
     latents = {
         "resolution": resolution,
         "moments": [2 * vae["latent_channels"], resolution // factor, resolution // factor],

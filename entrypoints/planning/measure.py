@@ -280,14 +280,14 @@ def _encoding_peak(config: Mapping[str, Any] | None, resolution: int, precision:
     return memory.peak
 
 
-def measure_preset(name: str) -> dict[str, Any]:
-    """Return the document of a preset's plan.
+def measure_preset(name: str, content: str | None = None) -> dict[str, Any]:
+    """Return the document of a preset's plan; ``content`` is the JSON of a custom preset.
 
     Raises:
         JobConfigError: there is no such preset.
         UnplannedModelError: a figure is not a quadratic in the image's area.
     """
-    preset = read_preset(name)
+    preset = read_preset(name, content)
     step = resolution_step(preset)
     network = Network(preset["network"], None, step).module
     with torch.device("meta"):
@@ -364,12 +364,12 @@ def _largest(candidates: Sequence[list[int]]) -> list[list[int]]:
     ]
 
 
-def write_plan(name: str) -> Path:
-    """Measure a preset and write its plan next to the shipped ones."""
-    path = plan_path(name)
-    document = json.dumps(measure_preset(name), indent=1)
+def write_plan(name: str, content: str | None = None) -> Path:
+    """Measure a preset and write its plan next to the shipped ones, or to the user's cache."""
+    path = plan_path(name, content)
+    document = json.dumps(measure_preset(name, content), indent=1)
     # One line for each list of numbers.
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, (_inline_lists(document) + "\n").encode())
     return path
 
@@ -388,9 +388,20 @@ def main() -> None:
         "figures that `sm-train check` and `sm-train cost` read. Run it after you add or change a "
         "preset in entrypoints/models/presets.",
     )
-    parser.add_argument("presets", nargs="*", metavar="PRESET", help="default: all presets")
+    parser.add_argument(
+        "presets",
+        nargs="*",
+        metavar="PRESET",
+        help="name of a shipped preset, or a JSON file; default: all shipped ones",
+    )
     for name in parser.parse_args().presets or preset_names():
-        print(f"{name}: wrote {write_plan(name)}", flush=True)
+        content = Path(name).read_text(encoding="utf-8") if name.endswith(".json") else None
+        try:
+            print(f"{name}: wrote {write_plan(name, content)}", flush=True)
+        except Exception as error:
+            # Whatever diffusers and PyTorch raise for sizes that do not fit together.
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise SystemExit(f"{name}: {reason}") from None
 
 
 if __name__ == "__main__":

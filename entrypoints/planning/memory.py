@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.models.components import read_preset
+from sm_train.entrypoints.common.job_config import JobConfig, ModelConfig
+from sm_train.entrypoints.models.components import encodes_in_fp32, read_preset
 
 _FP32, _BF16 = 4, 2
 """Bytes of a number."""
@@ -160,9 +161,41 @@ def images_at_once(pixels: int) -> int:
     return max(1, _ENCODED_PIXELS // pixels)
 
 
-def plan_path(preset: str) -> Path:
-    """Return where the plan of a preset is stored."""
-    return _PLANS / f"{preset}.json"
+def plan_path(preset: str, content: str | None = None) -> Path:
+    """Return where the plan of a preset is stored.
+
+    That of a custom preset, whose JSON is ``content``, is in the user's cache.
+    """
+    if content is None:
+        return _PLANS / f"{preset}.json"
+    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    digest = preset_digest(read_preset(preset, content))
+    return Path(cache_folder) / "sm-train" / "plans" / f"{digest}.json"
+
+
+def plan_model(
+    model: ModelConfig,
+    resolution: int,
+    *,
+    precision: str,
+    vae_precision: str = "auto",
+    plan: str | None = None,
+) -> ModelPlan:
+    """Return the plan of the model for images of ``resolution`` pixels a side.
+
+    ``plan`` is the JSON of a custom preset's plan, None to read it where it is stored.
+
+    Raises:
+        UnplannedModelError: it was not measured, or has changed since.
+    """
+    return plan_preset(
+        model.preset,
+        resolution,
+        precision=precision,
+        vae_precision=vae_precision,
+        content=model.preset_content,
+        stored=plan,
+    )
 
 
 def preset_digest(preset: Mapping[str, Any]) -> str:
@@ -171,16 +204,26 @@ def preset_digest(preset: Mapping[str, Any]) -> str:
 
 
 @cache
-def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
+def plan_preset(
+    name: str,
+    resolution: int,
+    *,
+    precision: str,
+    vae_precision: str = "auto",
+    content: str | None = None,
+    stored: str | None = None,
+) -> ModelPlan:
     """Return the plan of the preset ``name`` for images of ``resolution`` pixels a side.
+
+    ``content`` is the JSON of a custom preset, ``stored`` that of its plan.
 
     Raises:
         JobConfigError: there is no such preset.
         UnplannedModelError: it was not measured, or has changed since.
     """
-    preset = read_preset(name)
+    preset = read_preset(name, content)
     try:
-        plan = json.loads(plan_path(name).read_text(encoding="utf-8"))
+        plan = json.loads(stored or plan_path(name, content).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UnplannedModelError(
             f"preset {name}: not planned; run python -m {MEASURE_MODULE} {name}"
@@ -191,6 +234,8 @@ def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
         )
     # TF32 changes the arithmetic, not what is stored.
     figures = plan["precisions"]["bf16" if precision == "bf16" else "fp32"]
+    vae_fp32 = encodes_in_fp32(preset["vae"] or {}, precision, vae_precision)
+    encoding = plan["precisions"]["fp32"] if vae_fp32 else figures
     area = Fraction(resolution, plan["resolution_step"]) ** 2
 
     def at_resolution(coefficients: Sequence[int]) -> int:
@@ -212,7 +257,7 @@ def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
         fsdp_block_parameters=tuple(plan["fsdp_block_parameters"]),
         ddp_buckets=plan["ddp_buckets"],
         frozen_bytes=text_width * text + _FP32 * plan["vae_parameters"],
-        encoding_bytes=at_resolution(figures["encoding_bytes"]),
+        encoding_bytes=at_resolution(encoding["encoding_bytes"]),
         encoded_at_once=images_at_once(resolution**2),
     )
 
@@ -230,7 +275,13 @@ def keeps_unsharded_gradients(
     if stage.sharding == "none" or world_size == 1 or gpu_memory is None:
         return True
     try:
-        plan = plan_preset(settings.model.preset, stage.resolution, precision=training.precision)
+        plan = plan_model(
+            settings.model,
+            stage.resolution,
+            precision=training.precision,
+            vae_precision=training.vae_precision,
+            plan=settings.expected.model_plan,
+        )
     except UnplannedModelError:
         return False
     fixed = plan.fixed_bytes(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.planning.memory import UnplannedModelError, plan_preset
+from sm_train.entrypoints.planning.memory import UnplannedModelError, plan_model
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +57,11 @@ def mfu_meter_of(settings: JobConfig, device_name: str) -> MfuMeter | None:
     if peak is None or training.precision != "bf16":
         return None
     try:
-        plan = plan_preset(
-            settings.model.preset, settings.stage.resolution, precision=training.precision
+        plan = plan_model(
+            settings.model,
+            settings.stage.resolution,
+            precision=training.precision,
+            plan=settings.expected.model_plan,
         )
     except UnplannedModelError:
         return None

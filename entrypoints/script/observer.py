@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
 from sm_train.entrypoints.script.ranks import Save, ScriptRanks
 from sm_train.entrypoints.script.saved_states import SavedState, name_for_step, saved_step
+from sm_train.entrypoints.script.step_events import LoopFacts, StepEvents, StepWindow
 
 STOP_AGREEMENT_TIMEOUT = 60.0
 """Seconds that a rank waits at the last step for the others, of SageMaker's 120."""
@@ -29,28 +31,13 @@ _DEFAULT_NAME = "checkpoint-{step}"
 """Name of a checkpoint in the diffusers examples."""
 
 
-class StepWindow:
-    """The steps between two ``step`` events, on the main process."""
+@dataclass(frozen=True)
+class OwnValues:
+    """Values of the last step; ``gradient_norm`` is a number or a scalar tensor."""
 
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.steps = 0
-        self.losses: list[Any] = []
-        self.data_wait_seconds = 0.0
-        self.excluded_seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """The duration without checkpoints."""
-        return max(time.monotonic() - self.started - self.excluded_seconds, 1e-9)
-
-    def loss(self) -> float | None:
-        """Return the mean loss of this process; waits for the device."""
-        if not self.losses:
-            return None
-        import torch
-
-        return float(torch.stack([loss.float() for loss in self.losses]).mean())
+    learning_rate: float | None
+    gradient_norm: Any
+    epoch: int | None
 
 
 class ScriptObserver:
@@ -88,15 +75,17 @@ class ScriptObserver:
         self._loader: Any = None
         self._optimizer: Any = None
         self._other_optimizer: Any = None
-        self._several_optimizers = False
+        self._several_optimizers = self._observes_data = False
         self._norm: Any = None
         self._wait_started = 0.0
         self._window = StepWindow()
-        self._began: float | None = None
+        self._has_begun = False
+        self._own_values: OwnValues | None = None
+        self.step_events: StepEvents | None = None
+        """Of the loop, once it has begun; on rank 0 only."""
         self._saving: str | None = None
         self._save_started = 0.0
         self._warned_elsewhere = self._has_failed = False
-        self._samples_per_step = 0
         self.ranks: ScriptRanks | None = None
 
     # ------------------------------------------------------------------ called by the hooks
@@ -111,27 +100,33 @@ class ScriptObserver:
     def created(self, accelerator: Any) -> None:
         """Take note of a new Accelerator."""
         self._accelerator = accelerator
+        self.take_over_signals()
+
+    def take_over_signals(self) -> None:
+        """Take the heartbeat over from the background, and SIGTERM unless the script handles it."""
         if self.active:
             return
         with self._handover:
             self.active = True
-        self._enter(Phase.START)
+        self.enter(Phase.START)
         on_main_thread = threading.current_thread() is threading.main_thread()
         if on_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self.stop = StopSignal(self._stop_request)
 
     def before_batch(self, loader: Any) -> None:
-        """Begin to wait for a batch; the point at which a requested stop takes place."""
-        if self.ranks is not None and self.ranks.stop_at is not None:
+        """Begin to wait for a batch: of a prepared loader, where a requested stop takes place, or
+        (None) of a loop that stops itself.
+        """
+        if loader is not None and self.ranks is not None and self.ranks.stop_at is not None:
             self._stop_if_agreed()
         self._wait_started = time.perf_counter()
-        self._enter(Phase.DATA)
+        self.enter(Phase.DATA)
 
     def after_batch(self, loader: Any) -> None:
         """Got a batch."""
-        self._loader = loader
+        self._loader, self._observes_data = loader, True
         self._window.data_wait_seconds += time.perf_counter() - self._wait_started
-        self._enter(Phase.STEP)
+        self.enter(Phase.STEP)
 
     def before_backward(self, accelerator: Any, loss: Any) -> None:
         """Begin a backward pass."""
@@ -139,8 +134,8 @@ class ScriptObserver:
         if self._loader is None and self.ranks is not None and self.ranks.stop_at is not None:
             self._stop_if_agreed()
         if self._phase != Phase.STEP:
-            self._enter(Phase.STEP)
-        if self._began is None and accelerator._optimizers:
+            self.enter(Phase.STEP)
+        if not self._has_begun and accelerator._optimizers:
             self._begin()
         if self._is_main and getattr(loss, "ndim", None) == 0:
             self._window.losses.append(loss.detach())
@@ -155,19 +150,38 @@ class ScriptObserver:
         if optimizer is not self._optimizer and not self._take_over(optimizer):
             return
         self._other_optimizer = None
-        if self._began is None:
+        if not self._has_begun:
             self._begin()
         self.step += 1
         self._window.steps += 1
         if self._window.steps >= self._config.training.log_every:
             self._log_steps()
-        self._enter(Phase.SCRIPT)
+        self.enter(Phase.SCRIPT)
+
+    def record_step(
+        self,
+        step: int,
+        loss: Any,
+        learning_rate: float | None,
+        gradient_norm: Any,
+        epoch: int | None,
+    ) -> None:
+        """Count a step of a loop that reports its steps itself."""
+        self.step = step
+        window = self._window
+        window.steps += 1
+        if loss is not None and self._is_main:
+            window.losses.append(loss.detach())
+        self._own_values = OwnValues(learning_rate, gradient_norm, epoch)
+        if window.steps >= self._config.training.log_every:
+            self._log_steps()
+        self.enter(Phase.SCRIPT)
 
     def before_save(self, accelerator: Any, output_dir: Any) -> None:
         """Begin to save; a folder below the checkpoints is incomplete from now on."""
         self._saving = self._name_of(accelerator, output_dir)
         self._save_started = time.monotonic()
-        self._enter(Phase.CHECKPOINT)
+        self.enter(Phase.CHECKPOINT)
         if self._saving is not None and self.ranks is not None:
             self.ranks.begin_save(self._saving, self.step)
 
@@ -180,19 +194,19 @@ class ScriptObserver:
                 self.last_save = SavedState(self._saving, self.step)
         self._saving = None
         self._window.excluded_seconds += seconds
-        self._enter(Phase.SCRIPT)
+        self.enter(Phase.SCRIPT)
 
     def loaded(self, accelerator: Any, input_dir: Any) -> None:
         """Count the steps from those of the loaded state on."""
         folder = _loaded_folder(accelerator, input_dir)
         step = None if folder is None else saved_step(folder)
-        if folder is None or step is None or self._began is not None:
+        if folder is None or step is None or self._has_begun:
             return
         self.step = self.first_step = step
         root = self._checkpoints.resolve()
         if folder.is_relative_to(root):
             self.last_save = SavedState(folder.relative_to(root).as_posix(), step)
-        self._enter(Phase.START)
+        self.enter(Phase.START)
 
     # ------------------------------------------------------------------ heartbeats and events
 
@@ -202,7 +216,8 @@ class ScriptObserver:
             if not self.active:
                 self._heartbeat.enter(Phase.SCRIPT, 0)
 
-    def _enter(self, phase: Phase) -> None:
+    def enter(self, phase: Phase) -> None:
+        """Enter ``phase`` (again) at the present step."""
         self._phase = phase
         self._heartbeat.enter(phase, self.step)
 
@@ -216,53 +231,30 @@ class ScriptObserver:
 
     def _begin(self) -> None:
         """Log the actual configuration before the first step."""
-        self._began = time.monotonic()
         self._window = StepWindow()
-        config, stage, accelerator = self._config, self._config.stage, self._accelerator
-        batch = self._batch_size()
-        accumulation = int(accelerator.gradient_accumulation_steps)
-        # A script may reset Accelerate's state later.
-        self._samples_per_step = batch * accumulation * accelerator.num_processes
+        self._has_begun = True
         if not self._is_main:
             return
-        parameters = self._num_parameters()
+        accelerator = self._accelerator
         backend = _backend(accelerator)
-        unobserved = self._unobserved()
-        self._events.write(
-            "start",
-            f"{config.run} {stage.name}: {config.entry}, {parameters:,} parameters, "
-            f"{accelerator.num_processes} processes on {len(self._resources.hosts)} nodes, "
-            f"{backend}",
-            run=config.run,
-            stage=stage.name,
-            resolution=stage.resolution,
-            world_size=accelerator.num_processes,
-            nodes=len(self._resources.hosts),
-            instance_type=self._resources.instance_type,
-            per_device_batch_size=batch,
-            gradient_accumulation_steps=accumulation,
-            effective_batch_size=self._samples_per_step,
-            max_steps=stage.max_steps,
-            parameters=parameters,
-            backend=backend,
-            backend_reason="chosen by Accelerate" if backend != "smddp" else "cluster.backend",
-            precision={"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision),
-            resumed_from_step=self.first_step,
-            entry=config.entry,
-            unobserved=unobserved,
+        precision = str(accelerator.mixed_precision)
+        self.begin(
+            LoopFacts(
+                accelerator.num_processes,
+                self._batch_size(),
+                int(accelerator.gradient_accumulation_steps),
+                self._num_parameters(),
+                backend,
+                "cluster.backend" if backend == "smddp" else "chosen by Accelerate",
+                "fp32" if precision == "no" else precision,
+                self.first_step,
+                tuple(self._unobserved()),
+            )
         )
-        if unobserved:
-            self._events.warn(
-                "entry-unobserved", f"{config.entry}: not observed: {'; '.join(unobserved)}"
-            )
-        stated = stage.per_device_batch_size * stage.gradient_accumulation_steps
-        if batch * accumulation != stated:
-            self._events.warn(
-                "entry-batch-differs",
-                f"{config.entry} takes {batch} × {accumulation} samples per GPU and step, the run "
-                f"file states {stage.per_device_batch_size} × {stage.gradient_accumulation_steps}: "
-                "the estimates are for another batch size",
-            )
+
+    def begin(self, facts: LoopFacts) -> None:
+        """Log the ``start`` event, on rank 0."""
+        self.step_events = StepEvents(self._config, self._resources, self._events, facts)
 
     def _unobserved(self) -> list[str]:
         """Return what the events of this script lack, each with the reason."""
@@ -297,28 +289,22 @@ class ScriptObserver:
         window, self._window = self._window, StepWindow()
         if not window.steps:
             return
-        self.steps_per_second = window.steps / window.seconds
-        if not self._is_main:
-            return
-        loss, norm, loader = window.loss(), self._norm, self._loader
+        self.steps_per_second = window.steps_per_second
+        if self.step_events is not None:
+            values = self._own_values or self._observed_values()
+            self.step_events.step(
+                self.step,
+                window,
+                learning_rate=values.learning_rate,
+                gradient_norm=_local_value(values.gradient_norm),
+                epoch=values.epoch,
+                observes_data=self._observes_data,
+            )
         self._norm = None
-        shown = "" if loss is None else f"  loss {loss:.4f}"
-        self._events.write(
-            "step",
-            f"step {self.step}/{self._config.stage.max_steps}{shown}  "
-            f"{self.steps_per_second:.2f} it/s",
-            step=self.step,
-            epoch=getattr(loader, "iteration", None),
-            loss=loss,
-            learning_rate=float(self._optimizer.param_groups[0]["lr"]),
-            gradient_norm=_local_value(norm),
-            steps_per_second=self.steps_per_second,
-            images_per_second=self.steps_per_second * self._samples_per_step,
-            data_wait_share=(
-                None if loader is None else min(1.0, window.data_wait_seconds / window.seconds)
-            ),
-            mfu=None,
-        )
+
+    def _observed_values(self) -> OwnValues:
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        return OwnValues(rate, self._norm, getattr(self._loader, "iteration", None))
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -351,26 +337,28 @@ class ScriptObserver:
 
     # ------------------------------------------------------------------ stop and end
 
+    def is_last_step(self) -> bool:
+        """Return whether all ranks stop after the present step; waits until they agree on it."""
+        ranks = self.ranks
+        if ranks is None or ranks.stop_at is None:
+            return False
+        deadline = time.monotonic() + STOP_AGREEMENT_TIMEOUT
+        while self.step >= ranks.stop_at and not self.stopped:
+            self.stopped = ranks.stop_agreed.wait(0.05) and self.step >= ranks.stop_at
+            if time.monotonic() > deadline:
+                self._events.warn("stop-not-agreed", "the ranks did not agree on a last step")
+                raise SystemExit(0)
+        return self.stopped
+
     def _stop_if_agreed(self) -> None:
         """End the script after the step that all ranks agreed on, with a checkpoint.
 
         Raises:
             SystemExit: the script ends, with code 0.
         """
-        ranks = self.ranks
-        assert ranks is not None
-        deadline = time.monotonic() + STOP_AGREEMENT_TIMEOUT
-        while ranks.stop_at is not None and self.step >= ranks.stop_at:
-            if ranks.stop_agreed.wait(0.05) and self.step >= ranks.stop_at:
-                self._save_last()
-                break
-            if time.monotonic() > deadline:
-                self._events.warn("stop-not-agreed", "the ranks did not agree on a last step")
-                break
-        else:
-            return
-        self.stopped = True
-        raise SystemExit(0)
+        if self.is_last_step():
+            self._save_last()
+            raise SystemExit(0)
 
     def _save_last(self) -> None:
         """Save where the script would look for it, unless it has just saved or cannot resume."""
@@ -394,9 +382,10 @@ class ScriptObserver:
 
     def finish(self) -> None:
         """Log the last steps, and what the script did not do."""
-        if self._optimizer is not None:
+        own_loop = self._own_values is not None
+        if self._optimizer is not None or own_loop:
             self._log_steps()
-        if not self._is_main:
+        if not self._is_main or own_loop:
             return
         entry = self._config.entry
         if self._optimizer is None:
@@ -418,17 +407,18 @@ class ScriptObserver:
 
     def log_end(self) -> None:
         """Log how the script ended, after everything that it leaves has been written."""
-        seconds = 0.0 if self._began is None else time.monotonic() - self._began
-        steps = self.step - self.first_step
         reason = "sigterm" if self.stopped else "done"
+        if self.step_events is not None:
+            self.step_events.end(self.step, reason)
+            return
         self._events.write(
             "end",
-            f"{self._config.entry} ended at step {self.step}: {reason}",
+            f"{self._config.entry} ended: {reason}",
             step=self.step,
             reason=reason,
-            training_seconds=seconds,
-            images=steps * self._samples_per_step,
-            steps_per_second=steps / seconds if steps else None,
+            training_seconds=0.0,
+            images=0,
+            steps_per_second=None,
         )
 
 

@@ -29,6 +29,7 @@ from sm_train.entrypoints.distributed.object_exchange import gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.image_grid import draw_grid, png
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
+from sm_train.entrypoints.models.sampling import SAMPLES
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.train_state import TrainState
@@ -36,9 +37,6 @@ from sm_train.entrypoints.training.training_loss import TrainingLoss
 
 LEVELS = (0.125, 0.375, 0.625, 0.875)
 """Quantiles of the timesteps' distribution at which the validation loss is measured."""
-
-SAMPLES = "samples"
-"""Folder of the image grids, in the checkpoint folder and in the job's output."""
 
 _COLUMNS, _IMAGES_AT_ONCE = 8, 8
 
@@ -72,7 +70,12 @@ class Evaluator:
         self._accelerator, self._paths, self._events = accelerator, paths, events
         self._validation = validation
         self._loss = TrainingLoss(config.training.objective)
-        self._inputs = ModelInputs(components, accelerator.device, caption_dropout=0.0)
+        self._inputs = ModelInputs(
+            components,
+            accelerator.device,
+            caption_dropout=0.0,
+            vae_fp32=components.encodes_in_fp32(config.training),
+        )
 
     def due(self, step: int) -> bool:
         """Return whether there is anything to evaluate after ``step``."""

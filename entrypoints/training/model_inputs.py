@@ -18,13 +18,22 @@ from torch import Tensor
 
 
 class ModelInputs:
-    """Prepares batches on ``device``; drops a fraction ``caption_dropout`` of the captions."""
+    """Prepares batches on ``device``; drops a fraction ``caption_dropout`` of the captions.
+
+    The autoencoder encodes in fp32 or bf16, whatever the caller's autocast is.
+    """
 
     def __init__(
-        self, components: ModelComponents, device: torch.device, caption_dropout: float
+        self,
+        components: ModelComponents,
+        device: torch.device,
+        caption_dropout: float,
+        *,
+        vae_fp32: bool = True,
     ) -> None:
         self._components, self._device = components, device
         self._caption_dropout = caption_dropout
+        self._vae_fp32 = vae_fp32
         # One row of token ids (1, L) per tokenizer.
         self._empty_tokens = [ids.numpy() for ids in components.text_encoders.tokenize([""])]
         self._empty_text: Text | None = None
@@ -65,7 +74,8 @@ class ModelInputs:
             return images
         # In slices: a whole batch's activations in the autoencoder may not fit in memory.
         slices = torch.split(images, images_at_once(images.shape[2] * images.shape[3]))
-        moments = [vae.encode(some).latent_dist.parameters for some in slices]
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=not self._vae_fp32):
+            moments = [vae.encode(some).latent_dist.parameters for some in slices]
         return self._sample_latents(torch.cat(moments), noise)
 
     def _sample_latents(self, moments: Tensor, noise: Tensor) -> Tensor:

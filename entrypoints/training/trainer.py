@@ -28,6 +28,8 @@ from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.builder import ModelComponents
+from sm_train.entrypoints.models.export import TrainedWeights
+from sm_train.entrypoints.models.weight_files import TensorSpec
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
 from sm_train.entrypoints.training.busy_time import (
     BusyTimer,
@@ -113,7 +115,12 @@ class Trainer:
         if data_rank.local_rank == 0:
             remove_later(paths.checkpoints, checkpoint.step if checkpoint else None)
         self.resumed_from = self.state.step
-        self.model_inputs = ModelInputs(components, self.device, config.training.caption_dropout)
+        self.model_inputs = ModelInputs(
+            components,
+            self.device,
+            config.training.caption_dropout,
+            vae_fp32=components.encodes_in_fp32(config.training),
+        )
         self._end_of_first_bucket: Tensor | None = None
         if accelerator.num_processes > 1 and not fsdp.is_sharded(module):
             self._end_of_first_bucket = self._warm_up_ddp_buckets()
@@ -307,14 +314,19 @@ class Trainer:
             steps_per_second=result.steps / result.seconds if result.steps else None,
         )
 
-    def final_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the full trained weights, averaged if there is an EMA.
+    def final_weights(self) -> TrainedWeights:
+        """Return the full trained weights, averaged if there is an EMA.
 
-        A collective for a sharded model: all ranks must iterate to the end.
+        For a sharded model all ranks must iterate over the tensors to the end: a collective.
         """
         self.state.copy_ema_to_weights()
-        for name, tensor in self.state.module.state_dict().items():
-            yield name, full_tensor(tensor)
+        tensors = self.state.module.state_dict()
+        return TrainedWeights(
+            ((name, full_tensor(tensor)) for name, tensor in tensors.items()),
+            {name: TensorSpec.of(tensor) for name, tensor in tensors.items()},
+            self.state.step,
+            "ema" if self.config.training.ema_decay else "raw",
+        )
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -96,17 +96,21 @@ def build_bundle(
     framework_version: str | None,
     user_code: UserCode | None = None,
     predicted_speeds: Mapping[str, float] | None = None,
+    model_plan: str | None = None,
 ) -> Bundle:
     """Pack the bundle for an image with PyTorch ``framework_version`` (None if unknown).
 
-    ``predicted_speeds`` are those of :func:`job_configs`.
+    ``predicted_speeds`` and ``model_plan`` are those of :func:`job_configs`.
 
     Raises:
         UserCodeError: the user code lacks the entry script, uses a reserved name or contains a
             credential.
     """
     user_code = user_code or UserCode()
-    contents = {**_documents(config, predicted_speeds), **_user_files(config, user_code)}
+    contents = {
+        **_documents(config, predicted_speeds, model_plan),
+        **_user_files(config, user_code),
+    }
     if user_code.packages:
         contents[USER_REQUIREMENTS] = ("\n".join(user_code.packages) + "\n").encode()
     secrets = list(find_secrets(contents))
@@ -134,12 +138,13 @@ def rebuild_bundle(
     *,
     same_image: bool,
     predicted_speeds: Mapping[str, float] | None = None,
+    model_plan: str | None = None,
 ) -> Bundle:
     """Pack the code of an earlier bundle with another run file.
 
     The pinned packages stay unless the image has changed.
     """
-    contents = unpack(archive) | _documents(config, predicted_speeds)
+    contents = unpack(archive) | _documents(config, predicted_speeds, model_plan)
     pinned = contents.pop(REQUIREMENTS, None)
     if not config.cluster.network_isolation:
         if pinned is None or not same_image:
@@ -162,9 +167,11 @@ def run_document(config: RunConfig) -> dict[str, object]:
     return document | {"code": "." if config.code is not None else None}
 
 
-def _documents(config: RunConfig, predicted_speeds: Mapping[str, float] | None) -> dict[str, bytes]:
+def _documents(
+    config: RunConfig, predicted_speeds: Mapping[str, float] | None, model_plan: str | None
+) -> dict[str, bytes]:
     """Return the run file and the job configuration of every stage."""
-    jobs = job_configs(config, predicted_speeds)
+    jobs = job_configs(config, predicted_speeds, model_plan)
     stages = {name: asdict(job) for name, job in jobs.items()}
     return {RUN_FILE: _json(run_document(config)), JOB_FILE: _json(stages)}
 
@@ -185,7 +192,9 @@ def _user_files(config: RunConfig, user_code: UserCode) -> dict[str, bytes]:
 
 def _training_code() -> dict[str, bytes]:
     folder = entrypoints_folder()
-    return {
+    # The same `import sm_train` as on a laptop.
+    package = {f"{_PACKAGE}__init__.py": (folder / "api" / "__init__.py").read_bytes()}
+    return package | {
         f"{_PACKAGE}entrypoints/{path.relative_to(folder).as_posix()}": path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file() and path.suffix in _SHIPPED_SUFFIXES and "__pycache__" not in path.parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.instances import instance_type
@@ -13,23 +14,30 @@ from sm_train.estimators.config.stage import StageSection
 
 
 def job_configs(
-    config: RunConfig, predicted_speeds: Mapping[str, float] | None = None
+    config: RunConfig,
+    predicted_speeds: Mapping[str, float] | None = None,
+    model_plan: str | None = None,
 ) -> dict[str, JobConfig]:
     """Return the configuration of each stage by name.
 
-    ``predicted_speeds`` are the cost model's it/s of stages for which the run file states none. All
+    ``predicted_speeds`` are the cost model's it/s of stages for which the run file states none, and
+    ``model_plan`` the JSON of a custom preset's plan. All
     depends only on the run file and the tables that ship with sm-train, so the same run file gives
     the same bundle.
     """
     speeds = predicted_speeds or {}
     return {
-        stage.name: _job_config(config, stage, speeds.get(stage.name)) for stage in config.stages
+        stage.name: _job_config(config, stage, speeds.get(stage.name), model_plan)
+        for stage in config.stages
     }
 
 
-def _job_config(config: RunConfig, stage: StageSection, predicted_speed: float | None) -> JobConfig:
+def _job_config(
+    config: RunConfig, stage: StageSection, predicted_speed: float | None, model_plan: str | None
+) -> JobConfig:
     return JobConfig(
         run=config.name,
+        license=config.model.license,
         entry=config.entry,
         entry_args=config.entry_args,
         backend=config.cluster.backend,
@@ -42,7 +50,9 @@ def _job_config(config: RunConfig, stage: StageSection, predicted_speed: float |
         heartbeat=config.heartbeat.job_config(),
         alerts=config.alerts.job_config(),
         doctor=config.doctor.job_config(),
-        expected=_expected_performance(config, stage, predicted_speed),
+        expected=replace(
+            _expected_performance(config, stage, predicted_speed), model_plan=model_plan
+        ),
     )
 
 

@@ -6,6 +6,7 @@ A line reads ``FILE:LINE: dotted.path: value: what is allowed``.
 from __future__ import annotations
 
 import copy
+import datetime
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -20,6 +21,12 @@ from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import KeyPath, Problem, cross_section_problems
 from sm_train.estimators.config.fields import SECRET_PATTERN, pattern_message
 from sm_train.estimators.config.placement import fallback_problems
+from sm_train.estimators.config.preset_file import (
+    PresetFileError,
+    is_preset_file,
+    read_preset_file,
+)
+from sm_train.estimators.config.presets import preset_names
 from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.secret_scan import find_secret, find_secret_in_setting
@@ -58,13 +65,29 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise RunFileError(f"{path}:1: a run file is a mapping of keys; `sm-train init` writes one")
     for override in overrides:
         _apply_override(override, raw)
-    problems = _duplicate_keys(root, ()) + _find_problems(raw)
+    problems = _duplicate_keys(root, ()) + _read_preset(path.parent, raw)
+    problems += _find_problems(raw)
     if problems:
         lines = dict(_key_lines(root, ()))
         problems.sort(key=lambda problem: _line_number(problem.path, lines))
         message = "\n".join(_format_problem(path, lines, problem) for problem in problems)
         raise RunFileError(message, problems)
     return RunConfig.model_validate(raw)
+
+
+def _read_preset(base: Path, raw: dict[Any, Any]) -> list[Problem]:
+    """Add the content of a custom preset's file to the run file's ``model``."""
+    model = raw.get("model")
+    preset = model.get("preset") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(preset, str) or not is_preset_file(preset):
+        return []
+    try:
+        model["preset_content"] = read_preset_file(base / preset)
+    except PresetFileError as error:
+        # The schema's check would only repeat it: let it see a valid model.
+        raw["model"] = {"preset": preset_names()[0]}
+        return [Problem(("model", "preset"), preset, str(error))]
+    return []
 
 
 def load_document(document: dict[str, Any], overrides: Sequence[str], source: str) -> RunConfig:
@@ -324,7 +347,21 @@ def _problem(raw: Any, error: ErrorDetails) -> Problem:
         # A value in place of a secret's name may be the secret itself, and logs keep messages.
         value = "***" if pattern == SECRET_PATTERN else error["input"]
         return Problem(path, value, pattern_message(pattern))
+    if error["type"] == "string_type" and type(error["input"]) in _YAML_SCALARS:
+        # Without the value: a secret may be a number.
+        kind = _YAML_SCALARS[type(error["input"])]
+        return Problem(path, None, f"YAML reads this as {kind}, not as text: quote it")
     return Problem(path, error["input"], message.replace("Input should be", "must be"))
+
+
+_YAML_SCALARS = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    datetime.date: "a date",
+    datetime.datetime: "a date",
+}
+"""What YAML makes of unquoted text such as ``yes``, ``512``, ``1:30`` and ``2024-01-01``."""
 
 
 def _description(path: KeyPath) -> str:

@@ -9,6 +9,7 @@ import json
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 
 @cache
@@ -27,11 +28,26 @@ def preset_names() -> tuple[str, ...]:
 
 
 @cache
-def preset_prediction_type(name: str) -> str:
-    """Return what a preset's network predicts unless the run file overrides it."""
-    path = _presets_folder() / f"{name}.json"
-    prediction_type: str = json.loads(path.read_text(encoding="utf-8"))["prediction_type"]
-    return prediction_type
+def preset_prediction_types(name: str, content: str | None = None) -> tuple[str, ...]:
+    """Return what a preset's network can learn to predict, the default first.
+
+    ``content`` is the JSON of a preset that does not ship with sm-train.
+    """
+    if content is None:
+        content = (_presets_folder() / f"{name}.json").read_text(encoding="utf-8")
+    preset = json.loads(content)
+    diffusion = ("v_prediction", "epsilon") if "diffusion" in preset else ()
+    return tuple(dict.fromkeys((preset["prediction_type"], *diffusion)))
+
+
+@cache
+def shared_parts() -> dict[str, dict[str, Any]]:
+    """Return the components that presets share, by the name with which presets refer to them."""
+    parts = (_presets_folder() / "parts").glob("*.json")
+    return {
+        one.stem: {"class": "AutoencoderKL"} | json.loads(one.read_text(encoding="utf-8"))
+        for one in parts
+    }
 
 
 def _presets_folder() -> Path:

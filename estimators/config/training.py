@@ -11,6 +11,7 @@ from sm_train.entrypoints.common.job_config import (
     Precision,
     ReduceDtype,
     TrainingConfig,
+    VaePrecision,
 )
 from sm_train.estimators.config.fields import (
     Fraction,
@@ -44,6 +45,11 @@ class TrainingSection(Section):
         default="fp32",
         description="Precision in which gradients are summed over GPUs. bf16 halves the traffic "
         "and rounds each partial sum to 8 bits of mantissa.",
+    )
+    vae_precision: VaePrecision = Field(
+        default="auto",
+        description="Precision in which the autoencoder encodes images during training. auto is "
+        "fp32 unless its configuration says force_upcast: false, and then that of `precision`.",
     )
     compile: bool = Field(
         default=False, description="Whether to compile each block of the network (torch.compile)."
@@ -112,6 +118,7 @@ class TrainingSection(Section):
         return TrainingConfig(
             precision=self.precision,
             reduce_dtype=self.reduce_dtype,
+            vae_precision=self.vae_precision,
             compile=self.compile,
             seed=self.seed,
             warmup_steps=self.warmup_steps,
@@ -139,7 +146,7 @@ class EvaluationSection(Section):
     prompts: Annotated[list[PromptText], Field(max_length=64)] = Field(
         default_factory=list, description="Prompts of the images sampled in each evaluation."
     )
-    num_inference_steps: Annotated[int, BeforeValidator(reject_bool), Field(ge=1, le=1000)] = Field(
+    num_inference_steps: Annotated[int, BeforeValidator(reject_bool), Field(ge=1, le=999)] = Field(
         default=30, description="Number of denoising steps per image."
     )
     guidance_scale: NonNegativeFloat = Field(

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sm_train.estimators.bundle.user_code import REQUIREMENTS
 from sm_train.estimators.request.training import TrainingRequest, stage_name
@@ -22,7 +24,8 @@ class LocalJob:
     """A request, and the local folders that replace its S3 locations.
 
     ``nodes`` containers run ``processes`` processes each. ``channels`` (name → folder) are mounted
-    writable in every container. ``root`` is the SDK's working folder.
+    in every container, read-only except those in ``writable``. ``root`` is the SDK's working
+    folder.
     """
 
     request: TrainingRequest
@@ -33,6 +36,7 @@ class LocalJob:
     bundle: str
     entry: str
     root: str
+    writable: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
@@ -48,6 +52,7 @@ def train(job: LocalJob) -> None:
     from sagemaker.train.model_trainer import Mode
 
     request = job.request
+    _mount_read_only(sorted(job.channels.keys() - set(job.writable)))
     # The start script would start one process per GPU; there are none on this machine.
     command = f"SM_NUM_GPUS={job.processes} {launch_command(job.entry)}"
     has_requirements = (Path(job.bundle) / REQUIREMENTS).exists()
@@ -69,6 +74,35 @@ def train(job: LocalJob) -> None:
         ],
         local_container_root=job.root,
     ).train(wait=True)
+
+
+def _mount_read_only(channels: Sequence[str]) -> None:
+    """Let the SDK's containers mount ``channels`` read-only; the SDK has no option for it."""
+    import yaml
+    from sagemaker.train.local import local_container
+
+    compose = local_container._LocalContainer._generate_compose_file
+    ends = tuple(f":/opt/ml/input/data/{name}" for name in channels)
+
+    def with_read_only_channels(self: Any, *arguments: Any) -> Any:
+        document = compose(self, *arguments)
+        path = Path(self.container_root, local_container.DOCKER_COMPOSE_FILENAME)
+        # Only in the file: the SDK parses the volumes of the document.
+        written = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for service in written["services"].values():
+            service["volumes"] = [
+                _read_only(volume) if volume.removesuffix(":z").endswith(ends) else volume
+                for volume in service["volumes"]
+            ]
+        path.write_text(yaml.safe_dump(written), encoding="utf-8")
+        return document
+
+    local_container._LocalContainer._generate_compose_file = with_read_only_channels
+
+
+def _read_only(volume: str) -> str:
+    # The SDK adds ":z" on hosts with SELinux.
+    return f"{volume},ro" if volume.endswith(":z") else f"{volume}:ro"
 
 
 def main() -> None:

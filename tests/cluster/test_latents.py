@@ -18,6 +18,7 @@ from tests.conftest import Aws, Cli
 from tests.support.cluster.training_jobs import Job, png, tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import read_tree, write_pair
+from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
 from tests.toolkit.packing.test_on_sagemaker import start_node
 from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
@@ -74,7 +75,8 @@ def test_packing_on_sagemaker_uses_the_uploaded_components(
     cli: Cli, aws: Aws, tmp_path: Path, components: Path
 ) -> None:
     """Two instances of a job produce what a local run produces, from the uploaded files alone."""
-    run = write_run(tmp_path, bucket="my-bucket")
+    # A job expects the buckets of its role's account, which is moto's.
+    run = write_run(tmp_path, bucket="my-bucket", role=f"arn:aws:iam::{ACCOUNT}:role/own")
     size = ("--shard-size", "10KB")
     assert pack(cli, tmp_path, components, *size, "--for", str(run)).returncode == 0
     for bucket in ("raw", "packed", "my-bucket"):
@@ -180,7 +182,7 @@ def test_nonfinite_loss_skips_its_step_and_names_its_samples(
     # Twelve samples are three steps of two processes: six steps are two epochs.
     skipped = [event for event in events if event.get("code") == "step-skipped"]
     assert len(skipped) == 2
-    reported = [event for event in events if event.get("code") == "loss-not-finite"]
+    reported = [event for event in events if event.get("code") == "loss-non-finite"]
     assert [event["step"] for event in reported] == [event["steps"][0] for event in skipped]
     assert all("shard-000000.tar 000000007" in event["samples"] for event in reported)
     # One of two processes had the sample; both skip the step.

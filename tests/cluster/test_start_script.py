@@ -23,9 +23,9 @@ from sm_train.estimators.request.launcher import launch_plan
 from sm_train.estimators.request.training import TrainingRequest, training_request
 from sm_train.estimators.sdk.model_trainer import create_training_job
 from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.local.channels import channel_files
 
 from tests.conftest import Aws, clean_environment
-from tests.support.cluster.s3_channel import channel_files
 from tests.support.cluster.training_jobs import DEADLINE, tiny_run, write_shards
 from tests.support.moto_server import aws_session
 

@@ -50,7 +50,7 @@ class FakeSageMaker:
         name, region = body["TrainingJobName"], body["_region"]
         self.before_stop(name)
         status = self._jobs(region)[name].training_job_status
-        if status in ("Completed", "Failed", "Stopped"):
+        if status != "InProgress":
             message = f"The request was rejected because the training job is in status {status}."
             return 400, {"__type": "ValidationException", "message": message}
         self.set_status(name, "Stopping", "Stopping", region=region)

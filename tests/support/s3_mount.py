@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sm_train.toolkit.local.channels import channel_files, node_share
+
 from tests.support.background_server import serve_in_background
-from tests.support.cluster.s3_channel import channel_files, node_share
 from tests.support.deadline import DEADLINE
 from tests.support.moto_server import moto_application
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -46,6 +47,28 @@ def bucket_region(session: boto3.Session, bucket: str, prefix: str) -> str | Non
         if status not in (301, 400) or region in (None, session.region_name):
             raise
     return region
+
+
+def open_bucket_session(bucket: str, region: str | None, profile: str | None) -> boto3.Session:
+    """Return a session in the region of ``bucket``; ``region`` is the command line's, if any.
+
+    Raises:
+        UserError: there are no credentials, no such bucket, or S3 denies access.
+    """
+    try:
+        region = resolve_region(region, None, profile)
+    except UserError:
+        # Any region's S3 names the region of a bucket.
+        region = "us-east-1"
+    session = open_session(profile, region)
+    with translate_aws_errors(f"s3://{bucket}"):
+        try:
+            actual = bucket_region(session, bucket)
+        except LookupError:
+            raise UserError(
+                f"s3://{bucket}: the bucket does not exist; check the name", ExitCode.PERMISSION
+            ) from None
+    return session_in_region(session, actual or region)
 
 
 def _region_header(response: Mapping[str, Any]) -> str | None:

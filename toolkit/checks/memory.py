@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sm_train.cost.alternatives import USABLE_MEMORY
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.checks.finding import Check, Finding
+from sm_train.toolkit.checks.finding import Check, Finding, Level
 from sm_train.toolkit.costing.memory_fit import candidate_changes, memory_fit, unplanned
 
 _IMPACT = (
@@ -44,8 +44,9 @@ MEMORY_TIGHT = Check(
 
 MEMORY_UNPLANNED = Check(
     "memory-unplanned",
-    ("warning",),
-    means="The model preset was added or changed, and its FLOPs and memory were not measured.",
+    ("error", "warning"),
+    means="The model preset was added or changed, and its FLOPs and memory were not measured. "
+    "It is an error if the model cannot be built.",
     impact="`check` cannot tell whether stages fit in GPU memory, and `cost` has no FLOPs to scale "
     "speeds by.",
     fix="Run the command that the finding names, with PyTorch installed (`[train]`).",
@@ -56,8 +57,8 @@ MEMORY_UNPLANNED = Check(
 def memory_findings(config: RunConfig) -> Iterator[Finding]:
     """Compare each stage's planned memory with its GPU's; within the plan's error it is tight."""
     if problem := unplanned(config):
-        reason, _, fix = problem.partition("; ")
-        yield MEMORY_UNPLANNED.found("warning", "model.preset", reason, fix)
+        level: Level = "error" if problem.broken else "warning"
+        yield MEMORY_UNPLANNED.found(level, "model.preset", problem.reason, problem.fix)
         return
     instance = instance_type(config.cluster.instance_type)
     available = instance.accelerator_memory_gib

@@ -295,7 +295,7 @@ def _unplanned(config: RunConfig) -> list[str]:
     from sm_train.toolkit.costing.memory_fit import unplanned
 
     problem = unplanned(config)
-    return [problem] if problem else []
+    return [f"{problem.reason}; {problem.fix}"] if problem else []
 
 
 def _short_epochs(stages: Sequence[CostStage], samples: int | None) -> list[str]:

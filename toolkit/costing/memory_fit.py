@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import InstanceType, instance_type
@@ -16,6 +18,8 @@ from sm_train.entrypoints.planning.memory import (
     MEASURE_MODULE,
     ModelPlan,
     UnplannedModelError,
+    plan_model,
+    plan_path,
     plan_preset,
 )
 
@@ -48,36 +52,71 @@ def plan_for(config: RunConfig, resolution: int | None) -> ModelPlan | None:
     """Return the plan of the run's model; None if it has none (:func:`unplanned`)."""
     if unplanned(config):
         return None
-    return plan_preset(config.model.preset, resolution or 0, precision=config.training.precision)
+    model = config.model.job_config()
+    training = config.training
+    return plan_model(
+        model,
+        resolution or 0,
+        precision=training.precision,
+        vae_precision=training.vae_precision,
+    )
 
 
-def unplanned(config: RunConfig) -> str | None:
-    """Return why the run's model has no plan and the command that writes one; None if it has one.
+@dataclass(frozen=True)
+class Unplanned:
+    """Why a model has no plan, and the fix; ``broken`` if it can never have one."""
 
-    Shipped presets have plans. Where PyTorch is installed, an added or edited preset is measured
-    now.
+    reason: str
+    fix: str
+    broken: bool = False
+
+
+def unplanned(config: RunConfig) -> Unplanned | None:
+    """Return why the run's model has no plan; None if it has one.
+
+    Shipped presets have plans. Where PyTorch is installed, an added, edited or custom preset is
+    measured now, once.
     """
-    return _unplanned(config.model.preset)
+    return _unplanned(config.model.preset, config.model.preset_content)
+
+
+def custom_plan(config: RunConfig) -> str | None:
+    """Return the JSON of a custom preset's plan for the job; None for other presets."""
+    model = config.model
+    if model.preset_content is None or unplanned(config):
+        return None
+    return plan_path(model.preset, model.preset_content).read_text(encoding="utf-8")
 
 
 @cache
-def _unplanned(preset: str) -> str | None:
-    reason = _plan_problem(preset)
-    if reason is not None and find_spec("torch") and find_spec("diffusers"):
+def _unplanned(preset: str, content: str | None) -> Unplanned | None:
+    problem = _plan_problem(preset, content)
+    if problem is None or not (find_spec("torch") and find_spec("diffusers")):
+        return problem
+    with tempfile.TemporaryDirectory() as folder:
+        argument = preset
+        if content is not None:
+            path = Path(folder) / Path(preset).name
+            path.write_text(content, encoding="utf-8")
+            argument = str(path)
         # In its own process: PyTorch takes seconds to import, and memory.
-        command = [sys.executable, "-m", MEASURE_MODULE, preset]
-        subprocess.run(command, capture_output=True, check=False)
-        plan_preset.cache_clear()
-        reason = _plan_problem(preset)
-    return reason
+        command = [sys.executable, "-m", MEASURE_MODULE, argument]
+        result = subprocess.run(command, capture_output=True, check=False, text=True)
+    plan_preset.cache_clear()
+    if result.returncode and content is not None:
+        line = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
+        reason = f"{preset}: the model cannot be built: {line.removeprefix(f'{argument}: ')}"
+        return Unplanned(reason, "correct the preset's sizes", broken=True)
+    return _plan_problem(preset, content)
 
 
-def _plan_problem(preset: str) -> str | None:
+def _plan_problem(preset: str, content: str | None) -> Unplanned | None:
     try:
         # Whether there is a plan does not depend on the size.
-        plan_preset(preset, 64, precision="fp32")
+        plan_preset(preset, 64, precision="fp32", content=content)
     except UnplannedModelError as error:
-        return str(error)
+        reason, _, fix = str(error).partition("; ")
+        return Unplanned(reason, fix)
     return None
 
 

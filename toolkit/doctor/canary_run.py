@@ -7,6 +7,7 @@ it for minutes.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.instances import instance_type, instance_types
+from sm_train.estimators.config.model import ModelSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.images import image_uri
@@ -35,6 +37,11 @@ _RESOLUTION = 64
 _MAX_STEPS = 20_000
 """Steps of the first job: more than it takes until its first checkpoint is stored."""
 
+_TINY_PRESETS_BY_CLASS = {
+    "UNet2DConditionModel": "tiny-sd2",
+    "PixArtTransformer2DModel": "tiny-dit",
+    "SD3Transformer2DModel": "tiny-mmdit",
+}
 _TINY_PRESETS = {"sdxl": "tiny-sdxl", "sd2": "tiny-sd2", "dit": "tiny-dit", "mmdit": "tiny-mmdit"}
 """The tiny preset of a family, by the beginning of its presets' names."""
 
@@ -149,7 +156,7 @@ def _canary_config(config: RunConfig, stage: StageSection, name: str, instance: 
     kept["name"] = name
     kept["data"] |= {"validation": None, "local_validation": None, "samples": None}
     kept["data"]["aspect_buckets"] = False
-    kept["model"] |= {"preset": _tiny_preset(config.model.preset)}
+    kept["model"] |= {"preset": _tiny_preset(config.model), "preset_content": None}
     kept["model"] |= {"components": None, "local_components": None}
     kept["stages"] = [
         {
@@ -183,7 +190,14 @@ def _canary_config(config: RunConfig, stage: StageSection, name: str, instance: 
     return RunConfig.model_validate(kept)
 
 
-def _tiny_preset(preset: str) -> str:
+def _tiny_preset(model: ModelSection) -> str:
     """Return the tiny preset of the same family; a preset without one is tiny already."""
+    if model.preset_content is not None:
+        network = json.loads(model.preset_content)["network"]
+        if network.get("addition_embed_type"):
+            return "tiny-sdxl"
+        return _TINY_PRESETS_BY_CLASS[network["class"]]
     families = sorted(_TINY_PRESETS, key=len, reverse=True)
-    return next((_TINY_PRESETS[one] for one in families if preset.startswith(one)), preset)
+    return next(
+        (_TINY_PRESETS[one] for one in families if model.preset.startswith(one)), model.preset
+    )

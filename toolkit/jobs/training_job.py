@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.bucket_owner import declare_owners
+from sm_train.entrypoints.common.sagemaker_paths import host_names
 from sm_train.estimators.config.placement import PLACEMENT_TAG
 from sm_train.estimators.request.training import (
     BUCKET_OWNER_TAG,
@@ -148,8 +149,8 @@ class TrainingJob:
 
     @property
     def nodes(self) -> list[str]:
-        """SageMaker's names of its nodes."""
-        return [f"algo-{number}" for number in range(1, self.instances[1] + 1)]
+        """SageMaker's names of its nodes, in rank order."""
+        return host_names(self.instances[1])
 
     @property
     def checkpoint_uri(self) -> str:
@@ -342,7 +343,8 @@ def server_time(session: boto3.Session) -> datetime:
 def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> None:
     """Stop the job after a checkpoint, and record ``reason`` in its tags for every watcher.
 
-    A job that has ended meanwhile is left as it is: SageMaker rejects the call for it.
+    A job that has ended meanwhile, or that something else stops, is left as it is: SageMaker
+    rejects the call for it.
     """
     from botocore.exceptions import ClientError
 
@@ -354,7 +356,8 @@ def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> None:
         except ClientError as error:
             if error.response["Error"]["Code"] != "ValidationException":
                 raise
-            if refresh(session, job).live:
+            current = refresh(session, job)
+            if current.live and current.status != "Stopping":
                 raise
 
 

@@ -20,7 +20,7 @@ from sm_train.estimators.request.training import training_request
 from sm_train.estimators.sdk.local_trainer import LocalJob
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.local import docker
-from sm_train.toolkit.local.container_folders import PREPARE, ContainerFolders
+from sm_train.toolkit.local.container_folders import CHECKPOINTS, PREPARE, ContainerFolders
 from sm_train.toolkit.local.processes import GRACE_SECONDS, LAST_LINES, NodeFailure, read_failure
 
 _IMAGE = "sm-train-local"
@@ -74,6 +74,7 @@ class LocalContainers:
             bundle=str(folders.local.bundle),
             entry=bundle.entry,
             root=str(folders.sdk),
+            writable=(CHECKPOINTS,),
         )
         description = folders.local.root / "containers.json"
         job.write(description)

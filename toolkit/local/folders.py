@@ -10,6 +10,7 @@ import io
 import json
 import shutil
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +24,19 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import needs_state
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.events import LOG_NAME
+from sm_train.toolkit.local.channels import LocalChannel
+
+_ANY_FOLDER = "s3://local/"
+"""The location of a channel that has none on S3."""
 
 
 @dataclass(frozen=True)
 class LocalFolders:
     """One stage's folders; ``nodes`` are the emulated instances' trees, in rank order.
 
-    ``entry`` is the bundle's script to start, ``model`` the folder of the final model. Each node
-    has one of ``node_checkpoints``, which it sees as ``/opt/ml/checkpoints``.
+    ``entry`` is the bundle's script to start, ``model`` the folder of the final model, and
+    ``bundle_sha256`` the bundle's digest. Each node has one of ``node_checkpoints``, which it sees
+    as ``/opt/ml/checkpoints``.
     """
 
     root: Path
@@ -38,6 +44,8 @@ class LocalFolders:
     node_checkpoints: tuple[Path, ...]
     entry: str
     model: Path
+    bundle_sha256: str
+    channels: tuple[LocalChannel, ...]
 
     @property
     def bundle(self) -> Path:
@@ -47,6 +55,16 @@ class LocalFolders:
     def checkpoints(self) -> Path:
         """In place of the S3 prefix: what all nodes uploaded, and what the next job starts from."""
         return self.root / "checkpoints"
+
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        """The files and folders of all channels, except folders that hold this stage's output."""
+        paths = [node.channel("train").parent for node in self.nodes]
+        for channel in self.channels:
+            is_folder = channel.uri.endswith("/")
+            paths += [channel.folder] if is_folder else channel.node_files(0, 1).values()
+        root = self.root.resolve()
+        return tuple(path for path in paths if not root.is_relative_to(path.resolve()))
 
     @property
     def log(self) -> Path:
@@ -63,39 +81,59 @@ def lay_out(
     Raises:
         UserError: no local shards, fewer shards than nodes, or local components are missing.
     """
-    folder, files = local_data(config, base, nodes)
-    channels = shared_channels(config, stage, base, output)
+    channels = local_channels(config, stage, base, nodes, output)
     root = output / stage.name
     names = host_names(nodes)
     trees = tuple(SageMakerPaths((root / "nodes" / name).absolute()) for name in names)
     node_checkpoints = tuple(node.checkpoints for node in trees)
-    folders = LocalFolders(root, trees, node_checkpoints, bundle.entry, trees[0].model)
+    folders = LocalFolders(
+        root,
+        trees,
+        node_checkpoints,
+        bundle.entry,
+        trees[0].model,
+        bundle.sha256,
+        tuple(channels),
+    )
     unpack(bundle, folders.bundle)
     shutil.rmtree(root / "nodes", ignore_errors=True)
     for rank, node in enumerate(folders.nodes):
         _create_tree(node)
-        _write_config(node, names, rank, stage, channels, sharded=config.train_sharded)
-        _link_all(node_files(config, files, rank, nodes), folder, node.channel("train"))
-        if config.reads_index and index_path(folder).exists():
-            _link_all([index_path(folder)], folder.parent, node.channel("index"))
-        for name, source in channels.items():
-            node.channel(name).symlink_to(source.absolute())
+        _write_config(node, names, rank, stage, channels)
+        for channel in channels:
+            _fill(node.channel(channel.name), channel, rank, nodes)
     return folders
 
 
-def node_files(config: RunConfig, files: list[Path], node_rank: int, nodes: int) -> list[Path]:
-    """Return a node's files of the training data: all, or about 1/n as by ShardedByS3Key."""
-    return files[node_rank::nodes] if config.train_sharded else files
-
-
-def local_data(config: RunConfig, base: Path, nodes: int) -> tuple[Path, list[Path]]:
-    """Return the folder of the run file's local training data and its files.
-
-    The built-in training reads shards, a script of the user's own any file.
+def local_channels(
+    config: RunConfig, stage: StageSection, base: Path, nodes: int, output: Path
+) -> list[LocalChannel]:
+    """Return the stage's channels that have a local folder, the training data first.
 
     Raises:
-        UserError: there are no files, or too few for the nodes.
+        UserError: a folder in the run file is missing, there are no shards or too few for the
+            nodes, or the previous stage has not run.
     """
+    data = _training_data(config, base)
+    files = data.node_files(0, 1)
+    if config.reads_shards and not find_shards(data.folder):
+        raise UserError(f"data.local: {data.folder}: holds no .tar; `sm-train pack` creates shards")
+    if len(files) < nodes and config.train_sharded:
+        raise UserError(
+            f"data.local: {config.data.local} holds {len(files)} shards for {nodes} nodes; "
+            f"pack smaller shards or give --nodes {len(files)}",
+            ExitCode.PREFLIGHT,
+        )
+    channels = [data]
+    index = index_path(data.folder)
+    if config.index_uri and index.exists():
+        channels.append(LocalChannel("index", index.parent, config.index_uri))
+    channels += _channels_of_the_run_file(config, base)
+    channels += _previous_stage(config, stage, output)
+    return channels
+
+
+def _training_data(config: RunConfig, base: Path) -> LocalChannel:
     if config.data.local is None:
         raise UserError(
             "data.local: not set; a local run reads shards from this machine: "
@@ -104,56 +142,47 @@ def local_data(config: RunConfig, base: Path, nodes: int) -> tuple[Path, list[Pa
     folder = base / config.data.local
     if not folder.is_dir():
         raise UserError(f"data.local: {folder}: no such folder; `sm-train pack` creates shards")
-    if not config.reads_shards:
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-    else:
-        files = list(find_shards(folder).values())
-        if not files:
-            raise UserError(f"data.local: {folder}: holds no .tar; `sm-train pack` creates shards")
-    if len(files) < nodes and config.train_sharded:
+    return LocalChannel("train", folder, config.data.uri, "FastFile", config.train_sharded)
+
+
+def _channels_of_the_run_file(config: RunConfig, base: Path) -> list[LocalChannel]:
+    model, held_out = config.model.local_components, config.data.local_validation
+    found = []
+    if model is not None:
+        folder = _existing(base / model, "model.local_components")
+        found.append(LocalChannel("model", folder, config.model.components or _ANY_FOLDER))
+    if held_out is not None:
+        folder, uri = _existing(base / held_out, "data.local_validation"), config.data.validation
+        found.append(LocalChannel("validation", folder, uri or _ANY_FOLDER, "FastFile"))
+    for name, one in config.channels.items():
+        if one.local is not None:
+            folder = _existing(base / one.local, f"channels.{name}.local")
+            found.append(LocalChannel(name, folder, one.uri, one.mode, one.sharded))
+    return found
+
+
+def _existing(folder: Path, field: str) -> Path:
+    if not folder.is_dir():
+        raise UserError(f"{field}: {folder}: no such folder")
+    return folder
+
+
+def _previous_stage(config: RunConfig, stage: StageSection, output: Path) -> list[LocalChannel]:
+    index = config.stages.index(stage)
+    if not index:
+        return []
+    previous = config.stages[index - 1]
+    checkpoints = output / previous.name / "checkpoints"
+    folders = {"previous": checkpoints / FINAL_MODEL}
+    if needs_state(stage):
+        folders["previous_state"] = checkpoints / step_folder_name(previous.max_steps)
+    if not all(folder.is_dir() for folder in folders.values()):
         raise UserError(
-            f"data.local: {config.data.local} holds {len(files)} shards for {nodes} nodes; "
-            f"pack smaller shards or give --nodes {len(files)}",
+            f"--stage: {stage.name} starts from {previous.name}, which has no final model in "
+            f"{output}; run that stage first",
             ExitCode.PREFLIGHT,
         )
-    return folder, files
-
-
-def shared_channels(
-    config: RunConfig, stage: StageSection, base: Path, output: Path
-) -> dict[str, Path]:
-    """Return the folders of the channels that every node reads in full, by channel name.
-
-    Raises:
-        UserError: a folder in the run file is missing, or the previous stage has not run.
-    """
-    channels: dict[str, Path] = {}
-    for name, field, local in (
-        ("model", "model.local_components", config.model.local_components),
-        ("validation", "data.local_validation", config.data.local_validation),
-        *(
-            (name, f"channels.{name}.local", channel.local)
-            for name, channel in config.channels.items()
-        ),
-    ):
-        if local is not None:
-            channels[name] = base / local
-            if not channels[name].is_dir():
-                raise UserError(f"{field}: {channels[name]}: no such folder")
-    index = config.stages.index(stage)
-    if index:
-        previous = config.stages[index - 1]
-        checkpoints = output / previous.name / "checkpoints"
-        channels["previous"] = checkpoints / FINAL_MODEL
-        if needs_state(stage):
-            channels["previous_state"] = checkpoints / step_folder_name(previous.max_steps)
-        if not all(folder.is_dir() for folder in channels.values()):
-            raise UserError(
-                f"--stage: {stage.name} starts from {previous.name}, which has no final model in "
-                f"{output}; run that stage first",
-                ExitCode.PREFLIGHT,
-            )
-    return channels
+    return [LocalChannel(name, folder, _ANY_FOLDER) for name, folder in folders.items()]
 
 
 def has_model(folders: LocalFolders) -> bool:
@@ -169,16 +198,20 @@ def unpack(bundle: Bundle, folder: Path) -> None:
 
 
 def _create_tree(node: SageMakerPaths) -> None:
-    for folder in (node.input_config, node.channel("train"), node.model, node.output_data):
+    inputs = node.channel("train").parent
+    for folder in (node.input_config, inputs, node.model, node.output_data):
         folder.mkdir(parents=True)
 
 
-def _link_all(files: list[Path], root: Path, folder: Path) -> None:
-    """Create links to ``files`` in ``folder``, under their paths relative to ``root``."""
-    for file in files:
-        link = folder / file.relative_to(root)
+def _fill(target: Path, channel: LocalChannel, node_rank: int, nodes: int) -> None:
+    """Link a channel's folder, or a node's files of it."""
+    if channel.is_whole_folder:
+        target.symlink_to(channel.folder.absolute())
+        return
+    for path, file in channel.node_files(node_rank, nodes).items():
+        link = target / path
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(file.absolute())
+        link.symlink_to(file)
 
 
 def _write_config(
@@ -186,14 +219,9 @@ def _write_config(
     hosts: list[str],
     rank: int,
     stage: StageSection,
-    channels: dict[str, Path],
-    *,
-    sharded: bool,
+    channels: Sequence[LocalChannel],
 ) -> None:
     """Write the platform's three configuration files."""
-    distribution = "ShardedByS3Key" if sharded else "FullyReplicated"
-    train = {"TrainingInputMode": "FastFile", "S3DistributionType": distribution}
-    replicated = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
     documents = {
         "resourceconfig.json": {
             "current_host": hosts[rank],
@@ -201,7 +229,7 @@ def _write_config(
             "network_interface_name": "lo",
         },
         "hyperparameters.json": {"stage": stage.name},
-        "inputdataconfig.json": {"train": train, **dict.fromkeys(channels, replicated)},
+        "inputdataconfig.json": {one.name: one.configuration() for one in channels},
     }
     for name, document in documents.items():
         (node.input_config / name).write_text(json.dumps(document, indent=2) + "\n")

@@ -18,9 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import psutil
+from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.local.folders import LocalFolders
+from sm_train.toolkit.local.read_only import read_only_command
 
 LAST_LINES = 20
 GRACE_SECONDS = 60.0
@@ -61,11 +63,18 @@ class LocalProcesses:
     ) -> None:
         self._folders = folders
         self._lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
-        port = _free_port()
+        port, read_only = _free_port(), read_only_command(folders.inputs)
         self._nodes = [
             _Node(
                 _launch(
-                    folders, stage, rank, processes=processes, cpu=cpu, port=port, options=options
+                    folders,
+                    stage,
+                    rank,
+                    processes=processes,
+                    cpu=cpu,
+                    port=port,
+                    options=options,
+                    prefix=read_only,
                 )
             )
             for rank in range(len(folders.nodes))
@@ -161,10 +170,11 @@ def _launch(
     cpu: bool,
     port: int,
     options: Sequence[str],
+    prefix: Sequence[str],
 ) -> subprocess.Popen[str]:
     nodes = len(folders.nodes)
     world_size = nodes * processes
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command = [*prefix, sys.executable, "-m", "accelerate.commands.launch"]
     if world_size > 1:
         # Despite its name the flag selects the launcher for several processes on any device:
         # with --cpu alone accelerate starts one process and expects mpirun to start the rest.
@@ -179,7 +189,8 @@ def _launch(
     return subprocess.Popen(
         command,
         cwd=folders.bundle,
-        env=_environment(folders.nodes[rank], cpu=cpu, world_size=world_size),
+        env=_environment(folders.nodes[rank], cpu=cpu, world_size=world_size)
+        | {BUNDLE_VARIABLE: folders.bundle_sha256},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -9,6 +9,7 @@ from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.bundle.user_code import UserCodeError, read_user_code
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import pytorch_version
+from sm_train.toolkit.costing.memory_fit import custom_plan
 from sm_train.toolkit.costing.stages import predicted_speeds
 from sm_train.toolkit.errors import UserError
 
@@ -21,7 +22,13 @@ def bundle_of(config: RunConfig, base: Path) -> Bundle:
     """
     try:
         user_code = read_user_code(base / config.code) if config.code is not None else None
-        return build_bundle(config, pytorch_version(config), user_code, predicted_speeds(config))
+        return build_bundle(
+            config,
+            pytorch_version(config),
+            user_code,
+            predicted_speeds(config),
+            custom_plan(config),
+        )
     except UserCodeError as error:
         raise UserError(str(error)) from None
 

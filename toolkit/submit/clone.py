@@ -17,6 +17,7 @@ from sm_train.estimators.request.launcher import pytorch_version
 from sm_train.estimators.request.training import BUCKET_OWNER_TAG, COMMIT_TAG, code_uri
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.costing.memory_fit import custom_plan
 from sm_train.toolkit.costing.stages import predicted_speeds
 from sm_train.toolkit.errors import UserError
 
@@ -67,7 +68,12 @@ def clone(
     declare_owners(config.bucket_owners)
     same = version == pytorch_version(load_document(document, (), job))
     bundle = rebuild_bundle(
-        archive, config, version, same_image=same, predicted_speeds=predicted_speeds(config)
+        archive,
+        config,
+        version,
+        same_image=same,
+        predicted_speeds=predicted_speeds(config),
+        model_plan=custom_plan(config),
     )
     return config, bundle, tags.get(COMMIT_TAG)
 

@@ -29,6 +29,7 @@ from sm_train.estimators.request.training import (
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import require_bucket, split_uri
 from sm_train.toolkit.aws.session import session_in_region
+from sm_train.toolkit.costing.memory_fit import custom_plan
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.stages import predicted_speeds
@@ -161,6 +162,7 @@ def stage_relocated_code(
             placement_version,
             same_image=same,
             predicted_speeds=predicted_speeds(placement.config),
+            model_plan=custom_plan(placement.config),
         )
         staged = _staged(home_uri, placement)
         bucket, key = split_uri(f"{staged}/code/{ARCHIVE_NAME}")

@@ -149,3 +149,24 @@ def test_pixart_masks_the_padding_of_captions(tmp_path: Path) -> None:
         # The length of the padding is of no consequence.
         short = Text(text.states[:, : length // 2])
         torch.testing.assert_close(predict(network, noisy, timesteps, short, 2), expected)
+
+
+@pytest.mark.parametrize(
+    ("vae_fp32", "precision"), [(True, torch.float32), (False, torch.bfloat16)]
+)
+def test_autoencoder_has_its_own_precision_within_autocast(
+    tmp_path: Path, precision: torch.dtype, *, vae_fp32: bool
+) -> None:
+    components = components_of(tmp_path, "tiny-sd2")
+    inputs = ModelInputs(components, torch.device("cpu"), 0.0, vae_fp32=vae_fp32)
+    found: list[torch.dtype] = []
+    components.vae.quant_conv.register_forward_hook(
+        lambda _, __, output: found.append(output.dtype)
+    )
+    pixels = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
+    noise = torch.zeros(2, 1, 4, 4, 4)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        inputs._images(pixels, noise)
+    with torch.no_grad():
+        inputs._images(pixels, noise)
+    assert found == [precision, precision]

@@ -415,11 +415,12 @@ def test_wrong_local_clock_causes_no_stall(laptop: Laptop) -> None:
     )
 
 
-def test_stop_of_a_job_that_has_just_ended_succeeds(laptop: Laptop) -> None:
-    """It ends between the description and the request to stop it."""
-    laptop.sagemaker.before_stop = lambda name: laptop.sagemaker.set_status(name, "Completed")
+@pytest.mark.parametrize("status", ["Completed", "Stopping"])
+def test_stop_of_a_job_that_has_just_ended_succeeds(laptop: Laptop, status: str) -> None:
+    """It ends, or another laptop stops it, between the description and the request to stop it."""
+    laptop.sagemaker.before_stop = lambda name: laptop.sagemaker.set_status(name, status)
     stopped = laptop.json("stop", "demo")
-    assert stopped["status"] == "Completed"
+    assert stopped["status"] == status
     assert len(laptop.aws.bodies("StopTrainingJob")) == 1
 
 

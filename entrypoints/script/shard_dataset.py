@@ -1,0 +1,179 @@
+"""The built-in training's loader as a PyTorch data set, for any model."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from sm_train.entrypoints.common.index_location import index_path
+from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.distributed.object_exchange import all_gather
+from sm_train.entrypoints.script.current_job import Error, ScriptProcess, script_process
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+
+class ImageBatch(TypedDict):
+    """``pixel_values`` is uint8 (B, 3, H, W); ``captions`` has B texts."""
+
+    pixel_values: Tensor
+    captions: list[str]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A channel with its index, the rank that reads it, and where its observer is told."""
+
+    folder: Path
+    index: Path | None
+    rank: DataRank
+    config: DataConfig
+    scans: Path
+    process: ScriptProcess | None
+
+
+class ShardDataset(IterableDataset[ImageBatch]):
+    """Yields this rank's batches of images and captions without end, epoch after epoch.
+
+    Shards are read and images decoded ahead in processes of its own, so iterate over it directly,
+    or use ``DataLoader(dataset, batch_size=None)``. ``state_dict`` is the position after the last
+    batch that the loop has taken; it is equal on all ranks, and a job with another number of ranks
+    continues the epoch.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str | None = None,
+        *,
+        batch_size: int | None = None,
+        resolution: int | None = None,
+        seed: int | None = None,
+        decode_workers: int | None = None,
+    ) -> None:
+        """Plan to read the shards in ``folder``; default: the job's training data.
+
+        Defaults of the others are those of the run file. Outside of a job all are required.
+
+        Raises:
+            Error: an argument is missing outside of a job.
+        """
+        super().__init__()
+        self._source = _job_source() if folder is None else _folder_source(Path(folder))
+        process = self._source.process
+        given = {
+            "batch_size": batch_size,
+            "resolution": resolution,
+            "seed": seed,
+            "decode_workers": decode_workers,
+        }
+        if process is not None:
+            stage, training = process.config.stage, process.config.training
+            defaults = {
+                "batch_size": stage.per_device_batch_size,
+                "resolution": stage.resolution,
+                "seed": training.seed,
+                "decode_workers": training.decode_workers,
+            }
+            given |= {name: defaults[name] for name, value in given.items() if value is None}
+        missing = [name for name, value in given.items() if value is None]
+        if missing:
+            raise Error(f"ShardDataset({folder}): outside of a job, pass {', '.join(missing)}")
+        self._options: dict[str, Any] = given
+        self._state: bytes | None = None
+        self._loader: Loader | None = None
+
+    def __iter__(self) -> Iterator[ImageBatch]:
+        if get_worker_info() is not None:
+            raise Error(
+                "ShardDataset reads and decodes ahead itself; use num_workers=0, or iterate over it"
+            )
+        # Another iteration continues after the last batch that was taken.
+        self._state = self._position()
+        self._loader = self._open()
+        observer = self._source.process and self._source.process.observer
+        batches = iter(self._loader)
+        while True:
+            if observer:
+                observer.before_batch(None)
+            batch = next(batches)
+            if observer:
+                observer.after_batch(None)
+            pixels = batch.pixels.permute(0, 3, 1, 2)
+            yield {"pixel_values": pixels, "captions": batch.captions}
+
+    def _open(self) -> Loader:
+        """Build the catalog, a collective, and return the loader at the present position."""
+        source = self._source
+        catalog = build_catalog(source.folder, source.index, source.rank, all_gather, source.scans)
+        # Images, even if the shards hold latents for the built-in training.
+        catalog = replace(catalog, options={**catalog.options, "latents": None})
+        loader = Loader(
+            catalog,
+            source.rank,
+            source.config,
+            state=self._state,
+            pin_memory=torch.cuda.is_available(),
+            **self._options,
+        )
+        process = source.process
+        if loader.resume_warning and process is not None and process.rank.rank == 0:
+            process.events.warn("data-resharded", loader.resume_warning)
+        return loader
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last batch, from 0."""
+        return 0 if self._loader is None else self._loader.epoch
+
+    def state_dict(self) -> dict[str, str]:
+        """Return the position after the last batch that the loop has taken, as JSON values."""
+        position = self._position()
+        return {} if position is None else {"position": base64.b64encode(position).decode()}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        """Continue from a position at the next iteration."""
+        self._loader = None
+        self._state = base64.b64decode(state["position"]) if state else None
+
+    def _position(self) -> bytes | None:
+        return self._state if self._loader is None else self._loader.state_bytes()
+
+
+def _job_source() -> _Source:
+    process = script_process()
+    paths, rank = process.paths, process.rank
+    index = next(iter(sorted(paths.channel("index").rglob("*.parquet"))), None)
+    local_world_size = rank.world_size // rank.nodes
+    data_rank = DataRank(process.resources.hosts, rank.node, rank.local_rank, local_world_size)
+    scans = paths.base / "walk" / "train"
+    return _Source(paths.channel("train"), index, data_rank, process.config.data, scans, process)
+
+
+def _folder_source(folder: Path) -> _Source:
+    """Return a folder of shards, read by the ranks of this machine."""
+    index = index_path(folder)
+    local_rank, ranks = (int(os.environ.get(name, default)) for name, default in _LOCAL)
+    config = DataConfig(
+        image_key="jpg;jpeg;png;webp",
+        caption_key="txt",
+        crop="center",
+        interpolation="bicubic",
+        decode="fast",
+        icc_profile="ignore",
+        aspect_buckets=False,
+        max_bad_fraction=0.01,
+    )
+    rank = DataRank(("localhost",), 0, local_rank, ranks)
+    return _Source(
+        folder, index if index.exists() else None, rank, config, folder.parent / ".scans", None
+    )
+
+
+_LOCAL = (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
