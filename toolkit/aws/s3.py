@@ -49,8 +49,8 @@ def bucket_region(session: boto3.Session, bucket: str, prefix: str) -> str | Non
     return region
 
 
-def open_bucket_session(bucket: str, region: str | None, profile: str | None) -> boto3.Session:
-    """Return a session in the region of ``bucket``; ``region`` is the command line's, if any.
+def open_bucket_session(uri: str, region: str | None, profile: str | None) -> boto3.Session:
+    """Return a session in the region of the URI's bucket; ``region`` is the command line's, if any.
 
     Raises:
         UserError: there are no credentials, no such bucket, or S3 denies access.
@@ -61,9 +61,10 @@ def open_bucket_session(bucket: str, region: str | None, profile: str | None) ->
         # Any region's S3 names the region of a bucket.
         region = "us-east-1"
     session = open_session(profile, region)
+    bucket, prefix = split_uri(uri)
     with translate_aws_errors(f"s3://{bucket}"):
         try:
-            actual = bucket_region(session, bucket)
+            actual = bucket_region(session, bucket, prefix)
         except LookupError:
             raise UserError(
                 f"s3://{bucket}: the bucket does not exist; check the name", ExitCode.PERMISSION
