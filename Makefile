@@ -96,7 +96,9 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/entry.py
 	$(BIN)/python benchmarks/flops.py
 	$(BIN)/python benchmarks/diagnose.py
+	$(BIN)/python benchmarks/diagnose_accuracy.py
 	$(BIN)/python benchmarks/doctor.py
+	$(BIN)/python benchmarks/doctor_accuracy.py
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/review.py
 	$(BIN)/python benchmarks/cloudwatch_metrics.py

@@ -215,4 +215,4 @@ class MetricsLogger:
             names = self._loader.sample_names(samples)
             self.last_nonfinite_loss = f"step {step}: {', '.join(names)}"
             message = f"the loss was not finite in {self.last_nonfinite_loss}"
-            self._events.warn("loss-not-finite", message, step=step, samples=names)
+            self._events.warn("loss-non-finite", message, step=step, samples=names)

@@ -28,7 +28,7 @@ class HeartbeatSection(Section):
 
     The timeouts of steps, data loading, checkpoints and evaluations are learned separately: five
     times the longest of the latest durations, or more if durations vary widely. Stalls do not
-    count, and one isolated pause extends a timeout at most 1.8 times. Phases that occur once have
+    count, and one isolated pause extends a timeout at most 1.6 times. Phases that occur once have
     the timeout ``max_timeout``.
     """
 

@@ -146,7 +146,7 @@ class EvaluationSection(Section):
     prompts: Annotated[list[PromptText], Field(max_length=64)] = Field(
         default_factory=list, description="Prompts of the images sampled in each evaluation."
     )
-    num_inference_steps: Annotated[int, BeforeValidator(reject_bool), Field(ge=1, le=1000)] = Field(
+    num_inference_steps: Annotated[int, BeforeValidator(reject_bool), Field(ge=1, le=999)] = Field(
         default=30, description="Number of denoising steps per image."
     )
     guidance_scale: NonNegativeFloat = Field(

@@ -182,7 +182,7 @@ def test_nonfinite_loss_skips_its_step_and_names_its_samples(
     # Twelve samples are three steps of two processes: six steps are two epochs.
     skipped = [event for event in events if event.get("code") == "step-skipped"]
     assert len(skipped) == 2
-    reported = [event for event in events if event.get("code") == "loss-not-finite"]
+    reported = [event for event in events if event.get("code") == "loss-non-finite"]
     assert [event["step"] for event in reported] == [event["steps"][0] for event in skipped]
     assert all("shard-000000.tar 000000007" in event["samples"] for event in reported)
     # One of two processes had the sample; both skip the step.

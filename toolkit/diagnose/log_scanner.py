@@ -476,6 +476,7 @@ class _StreamScanner:
             first_failure=self.first_failure,
             ranks={node: frozenset(ranks) for node, ranks in self.ranks.items()},
             ranks_per_node=self.ranks_per_node,
+            nodes=self.nodes,
             tail=self.tail,
             reference=self.stream.reference,
             prefixes=tuple(self.tracebacks.prefixes),

@@ -167,6 +167,8 @@ class ScanReport:
     ranks: dict[str | None, frozenset[int]]
     """Node → the ranks of the lines that were parsed."""
     ranks_per_node: int | None
+    nodes: int
+    """Of the job's start event; 0 if the log has none."""
     tail: bytes
     reference: float
     prefixes: tuple[re.Pattern[str], ...]

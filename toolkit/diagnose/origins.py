@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sm_train.entrypoints.common.sagemaker_paths import host_names
 from sm_train.toolkit.diagnose.matches import Match, ScanReport
 
 _ALGO = re.compile(r"algo-(\d+)$")
@@ -71,7 +72,8 @@ def _rank(
 def _first_rank(node: str | None, reports: Sequence[ScanReport]) -> int | None:
     """Return the lowest rank of ``node``, None if it is unknown."""
     seen = [(name or report.node, ranks) for report in reports for name, ranks in _ranks(report)]
-    index = _index(node)
+    indices = _node_ranks([node, *(name for name, _ in seen)], reports)
+    index = indices.get(node)
     if index is None and len(reports) == 1 and not any(name for name, _ in seen):
         # A single log that names no node: of a single node, unless it shows other ranks.
         ranks = [rank for _, more in seen for rank in more]
@@ -86,14 +88,27 @@ def _first_rank(node: str | None, reports: Sequence[ScanReport]) -> int | None:
         per_node
         for per_node in _GPUS_PER_INSTANCE
         if all(
-            rank // per_node == _index(name)
+            rank // per_node == indices[name]
             for name, ranks in seen
-            if _index(name) is not None
+            if name in indices
             for rank in ranks
         )
-        and any(_index(name) for name, ranks in seen if ranks)
+        and any(indices.get(name) for name, ranks in seen if ranks)
     ]
     return index * fitting[0] if len(fitting) == 1 else None
+
+
+def _node_ranks(
+    names: Sequence[str | None], reports: Sequence[ScanReport]
+) -> dict[str | None, int]:
+    """Return the rank of each node that is named ``algo-N``, in SageMaker's order of the names.
+
+    A job has at least as many nodes as its start event or the highest number in a name says.
+    """
+    numbers = {name: int(parsed[1]) for name in names if name and (parsed := _ALGO.match(name))}
+    count = max([*numbers.values(), *(report.nodes for report in reports)], default=0)
+    order = {name: index for index, name in enumerate(host_names(count))}
+    return {name: order[f"algo-{number}"] for name, number in numbers.items() if number}
 
 
 def _fits(per_node: int, ranks: Sequence[int]) -> bool:
@@ -103,9 +118,3 @@ def _fits(per_node: int, ranks: Sequence[int]) -> bool:
 
 def _ranks(report: ScanReport) -> Iterator[tuple[str | None, frozenset[int]]]:
     yield from report.ranks.items()
-
-
-def _index(node: str | None) -> int | None:
-    """Return the number of ``algo-N``, from 0."""
-    parsed = _ALGO.match(node or "")
-    return int(parsed[1]) - 1 if parsed else None

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.bucket_owner import declare_owners
+from sm_train.entrypoints.common.sagemaker_paths import host_names
 from sm_train.estimators.config.placement import PLACEMENT_TAG
 from sm_train.estimators.request.training import (
     BUCKET_OWNER_TAG,
@@ -148,8 +149,8 @@ class TrainingJob:
 
     @property
     def nodes(self) -> list[str]:
-        """SageMaker's names of its nodes."""
-        return [f"algo-{number}" for number in range(1, self.instances[1] + 1)]
+        """SageMaker's names of its nodes, in rank order."""
+        return host_names(self.instances[1])
 
     @property
     def checkpoint_uri(self) -> str:

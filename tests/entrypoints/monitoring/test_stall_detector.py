@@ -142,46 +142,57 @@ def test_heartbeats_are_written_to_a_private_folder_only(tmp_path: Path, squatte
 # ---------------------------------------------------------------------- timeouts
 
 
-def heavy_tailed(rng: random.Random) -> Callable[[], float]:
-    """Return a sampler of a healthy run's step seconds: any median, and one of three tails."""
+def heavy_tailed(rng: random.Random) -> Callable[[int], float]:
+    """Return the seconds of a healthy run's steps: any median, and one of seven tails."""
     median = 10 ** rng.uniform(-1.3, 1.3)
-    kind = rng.randrange(3)
-    if kind == 0:
-        spread = rng.uniform(0.05, 1.2)
-        return lambda: median * rng.lognormvariate(0, spread)
-    if kind == 1:
-        exponent = rng.uniform(2, 6)
-        return lambda: median * rng.paretovariate(exponent)
-    # A read that is retried now and then.
+    spread, exponent = rng.uniform(0.05, 1.2), rng.uniform(2, 6)
     share, retry = rng.uniform(0.001, 0.05), rng.uniform(1, 20)
-    return lambda: median + (rng.expovariate(1 / retry) if rng.random() < share else 0)
+    larger, often = rng.uniform(1.5, 6), rng.uniform(0.05, 0.5)
+    every, pause = rng.randrange(20, 300), rng.uniform(1, 60)
+
+    def regular_pause(step: int) -> float:
+        return pause * rng.lognormvariate(0, 0.3) if step % every == every - 1 else 0.0
+
+    return rng.choice(
+        [
+            lambda _: median * rng.lognormvariate(0, spread),
+            lambda _: median * rng.paretovariate(exponent),
+            lambda _: median * (0.5 + rng.weibullvariate(1, 0.5 + spread / 3)),
+            # A read that is retried now and then.
+            lambda _: median + (rng.expovariate(1 / retry) if rng.random() < share else 0),
+            # Two sizes of images.
+            lambda _: median * (larger if rng.random() < often else 1) * rng.lognormvariate(0, 0.1),
+            # Checkpoints or the ends of epochs within a step.
+            lambda step: median * rng.lognormvariate(0, 0.1) + regular_pause(step) / 4,
+            lambda step: median * rng.lognormvariate(0, 0.2) + regular_pause(step),
+        ]
+    )
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """A healthy run: its step times, and one storage hiccup during step ``hiccup_step``.
+    """A healthy run: its step times, and one to five storage hiccups: step → seconds.
 
     A step beyond the longest timeout is a stall by definition of the run file.
     """
 
     step_seconds: tuple[float, ...]
-    hiccup_step: int
-    hiccup_seconds: float
+    hiccups: dict[int, float]
 
     @classmethod
     def of(cls, seed: int) -> SimulatedRun:
         rng = random.Random(seed)
         sampler, steps = heavy_tailed(rng), rng.randrange(60, 400)
-        durations = tuple(min(sampler(), BOUNDS.longest) for _ in range(steps))
-        return cls(durations, rng.randrange(steps), rng.uniform(5, 100))
+        durations = tuple(min(sampler(step), BOUNDS.longest) for step in range(steps))
+        disturbed = rng.sample(range(steps), rng.randint(1, 5))
+        return cls(durations, {step: rng.uniform(5, 100) for step in disturbed})
 
-    def simulate(self, detector: StallDetector, *, hiccup: bool) -> tuple[float, int]:
+    def simulate(self, detector: StallDetector, *, with_hiccups: bool) -> tuple[float, int]:
         """Poll just before each step ends; return the time and the number of false alarms."""
         now, alarms, durations = 0.0, 0, list[float]()
         for number, usual in enumerate(self.step_seconds):
-            duration, since = usual, now
-            if hiccup and number == self.hiccup_step:
-                duration = max(usual, self.hiccup_seconds)
+            since = now
+            duration = max(usual, self.hiccups.get(number, 0.0) if with_hiccups else 0.0)
             now += duration
             detector.resume(now)
             alarms += bool(detector.overdue([sample(since, sequence=number)], now))
@@ -207,8 +218,8 @@ def test_hiccups_of_healthy_runs_raise_no_alarm_and_delay_detection_little(runs:
     for seed in range(runs):
         run, rng = SimulatedRun.of(seed), random.Random(seed)
         usual, disturbed = (StallDetector(BOUNDS, max_gap=5) for _ in range(2))
-        assert run.simulate(usual, hiccup=False)[1] == 0, seed
-        now, alarms = run.simulate(disturbed, hiccup=True)
+        assert run.simulate(usual, with_hiccups=False)[1] == 0, seed
+        now, alarms = run.simulate(disturbed, with_hiccups=True)
         assert alarms == 0, seed
         detected = seconds_until_detected(disturbed, now, rng)
         assert detected <= BOUNDS.longest + 1.5

@@ -18,7 +18,7 @@ from rich.console import Console
 from sm_train.cost.json_document import as_document
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks import finding
-from sm_train.toolkit.checks.finding import LEVELS, Finding
+from sm_train.toolkit.checks.finding import LEVELS, Finding, Subject
 from sm_train.toolkit.checks.image import ecr_image, image_findings
 from sm_train.toolkit.checks.pages import checks_by_subject, render
 from sm_train.toolkit.checks.preflight import offline_findings
@@ -27,7 +27,6 @@ from sm_train.toolkit.checks.recovery import recovery_findings
 from sm_train.toolkit.checks.report import show
 from sm_train.toolkit.checks.role import may_assume
 from sm_train.toolkit.checks.shards import Shards, shard_findings
-from sm_train.toolkit.checks.subject import Subject
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.worst_case import alternative_costs, total, up_to_suffix
 
@@ -63,7 +62,10 @@ def shards_checked(
     """Return the findings for shards with these sizes, by code."""
     sample_counts = None if samples is None else np.array(samples)
     shards = Shards("data", "s3://b/p/", np.array(sizes), sample_counts)
-    return {one.code: one for one in shard_findings(shards, document or four_instances(), 8)}
+    return {
+        one.code: one
+        for one in shard_findings(shards, document or four_instances(), 8, sharded=True)
+    }
 
 
 def training_usd() -> float:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from sm_train.entrypoints.common.events import format_event
+from sm_train.entrypoints.common.sagemaker_paths import host_names
 from sm_train.toolkit.diagnose.diagnosis import UNKNOWN, diagnose
 from sm_train.toolkit.diagnose.log_scanner import scan
 
@@ -119,10 +120,10 @@ def test_xid_explains_the_cuda_error() -> None:
     assert (found.first.node, found.first.rank) == ("algo-2", 9)
 
 
-def test_kill_has_low_confidence_without_the_kernels_message() -> None:
+def test_unexplained_kill_is_worth_a_retry_but_not_one_for_lack_of_memory() -> None:
     killed = [*training(1), *torchrun_report(13, -9)]
     found = diagnosed([*training(), *echoes(range(8))], killed)
-    assert (found.cause, found.confidence) == ("process-killed", "low")
+    assert (found.cause, found.confidence, found.retryable) == ("process-killed", "medium", True)
     assert found.first is not None
     assert (found.first.node, found.first.rank) == ("algo-2", 13)
     kernel = (
@@ -131,6 +132,7 @@ def test_kill_has_low_confidence_without_the_kernels_message() -> None:
     )
     found = diagnosed([*training(), *echoes(range(8))], [*killed, kernel])
     assert (found.cause, found.confidence) == ("host-out-of-memory", "high")
+    assert not found.retryable
 
 
 def test_exception_without_signature_outranks_echoes() -> None:
@@ -473,6 +475,19 @@ def test_rank_follows_from_the_local_rank_and_other_lines_of_the_nodes(
     assert found.cause == ("program-error" if code == 1 else "process-killed")
     assert found.first is not None
     assert (found.first.node, found.first.rank) == (f"algo-{node + 1}", 8 * node + 5)
+
+
+def test_nodes_of_twelve_are_in_the_order_of_their_names_as_text() -> None:
+    names = host_names(12)
+    logs = {
+        name: echoes(range(8 * number, 8 * number + 8), second=105)
+        for number, name in enumerate(names)
+    }
+    logs["algo-10"] = [*traceback("KeyError: 'caption'"), failed_locally(5)]
+    found = diagnose([stream(lines, f"{name}.log", name) for name, lines in logs.items()])
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-10", 8 * names.index("algo-10") + 5)
+    assert found.first.rank == 13
 
 
 def test_rank_is_unknown_if_the_ranks_per_node_are() -> None:

@@ -43,7 +43,7 @@ def loss(facts: JobFacts) -> Verdict:
     steps, losses = steps[known], losses[known]
     skipped = {
         code: facts.log.warnings[code].count
-        for code in ("step-skipped", "loss-not-finite", "rolled-back")
+        for code in ("step-skipped", "loss-non-finite", "rolled-back")
         if code in facts.log.warnings
     }
     evidence = [f"{code}: {count:,} times" for code, count in skipped.items()]
@@ -80,7 +80,7 @@ def loss(facts: JobFacts) -> Verdict:
         f"no: {'; '.join(problems)}",
         tuple(evidence),
         "lower the learning rate or lengthen the warm-up; the log names the samples of non-finite "
-        "losses (loss-not-finite)",
+        "losses (loss-non-finite)",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.model import Verdict
 
-_COVERED = ("stall", "stall-resolved", "step-skipped", "loss-not-finite", "rolled-back")
+_COVERED = ("stall", "stall-resolved", "step-skipped", "loss-non-finite", "rolled-back")
 _SERIOUS = frozenset({"checkpoint-failed", "rank-died", "shard-damaged"})
 _MAX_SHOWN = 8
 
