@@ -15,8 +15,6 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.sources import ReviewSource
 
-FORMATS = ("tensorboard", "csv")
-
 _STEP_TAGS = {
     "loss": "train/loss",
     "learning_rate": "train/learning_rate",
