@@ -215,13 +215,13 @@ def _s3_findings(
     """
     config, region = subject.config, subject.region
     unusable: set[str] = set()
-    for bucket, where in storage.buckets(config, region).items():
+    for bucket, (where, uri) in storage.buckets(config, region).items():
         problems = list(
             attempt(
                 f"bucket {bucket}",
                 where,
                 "s3:ListBucket",
-                storage.bucket_findings(session, region, bucket, where),
+                storage.bucket_findings(session, region, uri, where),
             )
         )
         yield from problems

@@ -31,7 +31,7 @@ def command(
     sm-train-model.json. `check` and the training job compare the files with them.
     """
     from sm_train.entrypoints.models.model_manifest import MANIFEST_FILE
-    from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
+    from sm_train.toolkit.aws.s3 import open_bucket_session
     from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.hub.components import read_repository
     from sm_train.toolkit.models.export import require_space
@@ -63,8 +63,7 @@ def command(
     if not dry_run:
         with byte_progress("copying", plan.bytes) as progress:
             if is_s3:
-                bucket = split_uri(destination)[0]
-                session = open_bucket_session(bucket, options["region"], options["profile"])
+                session = open_bucket_session(destination, options["region"], options["profile"])
                 staging = staging_folder(source)
                 staging.mkdir(parents=True, exist_ok=True)
                 require_space(staging, max(plan.files.values()))

@@ -70,7 +70,7 @@ def find_stored(target: str, stage: str | None, options: dict[str, Any]) -> Stor
     if stage is not None and (is_uri or Path(target).is_dir()):
         raise UserError("--stage: applies to the name of a run only")
     if is_uri:
-        session = open_bucket_session(split_uri(target)[0], options["region"], options["profile"])
+        session = open_bucket_session(target, options["region"], options["profile"])
         return _at_uri(session, target.rstrip("/"), session.region_name)
     if Path(target).is_dir():
         return None

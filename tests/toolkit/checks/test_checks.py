@@ -62,7 +62,10 @@ def shards_checked(
     """Return the findings for shards with these sizes, by code."""
     sample_counts = None if samples is None else np.array(samples)
     shards = Shards("data", "s3://b/p/", np.array(sizes), sample_counts)
-    return {one.code: one for one in shard_findings(shards, document or four_instances(), 8)}
+    return {
+        one.code: one
+        for one in shard_findings(shards, document or four_instances(), 8, sharded=True)
+    }
 
 
 def training_usd() -> float:
