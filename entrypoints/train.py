@@ -225,6 +225,12 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         **asdict(trainer.plan),
         input_kind="images" if trainer.loader.precomputed is None else "precomputed latents",
     )
+    if trainer.loader.order_note and world_size > 1:
+        events.warn(
+            "order-depends-on-ranks",
+            "another number of ranks would train on the samples in another order: "
+            f"{trainer.loader.order_note}",
+        )
     if trainer.loader.resume_warning:
         events.warn("data-resharded", trainer.loader.resume_warning)
     for name in trainer.components.random_frozen:

@@ -132,6 +132,7 @@ class Trainer:
             batch_size=config.stage.per_device_batch_size,
             seed=config.training.seed,
             decode_workers=config.training.decode_workers,
+            gradient_accumulation_steps=config.stage.gradient_accumulation_steps,
             state=(checkpoint.folder / SAMPLER_FILE).read_bytes() if checkpoint else None,
             rng=components.sample_rng(config.training.seed),
             tokenize=components.text_encoders.tokenize,
