@@ -162,6 +162,7 @@ def sm_train_loader(shards: Path, decode_workers: int, decode: DecodeMode = "fas
         batch_size=BATCH,
         seed=0,
         decode_workers=decode_workers,
+        gradient_accumulation_steps=1,
     )
 
 

@@ -26,7 +26,7 @@ from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data import shard_catalog
 from sm_train.entrypoints.data.epoch import Epoch
 from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.data.partition import DataTopology
+from sm_train.entrypoints.data.partition import REPLICATED, DataTopology
 from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.data.shard_format import Shard, find_shards
@@ -55,7 +55,9 @@ def main() -> None:
         write_indexes(Path(folder))
         for shards in (SHARDS // 100, SHARDS // 10, SHARDS):
             # A process of its own, so that its peak memory can be measured.
-            subprocess.run([sys.executable, __file__, folder, str(shards)], check=True)
+            for channel in ("sharded", "replicated"):
+                command = [sys.executable, __file__, folder, str(shards), channel]
+                subprocess.run(command, check=True)
         measure_resuming(Path(folder))
     measure_shuffling()
 
@@ -84,11 +86,13 @@ def make_shard(number: int, offsets: NDArray[np.int64]) -> Shard:
     return Shard(name, size, "00" * 32, keys, tuple(offsets.tolist()))
 
 
-def measure_planning(folder: Path, count: int) -> None:
-    """Measure what one rank does before its first read, without listing its channel."""
-    visible = {
-        f"{number:06d}.tar": Path(f"{number:06d}.tar") for number in range(0, count, NUM_NODES)
-    }
+def measure_planning(folder: Path, count: int, *, replicated: bool) -> None:
+    """Measure what one rank does before its first read, without listing its channel.
+
+    Each node sees a part of the shards or, ``replicated``, all of them, in a global order.
+    """
+    step = 1 if replicated else NUM_NODES
+    visible = {f"{number:06d}.tar": Path(f"{number:06d}.tar") for number in range(0, count, step)}
     hosts = tuple(f"algo-{number}" for number in range(NUM_NODES))
     rank = DataRank(hosts, node_rank=0, local_rank=3, local_world_size=LOCAL_WORLD_SIZE)
     baseline = peak_kib()
@@ -100,7 +104,7 @@ def measure_planning(folder: Path, count: int) -> None:
         gathered: list[object] = []
         for node_rank in range(NUM_NODES):
             mask = np.zeros(count, np.bool_)
-            mask[node_rank::NUM_NODES] = True
+            mask[0 if replicated else node_rank :: step] = True
             gathered.append((node_rank, np.packbits(mask), count))
         return gathered
 
@@ -109,8 +113,16 @@ def measure_planning(folder: Path, count: int) -> None:
     index = folder / f"{count}.parquet"
     catalog = build_catalog(Path(), index, rank, all_gather, folder / "scan")
     loader = Loader(
-        catalog, rank, DATA_CONFIG, resolution=512, batch_size=64, seed=0, decode_workers=0
+        catalog,
+        rank,
+        DATA_CONFIG,
+        resolution=512,
+        batch_size=64,
+        seed=0,
+        decode_workers=0,
+        gradient_accumulation_steps=1,
     )
+    assert (loader.order_note is None) == replicated
     epoch_pass = next(loader.sampler.passes())
     partition = epoch_pass.schedule.partition
     partition.locate(epoch_pass.schedule.indices(0))
@@ -119,7 +131,8 @@ def measure_planning(folder: Path, count: int) -> None:
     seconds = time.perf_counter() - started
     used = (peak_kib() - baseline) / 1024
     print(
-        f"planned for rank 3 of {NUM_NODES * LOCAL_WORLD_SIZE} over {count:,} shards: "
+        f"planned for rank 3 of {NUM_NODES * LOCAL_WORLD_SIZE} over {count:,} shards"
+        f"{', all on every node' if replicated else ''}: "
         f"{seconds:.1f} s, {used:.0f} MiB at most; {loader.epoch_size().steps:,} steps an epoch"
     )
 
@@ -160,6 +173,7 @@ def measure_resuming(folder: Path) -> None:
     rank = DataRank(("algo-1",), node_rank=0, local_rank=0, local_world_size=1)
     catalog = build_catalog(shards, index_path(shards), rank, lambda obj: [obj], folder / "scan")
     options = {"resolution": 8, "batch_size": 10, "seed": 0, "decode_workers": 0}
+    options["gradient_accumulation_steps"] = 1
     loader = Loader(catalog, rank, DATA_CONFIG, **options)
     steps = loader.epoch_size().steps
     for share in (0.0, 0.33, 0.66, 0.99):
@@ -195,6 +209,7 @@ def measure_shuffling() -> None:
     for name, order in (
         ("full permutation", permutation),
         ("sm-train: ranges, shuffle blocks", block_order(shards, shard_samples, in_memory)),
+        ("sm-train: global order, batch 256", global_order(shards, shard_samples, 256)),
         ("webdataset: shards and a buffer", buffer_order(shards, shard_samples, in_memory)),
     ):
         kept = np.mean(np.abs(np.diff(order)) < 64)
@@ -220,6 +235,23 @@ def block_order(shards: int, shard_samples: int, in_memory: int) -> NDArray[np.i
     return shard * shard_samples + sample
 
 
+def global_order(shards: int, shard_samples: int, batch: int) -> NDArray[np.int64]:
+    """Return the order of one rank that takes whole global batches."""
+    topology = DataTopology(
+        np.full(shards, REPLICATED, np.int16),
+        1,
+        1,
+        batch_size=batch,
+        shuffle_block_size=8 * batch,
+        streams=batch,
+        stream_block=8,
+    )
+    epoch = Epoch(np.full(shards, shard_samples), range_size=32, seed=0, number=0)
+    partition = epoch.stream_partition(epoch.remaining([]), topology, 0, 0)
+    shard, sample = partition.locate(np.arange(partition.num_new))
+    return shard * shard_samples + sample
+
+
 def buffer_order(shards: int, shard_samples: int, in_memory: int) -> NDArray[np.int64]:
     """Return the order of webdataset's own shuffles of shards and of samples."""
     from webdataset.filters import _shuffle
@@ -235,6 +267,8 @@ def buffer_order(shards: int, shard_samples: int, in_memory: int) -> NDArray[np.
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        measure_planning(Path(sys.argv[1]), int(sys.argv[2]))
+        measure_planning(
+            Path(sys.argv[1]), int(sys.argv[2]), replicated=sys.argv[3] == "replicated"
+        )
     else:
         main()

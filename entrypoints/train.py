@@ -21,9 +21,12 @@ from sm_train.entrypoints.training.gpu_settings import set_allocator
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from sm_train.entrypoints.common.job_config import JobConfig
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
     from sm_train.entrypoints.distributed.backend import BackendChoice
+    from sm_train.entrypoints.models.builder import ModelComponents
+    from sm_train.entrypoints.models.model_card import TrainingRecord
     from sm_train.entrypoints.training.evaluator import ValidationSet
     from sm_train.entrypoints.training.trainer import Trainer
 
@@ -43,7 +46,7 @@ def _train(process: TrainingProcess) -> None:
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.distributed.backend import decide, join
     from sm_train.entrypoints.distributed.fsdp import ddp_options
-    from sm_train.entrypoints.models.builder import build_components
+    from sm_train.entrypoints.models.builder import build_components, require_unchanged
     from sm_train.entrypoints.models.export import save_components
     from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
     from sm_train.entrypoints.training.gpu_settings import configure_kernels
@@ -82,6 +85,8 @@ def _train(process: TrainingProcess) -> None:
     # The start before the first step may take long. Entering the phase again grants each part of
     # it the full timeout.
     writer.enter(Phase.START, 0)
+    if accelerator.is_local_main_process:
+        require_unchanged(_existing(paths.channel("model")))
     set_seed(config.training.seed)
     components = build_components(
         config.model,
@@ -92,7 +97,8 @@ def _train(process: TrainingProcess) -> None:
     writer.enter(Phase.START, 0)
     if accelerator.is_main_process:
         source = _existing(paths.channel("model"))
-        save_components(components, source, paths.checkpoints / COMPONENTS_FOLDER)
+        record = _training_record(config, components, catalog)
+        save_components(components, source, record, paths.checkpoints / COMPONENTS_FOLDER)
     trainer = Trainer(
         config, components, accelerator, paths, events, catalog, data_rank, validation
     )
@@ -100,6 +106,27 @@ def _train(process: TrainingProcess) -> None:
         _log_start(trainer, backend, resources)
     _run(trainer, writer, stop)
     accelerator.wait_for_everyone()
+
+
+def _training_record(
+    config: JobConfig, components: ModelComponents, catalog: ShardCatalog
+) -> TrainingRecord:
+    """Return what the final model's card says about this job."""
+    from sm_train.entrypoints.models.model_card import TrainingRecord, bundle_variables
+
+    bundle, commit = bundle_variables()
+    return TrainingRecord(
+        run=config.run,
+        stage=config.stage.name,
+        preset=config.model.preset,
+        prediction_type=components.objective.prediction_type,
+        resolution=config.stage.resolution,
+        license=config.license,
+        data_digest=catalog.digest,
+        bundle=bundle,
+        commit=commit,
+        prompts=config.evaluation.prompts,
+    )
 
 
 def _data_rank(accelerator: Accelerator, resources: ResourceConfig) -> DataRank:
@@ -198,6 +225,12 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         **asdict(trainer.plan),
         input_kind="images" if trainer.loader.precomputed is None else "precomputed latents",
     )
+    if trainer.loader.order_note and world_size > 1:
+        events.warn(
+            "order-depends-on-ranks",
+            "another number of ranks would train on the samples in another order: "
+            f"{trainer.loader.order_note}",
+        )
     if trainer.loader.resume_warning:
         events.warn("data-resharded", trainer.loader.resume_warning)
     for name in trainer.components.random_frozen:
@@ -227,16 +260,17 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     the copy below the checkpoints' prefix, which is known before the job has a name.
     """
     from sm_train.entrypoints.models.export import save_model, share_model
-    from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
+    from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER, latest_grid
 
     paths, weights = trainer.paths, trainer.final_weights()
     if not is_main:
         # Gathering sharded weights is a collective: all ranks iterate.
-        for _ in weights:
+        for _ in weights.tensors:
             pass
         return
     components = paths.checkpoints / COMPONENTS_FOLDER
-    save_model(components, trainer.components, weights, paths.model)
+    grid = latest_grid(paths.checkpoints, trainer.state.step)
+    save_model(components, weights, paths.model, grid=grid)
     final = paths.checkpoints / FINAL_MODEL
     share_model(components, paths.model, final)
     if (doctor_results := paths.checkpoints / "doctor").is_dir():

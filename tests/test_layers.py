@@ -44,11 +44,11 @@ LEVELS = {
     ],
     "toolkit": [
         {"errors"},
-        {"aws", "report_html", "run_file", "terminal"},
+        {"aws", "hub", "report_html", "run_file", "terminal"},
         {"jobs"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
         {"checks", "runs"},
-        {"submit"},
+        {"models", "submit"},
         {"doctor", "watch"},
         {"review"},
         {"commands"},
@@ -85,6 +85,8 @@ TORCH_FREE = [
     "packing.pack",
     "packing.processing_job",
     "planning.memory",
+    "models.component_check",
+    "models.model_manifest",
 ]
 """Modules that a laptop shares with the cluster, and the watchdog: they import no torch."""
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "init": "Write a commented run file.",
     "pack": "Pack images and captions into WebDataset shards.",
     "index": "Build the index of existing shards.",
+    "fetch-model": "Copy a pretrained model from the Hugging Face Hub.",
     "check": "Find errors and waste before money is spent.",
     "cost": "Estimate what a run costs, in dollars and days.",
     "submit": "Show plan and cost, ask for confirmation, and start the run.",
@@ -36,6 +37,7 @@ COMMANDS = {
     "diagnose": "Find out why a job failed, from its logs.",
     "doctor": "Test a cluster's GPUs, network and storage, and their effect on the run.",
     "sample": "Sample images from a checkpoint into a grid.",
+    "export": "Turn a checkpoint into a model for other tools.",
     "compare": "Build a page for blind comparison of two checkpoints.",
     "template": "Print a template for packing or watching in AWS Lambda.",
     "schema": "Print the run file's JSON Schema.",
@@ -69,7 +71,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"sm_train.toolkit.commands.{cmd_name}")
+        module = import_module(f"sm_train.toolkit.commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

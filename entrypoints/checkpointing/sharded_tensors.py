@@ -116,15 +116,38 @@ def load_full(files: Sequence[Path], prefix: str) -> dict[str, Tensor]:
     Raises:
         ShardedTensorError: the files do not cover a tensor.
     """
-    tensors = {
-        name: torch.empty(stored.shape)
-        for name, stored in stored_tensors(files).items()
-        if name.startswith(prefix)
-    }
-    load_into(
-        files, {ShardSpec(name, (0,) * tensor.dim()): tensor for name, tensor in tensors.items()}
-    )
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    reader = TensorReader(files)
+    names = [name for name in reader.stored if name.startswith(prefix)]
+    return {name.removeprefix(prefix): reader.load(name) for name in names}
+
+
+class TensorReader:
+    """Assembles the tensors of a checkpoint one at a time; ``stored`` has them sorted by name.
+
+    Headers are read once.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.stored = dict(sorted(stored_tensors(files).items()))
+        self._shards: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
+        for path in files:
+            for name, start, shard in _stored_shards(path):
+                self._shards.setdefault(name, []).append((start, shard))
+
+    def load(self, name: str) -> Tensor:
+        """Assemble one tensor.
+
+        Raises:
+            ShardedTensorError: the files do not cover it.
+        """
+        stored = self.stored[name]
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        missing = tensor.numel()
+        for start, shard in self._shards[name]:
+            missing -= _copy_overlap(start, shard, (0,) * tensor.dim(), tensor)
+        if missing:
+            raise ShardedTensorError(f"the files do not cover {name}")
+        return tensor
 
 
 def _stored_shards(path: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:

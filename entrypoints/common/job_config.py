@@ -17,6 +17,10 @@ T = TypeVar("T")
 JOB_FILE = "job.json"
 """Name of the file in the bundle that holds the configuration of every stage."""
 
+BUNDLE_VARIABLE, COMMIT_VARIABLE = "SM_TRAIN_BUNDLE", "SM_TRAIN_COMMIT"
+"""Environment variables of a job with the SHA-256 of its source bundle, which cannot contain its
+own digest, and with the commit of the run file's repository."""
+
 # The run file's sections annotate their fields with the same types.
 Crop = Literal["center", "random"]
 Interpolation = Literal["bicubic", "bilinear"]
@@ -41,7 +45,10 @@ class JobConfigError(ValueError):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """How samples are read: ``image_key`` and ``caption_key`` are file extensions in a shard."""
+    """How samples are read: ``image_key`` and ``caption_key`` are file extensions in a shard.
+
+    ``captions`` are (source, weight) pairs (captions.py); empty for ``caption_key``.
+    """
 
     image_key: str
     caption_key: str
@@ -51,18 +58,20 @@ class DataConfig:
     icc_profile: IccProfile
     aspect_buckets: bool
     max_bad_fraction: float
+    captions: tuple[tuple[str, float], ...] = ()
+    flip: bool = False
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network; ``prediction_type`` is None for the preset's default.
+    """The network; None takes the pretrained model's value, or else the preset's.
 
     ``preset_content`` is the JSON of a preset that does not ship with sm-train.
     """
 
     preset: str
     prediction_type: PredictionType | None
-    zero_terminal_snr: bool
+    zero_terminal_snr: bool | None
     min_snr_gamma: float | None
     timestep_shift: float | None
     preset_content: str | None = None
@@ -137,6 +146,7 @@ class TrainingConfig:
     max_rollbacks: int
     decode_workers: int
     log_every: int
+    offset_noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -209,13 +219,15 @@ class ExpectedPerformance:
 
 @dataclass(frozen=True)
 class JobConfig:
-    """Everything that the job of one stage reads; ``run`` is the run's name.
+    """Everything that the job of one stage reads.
 
-    ``entry`` is the user's own training script in the bundle, None for the built-in training;
-    ``entry_args`` are its arguments with their placeholders (entry_arguments.py).
+    ``run`` is the run's name, ``license`` that of its models (None if it is not stated). ``entry``
+    is the user's own training script in the bundle, None for the built-in training; ``entry_args``
+    are its arguments with their placeholders (entry_arguments.py).
     """
 
     run: str
+    license: str | None
     entry: str | None
     entry_args: tuple[str, ...]
     backend: CollectiveBackend

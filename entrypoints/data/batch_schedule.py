@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import Ints
-from sm_train.entrypoints.data.partition import RankPartition
+from sm_train.entrypoints.data.partition import RankPartition, StreamPartition
 from sm_train.entrypoints.data.sample_ranges import SampleRanges
 
 
@@ -112,6 +112,42 @@ class BatchSchedule:
             return np.zeros((0, self.batch_size), np.int64), np.zeros(0, np.int64)
         order = np.argsort(np.concatenate(due), kind="stable")
         return np.concatenate(tables)[order], np.concatenate(num_new)[order]
+
+
+@dataclass(frozen=True, eq=False)
+class StreamSchedule:
+    """The batches of a rank in a global order: the same calls as :class:`BatchSchedule`.
+
+    All ranks have the same number of batches. All images have the same shape.
+    """
+
+    partition: StreamPartition
+    batch_size: int
+
+    @property
+    def num_steps(self) -> int:
+        """Batches of the rank, a whole number of optimizer steps."""
+        return self.partition.num_samples // self.batch_size
+
+    def indices(self, step: int) -> Ints:
+        """Return the indices of a batch, int64 (batch_size,); repeated samples come last."""
+        return np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+
+    def num_new(self, step: int) -> int:
+        """Return how many samples of the batch no earlier one had; they come first."""
+        return min(self.batch_size, max(0, self.partition.num_new - step * self.batch_size))
+
+    def shape(self, step: int) -> int:
+        """Return the number of the batch's shape."""
+        return 0
+
+    def high_water_mark(self, steps: int) -> int:
+        """Return the index after the furthest one that the first ``steps`` batches take."""
+        return min(steps * self.batch_size, self.partition.num_samples)
+
+    def remaining(self, steps: int) -> SampleRanges:
+        """Return the samples that are in none of the first ``steps`` batches."""
+        return self.partition.remaining_from(self.high_water_mark(steps))
 
 
 def longest_schedule_steps(samples: int, batch_size: int, num_shapes: int) -> int:

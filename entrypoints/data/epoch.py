@@ -7,20 +7,26 @@ again. That is all that has to be saved for each sample to be read once an epoch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import Ints
-from sm_train.entrypoints.data.batch_schedule import BatchSchedule, longest_schedule_steps
+from sm_train.entrypoints.data.batch_schedule import (
+    BatchSchedule,
+    StreamSchedule,
+    longest_schedule_steps,
+)
 from sm_train.entrypoints.data.partition import (
     REPLICATED,
     UNASSIGNED,
     DataTopology,
     NodePartition,
     RankPartition,
+    StreamPartition,
     node_partition,
+    stream_partition,
 )
 from sm_train.entrypoints.data.sample_ranges import SampleRanges, merge, split_shards
 
@@ -69,6 +75,13 @@ class Epoch:
         for number, segment in enumerate(segments):
             topology = segment.topology
             unread = [ranges.select(topology.owner[ranges.shard] == UNASSIGNED)]
+            if topology.streams:
+                unread += [
+                    schedule.remaining(segment.steps)
+                    for schedule in self.stream_schedules(ranges, topology, number)
+                ]
+                ranges = merge(unread)
+                continue
             for node_rank in range(topology.num_nodes):
                 node = self.node_partition(ranges, topology, number, node_rank)
                 for local_rank in range(topology.local_world_size):
@@ -79,6 +92,21 @@ class Epoch:
                     unread.append(schedule.remaining(segment.steps))
             ranges = merge(unread)
         return ranges
+
+    def stream_schedules(
+        self, ranges: SampleRanges, topology: DataTopology, segment: int
+    ) -> Iterator[StreamSchedule]:
+        """Yield the schedules of all ranks of a topology with a global order."""
+        for rank in range(topology.world_size):
+            partition = self.stream_partition(ranges, topology, segment, rank)
+            yield StreamSchedule(partition, topology.batch_size)
+
+    def stream_partition(
+        self, ranges: SampleRanges, topology: DataTopology, segment: int, rank: int
+    ) -> StreamPartition:
+        """Return what ``rank`` of all nodes reads of ``ranges`` in the global order."""
+        seen = ranges.select(topology.owner[ranges.shard] != UNASSIGNED)
+        return stream_partition(seen, topology, rank, self.seed, self.number, segment)
 
     def node_partition(
         self, ranges: SampleRanges, topology: DataTopology, segment: int, node_rank: int
@@ -114,6 +142,11 @@ def uninterrupted_epoch_size(shard_sizes: Ints, topology: DataTopology) -> Epoch
 
 def _size(owner: NDArray[np.int16], lengths: Ints, topology: DataTopology) -> EpochSize:
     """Return the size of parts with ``lengths`` samples and these owners, both (num_parts,)."""
+    if topology.streams:
+        seen = int(lengths[owner != UNASSIGNED].sum())
+        read = -(-seen // topology.streams) * topology.streams
+        steps = read // (topology.world_size * topology.batch_size)
+        return EpochSize(seen, steps, read - seen, int(lengths.sum()) - seen)
     owned = owner >= 0
     node_samples = np.bincount(
         owner[owned], weights=lengths[owned], minlength=topology.num_nodes

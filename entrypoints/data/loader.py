@@ -20,6 +20,7 @@ from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Semaphore
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.parent_death import exit_with_parent
@@ -35,7 +36,7 @@ from sm_train.entrypoints.data.buffer_pool import (
 from sm_train.entrypoints.data.decoder_pool import DecoderPool
 from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.image_decoder import DecodeSpec
-from sm_train.entrypoints.data.partition import DataTopology
+from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology
 from sm_train.entrypoints.data.precomputed_latents import PrecomputedLatents
 from sm_train.entrypoints.data.sampler import DataPosition, Sampler, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, ShardCatalog
@@ -48,6 +49,9 @@ READ_BYTES = 8 * 2**20
 
 SHUFFLE_BLOCK_BYTES = 256 * 2**20
 """Bytes that each rank shuffles at a time; another block is read meanwhile."""
+
+MIN_STREAM_BLOCK = 8
+"""Samples that are shuffled within a stream of a global order, if the memory allows no more."""
 
 READ_THREADS = 4
 """Ranges that a rank reads at the same time, to hide the first-byte latency of requests."""
@@ -164,6 +168,37 @@ def _start_process(_: int) -> None:
     exit_with_parent()
 
 
+def _why_not_global(topology: DataTopology) -> str | None:
+    """Return why the order depends on the number of ranks; None if it need not."""
+    if topology.shapes:
+        return "data.aspect_buckets groups samples by shape on each rank"
+    shared = {REPLICATED, UNASSIGNED} if topology.num_nodes > 1 else {0, UNASSIGNED}
+    if not shared.issuperset(np.unique(topology.owner).tolist()):
+        return "each node sees a part of the shards (ShardedByS3Key); set data.sharded: false"
+    return None
+
+
+def _in_global_order(topology: DataTopology, accumulation: int, range_size: int) -> DataTopology:
+    """Return ``topology`` with the streams of a global order.
+
+    ``shuffle_block_size`` becomes the number of samples that a rank reads at a time; it does not
+    change the order.
+    """
+    count = topology.batch_size * accumulation
+    streams = count * topology.world_size
+    memory = topology.shuffle_block_size
+    # At least a few samples, so that neighbors in the tars do not follow each other in every epoch.
+    block = max(memory // streams, min(MIN_STREAM_BLOCK, range_size))
+    return replace(
+        topology,
+        # With one node, too: a job may resume on several.
+        owner=np.where(topology.owner == UNASSIGNED, UNASSIGNED, REPLICATED).astype(np.int16),
+        shuffle_block_size=count * block * max(1, memory // (count * block)),
+        streams=streams,
+        stream_block=block,
+    )
+
+
 class Loader:
     """Yields a rank's batches without end, starting where ``state`` left off.
 
@@ -182,6 +217,7 @@ class Loader:
         batch_size: int,
         seed: int,
         decode_workers: int,
+        gradient_accumulation_steps: int | None = None,
         state: bytes | None = None,
         rng: SampleRng | None = None,
         tokenize: Tokenize | None = None,
@@ -189,11 +225,19 @@ class Loader:
     ) -> None:
         """Plan the reading; nothing is read yet.
 
-        ``batch_size`` is of this rank. Without ``decode_workers`` (0) everything runs in this
-        process. ``state`` is what :meth:`state_bytes` returned.
+        ``batch_size`` is of this rank. With ``gradient_accumulation_steps`` the order is global if
+        all nodes see all shards: the same samples form the batch of an optimizer step whatever the
+        number of ranks; else :attr:`order_note` says why not. Without ``decode_workers`` (0)
+        everything runs in this process. ``state`` is what :meth:`state_bytes` returned.
         """
         sample_bytes = max(1.0, catalog.total_bytes / max(1, int(catalog.shard_sizes.sum())))
         self.precomputed = PrecomputedLatents.from_options(catalog.options, resolution)
+        if self.precomputed is not None and (config.flip or config.captions):
+            key = "flip" if config.flip else "captions"
+            raise DataError(
+                f"data.{key}: the shards hold latents of {resolution} px, of the image as it is "
+                "and of one caption; pack the shards without latents, or leave the key out"
+            )
         bucketed = config.aspect_buckets and self.precomputed is None
         shapes = aspect_shapes(resolution) if bucketed else ()
         topology = DataTopology(
@@ -205,6 +249,11 @@ class Loader:
             shapes=shapes,
         )
         range_size = max(1, round(READ_BYTES / sample_bytes))
+        self.order_note: str | None = None
+        if gradient_accumulation_steps is not None:
+            self.order_note = _why_not_global(topology)
+            if self.order_note is None:
+                topology = _in_global_order(topology, gradient_accumulation_steps, range_size)
         self.resume_warning: str | None = None
         start = SamplerState(catalog.digest, seed, range_size, DataPosition(), topology)
         if state is not None:

@@ -1,6 +1,10 @@
 """Partitioning and shuffling of an epoch: which rank reads which samples, in which order.
 
-This is pure arithmetic; nothing is read here. Three steps lead from an epoch to a rank's order:
+This is pure arithmetic; nothing is read here.
+
+If every node sees every shard, the order is *global*: the same samples form the same global batch
+whatever the number of ranks (:class:`StreamPartition`). Otherwise three steps lead from an epoch to
+a rank's order:
 
 1. Shards are split into *read ranges*: consecutive samples of one shard, read at once.
 2. Each node takes the ranges of the shards that it sees and shuffles them
@@ -18,16 +22,20 @@ So the sample at any index of a rank's order is computed directly, at the same c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.rng import Ints, seeded_permutation
+from sm_train.entrypoints.common.rng import Ints, hash64, random_below, seeded_permutation
 from sm_train.entrypoints.data.sample_ranges import SampleRanges, merge
 
 UNASSIGNED, REPLICATED = -1, -2
 """Values of :attr:`DataTopology.owner`: no node sees the shard; every node sees it."""
 
-_RANGES_KEY, _BLOCK_KEY, _PADDING_KEY = 1, 2, 3
+NEARBY_REPLACEMENTS = 16
+"""Attempts to replace a bad sample from its own shuffle block before the whole partition."""
+
+_RANGES_KEY, _BLOCK_KEY, _PADDING_KEY, _REPLACEMENT_KEY, _STREAM_KEY, _GLOBAL_KEY = 1, 2, 3, 4, 5, 6
 """Purposes of random keys, which keep their permutations independent. Checkpoints rely on them."""
 
 
@@ -39,6 +47,9 @@ class DataTopology:
     :data:`REPLICATED`. Each node reads an equal slice of the replicated samples. ``batch_size``
     and ``shuffle_block_size`` are samples of one rank. ``shapes`` are the batch shapes
     (height, width); empty if all batches have the same shape.
+
+    ``streams`` is the number of samples in a global batch, of one optimizer step, if the order is
+    global, else 0; ``stream_block`` is the number of samples that are shuffled within a stream.
     """
 
     owner: NDArray[np.int16]
@@ -47,6 +58,12 @@ class DataTopology:
     batch_size: int
     shuffle_block_size: int
     shapes: tuple[tuple[int, int], ...] = ()
+    streams: int = 0
+    stream_block: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.local_world_size
 
     def replicated_slice(self, num_samples: int, node_rank: int) -> tuple[int, int]:
         """Return the first and the end position of a node's share of the replicated samples."""
@@ -66,7 +83,14 @@ class DataTopology:
             self.batch_size,
             self.shuffle_block_size,
             self.shapes,
+            self.streams,
+            self.stream_block,
         )
+
+    def has_order_of(self, other: DataTopology) -> bool:
+        """Return whether both read the same global order, if with another number of ranks."""
+        same = (self.streams, self.stream_block) == (other.streams, other.stream_block)
+        return bool(self.streams) and same and np.array_equal(self.owner, other.owner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +145,165 @@ class RankPartition:
             order = seeded_permutation(length, *self.key, _BLOCK_KEY, block)
             positions[in_block] = first + order[indices[in_block] - first]
         return positions
+
+    def replacement(self, index: int, attempt: int) -> tuple[int, int]:
+        """Return shard and sample to read instead of the bad sample at ``index``.
+
+        The first :data:`NEARBY_REPLACEMENTS` attempts stay in its shuffle block, whose samples
+        lie near in the tars; later ones use the whole partition.
+        """
+        block = self.block_indices(index // self.shuffle_block_size)
+        candidates = block if attempt < NEARBY_REPLACEMENTS else np.arange(self.num_samples)
+        chosen = candidates[
+            random_below(len(candidates), *self.key, _REPLACEMENT_KEY, index, attempt)
+        ]
+        shard, sample = self.locate(np.array([chosen]))
+        return int(shard[0]), int(sample[0])
+
+
+@dataclass(frozen=True, eq=False)
+class StreamPartition:
+    """One rank's samples in a global order, in the order in which it reads them.
+
+    ``ranges`` are those of the whole epoch, shuffled alike on all ranks. They are cut, to a sample,
+    into ``num_streams`` equal streams: global batch ``s`` has the ``s``-th sample of every stream,
+    so it does not depend on the number of ranks. A rank reads ``count`` neighboring streams from
+    ``first`` on, a *slot* for each in every step. Samples are shuffled within blocks of
+    ``stream_block`` samples of a stream. Streams that have one sample less than others repeat
+    their first one in the last step, after the new samples of the rank.
+    """
+
+    ranges: SampleRanges
+    num_streams: int
+    first: int
+    count: int
+    stream_block: int
+    shuffle_block_size: int
+    key: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """Steps of the epoch: samples of the longest stream."""
+        return -(-self.ranges.num_samples // self.num_streams)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that the rank reads, with repeated ones."""
+        return self.count * self.depth
+
+    @property
+    def num_new(self) -> int:
+        """Samples that the rank reads, without repeated ones."""
+        return int(self._lengths.sum())
+
+    @cached_property
+    def _starts(self) -> Ints:
+        """Position of the first sample of each stream, and of the next one, int64 (count + 1,)."""
+        streams = np.arange(self.first, self.first + self.count + 1)
+        return self.ranges.num_samples * streams // self.num_streams
+
+    @cached_property
+    def _lengths(self) -> Ints:
+        return np.diff(self._starts)
+
+    @cached_property
+    def _last_slots(self) -> Ints:
+        """The streams in the order of the last step's slots: those with a new sample first."""
+        return np.argsort(self._lengths < self.depth, kind="stable")
+
+    def _place(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Return stream (of this rank) and step for each index; all arrays are int64 (n,)."""
+        step, slot = np.divmod(indices, self.count)
+        return np.where(step == self.depth - 1, self._last_slots[slot], slot), step
+
+    def positions(self, indices: Ints) -> Ints:
+        """Return the position among :attr:`ranges` for each index, int64 (n,)."""
+        stream, step = self._place(indices)
+        is_new = step < self._lengths[stream]
+        return self._starts[stream] + np.where(is_new, self._shuffled(stream, step), 0)
+
+    def _shuffled(self, stream: Ints, step: Ints) -> Ints:
+        """Return the position within its stream for each step, int64 (n,)."""
+        size = self.stream_block
+        block, within = np.divmod(step, size)
+        # One row of random numbers for each block that occurs; sorting it permutes the block.
+        blocks = self.depth // size + 1
+        groups, row = np.unique(stream * blocks + block, return_inverse=True)
+        of_stream, number = np.divmod(groups, blocks)
+        columns = np.arange(size)
+        numbers = hash64(
+            *self.key,
+            _STREAM_KEY,
+            (self.first + of_stream).astype(np.uint64)[:, None],
+            number.astype(np.uint64)[:, None],
+            columns.astype(np.uint64)[None, :],
+        )
+        left = self._lengths[of_stream] - number * size
+        numbers[columns[None, :] >= left[:, None]] = np.iinfo(np.uint64).max
+        order = np.argsort(numbers, axis=1, kind="stable")
+        positions: Ints = block * size + order[row, within]
+        return positions
+
+    def locate(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Return shard and sample number for each index; all arrays are int64 (n,)."""
+        return self.ranges.locate(self.positions(indices))
+
+    def block_indices(self, block: int) -> Ints:
+        """Return the indices that are read together, int64 (block size,)."""
+        size = self.shuffle_block_size
+        return np.arange(block * size, min((block + 1) * size, self.num_samples))
+
+    def remaining_from(self, index: int) -> SampleRanges:
+        """Return the new samples from ``index`` on, sorted by shard and start."""
+        step, slot = divmod(index, self.count)
+        read = np.full(self.count, step)
+        read[self._last_slots[:slot] if step == self.depth - 1 else slice(slot)] += 1
+        read = np.minimum(read, self._lengths)
+        # Of a block that was read in part, single samples; the blocks after it as they lie.
+        next_block = np.minimum(-(-read // self.stream_block) * self.stream_block, self._lengths)
+        partial = [np.arange(*pair) for pair in zip(read, next_block, strict=True)]
+        streams = np.repeat(np.arange(self.count), next_block - read)
+        steps = np.concatenate(partial)
+        single = np.sort(self._starts[streams] + self._shuffled(streams, steps))
+        whole = [
+            self.ranges.slice(int(start), int(stop))
+            for start, stop in zip(self._starts[:-1] + next_block, self._starts[1:], strict=True)
+        ]
+        return merge([self.ranges.take(single), *whole])
+
+    def replacement(self, index: int, attempt: int) -> tuple[int, int]:
+        """Return shard and sample to read instead of the bad sample at ``index``.
+
+        The first :data:`NEARBY_REPLACEMENTS` attempts stay near it in its stream; later ones use
+        the whole epoch. The choice does not depend on the number of ranks.
+        """
+        stream, step = (int(value[0]) for value in self._place(np.array([index])))
+        first, stop = 0, self.ranges.num_samples
+        if attempt < NEARBY_REPLACEMENTS and self._lengths[stream]:
+            begin = step // self.stream_block * self.stream_block
+            begin = min(begin, int(self._lengths[stream]) - 1)
+            first = int(self._starts[stream]) + begin
+            stop = min(first + self.stream_block, int(self._starts[stream + 1]))
+        key = (*self.key, _REPLACEMENT_KEY, self.first + stream, step, attempt)
+        shard, sample = self.ranges.locate(np.array([first + random_below(stop - first, *key)]))
+        return int(shard[0]), int(sample[0])
+
+
+def stream_partition(
+    ranges: SampleRanges, topology: DataTopology, rank: int, *key: int
+) -> StreamPartition:
+    """Return what ``rank`` of all nodes reads of ``ranges`` in the global order of ``key``."""
+    order = seeded_permutation(len(ranges.shard), *key, _GLOBAL_KEY)
+    count = topology.streams // topology.world_size
+    return StreamPartition(
+        ranges.select(order),
+        topology.streams,
+        rank * count,
+        count,
+        topology.stream_block,
+        topology.shuffle_block_size,
+        key,
+    )
 
 
 @dataclass(frozen=True, eq=False)

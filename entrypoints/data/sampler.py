@@ -10,13 +10,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypedDict
 
 import numpy as np
-from sm_train.entrypoints.common.rng import Ints, random_below
-from sm_train.entrypoints.data.batch_schedule import BatchSchedule
+from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.data.batch_schedule import BatchSchedule, StreamSchedule
 from sm_train.entrypoints.data.epoch import (
     BatchShapes,
     Epoch,
@@ -33,12 +33,6 @@ from sm_train.entrypoints.data.partition import (
     padding_partition,
 )
 from sm_train.entrypoints.data.sample_ranges import SampleRanges
-
-NEARBY_REPLACEMENTS = 16
-"""Attempts to replace a bad sample from its own shuffle block before the whole partition."""
-
-_REPLACEMENT_KEY = 4
-"""Purpose of a random key; :mod:`~sm_train.entrypoints.data.partition` uses 1 to 3."""
 
 
 @dataclass(frozen=True, order=True)
@@ -57,6 +51,8 @@ class _SegmentDocument(TypedDict):
     batch_size: int
     shuffle_block_size: int
     shapes: list[list[int]]
+    streams: int
+    stream_block: int
     steps: int
 
 
@@ -122,6 +118,8 @@ class SamplerState:
                     batch_size=segment["batch_size"],
                     shuffle_block_size=segment["shuffle_block_size"],
                     shapes=tuple((height, width) for height, width in segment["shapes"]),
+                    streams=segment["streams"],
+                    stream_block=segment["stream_block"],
                 ),
                 segment["steps"],
             )
@@ -150,6 +148,11 @@ class SamplerState:
             return restarted, f"the shards or the seed changed: epoch {epoch} restarts"
         if topology.equals(self.topology):
             return self, None
+        read = self.position.step * self.topology.world_size * self.topology.batch_size
+        if topology.has_order_of(self.topology) and read % topology.streams == 0:
+            # The same global batches, on another number of ranks.
+            position = DataPosition(epoch, read // (topology.world_size * topology.batch_size))
+            return replace(self, position=position, topology=topology), None
         finished = (*self.finished_segments, EpochSegment(self.topology, self.position.step))
         resharded = SamplerState(
             digest, seed, self.range_size, DataPosition(epoch), topology, finished
@@ -171,6 +174,8 @@ def _segment_document(segment: EpochSegment) -> _SegmentDocument:
         "batch_size": topology.batch_size,
         "shuffle_block_size": topology.shuffle_block_size,
         "shapes": [list(shape) for shape in topology.shapes],
+        "streams": topology.streams,
+        "stream_block": topology.stream_block,
         "steps": segment.steps,
     }
 
@@ -185,7 +190,7 @@ class EpochPass:
     """
 
     epoch: int
-    schedule: BatchSchedule
+    schedule: BatchSchedule | StreamSchedule
     first: int
     stop: int
     base: int
@@ -200,19 +205,8 @@ class EpochPass:
         return self.schedule.batch_size - (self.schedule.num_new(step) if self.is_new else 0)
 
     def replacement(self, index: int, attempt: int) -> tuple[int, int]:
-        """Return shard and sample to read instead of the bad sample at ``index``.
-
-        The first :data:`NEARBY_REPLACEMENTS` attempts stay in its shuffle block, whose samples
-        lie near in the tars; later ones use the whole partition.
-        """
-        partition = self.schedule.partition
-        block = partition.block_indices(index // partition.shuffle_block_size)
-        candidates = block if attempt < NEARBY_REPLACEMENTS else np.arange(partition.num_samples)
-        chosen = candidates[
-            random_below(len(candidates), *partition.key, _REPLACEMENT_KEY, index, attempt)
-        ]
-        shard, sample = partition.locate(np.array([chosen]))
-        return int(shard[0]), int(sample[0])
+        """Return shard and sample to read instead of the bad sample at ``index``."""
+        return self.schedule.partition.replacement(index, attempt)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,8 +252,11 @@ class Sampler:
         steps = self.epoch_size(number).steps
         if step >= steps:
             return
-        partition, is_own = self._partition(number)
         topology = self.state.topology
+        if topology.streams:
+            yield EpochPass(number, self._stream_schedule(number), step, steps, 0, is_new=True)
+            return
+        partition, is_own = self._partition(number)
         schedule = BatchSchedule(partition, topology.batch_size, self.shapes(topology, partition))
         # All ranks take the same number of steps. A rank whose schedule is shorter repeats it:
         # pass k covers the steps k * num_steps to (k + 1) * num_steps - 1 of the epoch, and the
@@ -269,6 +266,16 @@ class Sampler:
             stop = min(base + schedule.num_steps, steps)
             yield EpochPass(number, schedule, step - base, stop - base, base, is_own and base == 0)
             step = stop
+
+    def _stream_schedule(self, number: int) -> StreamSchedule:
+        """Return what this rank reads in an epoch whose order is global."""
+        topology, epoch = self.state.topology, self._epoch(number)
+        segment, ranges = 0, epoch.all_ranges(np.arange(len(self.shard_sizes)))
+        if self._is_resharded(number):
+            segment, ranges = len(self.state.finished_segments), self._resharded_ranges
+        rank = self.node_rank * topology.local_world_size + self.local_rank
+        partition = epoch.stream_partition(ranges, topology, segment, rank)
+        return StreamSchedule(partition, topology.batch_size)
 
     def _partition(self, number: int) -> tuple[RankPartition, bool]:
         """Return what this rank reads in an epoch, and whether that is its own share of it.

@@ -14,15 +14,29 @@ from typing import Any
 
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig, TrainingConfig
 from sm_train.entrypoints.common.sample_rng import SampleRng
+from sm_train.entrypoints.models.component_check import component_problems, pretrained_scheduler
+from sm_train.entrypoints.models.component_files import (
+    ComponentFileError,
+    LocalComponents,
+    weight_files,
+)
 from sm_train.entrypoints.models.components import (
     downsampling,
     encodes_in_fp32,
     numbered_component,
     read_preset,
 )
+from sm_train.entrypoints.models.model_manifest import read_manifest, require_digests
 from sm_train.entrypoints.models.network import Network, network_folder
 from sm_train.entrypoints.models.objectives import Objective, build_objective
-from sm_train.entrypoints.models.pipeline import Text, caption_tokens, encode, predict, tokenize
+from sm_train.entrypoints.models.pipeline import (
+    T5_TOKENS,
+    Text,
+    caption_tokens,
+    encode,
+    predict,
+    tokenize,
+)
 from torch import Tensor, nn
 
 _TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
@@ -173,16 +187,18 @@ def build_components(
     Raises:
         JobConfigError: there is no such preset, or a folder holds another model.
     """
-    from diffusers import AutoencoderKL
-
     preset = read_preset(model.preset, model.preset_content)
+    scheduler = None
+    if components is not None:
+        require_components(components, preset, model)
+        scheduler = pretrained_scheduler(LocalComponents(components))
     random_frozen = []
     train_text = bool(preset["train_text_encoder"])
     text_folder = previous if train_text and previous is not None else components
     text_encoders = load_text_encoders(text_folder)
     if text_encoders is None:
         encoders = tuple(new_text_encoders(preset["text_encoders"]))
-        text_encoders = TextEncoders(encoders, tuple(_bytes_tokenizer() for _ in encoders))
+        text_encoders = TextEncoders(encoders, tuple(map(_bytes_tokenizer, encoders)))
         if not train_text:
             random_frozen += [
                 numbered_component("text_encoder", number) for number in range(len(encoders))
@@ -191,9 +207,7 @@ def build_components(
     if preset["vae"] is not None:
         vae_folder = _subfolder(components, "vae")
         if vae_folder:
-            vae = AutoencoderKL.from_pretrained(
-                vae_folder, local_files_only=True, use_safetensors=True
-            ).float()
+            vae = load_autoencoder(vae_folder)
         else:
             vae = new_autoencoder(preset["vae"])
             random_frozen.append("vae")
@@ -209,13 +223,43 @@ def build_components(
         ),
         text_encoders=text_encoders,
         vae=vae,
-        objective=build_objective(preset, model, resolution),
+        objective=build_objective(preset, model, resolution, scheduler),
         train_text_encoder=train_text,
         random_frozen=tuple(random_frozen),
     )
     for module in built.frozen_modules():
         module.requires_grad_(False).eval()
     return built
+
+
+def require_components(folder: Path, preset: Mapping[str, Any], model: ModelConfig) -> None:
+    """Refuse components that do not fit the run file, as ``sm-train check`` does.
+
+    Raises:
+        JobConfigError: they do not.
+    """
+    problems = component_problems(LocalComponents(folder), preset, model)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise JobConfigError(f"model.components: {problems[0]}{more}")
+
+
+def require_unchanged(components: Path | None) -> None:
+    """Refuse components whose files differ from the manifest of ``sm-train fetch-model``.
+
+    Reads every byte: call it once on each node.
+
+    Raises:
+        JobConfigError: a file differs.
+    """
+    if components is None:
+        return
+    try:
+        manifest = read_manifest(LocalComponents(components))
+        if manifest is not None:
+            require_digests(components, manifest)
+    except (ComponentFileError, FileNotFoundError) as error:
+        raise JobConfigError(f"model.components: {error}") from None
 
 
 def load_text_encoders(
@@ -248,17 +292,43 @@ def load_text_encoders(
             encoders.append(encoder_class(encoder_class.config_class.from_pretrained(path)))
         else:
             # Transformers 5 keeps the stored precision; autocast expects fp32 weights.
-            encoders.append(
-                encoder_class.from_pretrained(
-                    path, local_files_only=True, use_safetensors=True
-                ).float()
+            encoders.append(_load_pretrained(encoder_class, path).float())
+        if tokenizer is None:
+            raise JobConfigError(
+                f"{path}: has no tokenizer next to it, and captions need the one that it was "
+                "trained with; copy it from the same model"
             )
-        tokenizers.append(
-            AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
-            if tokenizer
-            else _bytes_tokenizer()
-        )
+        tokenizers.append(AutoTokenizer.from_pretrained(tokenizer, local_files_only=True))
+        if hasattr(encoders[-1].config, "max_position_embeddings"):
+            # Diffusers' pipelines pad to the tokenizer's length, training to the encoder's.
+            tokenizers[-1].model_max_length = caption_tokens(encoders[-1], tokenizers[-1])
     return TextEncoders(tuple(encoders), tuple(tokenizers)) if encoders else None
+
+
+def load_autoencoder(folder: Path) -> Any:
+    """Load an autoencoder in fp32 from safetensors files.
+
+    Raises:
+        JobConfigError: it has no usable weights.
+    """
+    from diffusers import AutoencoderKL
+
+    return _load_pretrained(AutoencoderKL, folder).float()
+
+
+def _load_pretrained(model_class: Any, folder: Path) -> Any:
+    """Load a component from safetensors files, of the fp16 variant if there are no others.
+
+    Raises:
+        JobConfigError: there are none, or one is missing.
+    """
+    try:
+        variant = weight_files(LocalComponents(folder.parent), folder.name).variant
+    except ComponentFileError as error:
+        raise JobConfigError(f"{folder.parent}: {error}") from None
+    return model_class.from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, variant=variant
+    )
 
 
 def new_autoencoder(config: Mapping[str, Any]) -> Any:
@@ -279,11 +349,12 @@ def new_text_encoders(configs: Sequence[Mapping[str, Any]]) -> list[Any]:
     return encoders
 
 
-def _bytes_tokenizer() -> Any:
-    """Return a tokenizer on bytes, which needs no vocabulary."""
+def _bytes_tokenizer(encoder: Any) -> Any:
+    """Return a tokenizer on bytes, which needs no vocabulary, for captions of ``encoder``."""
     from transformers import ByT5Tokenizer
 
-    return ByT5Tokenizer()
+    longest = getattr(encoder.config, "max_position_embeddings", T5_TOKENS)
+    return ByT5Tokenizer(model_max_length=longest)
 
 
 def _without_class(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.common.job_config import JobConfigError
+from sm_train.entrypoints.models.component_files import (
+    ComponentFileError,
+    LocalComponents,
+    weight_files,
+)
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -117,6 +122,13 @@ def describe_latents(folder: Path, resolution: int) -> dict[str, Any]:
     if resolution % factor:
         raise ComponentsError(f"resolution: {resolution} must be a multiple of {factor}")
     text, pooled = _text_shapes(folder)
+    reader = LocalComponents(folder)
+    try:
+        for name in {path.partition("/")[0] for path in reader.files}:
+            if name == "vae" or name.startswith("text_encoder"):
+                weight_files(reader, name)
+    except ComponentFileError as error:
+        raise ComponentsError(f"{folder}: {error}") from None
     latents = {
         "resolution": resolution,
         "moments": [2 * vae["latent_channels"], resolution // factor, resolution // factor],

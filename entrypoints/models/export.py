@@ -11,8 +11,9 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,51 @@ import torch
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
 from sm_train.entrypoints.models import pipeline as pipeline_module
-from sm_train.entrypoints.models.builder import ModelComponents, load_text_encoders
+from sm_train.entrypoints.models.builder import (
+    ModelComponents,
+    load_autoencoder,
+    load_text_encoders,
+)
 from sm_train.entrypoints.models.components import components_digest
-from sm_train.entrypoints.models.network import NETWORKS, Network, network_folder
+from sm_train.entrypoints.models.model_card import (
+    CARD_FILE,
+    GRID_FILE,
+    TrainingRecord,
+    model_card,
+)
+from sm_train.entrypoints.models.network import (
+    NETWORKS,
+    Network,
+    network_component,
+    network_folder,
+)
 from sm_train.entrypoints.models.objectives import INFERENCE_SCHEDULERS
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
+from sm_train.entrypoints.models.pipeline_class import standard_index, standard_pipeline
+from sm_train.entrypoints.models.weight_files import (
+    Layout,
+    TensorSpec,
+    write_network,
+    write_tensors,
+)
 from torch import Tensor, nn
 
 _PIPELINE_FILE = "pipeline.py"
 _INDEX = "model_index.json"
 _MANIFEST = "components.json"
-_WEIGHTS = "diffusion_pytorch_model"
 _HALF_PRECISIONS = {"F16": torch.float16, "BF16": torch.bfloat16}
 """Names in safetensors files."""
 
-_FILE_BYTES = 5 * 10**9
-"""Maximum size of a weight file, and of the memory that saving a model takes."""
 
-
-def save_components(parts: ModelComponents, source: Path | None, folder: Path) -> bool:
+def save_components(
+    parts: ModelComponents, source: Path | None, record: TrainingRecord, folder: Path
+) -> bool:
     """Save the components folder, with which any checkpoint can be sampled from.
 
     ``source`` is the folder that the frozen components were loaded from, None if they are random.
-    They are written in the precision that it stores, and not at all if ``folder`` has them already,
-    as after a restart. Return whether they were written. Call it before training, which may
-    convert them to bf16.
+    ``record`` is for the model's card. The components are written in the precision that ``source``
+    stores, and not at all if ``folder`` has them already, as after a restart. Return whether they
+    were written. Call it before training, which may convert them to bf16.
     """
     frozen = _frozen_components(parts)
     digest = components_digest(source) if source is not None else None
@@ -61,9 +82,26 @@ def save_components(parts: ModelComponents, source: Path | None, folder: Path) -
         _save_text_config(parts, folder)
         index["text_encoder"] = ["transformers", _class_name(parts.text_encoders.encoders[0])]
     index[parts.network_init.component] = ["diffusers", parts.network_init.class_name]
-    document |= {"index": index, "network": parts.network_init.config()}
+    network = parts.network_init.config()
+    document |= {"index": _model_index(parts, index, network), "network": network}
+    document |= {"record": record.as_dict()}
     _write_json(document, folder / _MANIFEST)
     return not unchanged
+
+
+def _model_index(
+    parts: ModelComponents, index: Mapping[str, Any], network: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return ``model_index.json`` for a standard pipeline class if one can run the model."""
+    standard = standard_pipeline(
+        network,
+        [_class_name(encoder) for encoder in parts.text_encoders.encoders],
+        type(parts.objective.inference_scheduler()).__name__,
+        has_vae=parts.vae is not None,
+    )
+    if standard is not None:
+        return standard_index(standard, index)
+    return {**index, "_class_name": [Path(_PIPELINE_FILE).stem, TextToImagePipeline.__name__]}
 
 
 def _holds(folder: Path, manifest: Mapping[str, Any], digest: str) -> bool:
@@ -88,34 +126,83 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return document
 
 
+@dataclass(frozen=True)
+class TrainedWeights:
+    """The full trained tensors after optimizer ``step``, streamed one after the other.
+
+    Names are those of :meth:`ModelComponents.trained_module`, all of the network before those of a
+    text encoder. ``layout`` is in the same order, in the precision to write. ``kind`` is ``ema`` or
+    ``raw``.
+    """
+
+    tensors: Iterable[tuple[str, Tensor]]
+    layout: Layout
+    step: int
+    kind: str
+
+
 def save_model(
     components_folder: Path,
-    parts: ModelComponents,
-    weights: Iterable[tuple[str, Tensor]],
+    weights: TrainedWeights,
     folder: Path,
+    *,
+    grid: Path | None = None,
+    copy: Callable[[str, str], object] = shutil.copy2,
+    on_tensor: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Save the trained model to ``folder``, with the pipeline's code.
+    """Save the trained model to ``folder``, with its card and, if needed, the pipeline's code.
 
-    ``components_folder`` provides what was not trained. ``weights`` are the full trained tensors,
-    with the names and in the order of :meth:`ModelComponents.trained_module`. ``model_index.json``
-    is written last: a folder without it is incomplete.
+    ``components_folder`` provides what was not trained: ``copy`` copies each file. ``grid`` is a
+    PNG of samples for the card. ``on_tensor`` receives the bytes of each trained tensor once it is
+    written. ``model_index.json`` is written last: a folder without it is incomplete.
     """
     document = _read_manifest(components_folder)
     ignore = shutil.ignore_patterns(_MANIFEST, UPLOAD_NOTES)
-    shutil.copytree(components_folder, folder, ignore=ignore, dirs_exist_ok=True)
-    target = folder / parts.network_init.component
+    shutil.copytree(
+        components_folder, folder, ignore=ignore, copy_function=copy, dirs_exist_ok=True
+    )
+    network, index = document["network"], document["index"]
+    target = folder / network_component(network["_class_name"])
     target.mkdir(exist_ok=True)
-    _write_json(document["network"], target / "config.json")
-    # Names are "network.…" or "text_encoder.…", each group in one run.
-    for component, named in groupby(weights, lambda pair: pair[0].partition(".")[0]):
-        tensors = ((name.partition(".")[2], tensor) for name, tensor in named)
+    _write_json(network, target / "config.json")
+    tensors = iter(weights.tensors)
+    for component, layout in _by_component(weights.layout).items():
+        named = ((name.partition(".")[2], tensor) for name, tensor in islice(tensors, len(layout)))
         if component == "network":
-            _save_weights(parts.network.state_dict(), tensors, target)
+            write_network(target, layout, named, on_tensor)
         else:
-            _save_file(dict(tensors), folder / component / "model.safetensors")
-    shutil.copyfile(pipeline_module.__file__, folder / _PIPELINE_FILE)
-    pipeline_class = [Path(_PIPELINE_FILE).stem, TextToImagePipeline.__name__]
-    _write_json(document["index"] | {"_class_name": pipeline_class}, folder / _INDEX)
+            write_tensors(folder / component / "model.safetensors", layout, named)
+    if isinstance(index["_class_name"], list):
+        shutil.copyfile(pipeline_module.__file__, folder / _PIPELINE_FILE)
+    if grid is not None:
+        shutil.copyfile(grid, folder / GRID_FILE)
+    write_atomic(folder / CARD_FILE, _card(document, weights, has_grid=grid is not None).encode())
+    _write_json(index, folder / _INDEX)
+
+
+def _by_component(layout: Layout) -> dict[str, dict[str, TensorSpec]]:
+    """Split ``network.…`` and ``text_encoder.…``; the results' names lack these prefixes."""
+    components: dict[str, dict[str, TensorSpec]] = {}
+    for name, spec in layout.items():
+        component, _, own = name.partition(".")
+        components.setdefault(component, {})[own] = spec
+    return components
+
+
+def _card(document: Mapping[str, Any], weights: TrainedWeights, *, has_grid: bool) -> str:
+    index = document["index"]
+    class_name = index["_class_name"]
+    # Diffusers opens a Stable Diffusion 3 without T5 only if the caller says so.
+    absent = [name for name in ("text_encoder_3", "tokenizer_3") if index.get(name) == [None, None]]
+    return model_card(
+        TrainingRecord.parse(document["record"]),
+        pipeline_class=class_name if isinstance(class_name, str) else class_name[1],
+        standard=isinstance(class_name, str),
+        absent=absent,
+        step=weights.step,
+        weights=weights.kind,
+        has_grid=has_grid,
+    )
 
 
 def share_model(components_folder: Path, model: Path, folder: Path) -> None:
@@ -159,6 +246,8 @@ def _save_frozen(
         TextToImagePipeline(**frozen).save_pretrained(staging)
     index: dict[str, Any] = json.loads((staging / _INDEX).read_text(encoding="utf-8"))
     (staging / _INDEX).unlink()
+    for path in staging.glob("*/config.json"):
+        _complete_config(path)
     files = {}
     for path in sorted(staging.rglob("*")):
         target = folder / path.relative_to(staging)
@@ -170,6 +259,24 @@ def _save_frozen(
     # SageMaker may be adding a note on an upload.
     shutil.rmtree(staging, ignore_errors=True)
     return index, files
+
+
+def _complete_config(path: Path) -> None:
+    """Write what diffusers' pipelines need in a component's configuration.
+
+    Transformers 5 loads a text encoder in the precision that its configuration names, unless a
+    caller names one, and the pipelines fail if that is not the network's. The files may store half
+    precision: the conversion to fp32 is exact. Stable Diffusion 3's pipeline adds the autoencoder's
+    ``shift_factor``, which may be null.
+    """
+    config = json.loads(path.read_text(encoding="utf-8"))
+    changes: dict[str, Any] = {}
+    if "dtype" in config:
+        changes["dtype"] = "float32"
+    if "shift_factor" in config and config["shift_factor"] is None:
+        changes["shift_factor"] = 0.0
+    if changes:
+        _write_json(config | changes, path)
 
 
 @contextlib.contextmanager
@@ -202,34 +309,6 @@ def _weights_dtype(folder: Path) -> torch.dtype:
     return _HALF_PRECISIONS.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
 
 
-def _save_weights(
-    layout: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], folder: Path
-) -> None:
-    """Write a stream of weights to files of at most :data:`_FILE_BYTES`, as diffusers does.
-
-    Holds the tensors of one file in memory at a time.
-    """
-    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in layout.items()}
-    files = _assign_files(sizes)
-    file_of = {name: file for file, names in files.items() for name in names}
-    pending: dict[str, Tensor] = {}
-    for name, tensor in weights:
-        pending[name] = tensor.to("cpu")
-        if name == files[file_of[name]][-1]:
-            _save_file(pending, folder / file_of[name])
-            pending = {}
-    if len(files) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": file_of}
-        _write_json(index, folder / f"{_WEIGHTS}.safetensors.index.json")
-
-
-def _save_file(tensors: Mapping[str, Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    contiguous = {name: tensor.to("cpu").contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, path, metadata={"format": "pt"})
-
-
 def _save_text_config(parts: ModelComponents, folder: Path) -> None:
     """Save the configuration of the trained text encoder."""
     [encoder] = parts.text_encoders.encoders
@@ -240,25 +319,6 @@ def _save_text_config(parts: ModelComponents, folder: Path) -> None:
 def _class_name(module: Any) -> str:
     """Return the class name without the prefix that FSDP2 adds."""
     return type(module).__name__.removeprefix("FSDP")
-
-
-def _assign_files(sizes: Mapping[str, int]) -> dict[str, list[str]]:
-    """Assign tensors to files in their order; return the tensors' names by file name."""
-    groups: list[list[str]] = [[]]
-    free = _FILE_BYTES
-    for name, size in sizes.items():
-        if size > free and groups[-1]:
-            groups.append([])
-            free = _FILE_BYTES
-        groups[-1].append(name)
-        free -= size
-    if len(groups) == 1:
-        return {f"{_WEIGHTS}.safetensors": groups[0]}
-    count = len(groups)
-    return {
-        f"{_WEIGHTS}-{number:05d}-of-{count:05d}.safetensors": names
-        for number, names in enumerate(groups, 1)
-    }
 
 
 def load_model(folder: Path) -> TextToImagePipeline:
@@ -296,17 +356,13 @@ def _strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _load_pipeline(folder: Path, network: Mapping[str, Any]) -> TextToImagePipeline:
-    from diffusers import AutoencoderKL
-
     _disable_progress_bars()
     text_encoders = load_text_encoders(folder, allow_missing_weights=is_components_folder(folder))
     assert text_encoders is not None
     scheduler = _load(folder / "scheduler", "scheduler_config.json", INFERENCE_SCHEDULERS)
     vae = None
     if (folder / "vae").is_dir():
-        vae = AutoencoderKL.from_pretrained(
-            folder / "vae", local_files_only=True, use_safetensors=True
-        ).float()
+        vae = load_autoencoder(folder / "vae")
     named = text_encoders.named_components()
     return TextToImagePipeline(scheduler=scheduler, vae=vae, **network, **named)
 
@@ -318,9 +374,9 @@ def _load(folder: Path, config: str, known: tuple[str, ...]) -> Any:
     class_name = json.loads((folder / config).read_text(encoding="utf-8")).get("_class_name")
     if class_name not in known:
         raise ValueError(f"{folder.name} is a {class_name}, none of {', '.join(known)}")
-    return getattr(diffusers, class_name).from_pretrained(
-        folder, local_files_only=True, use_safetensors=True
-    )
+    component = getattr(diffusers, class_name)
+    options = {} if config == "scheduler_config.json" else {"use_safetensors": True}
+    return component.from_pretrained(folder, local_files_only=True, **options)
 
 
 def _disable_progress_bars() -> None:

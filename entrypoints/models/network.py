@@ -19,10 +19,18 @@ from sm_train.entrypoints.checkpointing.sharded_tensors import slices
 from sm_train.entrypoints.common.job_config import JobConfigError
 from sm_train.entrypoints.common.rng import hash64
 from sm_train.entrypoints.distributed.local_shard import local_shard
+from sm_train.entrypoints.models.component_check import (
+    TRANSFORMER,
+    UNET,
+    learned_sigma,
+    network_class,
+)
+from sm_train.entrypoints.models.component_files import (
+    ComponentFileError,
+    LocalComponents,
+    weight_files,
+)
 from torch import Tensor, nn
-
-TRANSFORMER, UNET = "transformer", "unet"
-"""Folder names of a network in diffusers' layout."""
 
 _ZERO = {
     # Diffusers' own initialization: with the original code's zeros the demo's digits were worse
@@ -52,6 +60,11 @@ def network_folder(model: Path) -> Path | None:
     return next((folder for folder in folders if folder.is_dir()), None)
 
 
+def network_component(class_name: str) -> str:
+    """Return the folder name of a network of diffusers' ``class_name``."""
+    return UNET if class_name == "UNet2DConditionModel" else TRANSFORMER
+
+
 class Network:
     """A diffusers network, on the meta device until :meth:`materialize`.
 
@@ -65,10 +78,13 @@ class Network:
 
         settings = dict(config)
         self.class_name: str = settings.pop("class")
-        self.component = UNET if self.class_name == "UNet2DConditionModel" else TRANSFORMER
+        self.component = network_component(self.class_name)
         if folder is not None:
             settings = _read_config(folder, self.class_name)
         self._folder, self._stretch = folder, side / settings["sample_size"]
+        self._drop_sigma = folder is not None and learned_sigma(settings)
+        if self._drop_sigma:
+            settings["out_channels"] = settings["in_channels"]
         if self.class_name == "PixArtTransformer2DModel":
             # PixArt computes positions for its sample size: scale them so that they keep the range
             # of the original resolution.
@@ -101,7 +117,7 @@ class Network:
         if self._folder is None:
             _initialize(self.module, _ZERO[self.class_name], device, seed)
         else:
-            _load_weights(self.module, self._folder)
+            _load_weights(self.module, self._folder, drop_sigma=self._drop_sigma)
         if self._stretch != 1.0 and _POSITIONS in self.module.state_dict():
             table = self.module.get_buffer(_POSITIONS)
             table.copy_(resize_positions(table, self._stretch))
@@ -137,7 +153,7 @@ def _read_config(folder: Path, class_name: str) -> dict[str, Any]:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise JobConfigError(f"{folder}: has no readable config.json") from None
-    stored_class = config.get("_class_name")
+    stored_class = network_class(config)
     if stored_class != class_name:
         raise JobConfigError(
             f"{folder}: is a {stored_class}, and the preset's network a {class_name}; give another "
@@ -198,9 +214,16 @@ def _init_rule(layer: nn.Module, name: str) -> Callable[[Tensor, torch.Generator
     raise JobConfigError(f"no initialization rule for {type(layer).__name__}.{name}")
 
 
-def _load_weights(module: nn.Module, folder: Path) -> None:
-    """Load this rank's rows of all parameters and buffers from safetensors files."""
+def _load_weights(module: nn.Module, folder: Path, *, drop_sigma: bool = False) -> None:
+    """Load this rank's rows of all parameters and buffers from safetensors files.
+
+    ``drop_sigma`` leaves out the output channels of a learned variance.
+    """
     slices_of = dict(_stored_tensors(folder))
+    if drop_sigma:
+        patch: int = module.config.patch_size  # type: ignore[union-attr, assignment]
+        for name in ("proj_out.weight", "proj_out.bias"):
+            slices_of[name] = _MeanRows(slices_of[name], patch * patch)
     for name, tensor in module.state_dict().items():
         if name not in slices_of:
             raise JobConfigError(f"{folder}: has no weight {name}")
@@ -215,9 +238,27 @@ def _load_weights(module: nn.Module, folder: Path) -> None:
         shard.tensor.copy_(stored[shard.rows])
 
 
+class _MeanRows:
+    """The rows of PixArt's last layer that predict the mean, as a slice of a safetensors file.
+
+    Its rows are (patch², channels), with the mean's channels before the variance's.
+    """
+
+    def __init__(self, stored: Any, patches: int) -> None:
+        rows = stored[:].unflatten(0, (patches, 2, -1))
+        self._rows: Tensor = rows[:, 0].flatten(0, 1)
+
+    def get_shape(self) -> list[int]:
+        return list(self._rows.shape)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        return self._rows[rows]
+
+
 def _stored_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
-    files = sorted(folder.glob("diffusion_pytorch_model*.safetensors"))
-    if not files:
-        raise JobConfigError(f"{folder}: has no diffusion_pytorch_model.safetensors")
-    for path in files:
-        yield from slices(path)
+    try:
+        files = weight_files(LocalComponents(folder.parent), folder.name)
+    except ComponentFileError as error:
+        raise JobConfigError(f"{folder.parent}: {error}") from None
+    for name in files.paths:
+        yield from slices(folder.parent / name)

@@ -16,6 +16,11 @@ import torch.nn.functional as F  # noqa: N812  the field's own name for it
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.device_copy import copy_to_device
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
+from sm_train.entrypoints.models.component_check import (
+    ContradictionError,
+    NoiseSettings,
+    noise_settings,
+)
 from torch import Tensor
 
 INFERENCE_SCHEDULERS = ("DDIMScheduler", "FlowMatchEulerDiscreteScheduler")
@@ -40,6 +45,11 @@ class DiffusionTarget(NamedTuple):
 class Objective(Protocol):
     """Makes training targets from images and noise."""
 
+    @property
+    def prediction_type(self) -> str:
+        """What the network predicts, as ``model.prediction_type`` names it."""
+        ...
+
     def make_target(
         self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]
     ) -> DiffusionTarget:
@@ -54,18 +64,31 @@ class Objective(Protocol):
         ...
 
 
-def build_objective(preset: Mapping[str, Any], model: ModelConfig, resolution: int) -> Objective:
+def build_objective(
+    preset: Mapping[str, Any],
+    model: ModelConfig,
+    resolution: int,
+    scheduler: Mapping[str, Any] | None = None,
+) -> Objective:
     """Build the objective of ``preset`` at ``resolution`` pixels with the run file's options.
+
+    ``scheduler`` is the configuration of a pretrained network's scheduler: its noise levels and
+    prediction type replace the preset's.
 
     Raises:
         JobConfigError: the preset cannot be trained with the options.
     """
-    prediction = model.prediction_type or preset["prediction_type"]
-    if (prediction == "flow") != (preset["prediction_type"] == "flow"):
+    try:
+        settings = noise_settings(preset, model, scheduler)
+    except ContradictionError as error:
+        raise JobConfigError(str(error)) from None
+    prediction = settings.prediction_type
+    needed = preset["prediction_type"] == "flow" if prediction == "flow" else "diffusion" in preset
+    if not needed:
         raise JobConfigError(f"model.prediction_type: {model.preset} cannot learn {prediction}")
     if prediction == "flow":
-        return RectifiedFlow(model.timestep_shift or resolution / _BASE_SIDE)
-    return DiffusionObjective.from_schedule(preset["diffusion"], prediction, model)
+        return RectifiedFlow(settings.shift or resolution / _BASE_SIDE)
+    return DiffusionObjective.from_settings(settings, model)
 
 
 @dataclass(frozen=True)
@@ -80,11 +103,14 @@ class DiffusionObjective:
     scheduler: Any
     levels: Tensor
 
+    @property
+    def prediction_type(self) -> str:
+        """See :attr:`Objective.prediction_type`."""
+        return str(self.scheduler.config.prediction_type)
+
     @classmethod
-    def from_schedule(
-        cls, schedule: Mapping[str, Any], prediction: str, model: ModelConfig
-    ) -> DiffusionObjective:
-        """Build the objective from a preset's noise schedule.
+    def from_settings(cls, settings: NoiseSettings, model: ModelConfig) -> DiffusionObjective:
+        """Build the objective from a noise schedule.
 
         Zero terminal SNR rescales the schedule so that its last timestep is pure noise (Lin et
         al., arXiv 2305.08891). It needs the velocity: at pure noise, predicting the noise gives
@@ -92,14 +118,17 @@ class DiffusionObjective:
         """
         from diffusers import DDPMScheduler
 
-        if model.zero_terminal_snr and prediction == "epsilon":
+        prediction, zero_snr = settings.prediction_type, settings.zero_terminal_snr
+        if zero_snr and prediction == "epsilon":
             raise JobConfigError("model.zero_terminal_snr: needs prediction_type: v_prediction")
         scheduler = DDPMScheduler(
-            **schedule,
+            **settings.schedule,
             prediction_type=prediction,
-            rescale_betas_zero_snr=model.zero_terminal_snr,
+            rescale_betas_zero_snr=zero_snr,
             # "trailing" starts at the last timestep, which "leading" omits (the same paper, 3.3).
-            timestep_spacing="trailing" if model.zero_terminal_snr else "leading",
+            timestep_spacing="trailing" if zero_snr else "leading",
+            # Diffusers' Stable Diffusion pipelines set it, whatever the configuration says.
+            steps_offset=1,
         )
         alphas_cumprod = scheduler.alphas_cumprod.double()
         levels = [alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()]
@@ -118,7 +147,7 @@ class DiffusionObjective:
         alpha, sigma, *weights = levels
         noisy = torch.addcmul(alpha * images, sigma, noise)
         target = noise
-        if self.scheduler.config.prediction_type == "v_prediction":
+        if self.prediction_type == "v_prediction":
             target = torch.addcmul(alpha * noise, sigma, images, value=-1)
         return DiffusionTarget(noisy, timesteps, target, weights[0].flatten() if weights else None)
 
@@ -147,6 +176,11 @@ class RectifiedFlow:
     """
 
     shift: float
+
+    @property
+    def prediction_type(self) -> str:
+        """See :attr:`Objective.prediction_type`."""
+        return "flow"
 
     def make_target(
         self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]

@@ -104,14 +104,14 @@ def predict(
     ``vae_scale_factor`` is the number of image pixels, along a side, for one of ``noisy``.
     """
     if isinstance(network, SD3Transformer2DModel):
-        output = network(noisy, text.states, text.pooled, timesteps)
+        states = _with_absent_t5(text.states, network.config.joint_attention_dim)
+        output = network(noisy, states, text.pooled, timesteps)
     elif isinstance(network, PixArtTransformer2DModel):
-        unconditioned = {"resolution": None, "aspect_ratio": None}
         output = network(
             noisy,
             text.states,
             timesteps,
-            added_cond_kwargs=unconditioned,
+            added_cond_kwargs=_pixart_conditions(network, noisy, vae_scale_factor),
             encoder_attention_mask=text.states.ne(0).any(dim=-1),
         )
     elif network.config.addition_embed_type == "text_time":
@@ -131,6 +131,33 @@ def predict(
         output = network(noisy, timesteps, text.states)
     prediction: Tensor = output.sample
     return prediction
+
+
+def _with_absent_t5(states: Tensor, width: int) -> Tensor:
+    """Return Stable Diffusion 3's ``states`` (B, L, D); a missing T5 contributes zeros.
+
+    CLIP's states alone are shorter than a T5's, and may be narrower than its ``width``.
+    """
+    if states.shape[1] > T5_TOKENS:
+        return states
+    absent = states.new_zeros(len(states), T5_TOKENS, width)
+    return torch.cat([F.pad(states, (0, width - states.shape[-1])), absent], dim=1)
+
+
+def _pixart_conditions(
+    network: Any, noisy: Tensor, vae_scale_factor: int
+) -> dict[str, Tensor | None]:
+    """Return the image size (B, 2) and aspect ratio (B, 1) if the network was trained with them."""
+    if not network.config.use_additional_conditions:
+        return {"resolution": None, "aspect_ratio": None}
+    height, width = (vae_scale_factor * side for side in noisy.shape[-2:])
+    # Filled on the device, as a copy from the host would block.
+    resolution = noisy.new_full((len(noisy), 2), float(height))
+    resolution[:, 1].fill_(width)
+    return {
+        "resolution": resolution,
+        "aspect_ratio": noisy.new_full((len(noisy), 1), height / width),
+    }
 
 
 class TextToImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]

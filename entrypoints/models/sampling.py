@@ -25,6 +25,9 @@ from sm_train.entrypoints.models.network import network_folder
 COMPONENTS_FOLDER = "components"
 """The folder next to checkpoints that holds the components that training does not change."""
 
+SAMPLES = "samples"
+"""Folder next to checkpoints with the image grids of evaluations, named after their steps."""
+
 _BATCH_SIZE = 16
 """Images that are sampled together. Bounds the memory for any number of prompts."""
 
@@ -64,6 +67,13 @@ def find_source(folder: Path) -> ModelSource:
         return ModelSource(folder / FINAL_MODEL)
     reason = skip_reasons[0] if skip_reasons else f"{folder}: holds no model and no checkpoint"
     raise CheckpointError(reason)
+
+
+def latest_grid(checkpoints: Path, step: int) -> Path | None:
+    """Return the newest image grid of an evaluation up to ``step``; None if there is none."""
+    names = {path: parse_step_folder(path.stem) for path in (checkpoints / SAMPLES).glob("*.png")}
+    steps = {path: number for path, number in names.items() if number is not None}
+    return max((path for path in steps if steps[path] <= step), key=steps.__getitem__, default=None)
 
 
 def _from_checkpoint(folder: Path) -> ModelSource:

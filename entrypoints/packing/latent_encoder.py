@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from sm_train.entrypoints.data.decoder_pool import Decoders
 from sm_train.entrypoints.data.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, SIZES, TEXT
-from sm_train.entrypoints.models.builder import load_text_encoders
+from sm_train.entrypoints.models.builder import load_autoencoder, load_text_encoders
 from torch import Tensor
 
 _MAX_BATCH, _BATCH_PIXELS = 8, 2**21
@@ -43,15 +42,11 @@ class LatentEncoder:
     """
 
     def __init__(self, folder: Path, resolution: int, batch_size: int | None = None) -> None:
-        from diffusers import AutoencoderKL
-
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        vae: Any = AutoencoderKL.from_pretrained(
-            folder / "vae", local_files_only=True, use_safetensors=True
-        )
+        vae = load_autoencoder(folder / "vae")
         text = load_text_encoders(folder)
         assert text is not None
-        self._vae = vae.float().eval().to(self._device)
+        self._vae = vae.eval().to(self._device)
         self._text = text
         for encoder in text.encoders:
             encoder.eval().to(self._device)

@@ -67,7 +67,7 @@ class ShardDataset(IterableDataset[ImageBatch]):
         super().__init__()
         self._source = _job_source() if folder is None else _folder_source(Path(folder))
         process = self._source.process
-        given = {
+        given: dict[str, Any] = {
             "batch_size": batch_size,
             "resolution": resolution,
             "seed": seed,
@@ -85,7 +85,9 @@ class ShardDataset(IterableDataset[ImageBatch]):
         missing = [name for name, value in given.items() if value is None]
         if missing:
             raise Error(f"ShardDataset({folder}): outside of a job, pass {', '.join(missing)}")
-        self._options: dict[str, Any] = given
+        if process is not None:
+            given["gradient_accumulation_steps"] = process.config.stage.gradient_accumulation_steps
+        self._options = given
         self._state: bytes | None = None
         self._loader: Loader | None = None
 

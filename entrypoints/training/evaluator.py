@@ -29,6 +29,7 @@ from sm_train.entrypoints.distributed.object_exchange import gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.image_grid import draw_grid, png
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
+from sm_train.entrypoints.models.sampling import SAMPLES
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.train_state import TrainState
@@ -36,9 +37,6 @@ from sm_train.entrypoints.training.training_loss import TrainingLoss
 
 LEVELS = (0.125, 0.375, 0.625, 0.875)
 """Quantiles of the timesteps' distribution at which the validation loss is measured."""
-
-SAMPLES = "samples"
-"""Folder of the image grids, in the checkpoint folder and in the job's output."""
 
 _COLUMNS, _IMAGES_AT_ONCE = 8, 8
 
@@ -125,7 +123,14 @@ class Evaluator:
         loader = Loader(
             validation.catalog,
             validation.rank,
-            replace(config.data, crop="center", aspect_buckets=False, max_bad_fraction=1.0),
+            replace(
+                config.data,
+                crop="center",
+                aspect_buckets=False,
+                max_bad_fraction=1.0,
+                flip=False,
+                captions=() if validation.catalog.options.get("latents") else config.data.captions,
+            ),
             resolution=config.stage.resolution,
             batch_size=config.stage.per_device_batch_size,
             seed=0,

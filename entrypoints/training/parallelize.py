@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.distributed.fsdp import blocks, shard
 from sm_train.entrypoints.models.builder import ModelComponents
-from sm_train.entrypoints.models.network import UNET
+from sm_train.entrypoints.models.component_check import UNET
 from sm_train.entrypoints.planning.memory import keeps_unsharded_gradients
 from torch import nn
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.builder import ModelComponents
+from sm_train.entrypoints.models.export import TrainedWeights
+from sm_train.entrypoints.models.weight_files import TensorSpec
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
 from sm_train.entrypoints.training.busy_time import (
     BusyTimer,
@@ -130,8 +132,12 @@ class Trainer:
             batch_size=config.stage.per_device_batch_size,
             seed=config.training.seed,
             decode_workers=config.training.decode_workers,
+            gradient_accumulation_steps=config.stage.gradient_accumulation_steps,
             state=(checkpoint.folder / SAMPLER_FILE).read_bytes() if checkpoint else None,
-            rng=components.sample_rng(config.training.seed),
+            rng=replace(
+                components.sample_rng(config.training.seed),
+                offset_noise=config.training.offset_noise,
+            ),
             tokenize=components.text_encoders.tokenize,
             pin_memory=self.device.type == "cuda",
         )
@@ -312,14 +318,19 @@ class Trainer:
             steps_per_second=result.steps / result.seconds if result.steps else None,
         )
 
-    def final_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the full trained weights, averaged if there is an EMA.
+    def final_weights(self) -> TrainedWeights:
+        """Return the full trained weights, averaged if there is an EMA.
 
-        A collective for a sharded model: all ranks must iterate to the end.
+        For a sharded model all ranks must iterate over the tensors to the end: a collective.
         """
         self.state.copy_ema_to_weights()
-        for name, tensor in self.state.module.state_dict().items():
-            yield name, full_tensor(tensor)
+        tensors = self.state.module.state_dict()
+        return TrainedWeights(
+            ((name, full_tensor(tensor)) for name, tensor in tensors.items()),
+            {name: TensorSpec.of(tensor) for name, tensor in tensors.items()},
+            self.state.step,
+            "ema" if self.config.training.ema_decay else "raw",
+        )
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -37,6 +37,7 @@ def _job_config(
 ) -> JobConfig:
     return JobConfig(
         run=config.name,
+        license=config.model.license,
         entry=config.entry,
         entry_args=config.entry_args,
         backend=config.cluster.backend,

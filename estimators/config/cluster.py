@@ -210,10 +210,11 @@ class ClusterSection(Section):
         if self.backend != "smddp":
             return
         for name in self.instance_types:
-            if not instance_type(name).supports_smddp:
+            type_ = instance_type(name)
+            if not type_.supports_smddp:
                 raise ValueError(
                     f"backend: smddp does not run on {name} (SMDDP supports p4d and p4de only); "
-                    "write nccl, which uses EFA there"
+                    "write nccl" + (", which uses EFA there" if type_.supports_efa else "")
                 )
         version = self.framework_version
         if self.image is None and version and major_minor(version) not in SMDDP_VERSIONS:

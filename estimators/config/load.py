@@ -6,6 +6,7 @@ A line reads ``FILE:LINE: dotted.path: value: what is allowed``.
 from __future__ import annotations
 
 import copy
+import datetime
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -346,7 +347,21 @@ def _problem(raw: Any, error: ErrorDetails) -> Problem:
         # A value in place of a secret's name may be the secret itself, and logs keep messages.
         value = "***" if pattern == SECRET_PATTERN else error["input"]
         return Problem(path, value, pattern_message(pattern))
+    if error["type"] == "string_type" and type(error["input"]) in _YAML_SCALARS:
+        # Without the value: a secret may be a number.
+        kind = _YAML_SCALARS[type(error["input"])]
+        return Problem(path, None, f"YAML reads this as {kind}, not as text: quote it")
     return Problem(path, error["input"], message.replace("Input should be", "must be"))
+
+
+_YAML_SCALARS = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    datetime.date: "a date",
+    datetime.datetime: "a date",
+}
+"""What YAML makes of unquoted text such as ``yes``, ``512``, ``1:30`` and ``2024-01-01``."""
 
 
 def _description(path: KeyPath) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 from sm_train.entrypoints.common.job_config import ModelConfig, PredictionType
 from sm_train.estimators.config.fields import PositiveFloat, S3Folder, Section
 from sm_train.estimators.config.preset_file import PresetFileError, canonical, is_preset_file
-from sm_train.estimators.config.presets import preset_names, preset_prediction_type
+from sm_train.estimators.config.presets import preset_names, preset_prediction_types
 
 
 class ModelSection(Section):
@@ -36,13 +38,16 @@ class ModelSection(Section):
     )
     prediction_type: PredictionType | None = Field(
         default=None,
-        description="What the network predicts. None takes the preset's default: U-Nets predict "
-        "the noise (epsilon) or the velocity, transformers a rectified flow.",
+        description="What the network predicts. None takes what the pretrained network of "
+        "model.components predicts, or else the preset's default: U-Nets predict "
+        "the noise (epsilon) or the velocity, transformers a rectified flow. PixArt (dit-xl) "
+        "supports all three.",
     )
-    zero_terminal_snr: bool = Field(
-        default=False,
+    zero_terminal_snr: bool | None = Field(
+        default=None,
         description="Whether to rescale the noise schedule to zero terminal SNR, so that its last "
-        "step is pure noise (arXiv 2305.08891). Requires prediction_type: v_prediction.",
+        "step is pure noise (arXiv 2305.08891). Requires prediction_type: v_prediction. None takes "
+        "the pretrained model's setting, or else false.",
     )
     min_snr_gamma: PositiveFloat | None = Field(
         default=None,
@@ -52,8 +57,14 @@ class ModelSection(Section):
     )
     timestep_shift: PositiveFloat | None = Field(
         default=None,
-        description="Shift of the sampled timesteps towards noise, for flow models. None takes "
-        "resolution / 256.",
+        description="Shift of the sampled timesteps towards noise, for flow models. None takes the "
+        "pretrained model's shift, or else resolution / 256.",
+    )
+
+    license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=64)] | None = Field(
+        default=None,
+        description="License of the trained model for its model card, as Hugging Face abbreviates "
+        "it: apache-2.0, openrail++, cc-by-nc-4.0, other. None writes `unknown`.",
     )
 
     def job_config(self) -> ModelConfig:
@@ -84,14 +95,13 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _check_preset(self) -> ModelSection:
         self._check_preset_exists()
-        default = preset_prediction_type(self.preset, self.preset_content)
-        is_flow = default == "flow"
-        prediction_type = self.prediction_type or default
-        if is_flow != (prediction_type == "flow"):
-            supported = "flow" if is_flow else "v_prediction or epsilon"
+        supported = preset_prediction_types(self.preset, self.preset_content)
+        prediction_type = self.prediction_type or supported[0]
+        is_flow = prediction_type == "flow"
+        if prediction_type not in supported:
             raise ValueError(
-                f"prediction_type: {self.preset} supports {supported}, not {prediction_type}; "
-                "remove it"
+                f"prediction_type: {self.preset} supports {' or '.join(supported)}, not "
+                f"{prediction_type}; remove it"
             )
         if self.zero_terminal_snr and prediction_type != "v_prediction":
             raise ValueError(

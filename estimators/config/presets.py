@@ -28,15 +28,16 @@ def preset_names() -> tuple[str, ...]:
 
 
 @cache
-def preset_prediction_type(name: str, content: str | None = None) -> str:
-    """Return what a preset's network predicts unless the run file overrides it.
+def preset_prediction_types(name: str, content: str | None = None) -> tuple[str, ...]:
+    """Return what a preset's network can learn to predict, the default first.
 
     ``content`` is the JSON of a preset that does not ship with sm-train.
     """
     if content is None:
         content = (_presets_folder() / f"{name}.json").read_text(encoding="utf-8")
-    prediction_type: str = json.loads(content)["prediction_type"]
-    return prediction_type
+    preset = json.loads(content)
+    diffusion = ("v_prediction", "epsilon") if "diffusion" in preset else ()
+    return tuple(dict.fromkeys((preset["prediction_type"], *diffusion)))
 
 
 @cache

@@ -80,6 +80,11 @@ class TrainingSection(Section):
         description="Fraction of captions replaced by the empty one, which classifier-free "
         "guidance needs.",
     )
+    offset_noise: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        default=0.0,
+        description="Strength of the noise that is equal in all pixels of a channel, for very dark "
+        "and very bright images; 0.05 to 0.1 is usual.",
+    )
     ema_decay: Fraction = Field(
         default=0.9999,
         description="Decay of the exponential moving average (EMA) of the weights; 0 disables it.",
@@ -133,6 +138,7 @@ class TrainingSection(Section):
             max_rollbacks=self.max_rollbacks,
             decode_workers=self.decode_workers,
             log_every=self.log_every,
+            offset_noise=self.offset_noise,
         )
 
 
@@ -146,7 +152,7 @@ class EvaluationSection(Section):
     prompts: Annotated[list[PromptText], Field(max_length=64)] = Field(
         default_factory=list, description="Prompts of the images sampled in each evaluation."
     )
-    num_inference_steps: Annotated[int, BeforeValidator(reject_bool), Field(ge=1, le=1000)] = Field(
+    num_inference_steps: Annotated[int, BeforeValidator(reject_bool), Field(ge=1, le=999)] = Field(
         default=30, description="Number of denoising steps per image."
     )
     guidance_scale: NonNegativeFloat = Field(

@@ -7,9 +7,9 @@ Roles: CreateTrainingJob API: Execution Role Permissions" (SageMaker developer g
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, cast
 
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.placement import placements
@@ -17,7 +17,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.alarms import alarm_prefix, rule_name, topic_name
 from sm_train.estimators.request.images import image_uri
 
-Condition = dict[str, dict[str, str]]
+Condition = dict[str, dict[str, str] | dict[str, list[str]]]
 
 
 class Permission(TypedDict):
@@ -47,6 +47,21 @@ class PolicyDocument(TypedDict):
 
 
 _VERSION = "2012-10-17"
+_WATCH_ACTIONS = frozenset(
+    """
+    sagemaker:ListTrainingJobs sagemaker:Search sagemaker:DescribeTrainingJob
+    sagemaker:CreateTrainingJob sagemaker:StopTrainingJob sagemaker:ListTags sagemaker:AddTags
+    iam:PassRole
+    s3:ListBucket s3:GetObject s3:PutObject s3:AbortMultipartUpload
+    logs:DescribeLogStreams logs:FilterLogEvents logs:GetLogEvents
+    cloudwatch:DescribeAlarms cloudwatch:PutMetricAlarm cloudwatch:DeleteAlarms
+    events:DescribeRule events:ListTagsForResource events:ListTargetsByRule events:PutRule
+    events:PutTargets events:TagResource
+    kms:CreateGrant kms:DescribeKey
+    """.split()
+)
+"""What `watch` calls to follow a run, to restart its jobs and to update its alarms."""
+
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
 
@@ -57,6 +72,7 @@ class _Scope:
     ``inputs`` are the S3 URIs that the jobs read and the run does not write.
     """
 
+    run: str
     partition: str
     account: str
     region: str
@@ -66,20 +82,41 @@ class _Scope:
     def arn(self, service: str, resource: str) -> str:
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
+    @property
+    def log_streams(self) -> str:
+        """ARN pattern of the log streams of the run's jobs, which start with the job's name."""
+        return self.arn("logs", f"log-group:{_LOG_GROUP}:log-stream:{self.run}-*")
+
     def s3_arn(self, path: str) -> str:
         return f"arn:{self.partition}:s3:::{path}"
 
-    @property
-    def bucket_arns(self) -> list[str]:
-        names = {self.bucket, *(_bucket_and_key(uri).split("/")[0] for uri in self.inputs)}
-        return [self.s3_arn(name) for name in sorted(names)]
+    def list_permissions(self, operator: str) -> list[Permission]:
+        """Return the statements that allow listing what the run reads and writes, nothing else.
+
+        ``operator`` is that of the condition. ``StringLike`` allows no request without a prefix.
+        """
+        prefixes: dict[str, list[str]] = {self.bucket: [f"{self.run}/*"]}
+        for uri in self.inputs:
+            bucket, _, key = _bucket_and_key(uri).partition("/")
+            prefixes.setdefault(bucket, []).append(f"{key}*")
+        return [
+            _allow(
+                # A Sid has letters and digits only. Names of buckets have no capitals.
+                f"List{bucket.replace('-', 'Dash').replace('.', 'Dot')}",
+                ["s3:ListBucket"],
+                [self.s3_arn(bucket)],
+                {operator: {"s3:prefix": sorted(set(names))}},
+            )
+            for bucket, names in sorted(prefixes.items())
+        ]
 
 
 def policies(config: RunConfig, region: str, image: str) -> dict[str, PolicyDocument]:
     """Return the policies of a run.
 
     ``laptop`` allows submitting and monitoring the run, ``job`` is the policy of its jobs' role,
-    and ``trust`` lets SageMaker assume that role. ``image`` is the ECR image of the jobs.
+    ``trust`` lets SageMaker assume that role, and ``watch`` is the policy of the scheduled function
+    that watches the run. ``image`` is the ECR image of the jobs.
 
     Raises:
         ValueError: AWS has no image for one of the run's fallbacks.
@@ -108,16 +145,38 @@ def policies(config: RunConfig, region: str, image: str) -> dict[str, PolicyDocu
         "laptop": {"Version": _VERSION, "Statement": laptop},
         "job": {"Version": _VERSION, "Statement": job},
         "trust": {"Version": _VERSION, "Statement": [trust]},
+        "watch": {"Version": _VERSION, "Statement": list(_watch_permissions(laptop))},
     }
 
 
+def _watch_permissions(laptop: Iterable[Permission]) -> Iterator[Permission]:
+    """Yield the part of the submitter's permissions that watching needs."""
+    for permission in laptop:
+        actions = [name for name in permission["Action"] if name in _WATCH_ACTIONS]
+        if actions:
+            yield permission | {"Action": actions}
+
+
+def merge_policies(documents: Iterable[PolicyDocument]) -> PolicyDocument:
+    """Return one policy that allows what any of ``documents`` allows."""
+    merged: list[Permission] = []
+    for document in documents:
+        merged = _merge(merged, cast("list[Permission]", document["Statement"]))
+    return {"Version": _VERSION, "Statement": merged}
+
+
 def _merge(permissions: list[Permission], others: list[Permission]) -> list[Permission]:
-    """Merge the resources of statements with the same Sid."""
+    """Merge the resources of statements with the same Sid, and the prefixes that they may list."""
     merged = {permission["Sid"]: permission for permission in permissions}
     for other in others:
         existing = merged.get(other["Sid"], other)
         resources = dict.fromkeys([*existing["Resource"], *other["Resource"]])
         merged[other["Sid"]] = existing | {"Resource": list(resources)}
+        for operator, values in other.get("Condition", {}).items():
+            if "s3:prefix" in values:
+                known = existing["Condition"][operator]["s3:prefix"]
+                prefixes = sorted({*known, *values["s3:prefix"]})
+                merged[other["Sid"]]["Condition"] = {operator: {"s3:prefix": prefixes}}
     return list(merged.values())
 
 
@@ -130,7 +189,7 @@ def _scope(config: RunConfig, region: str) -> _Scope:
         *(channel.uri for channel in config.channels.values()),
     ]
     bucket = staging_bucket(config, region)
-    return _Scope(partition, account, region, bucket, tuple(inputs))
+    return _Scope(config.name, partition, account, region, bucket, tuple(inputs))
 
 
 def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permission]:
@@ -140,7 +199,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
     role = config.role or ROLE_NOT_SET
     run_objects = scope.s3_arn(f"{scope.bucket}/{config.name}/*")
     permissions = [
-        _allow("ListBuckets", ["s3:ListBucket"], scope.bucket_arns),
+        *scope.list_permissions("StringLike"),
         _allow("ReadAndWriteRun", ["s3:GetObject", "s3:PutObject"], [run_objects]),
         _allow(
             "ManageJobs",
@@ -168,11 +227,13 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
         ),
         _allow("CheckRole", ["iam:GetRole"], [role]),
         _allow("CheckImage", ["ecr:DescribeImages"], [_repository_arn(scope, image)]),
+        # The first two have no resource smaller than a log group (Service Authorization Reference).
         _allow(
-            "ReadLogs",
-            ["logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"],
+            "SearchLogs",
+            ["logs:DescribeLogStreams", "logs:FilterLogEvents"],
             [scope.arn("logs", f"log-group:{_LOG_GROUP}:*")],
         ),
+        _allow("ReadLogs", ["logs:GetLogEvents"], [scope.log_streams]),
         _allow(
             "PassRole",
             ["iam:PassRole"],
@@ -244,7 +305,9 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
     run_objects = scope.s3_arn(f"{scope.bucket}/{config.name}/*")
     log_group = scope.arn("logs", f"log-group:{_LOG_GROUP}")
     permissions = [
-        _allow("ListBuckets", ["s3:ListBucket"], scope.bucket_arns),
+        # SageMaker calls S3 with this role. Whether each of its calls names a prefix is not
+        # documented, so those without one are allowed.
+        *scope.list_permissions("StringLikeIfExists"),
         _allow("Read", ["s3:GetObject"], sorted({*inputs, run_objects})),
         # Deleting is for checkpoints that a job prunes; whether SageMaker then deletes them in S3
         # is only visible there.
@@ -252,15 +315,11 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
             "Write", ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], [run_objects]
         ),
         _allow(
-            "WriteLogs",
-            [
-                "logs:CreateLogGroup",
-                "logs:CreateLogStream",
-                "logs:DescribeLogStreams",
-                "logs:PutLogEvents",
-            ],
+            "CreateLogs",
+            ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams"],
             [log_group, f"{log_group}:*"],
         ),
+        _allow("WriteLogs", ["logs:PutLogEvents"], [scope.log_streams]),
         _allow(
             "PutMetrics",
             ["cloudwatch:PutMetricData"],

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
+from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.naming import (
@@ -136,6 +137,9 @@ def training_request(
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/sm-train-nccl-",
             "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/sm-train-nccl-",
+            # For the model card of the final model.
+            BUNDLE_VARIABLE: bundle.sha256,
+            **({COMMIT_VARIABLE: commit} if commit is not None else {}),
             **config.cluster.environment,
         },
         "Tags": _tags(config, stage, bundle, region, commit),

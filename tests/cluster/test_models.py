@@ -40,7 +40,7 @@ def test_diffusers_loads_and_runs_the_final_model_without_sm_train(
     from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel
 
     folder = trained[0].base / "model"
-    pipeline = DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)
+    pipeline = DiffusionPipeline.from_pretrained(folder)
     [image] = pipeline("a grey of 3", num_inference_steps=2).images
     assert image.size == (8, 8)
     assert UNet2DConditionModel.from_pretrained(folder, subfolder="unet")

@@ -143,10 +143,16 @@ def test_two_containers_train_the_demo_and_resume_exactly(
     with submitted(tmp_path, nodes=2) as running:
         wait_for(running, "checkpoint at step 10$")
         wait_for(running, r"step \d+/40")
-        docker("kill", docker("ps", "-q", "--filter", "name=algo-2").strip())
+        container = docker("ps", "-q", "--filter", "name=algo-2").strip()
+        mounts = docker(
+            "inspect", "-f", "{{range .Mounts}}{{.Destination}}={{.RW}} {{end}}", container
+        )
+        docker("kill", container)
         code, output = wait_for_exit(running)
     assert code == 6
     assert "algo-2 failed (exit 137)" in output
+    for folder, writable in (("local_train", False), ("index", False), ("local_checkpoints", True)):
+        assert f"/opt/ml/input/data/{folder}={str(writable).lower()}" in mounts.split()
     saved_step = latest_step(stage)
     # Each container wrote its own shard to its own folder; together they are the checkpoint.
     for rank, host in enumerate(HOSTS):
@@ -165,7 +171,9 @@ def test_two_containers_train_the_demo_and_resume_exactly(
     stopped_at = latest_step(stage)
 
     shards = {path.name for path in (tmp_path / "packed" / "shards").glob("*.tar")}
-    shares = [{path.name for path in (stage / "shares" / host).iterdir()} for host in HOSTS]
+    shares = [
+        {path.name for path in (stage / "shares" / host / "train").iterdir()} for host in HOSTS
+    ]
     assert shares[0] | shares[1] == shards
     assert not shares[0] & shares[1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -103,9 +103,7 @@ def fake_bucket(
         _, _, key = request.path.lstrip("/").partition("/")
         if key:
             return _get_object(contents.get(key), request)
-        if request.method == "HEAD":
-            return FakeResponse(headers={"x-amz-bucket-region": region})
-        return _list_objects(keys, request.query)
+        return replace(_list_objects(keys, request.query), headers={"x-amz-bucket-region": region})
 
     return respond
 

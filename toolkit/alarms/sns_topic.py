@@ -31,8 +31,12 @@ def require_topic_region(topic: str, region: str) -> None:
         )
 
 
-def create_topic(session: boto3.Session, run: str, region: str, email: str) -> str:
+def create_topic(
+    session: boto3.Session, run: str, region: str, email: str, kms_key: str | None
+) -> str:
     """Create the run's own topic and subscribe ``email`` to it; return its ARN.
+
+    ``kms_key`` encrypts its messages while SNS stores them.
 
     Raises:
         UserError: AWS refuses, or somebody else created a topic of that name.
@@ -50,8 +54,22 @@ def create_topic(session: boto3.Session, run: str, region: str, email: str) -> s
         sns.set_topic_attributes(
             TopicArn=arn, AttributeName="Policy", AttributeValue=json.dumps(topic_policy(arn))
         )
+        sns.set_topic_attributes(
+            TopicArn=arn, AttributeName="KmsMasterKeyId", AttributeValue=kms_key or ""
+        )
         sns.subscribe(TopicArn=arn, Protocol="email", Endpoint=email)
     return arn
+
+
+def new_topic_warnings(kms_key: str | None) -> list[str]:
+    """Return what to know about the encryption of a new topic, with the fix."""
+    if kms_key is not None:
+        return [_key_warning(kms_key)]
+    # Alarms cannot publish to a topic that is encrypted with AWS's own key for SNS.
+    return [
+        "the topic is not encrypted; set output_kms_key in the run file, or pass --kms-key, with a "
+        "customer-managed key"
+    ]
 
 
 def topic_warnings(session: boto3.Session, topic: str) -> list[str]:
@@ -81,16 +99,22 @@ def _permission_warnings(topic: str, attributes: Mapping[str, str]) -> Iterator[
             "the topic's policy does not allow alarms to publish, so their messages are lost; add "
             f"to its Statement: {json.dumps(missing)}"
         )
-    key = attributes.get("KmsMasterKeyId")
-    if key:
-        # AWS re:Post, "Why didn't I receive an SNS notification for my CloudWatch alarm trigger?"
-        fix = (
-            "alarms cannot use that key: choose a customer-managed key"
-            if key.endswith("alias/aws/sns")
-            else "its policy must allow kms:Decrypt and kms:GenerateDataKey* to "
-            f"{' and '.join(PUBLISHERS)}"
-        )
-        yield f"the topic is encrypted with {key}; {fix}"
+    if key := attributes.get("KmsMasterKeyId"):
+        yield _key_warning(key)
+
+
+def _key_warning(key: str) -> str:
+    """Return what the key of a topic needs.
+
+    Source: AWS re:Post, "Why didn't I receive an SNS notification for my CloudWatch alarm trigger?"
+    """
+    fix = (
+        "alarms cannot use that key: choose a customer-managed key"
+        if key.endswith("alias/aws/sns")
+        else "its policy must allow kms:Decrypt and kms:GenerateDataKey* to "
+        f"{' and '.join(PUBLISHERS)}"
+    )
+    return f"the topic is encrypted with {key}; {fix}"
 
 
 def _subscription_warnings(attributes: Mapping[str, str]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ def split_uri(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
-def bucket_region(session: boto3.Session, bucket: str) -> str | None:
+def bucket_region(session: boto3.Session, bucket: str, prefix: str) -> str | None:
     """Return the region of a bucket; None if S3 does not report it.
+
+    Lists ``prefix``: a policy can limit that to the run's own objects, but not HeadBucket.
 
     Raises:
         LookupError: the bucket does not exist.
@@ -31,8 +34,10 @@ def bucket_region(session: boto3.Session, bucket: str) -> str | None:
     from botocore.exceptions import ClientError
 
     try:
-        response: Mapping[str, Any] = session.client("s3").head_bucket(Bucket=bucket)
-        region: str | None = response.get("BucketRegion") or _region_header(response)
+        response: Mapping[str, Any] = session.client("s3").list_objects_v2(
+            Bucket=bucket, Prefix=prefix, MaxKeys=1
+        )
+        region = _region_header(response)
     except ClientError as error:
         status = error.response["ResponseMetadata"].get("HTTPStatusCode")
         region = _region_header(error.response)
@@ -44,23 +49,47 @@ def bucket_region(session: boto3.Session, bucket: str) -> str | None:
     return region
 
 
+def open_bucket_session(uri: str, region: str | None, profile: str | None) -> boto3.Session:
+    """Return a session in the region of the URI's bucket; ``region`` is the command line's, if any.
+
+    Raises:
+        UserError: there are no credentials, no such bucket, or S3 denies access.
+    """
+    try:
+        region = resolve_region(region, None, profile)
+    except UserError:
+        # Any region's S3 names the region of a bucket.
+        region = "us-east-1"
+    session = open_session(profile, region)
+    bucket, prefix = split_uri(uri)
+    with translate_aws_errors(f"s3://{bucket}"):
+        try:
+            actual = bucket_region(session, bucket, prefix)
+        except LookupError:
+            raise UserError(
+                f"s3://{bucket}: the bucket does not exist; check the name", ExitCode.PERMISSION
+            ) from None
+    return session_in_region(session, actual or region)
+
+
 def _region_header(response: Mapping[str, Any]) -> str | None:
     headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     region: str | None = headers.get("x-amz-bucket-region")
     return region
 
 
-def require_bucket(session: boto3.Session, bucket: str, region: str, field: str) -> None:
-    """Reject a bucket that does not exist, denies access, or is not in ``region``.
+def require_bucket(session: boto3.Session, uri: str, region: str, field: str) -> None:
+    """Reject a URI whose bucket does not exist, denies access, or is not in ``region``.
 
     Traffic between regions is billed and slow, and SageMaker rejects it for a job's channels.
 
     Raises:
         UserError: the bucket cannot be used; the message names ``field``.
     """
+    bucket, prefix = split_uri(uri)
     with translate_aws_errors(f"{field}: bucket {bucket}"):
         try:
-            actual = bucket_region(session, bucket)
+            actual = bucket_region(session, bucket, prefix)
         except LookupError:
             raise UserError(
                 f"{field}: bucket {bucket} does not exist; create it in {region} or name another",

@@ -8,8 +8,7 @@ from typing import Any
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.checks.subject import found_at
+from sm_train.toolkit.checks.finding import Check, Finding, found_at
 from sm_train.toolkit.costing.worst_case import PricedCluster
 from sm_train.toolkit.terminal.formatting import format_duration, format_total_usd, format_usd
 

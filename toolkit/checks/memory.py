@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sm_train.cost.alternatives import USABLE_MEMORY
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.checks.finding import Check, Finding, Level
+from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.memory_fit import candidate_changes, memory_fit, unplanned
 
 _IMPACT = (
@@ -57,8 +57,9 @@ MEMORY_UNPLANNED = Check(
 def memory_findings(config: RunConfig) -> Iterator[Finding]:
     """Compare each stage's planned memory with its GPU's; within the plan's error it is tight."""
     if problem := unplanned(config):
-        level: Level = "error" if problem.broken else "warning"
-        yield MEMORY_UNPLANNED.found(level, "model.preset", problem.reason, problem.fix)
+        yield MEMORY_UNPLANNED.found(
+            "error" if problem.broken else "warning", "model.preset", problem.reason, problem.fix
+        )
         return
     instance = instance_type(config.cluster.instance_type)
     available = instance.accelerator_memory_gib

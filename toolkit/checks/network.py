@@ -24,10 +24,52 @@ ENCRYPTED_TRAFFIC = Check(
 )
 
 
+EFA_VARIABLES = Check(
+    "efa-variables",
+    ("warning",),
+    means="`cluster.environment` sets `FI_EFA_USE_DEVICE_RDMA` or `FI_PROVIDER`, and the instance "
+    "type may lack what they ask for.",
+    impact="With `FI_EFA_USE_DEVICE_RDMA=1`, libfabric aborts the processes on devices that cannot "
+    "do RDMA reads, such as those of G types. With `FI_PROVIDER=efa`, NCCL's plugin finds no "
+    "provider on an instance without EFA.",
+    fix="Remove the variables: the plugin selects the provider, and libfabric uses RDMA reads "
+    "where a device can do them.",
+    source="ofiwg/libfabric pull request 8661, aws-ofi-nccl issue 981 (2026-11)",
+)
+
+_RDMA_READS = ("ml.p4d", "ml.p5", "ml.p6", "ml.trn")
+"""Types for which AWS's own tools set FI_EFA_USE_DEVICE_RDMA (sagemaker 3.27), and later ones."""
+
+
 def network_findings(config: RunConfig) -> Iterator[Finding]:
-    """Check the encryption of traffic between instances."""
+    """Check the encryption of traffic between instances, and variables for EFA."""
+    if any(stage.instances > 1 for stage in config.stages):
+        yield from _encrypted_traffic(config)
+        yield from _efa_variables(config)
+
+
+def _efa_variables(config: RunConfig) -> Iterator[Finding]:
     cluster = config.cluster
-    if not cluster.encrypt_traffic or all(stage.instances == 1 for stage in config.stages):
+    problems = {}
+    if cluster.environment.get("FI_EFA_USE_DEVICE_RDMA") == "1":
+        unknown = [name for name in cluster.instance_types if not name.startswith(_RDMA_READS)]
+        problems["FI_EFA_USE_DEVICE_RDMA"] = unknown, "may have no RDMA reads"
+    if cluster.environment.get("FI_PROVIDER") == "efa":
+        without = [name for name in cluster.instance_types if not instance_type(name).supports_efa]
+        problems["FI_PROVIDER"] = without, "has no EFA"
+    for variable, (names, problem) in problems.items():
+        if names:
+            yield EFA_VARIABLES.found(
+                "warning",
+                f"cluster.environment.{variable}",
+                f"{', '.join(names)} {problem}: the processes would abort",
+                "remove it; NCCL's plugin uses what the device can do",
+            )
+
+
+def _encrypted_traffic(config: RunConfig) -> Iterator[Finding]:
+    cluster = config.cluster
+    if not cluster.encrypt_traffic:
         return
     problems, fixes = [], []
     with_efa = [name for name in cluster.instance_types if instance_type(name).supports_efa]

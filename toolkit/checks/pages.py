@@ -17,6 +17,7 @@ _SUBJECTS = {
     "relocation": "Relocation",
     "image": "The container image",
     "network": "The network",
+    "components": "Pretrained components",
     "shards": "Shards and the cluster",
     "local_data": "Shards and their index",
     "storage": "Buckets and prefixes",

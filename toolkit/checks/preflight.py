@@ -18,8 +18,13 @@ from sm_train.toolkit.aws.session import account_of, session_in_region
 from sm_train.toolkit.checks import storage
 from sm_train.toolkit.checks.budget import alternative_budget_findings, budget_findings
 from sm_train.toolkit.checks.checkpoints import checkpoint_findings
+from sm_train.toolkit.checks.components import (
+    local_components_findings,
+    named_components_findings,
+    stored_components_findings,
+)
 from sm_train.toolkit.checks.entry import entry_findings
-from sm_train.toolkit.checks.finding import LEVELS, Finding
+from sm_train.toolkit.checks.finding import LEVELS, Finding, Subject, found_at
 from sm_train.toolkit.checks.image import image_findings, registry_findings
 from sm_train.toolkit.checks.local_data import read_local
 from sm_train.toolkit.checks.network import network_findings
@@ -33,8 +38,12 @@ from sm_train.toolkit.checks.relocation import (
     relocation_findings,
 )
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings
-from sm_train.toolkit.checks.shards import Shards, of_index, shard_findings
-from sm_train.toolkit.checks.subject import Subject, found_at
+from sm_train.toolkit.checks.shards import (
+    Shards,
+    augmentation_findings,
+    of_index,
+    shard_findings,
+)
 from sm_train.toolkit.checks.user_functions import user_function_findings
 from sm_train.toolkit.costing.worst_case import alternative_costs
 from sm_train.toolkit.errors import UserError
@@ -54,6 +63,8 @@ def offline_findings(subject: Subject, today: date) -> list[Finding]:
     findings = [
         *_run_file_findings(subject, today),
         *problems,
+        *local_components_findings(subject.config, subject.base),
+        *_named_components(subject, None),
         *default_runtime_findings(subject.config),
     ]
     if shards is not None:
@@ -73,7 +84,12 @@ def online_findings(
     account = account_of(session)
     with translate_aws_errors("AWS"):
         shards, problems = _local_shards(subject, required=False)
-        findings = [*_run_file_findings(subject, today), *problems]
+        findings = [
+            *_run_file_findings(subject, today),
+            *problems,
+            *local_components_findings(config, subject.base),
+            *_named_components(subject, session),
+        ]
         findings += attempt(
             "the role", "role", "iam:GetRole", role_findings(config.role, session, account)
         )
@@ -94,6 +110,14 @@ def online_findings(
                 subject, relocated, regional, progress, listings
             )
     return _most_severe_first(findings)
+
+
+def _named_components(subject: Subject, session: boto3.Session | None) -> list[Finding]:
+    """Check the components of ``--components``, if it is given."""
+    if subject.components is None:
+        return []
+    findings = named_components_findings(subject.config, subject.components, session)
+    return list(attempt("the components", "--components", "s3:GetObject", findings))
 
 
 def _quota_findings(config: RunConfig, session: boto3.Session, region: str) -> list[Finding]:
@@ -174,8 +198,9 @@ def _local_shards(subject: Subject, *, required: bool) -> tuple[Shards | None, l
 def _partition_findings(subject: Subject, shards: Shards) -> Iterator[Finding]:
     config = subject.config
     if not config.reads_shards:
-        return iter(())
-    return shard_findings(
+        return
+    yield from augmentation_findings(shards, config)
+    yield from shard_findings(
         shards,
         as_document(subject.estimate),
         config.training.decode_workers,
@@ -196,13 +221,13 @@ def _s3_findings(
     """
     config, region = subject.config, subject.region
     unusable: set[str] = set()
-    for bucket, where in storage.buckets(config, region).items():
+    for bucket, (where, uri) in storage.buckets(config, region).items():
         problems = list(
             attempt(
                 f"bucket {bucket}",
                 where,
                 "s3:ListBucket",
-                storage.bucket_findings(session, region, bucket, where),
+                storage.bucket_findings(session, region, uri, where),
             )
         )
         yield from problems
@@ -215,6 +240,14 @@ def _s3_findings(
         "s3:ListBucket",
         storage.prefix_findings(config, session, unusable),
     )
+    components = config.model.components
+    if components is not None and split_uri(components)[0] not in unusable:
+        yield from attempt(
+            "the components",
+            "model.components",
+            "s3:GetObject",
+            stored_components_findings(config, session),
+        )
     # Checkpoints in other regions are copies of the run's own, so only the first one is checked.
     if (
         subject.number == 0

@@ -7,10 +7,9 @@ from datetime import date
 
 from sm_train.estimators.config.placement import placements, unique_placements
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.checks.finding import Check, Finding
+from sm_train.toolkit.checks.finding import Check, Finding, Subject, found_at
 from sm_train.toolkit.checks.image import image_findings
 from sm_train.toolkit.checks.memory import memory_findings
-from sm_train.toolkit.checks.subject import Subject, found_at
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.packing.shard_listing import ShardListing
 from sm_train.toolkit.terminal.formatting import format_duration

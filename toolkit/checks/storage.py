@@ -93,16 +93,15 @@ Progress = Callable[[int], None]
 """Called with the number of objects listed so far."""
 
 
-def bucket_findings(
-    session: boto3.Session, region: str, bucket: str, where: str
-) -> Iterator[Finding]:
-    """Check that a bucket exists, and in the job's region.
+def bucket_findings(session: boto3.Session, region: str, uri: str, where: str) -> Iterator[Finding]:
+    """Check that the bucket of ``uri`` exists, and in the job's region.
 
     Raises:
         ClientError: S3 rejects a request.
     """
+    bucket, prefix = split_uri(uri)
     try:
-        actual = bucket_region(session, bucket)
+        actual = bucket_region(session, bucket, prefix)
     except LookupError:
         yield BUCKET_MISSING.found(
             "error",
@@ -120,11 +119,14 @@ def bucket_findings(
         )
 
 
-def buckets(config: RunConfig, region: str) -> dict[str, str]:
-    """Return every bucket of the run with the first key of the run file that names it."""
-    named = {staging_bucket(config, region): "bucket"} if knows_its_bucket(config) else {}
-    for where, uri in {"data.uri": config.data.uri, **_prefixes(config)}.items():
-        named.setdefault(split_uri(uri)[0], where)
+def buckets(config: RunConfig, region: str) -> dict[str, tuple[str, str]]:
+    """Return every bucket of the run → the first key of the run file that names it, and its URI."""
+    uris = {"data.uri": config.data.uri, **_prefixes(config)}
+    if knows_its_bucket(config):
+        uris = {"bucket": f"s3://{staging_bucket(config, region)}/{config.name}/", **uris}
+    named: dict[str, tuple[str, str]] = {}
+    for where, uri in uris.items():
+        named.setdefault(split_uri(uri)[0], (where, uri))
     return named
 
 
@@ -253,5 +255,5 @@ def shards_in_s3(config: RunConfig, listing: ShardListing, local: Shards | None)
     """Return the listed shards, with the numbers of samples of ``local`` if those are the same."""
     listed = of_listing(listing.shards, "data.uri", config.data.uri)
     if local is not None and np.array_equal(local.bytes, listed.bytes):
-        return Shards("data.uri", config.data.uri, listed.bytes, local.samples)
+        return Shards("data.uri", config.data.uri, listed.bytes, local.samples, local.latents)
     return listed

@@ -28,7 +28,7 @@ _SAMPLING_OPTIONS = (
     ),
     click.option(
         "--steps",
-        type=click.IntRange(1, 1000),
+        type=click.IntRange(1, 999),
         default=50,
         show_default=True,
         help="Sampling steps.",

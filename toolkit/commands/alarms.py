@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+class Target(NamedTuple):
+    """Where alarms go: an existing topic, or a new one for an address, encrypted with a key."""
+
+    topic: str | None
+    email: str | None
+    kms_key: str | None
 
 
 @click.command()
@@ -22,6 +30,11 @@ if TYPE_CHECKING:
     metavar="ADDRESS",
     help="Create a topic for the run and subscribe this address to it.",
 )
+@click.option(
+    "--kms-key",
+    metavar="KEY",
+    help="KMS key that encrypts the topic of --email. [default: output_kms_key of the run]",
+)
 @click.option("--remove", is_flag=True, help="Delete everything this command created for the run.")
 @click.option("--dry-run", is_flag=True, help="Print the requests without sending them.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
@@ -32,6 +45,7 @@ def command(
     run: str,
     topic: str | None,
     email: str | None,
+    kms_key: str | None,
     remove: bool,
     dry_run: bool,
     yes: bool,
@@ -49,11 +63,14 @@ def command(
         raise click.UsageError("--remove and --dry-run are mutually exclusive")
     if topic is not None and email is not None:
         raise click.UsageError("--topic and --email are mutually exclusive")
+    if kms_key is not None and email is None:
+        raise click.UsageError("--kms-key encrypts the topic of --email; pass both")
     _require_valid_addresses(topic, email)
     if remove:
         _delete(options, run, as_json)
     else:
-        _create(options, run, topic, email, dry_run=dry_run, yes=yes, as_json=as_json)
+        target = Target(topic, email, kms_key)
+        _create(options, run, target, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 def _require_valid_addresses(topic: str | None, email: str | None) -> None:
@@ -90,8 +107,7 @@ def _delete(options: dict[str, Any], run: str, as_json: bool) -> None:
 def _create(
     options: dict[str, Any],
     run: str,
-    topic: str | None,
-    email: str | None,
+    wanted: Target,
     *,
     dry_run: bool,
     yes: bool,
@@ -100,6 +116,7 @@ def _create(
     from sm_train.toolkit.alarms.alarms import find_rule, live_jobs, put_alarms, require_managed
     from sm_train.toolkit.alarms.sns_topic import (
         create_topic,
+        new_topic_warnings,
         require_topic_region,
         run_topic_arn,
         topic_warnings,
@@ -113,10 +130,10 @@ def _create(
     name, region, config = resolved.name, resolved.region, resolved.config
     rule = find_rule(session, name)
     require_managed(name, rule)
-    if email is not None:
+    if wanted.email is not None:
         target: str | None = run_topic_arn(session, name, region)
     else:
-        target = topic or config.alerts.sns_topic or (rule.topic if rule else None)
+        target = wanted.topic or config.alerts.sns_topic or (rule.topic if rule else None)
     if target is None:
         raise UserError(
             f"{name}: no topic to notify; write alerts.sns_topic in the run file, or pass "
@@ -124,7 +141,9 @@ def _create(
         )
     require_topic_region(target, region)
     plan = AlarmPlan(config, region, tuple(live_jobs(session, name)), target)
-    warnings = [] if email is not None else topic_warnings(session, target)
+    key = wanted.kms_key or config.output_kms_key
+    is_new = wanted.email is not None
+    warnings = new_topic_warnings(key) if is_new else topic_warnings(session, target)
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     if dry_run:
@@ -132,9 +151,9 @@ def _create(
         return
     if not yes:
         ask(plan.question())
-    if email is not None:
-        create_topic(session, name, region, email)
-        click.echo(f"AWS sends a confirmation request to {email}; confirm it", err=True)
+    if wanted.email is not None:
+        create_topic(session, name, region, wanted.email, key)
+        click.echo(f"AWS sends a confirmation request to {wanted.email}; confirm it", err=True)
     changes = put_alarms(session, name, region, plan.alarms, target)
     if as_json:
         write_json(changes_document(plan, changes) | {"warnings": warnings})

@@ -25,29 +25,44 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="An index.parquet to use instead of the shards on this machine.",
 )
+@click.option(
+    "--components",
+    metavar="MODEL",
+    help="Also check the run with this model: a folder, s3://… or a Hub ID[@REVISION].",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
-    options: dict[str, Any], run: Path, offline: bool, index: Path | None, as_json: bool
+    options: dict[str, Any],
+    run: Path,
+    offline: bool,
+    index: Path | None,
+    components: str | None,
+    as_json: bool,
 ) -> int:
     """Check RUN for errors and waste; exit with 3 if there is an error.
 
-    Checks the run file, the estimate and the shards in data.local or --index, and, unless
-    --offline is given, the AWS account: role, quotas, buckets, shards, existing checkpoints.
+    Checks the run file, the estimate, the shards in data.local or --index and the components in
+    model.local_components, and, unless --offline is given, the AWS account: role, quotas, buckets,
+    shards, components, existing checkpoints.
     docs/checks.md describes every finding.
     """
+    from dataclasses import replace
     from datetime import UTC, datetime
 
     from sm_train.toolkit.aws.session import open_session, resolve_region
+    from sm_train.toolkit.checks.finding import Subject
     from sm_train.toolkit.checks.preflight import offline_findings, online_findings
     from sm_train.toolkit.checks.report import document, is_ok, show
-    from sm_train.toolkit.checks.subject import Subject
     from sm_train.toolkit.costing.run_price import estimate_run
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
+    if offline and components is not None and components.startswith("s3://"):
+        raise UserError("--components: s3://… needs AWS; remove --offline")
     config = _load(run, as_json)
     region = resolve_region(options["region"], config.region, options["profile"])
     subject = Subject(config, region, estimate_run(config, region), run.parent, index)
+    subject = replace(subject, components=components)
     today = datetime.now(UTC).date()
     if offline:
         findings = offline_findings(subject, today)

@@ -12,12 +12,14 @@ from sm_train.toolkit.errors import UserError
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "--only", type=click.Choice(["laptop", "job", "trust"]), help="Print only this document."
+    "--only",
+    type=click.Choice(["laptop", "job", "trust", "watch"]),
+    help="Print only this document.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool) -> None:
-    """Print least-privilege IAM policies for RUN: for its submitter and for its jobs' role.
+    """Print least-privilege IAM policies for RUN: its submitter's, its jobs', its watcher's.
 
     The policies name the run, its buckets and its keys. Print them again when the run file changes.
     """
@@ -47,4 +49,5 @@ _PURPOSES = {
     "laptop": "policy for the user or role that submits the run",
     "job": "policy for the role that the run file names",
     "trust": "trust policy of that role",
+    "watch": "policy of the function of `template watch-lambda`",
 }

@@ -17,6 +17,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 )
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
 if TYPE_CHECKING:
@@ -71,21 +72,50 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
     Raises:
         UserError: AWS returns an error.
     """
+    newest = _newest_complete(*_list_files(session, uri, region))
+    return replace(newest, uri=uri.rstrip("/"), region=region)
+
+
+def require_stored(session: boto3.Session, uri: str, region: str, folder: str) -> None:
+    """Refuse a checkpoint below ``uri`` that is missing or incomplete.
+
+    Raises:
+        UserError: it is, or AWS returns an error.
+    """
+    sizes, read_marker = _list_files(session, uri, region, folder)
+    problem = "the folder does not exist"
+    if sizes:
+        _, problem = _step_if_complete(folder, sizes, read_marker)
+    if problem:
+        raise UserError(f"{uri}/{folder}: incomplete ({problem})", ExitCode.PREFLIGHT)
+
+
+def _list_files(
+    session: boto3.Session, uri: str, region: str, folder: str = ""
+) -> tuple[dict[str, int], Callable[[str], bytes]]:
+    """Return the files below ``uri``, of one ``folder`` if given, and a reader of markers.
+
+    Files are path below ``uri`` → size.
+
+    Raises:
+        UserError: AWS returns an error; the reader raises it too.
+    """
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
     client = session.client("s3", region_name=region)
     sizes: dict[str, int] = {}
     with translate_aws_errors(f"checkpoints: {uri}"):
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        listed = f"{prefix}{folder}/" if folder else prefix
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=listed)
         for page in pages:
             for entry in page.get("Contents", ()):
                 sizes[entry["Key"].removeprefix(prefix)] = entry["Size"]
 
-        def read_marker(folder: str) -> bytes:
-            key = f"{prefix}{folder}/{MARKER}"
+    def read_marker(name: str) -> bytes:
+        with translate_aws_errors(f"checkpoints: {uri}"):
+            key = f"{prefix}{name}/{MARKER}"
             return client.get_object(Bucket=bucket, Key=key)["Body"].read()
 
-        newest = _newest_complete(sizes, read_marker)
-    return replace(newest, uri=uri.rstrip("/"), region=region)
+    return sizes, read_marker
 
 
 def local_checkpoints(folder: Path) -> StoredCheckpoint:

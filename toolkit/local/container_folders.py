@@ -65,8 +65,15 @@ def lay_out_for_containers(
     trees = tuple(SageMakerPaths(sdk / host) for host in host_names(nodes))
     links, checkpoints = root / "shares", root / "node-checkpoints"
     node_checkpoints = tuple(checkpoints / host for host in host_names(nodes))
-    model = sdk / "model"
-    local = LocalFolders(root, trees, node_checkpoints, bundle.entry, model, tuple(channels))
+    local = LocalFolders(
+        root,
+        trees,
+        node_checkpoints,
+        bundle.entry,
+        sdk / "model",
+        bundle.sha256,
+        tuple(channels),
+    )
     for recreated in (sdk, links, checkpoints):
         shutil.rmtree(recreated, ignore_errors=True)
         recreated.mkdir(parents=True, exist_ok=True)

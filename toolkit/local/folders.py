@@ -34,8 +34,9 @@ _ANY_FOLDER = "s3://local/"
 class LocalFolders:
     """One stage's folders; ``nodes`` are the emulated instances' trees, in rank order.
 
-    ``entry`` is the bundle's script to start, ``model`` the folder of the final model. Each node
-    has one of ``node_checkpoints``, which it sees as ``/opt/ml/checkpoints``.
+    ``entry`` is the bundle's script to start, ``model`` the folder of the final model, and
+    ``bundle_sha256`` the bundle's digest. Each node has one of ``node_checkpoints``, which it sees
+    as ``/opt/ml/checkpoints``.
     """
 
     root: Path
@@ -43,6 +44,7 @@ class LocalFolders:
     node_checkpoints: tuple[Path, ...]
     entry: str
     model: Path
+    bundle_sha256: str
     channels: tuple[LocalChannel, ...]
 
     @property
@@ -85,7 +87,13 @@ def lay_out(
     trees = tuple(SageMakerPaths((root / "nodes" / name).absolute()) for name in names)
     node_checkpoints = tuple(node.checkpoints for node in trees)
     folders = LocalFolders(
-        root, trees, node_checkpoints, bundle.entry, trees[0].model, tuple(channels)
+        root,
+        trees,
+        node_checkpoints,
+        bundle.entry,
+        trees[0].model,
+        bundle.sha256,
+        tuple(channels),
     )
     unpack(bundle, folders.bundle)
     shutil.rmtree(root / "nodes", ignore_errors=True)

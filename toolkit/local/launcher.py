@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -65,8 +66,14 @@ def run_stage(
     # either. A shell starts background commands with SIGINT ignored, so set it explicitly.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    folders, start = _prepare(config, stage, bundle, base, nodes, processes, output, image, options)
-    with _synced_checkpoints(folders), start() as running:
+    with contextlib.ExitStack() as stack:
+        # Before anything is created: another run's folders would be replaced under its processes.
+        stack.enter_context(_locked(output))
+        folders, start = _prepare(
+            config, stage, bundle, base, nodes, processes, output, image, options
+        )
+        stack.enter_context(_synced_checkpoints(folders))
+        running = stack.enter_context(start())
         try:
             _follow(running, folders, stage, console)
         except KeyboardInterrupt:
@@ -108,6 +115,25 @@ def _prepare(
     return container_folders.local, lambda: LocalContainers(
         container_folders, config, stage, bundle, image=image, processes=processes
     )
+
+
+@contextlib.contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Hold the lock of the run's folder, which the kernel releases however this process ends.
+
+    Raises:
+        UserError: another local run holds it.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{output}: another local run is using this folder; wait for it, or pass "
+                "--output FOLDER"
+            ) from None
+        yield
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import psutil
+from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.local.folders import LocalFolders
@@ -188,7 +189,8 @@ def _launch(
     return subprocess.Popen(
         command,
         cwd=folders.bundle,
-        env=_environment(folders.nodes[rank], cpu=cpu, world_size=world_size),
+        env=_environment(folders.nodes[rank], cpu=cpu, world_size=world_size)
+        | {BUNDLE_VARIABLE: folders.bundle_sha256},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

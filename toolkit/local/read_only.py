@@ -16,6 +16,14 @@ shift
 exec "$@"
 """
 
+_NAMESPACES = (
+    # As root.
+    ("--mount",),
+    ("--mount", "--user", "--map-current-user", "--keep-caps"),
+    # util-linux before 2.38: the command's user is called root, and has the same rights as before.
+    ("--mount", "--user", "--map-root-user"),
+)
+
 
 def read_only_command(paths: Iterable[Path]) -> list[str]:
     """Return the start of a command that sees ``paths`` read-only; empty if the system cannot.
@@ -26,7 +34,7 @@ def read_only_command(paths: Iterable[Path]) -> list[str]:
     distinct = sorted({str(path.resolve()) for path in paths})
     if shutil.which("unshare") is None:
         return []
-    for namespaces in (("--mount",), ("--mount", "--user", "--map-root-user")):
+    for namespaces in _NAMESPACES:
         command = ["unshare", *namespaces, "sh", "-c", _SCRIPT, "sh", *distinct, "--"]
         if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
             return command

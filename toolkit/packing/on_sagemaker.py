@@ -231,7 +231,7 @@ def submit(
         )
     session = open_session(job.access.profile, region)
     bucket = staging_bucket(config, region)
-    require_bucket(session, bucket, region, "bucket")
+    require_bucket(session, f"s3://{bucket}/{config.name}/", region, "bucket")
     destination = open_storage(job.destination, job.access)
     with translate_aws_errors(job.destination):
         if find_finished(job, planned.pack, planned.newest_ns, destination) is not None:

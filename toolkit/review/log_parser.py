@@ -22,6 +22,7 @@ _STEP_FIELDS = (
     "time",
     "step",
     "loss",
+    "learning_rate",
     "gradient_norm",
     "steps_per_second",
     "images_per_second",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,22 @@ def require_writable(out: Path, kind: str) -> None:
         raise UserError(f"--out: {out.parent}: no such folder; create it first")
 
 
+def require_training_packages() -> None:
+    """Refuse to continue without the packages of a training process.
+
+    Raises:
+        UserError: PyTorch or diffusers is not installed.
+    """
+    from importlib.util import find_spec
+
+    # Importing them takes seconds, which a mistake in the arguments need not cost.
+    for package in ("torch", "diffusers", "transformers", "safetensors"):
+        if find_spec(package) is None:
+            raise UserError(f"{package} is not installed; pip install 'sm-train[train]'")
+    # Transformers warns about image processors that diffusers imports and nothing here uses.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
 def find_source(checkpoint: Path) -> ModelSource:
     """Find the model or checkpoint to sample from.
 
@@ -33,11 +50,10 @@ def find_source(checkpoint: Path) -> ModelSource:
     """
     if not checkpoint.is_dir():
         raise UserError(f"{checkpoint}: no such folder; give a model's or a run's checkpoints")
-    try:
-        from sm_train.entrypoints.checkpointing.manifest import CheckpointError
-        from sm_train.entrypoints.models import sampling
-    except ImportError as error:
-        raise UserError(f"{error.name} is not installed; pip install 'sm-train[train]'") from None
+    require_training_packages()
+    from sm_train.entrypoints.checkpointing.manifest import CheckpointError
+    from sm_train.entrypoints.models import sampling
+
     try:
         return sampling.find_source(checkpoint)
     except CheckpointError as error:

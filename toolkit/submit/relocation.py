@@ -122,7 +122,7 @@ def require_run_buckets(session: boto3.Session, config: RunConfig, region: str) 
     for placement in placements(config, region):
         regional = session_in_region(session, placement.region)
         field = f"{placement.key}: its bucket" if placement.number else "bucket"
-        require_bucket(regional, placement.bucket, placement.region, field)
+        require_bucket(regional, f"s3://{placement.bucket}/{config.name}/", placement.region, field)
 
 
 def require_run_data(session: boto3.Session, config: RunConfig, region: str, stage: str) -> None:
@@ -133,7 +133,7 @@ def require_run_data(session: boto3.Session, config: RunConfig, region: str, sta
     """
     for placement in placements(config, region):
         regional, data = session_in_region(session, placement.region), placement.config.data
-        require_bucket(regional, split_uri(data.uri)[0], placement.region, "data.uri")
+        require_bucket(regional, data.uri, placement.region, "data.uri")
         instances = placement.config.cluster.max_instances(placement.stage(stage).instances)
         sharded = placement.config.train_sharded
         require_shards(regional, data.uri, instances if sharded else 1)

@@ -42,6 +42,7 @@ from sm_train.toolkit.submit.relocation import (
 from sm_train.toolkit.submit.replicate import replicate_inputs
 from sm_train.toolkit.submit.start_job import resolve_job_name, with_attempt
 from sm_train.toolkit.submit.submission import Submission, launch_record
+from sm_train.toolkit.submit.training_data import require_components
 from sm_train.toolkit.terminal.console import bytes_bar, stderr_console, write_json
 from sm_train.toolkit.terminal.formatting import format_total_usd, format_usd
 
@@ -72,6 +73,7 @@ def submit(
     config, region, stage = submission.config, submission.region, submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
     require_run_data(session, config, region, stage.name)
+    require_components(session, config)
     run = Run(
         config.name, region, bucket, config, launch_record(submission, submission.requests[0])
     )

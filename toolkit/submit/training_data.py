@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.checks.components import stored_components_findings
+from sm_train.toolkit.checks.permissions import call_or_finding
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -67,3 +70,20 @@ def require_index(session: boto3.Session, shards: str, uri: str | None) -> None:
                 "index: false, and every start reads the headers of all shards",
                 ExitCode.PREFLIGHT,
             ) from None
+
+
+def require_components(session: boto3.Session, config: RunConfig) -> None:
+    """Reject pretrained components that the job would refuse, where the caller may read them.
+
+    Raises:
+        UserError: they do not fit the run file, or a file is damaged.
+    """
+    findings, _ = call_or_finding(
+        "the components",
+        "model.components",
+        "s3:GetObject",
+        lambda: list(stored_components_findings(config, session)),
+    )
+    if findings:
+        lines = [f"{one.where}: {one.message}; {one.fix}" for one in findings]
+        raise UserError("\n".join(lines), ExitCode.PREFLIGHT)

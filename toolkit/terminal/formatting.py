@@ -66,6 +66,14 @@ def format_quantity(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
+def format_bytes(size: float) -> str:
+    """Format a size with three significant digits, in decimal units."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
 def format_percent(share: float) -> str:
     """Format a share of 1 as percent."""
     return f"{share:.1%}"

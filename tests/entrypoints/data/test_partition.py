@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import random_below, seeded_permutation
-from sm_train.entrypoints.data.batch_schedule import BatchSchedule
+from sm_train.entrypoints.data.batch_schedule import BatchSchedule, StreamSchedule
 from sm_train.entrypoints.data.epoch import (
     Epoch,
     EpochSegment,
@@ -20,6 +20,7 @@ from sm_train.entrypoints.data.epoch import (
 )
 from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology, RankPartition
 from sm_train.entrypoints.data.sample_ranges import merge, split_shards
+from sm_train.entrypoints.data.sampler import DataPosition, SamplerState
 
 Sample = tuple[int, int]
 """Shard and sample number."""
@@ -37,6 +38,27 @@ def topologies(draw: st.DrawFn, num_shards: int, unassigned: bool = False) -> Da
         batch_size=draw(st.integers(1, 5)),
         shuffle_block_size=draw(st.integers(1, 20)),
         shapes=tuple((8, 8 + side) for side in range(draw(st.sampled_from([0, 0, 1, 3])))),
+    )
+
+
+@st.composite
+def global_topologies(
+    draw: st.DrawFn, num_shards: int, streams: int, block: int, unassigned: bool = False
+) -> DataTopology:
+    """A topology whose global batch has ``streams`` samples, on any number of ranks."""
+    world_size = draw(st.sampled_from([n for n in range(1, streams + 1) if streams % n == 0]))
+    num_nodes = draw(st.sampled_from([n for n in range(1, world_size + 1) if world_size % n == 0]))
+    count = streams // world_size
+    owners = [REPLICATED] + [UNASSIGNED] * unassigned
+    owner = draw(st.lists(st.sampled_from(owners), min_size=num_shards, max_size=num_shards))
+    return DataTopology(
+        np.array(owner, np.int16),
+        num_nodes,
+        local_world_size=world_size // num_nodes,
+        batch_size=draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0])),
+        shuffle_block_size=count * block * draw(st.integers(1, 3)),
+        streams=streams,
+        stream_block=block,
     )
 
 
@@ -65,11 +87,13 @@ def all_samples(epoch: Epoch) -> Counter[Sample]:
     )
 
 
-def schedules(epoch: Epoch, segments: list[EpochSegment]) -> list[BatchSchedule]:
+def schedules(epoch: Epoch, segments: list[EpochSegment]) -> list[BatchSchedule | StreamSchedule]:
     """Return the schedules of all ranks in the last segment."""
     *finished, current = segments
     topology = current.topology
     ranges = epoch.remaining(finished, batch_shapes)
+    if topology.streams:
+        return list(epoch.stream_schedules(ranges, topology, len(finished)))
     partitions = [
         epoch.node_partition(ranges, topology, len(finished), node_rank).rank_partition(
             local_rank, topology
@@ -95,6 +119,72 @@ def samples_read(epoch: Epoch, segments: list[EpochSegment]) -> Counter[Sample]:
     return counts
 
 
+def global_batches(epoch: Epoch, topology: DataTopology) -> list[Counter[Sample]]:
+    """Return the samples of each optimizer step, with repeated ones, over all ranks."""
+    ranges = epoch.remaining([])
+    accumulation = topology.streams // (topology.world_size * topology.batch_size)
+    steps = epoch_size(ranges, topology).steps
+    batches = [Counter[Sample]() for _ in range(steps // accumulation)]
+    for schedule in epoch.stream_schedules(ranges, topology, 0):
+        assert schedule.num_steps == steps
+        for step in range(steps):
+            located = schedule.partition.locate(schedule.indices(step))
+            batches[step // accumulation].update(zip(*map(np.ndarray.tolist, located), strict=True))
+    return batches
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_global_batch_is_the_same_for_any_number_of_ranks(data: st.DataObject) -> None:
+    epoch = data.draw(epochs())
+    streams, block = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 6))
+    both = global_topologies(len(epoch.shard_sizes), streams, block)
+    first, second = data.draw(both), data.draw(both)
+    assert global_batches(epoch, first) == global_batches(epoch, second)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_epoch_continues_in_the_same_order_on_another_number_of_ranks(
+    data: st.DataObject,
+) -> None:
+    epoch = data.draw(epochs())
+    streams, block = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 6))
+    both = global_topologies(len(epoch.shard_sizes), streams, block)
+    first, second = data.draw(both), data.draw(both)
+    done = data.draw(st.integers(0, len(global_batches(epoch, first))))
+
+    def state(topology: DataTopology) -> SamplerState:
+        steps = done * streams // (topology.world_size * topology.batch_size)
+        position = DataPosition(epoch.number, steps)
+        return SamplerState("digest", epoch.seed, epoch.range_size, position, topology)
+
+    saved = SamplerState.from_bytes(state(first).to_bytes())
+    resumed, warning = saved.resume("digest", epoch.seed, epoch.range_size, second)
+    assert warning is None
+    assert not resumed.finished_segments
+    assert resumed.position == state(second).position
+
+
+@given(st.data())
+def test_bad_sample_has_the_same_replacement_on_any_rank(data: st.DataObject) -> None:
+    epoch = Epoch(np.array([30, 7, 13]), range_size=4, seed=1, number=0)
+    both = global_topologies(3, 12, 3)
+    attempt = data.draw(st.integers(0, 40))
+
+    def replacements(topology: DataTopology) -> dict[tuple[int, Sample], Sample]:
+        found = {}
+        for schedule in epoch.stream_schedules(epoch.remaining([]), topology, 0):
+            partition = schedule.partition
+            for index in range(partition.num_samples):
+                shard, sample = partition.locate(np.array([index]))
+                key = index // partition.count, (int(shard[0]), int(sample[0]))
+                found[key] = partition.replacement(index, attempt)
+        return found
+
+    assert replacements(data.draw(both)) == replacements(data.draw(both))
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_sample_is_read_once_under_changing_topologies(data: st.DataObject) -> None:
@@ -102,11 +192,18 @@ def test_every_sample_is_read_once_under_changing_topologies(data: st.DataObject
     num_shards = len(epoch.shard_sizes)
     segments: list[EpochSegment] = []
     counts: Counter[Sample] = Counter()
+
+    def any_topology(*, unassigned: bool) -> st.SearchStrategy[DataTopology]:
+        streams, block = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 6))
+        return topologies(num_shards, unassigned) | global_topologies(
+            num_shards, streams, block, unassigned
+        )
+
     for _ in range(data.draw(st.integers(0, 3))):
-        topology = data.draw(topologies(num_shards, unassigned=True))
+        topology = data.draw(any_topology(unassigned=True))
         segments.append(EpochSegment(topology, data.draw(st.integers(0, 12))))
         counts += samples_read(epoch, segments)
-    last = data.draw(topologies(num_shards))
+    last = data.draw(any_topology(unassigned=False))
     left = epoch.remaining(segments, batch_shapes)
     segments.append(EpochSegment(last, epoch_size(left, last).steps))
     counts += samples_read(epoch, segments)

@@ -12,6 +12,8 @@ from sm_train.entrypoints.common.job_config import ModelConfig
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.models.export import save_components, save_model, share_model
 
+from tests.support.models import record, trained_weights
+
 MODEL = ModelConfig("tiny-sdxl", None, False, None, None)
 WEIGHTS = ("vae", "text_encoder", "text_encoder_2")
 
@@ -26,7 +28,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Components as published: text encoders in half precision, an autoencoder in bf16."""
     folder = tmp_path_factory.mktemp("source")
     random = build(None)
-    assert save_components(random, None, folder)
+    assert save_components(random, None, record(), folder)
     for name, component in random.named_components().items():
         if name in WEIGHTS:
             dtype = torch.bfloat16 if name == "vae" else torch.float16
@@ -45,7 +47,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_weights_are_those_of_the_source_in_its_precision(tmp_path: Path, source: Path) -> None:
     components = build(source)
-    assert save_components(components, source, tmp_path)
+    assert save_components(components, source, record(), tmp_path)
     saved, stored = weights(tmp_path), weights(source)
     assert saved.keys() == stored.keys()
     for name, tensor in stored.items():
@@ -68,9 +70,9 @@ def inodes(folder: Path) -> dict[str, int]:
 
 
 def test_a_restart_writes_no_component_again(tmp_path: Path, source: Path) -> None:
-    assert save_components(build(source), source, tmp_path)
+    assert save_components(build(source), source, record(), tmp_path)
     before = inodes(tmp_path)
-    assert not save_components(build(source), source, tmp_path)
+    assert not save_components(build(source), source, record(), tmp_path)
     after = inodes(tmp_path)
     # The manifest has the network's configuration, which a later version may change.
     assert before.pop("components.json")
@@ -85,7 +87,7 @@ def test_an_incomplete_or_different_folder_is_written_again(
     """The upload of a stopped job may be incomplete."""
     other = shutil.copytree(source, tmp_path / "source")
     folder = tmp_path / "components"
-    assert save_components(build(other), other, folder)
+    assert save_components(build(other), other, record(), folder)
     file = folder / "text_encoder_2" / "model.safetensors"
     if damage == "missing":
         file.unlink()
@@ -95,14 +97,14 @@ def test_an_incomplete_or_different_folder_is_written_again(
         (other / "vae" / "config.json").write_bytes(
             (other / "vae" / "config.json").read_bytes() + b"\n"
         )
-    assert save_components(build(other), other, folder)
+    assert save_components(build(other), other, record(), folder)
     assert weights(folder).keys() == weights(source).keys()
 
 
 def test_random_components_are_written_at_every_start(tmp_path: Path) -> None:
     """Another version of a library may initialize them differently."""
-    assert save_components(build(None), None, tmp_path)
-    assert save_components(build(None), None, tmp_path)
+    assert save_components(build(None), None, record(), tmp_path)
+    assert save_components(build(None), None, record(), tmp_path)
 
 
 def test_the_final_model_shares_its_frozen_files(tmp_path: Path, source: Path) -> None:
@@ -112,9 +114,8 @@ def test_the_final_model_shares_its_frozen_files(tmp_path: Path, source: Path) -
     parts = build(source)
     parts.network_init.materialize(torch.device("cpu"), 0)
     folder, model, final = (tmp_path / name for name in ("components", "model", "final"))
-    save_components(parts, source, folder)
-    trained = parts.trained_module().state_dict()
-    save_model(folder, parts, trained.items(), model)
+    save_components(parts, source, record(), folder)
+    save_model(folder, trained_weights(parts), model)
     # Repeated, as by a job that is restarted after its last step.
     for _ in range(2):
         share_model(folder, model, final)
@@ -125,6 +126,6 @@ def test_the_final_model_shares_its_frozen_files(tmp_path: Path, source: Path) -
         assert "unet/diffusion_pytorch_model.safetensors" not in shared
     assert weights(final).keys() == weights(model).keys()
     # Half-precision text encoders and autoencoder, and an fp32 network.
-    pipeline = DiffusionPipeline.from_pretrained(final, trust_remote_code=True)
+    pipeline = DiffusionPipeline.from_pretrained(final)
     [image] = pipeline("a grey of 3", num_inference_steps=1, guidance_scale=4.0).images
     assert image.size == (64, 64)

@@ -102,6 +102,7 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch(
         batch_size=2,
         seed=0,
         decode_workers=0,
+        gradient_accumulation_steps=MICRO_BATCHES,
         rng=trainer.components.sample_rng(0),
         tokenize=trainer.components.text_encoders.tokenize,
     )

@@ -94,6 +94,14 @@ CASES = {
         VALID + "chekpoint: {every: 1}\n",
         ["run.yaml:18: chekpoint: unknown key; did you mean checkpoint?"],
     ),
+    "number_as_name": (
+        VALID.replace("name: demo", "name: 1:30"),
+        ["run.yaml:1: name: YAML reads this as a number, not as text: quote it"],
+    ),
+    "smddp_on_a_type_without_efa": (
+        VALID.replace("ml.p4de.24xlarge", "ml.g5.2xlarge") + "  backend: smddp\n",
+        ["run.yaml:18: cluster.backend: smddp does not run on ml.g5.2xlarge (SMDDP supports p4d"],
+    ),
     "zero_instances": (
         VALID.replace("instances: 4", "instances: 0"),
         ["run.yaml:11: stages[0].instances: 0: must be greater than or equal to 1"],

@@ -305,8 +305,11 @@ def test_each_setting_changes_only_its_field(
         key for key in request.keys() | default.keys() if request.get(key) != default.get(key)
     }
     spot = {"StoppingCondition", "EnableManagedSpotTraining"} if "spot" in cluster.values() else {}
-    # The run file is in the bundle, whose digest is a tag.
-    assert changed <= {field, "Tags", *spot}
+    # The run file is in the bundle, whose digest is a tag and a variable.
+    assert changed <= {field, "Tags", "Environment", *spot}
+    assert request["Environment"] == default["Environment"] | {
+        "SM_TRAIN_BUNDLE": request["Environment"]["SM_TRAIN_BUNDLE"]
+    }
 
 
 def test_alternatives_with_equal_gpus_share_one_count() -> None:

@@ -136,6 +136,13 @@ def test_email_gets_a_topic_that_is_deleted_with_the_alarms(
     assert [statement["Principal"]["Service"] for statement in policy["Statement"]] == SERVICES
     [subscription] = sns.list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"]
     assert subscription["Endpoint"] == "team@example.com"
+    assert not sns.get_topic_attributes(TopicArn=topic)["Attributes"].get("KmsMasterKeyId")
+    assert "the topic is not encrypted; set output_kms_key" in created["warnings"][0]
+    arguments = ["--email", "team@example.com", "--kms-key", "alias/own"]
+    encrypted = laptop.json("alarms", "demo", *arguments, "--yes")
+    key = sns.get_topic_attributes(TopicArn=topic)["Attributes"]["KmsMasterKeyId"]
+    assert key == "alias/own"
+    assert "alias/own; its policy must allow kms:Decrypt" in encrypted["warnings"][0]
     # The rule holds the topic.
     assert laptop.json("alarms", "demo", "--yes")["topic"] == topic
     assert laptop.json("alarms", "demo", "--remove")["topic"] == topic
@@ -149,8 +156,9 @@ def test_email_gets_a_topic_that_is_deleted_with_the_alarms(
         (["--email", "team"], "--email: 'team' must be an address"),
         (["--email", "a@b.c", "--topic", TOPIC], "mutually exclusive"),
         (["--remove", "--dry-run"], "mutually exclusive"),
+        (["--kms-key", "alias/own"], "--kms-key encrypts the topic of --email; pass both"),
     ],
-    ids=["no-arn", "no-address", "topic-and-email", "remove-and-dry-run"],
+    ids=["no-arn", "no-address", "topic-and-email", "remove-and-dry-run", "key-of-nothing"],
 )
 def test_invalid_options_fail_without_calling_aws(
     cli: Cli, arguments: list[str], message: str

@@ -10,6 +10,7 @@ from typing import Any
 
 import boto3
 import pytest
+from sm_train.entrypoints.common.checkpoint_layout import FORMAT_VERSION
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.estimators.config.schema import RunConfig
@@ -380,7 +381,8 @@ def put_checkpoint(aws: Aws, step: int, *, size: int = SD2_BYTES, complete: bool
     """Create a checkpoint folder as a job does, with an empty tensor file."""
     folder = f"demo/checkpoints/256px/step-{step:08d}"
     files = [{"name": "tensors-00000.safetensors", "bytes": size, "blake3": ""}]
-    marker = {"format": 2, "step": step, "world_size": 8, "fingerprint": "0", "files": files}
+    rest = {"step": step, "world_size": 8, "fingerprint": "0", "files": files}
+    marker = {"format": FORMAT_VERSION} | rest
     s3 = aws.client("s3")
     s3.put_object(Bucket="my-bucket", Key=f"{folder}/tensors-00000.safetensors", Body=b"")
     if complete:

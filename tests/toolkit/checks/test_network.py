@@ -46,3 +46,25 @@ def test_only_the_part_that_applies_is_reported(cluster: dict[str, Any], part: s
 )
 def test_nothing_to_report(cluster: dict[str, Any]) -> None:
     assert messages(**cluster) == []
+
+
+EFA = {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_PROVIDER": "efa"}
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("ml.g5.48xlarge", ["FI_EFA_USE_DEVICE_RDMA"]),
+        ("ml.g5.2xlarge", ["FI_EFA_USE_DEVICE_RDMA", "FI_PROVIDER"]),
+        ("ml.p4d.24xlarge", []),
+    ],
+)
+def test_variables_that_abort_on_an_instance_type_are_reported(
+    name: str, variables: list[str]
+) -> None:
+    run = config(cluster={"instance_type": name, "environment": EFA})
+    found = list(network_findings(run))
+    assert [one.where for one in found] == [f"cluster.environment.{name}" for name in variables]
+    assert all(name in one.message for one in found)
+    alone = config(cluster={"instance_type": name, "environment": EFA}, stages=[stage(instances=1)])
+    assert not list(network_findings(alone))

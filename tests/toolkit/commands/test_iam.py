@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
+import yaml
 from sm_train.estimators.request.iam import policies
 
 from tests.conftest import Aws, Cli
@@ -42,12 +45,20 @@ NOT_RECORDED = {
 }
 
 
-def allowed(policy: Any, action: str, resource: str) -> str | None:
-    """Return the Sid of the statement that allows ``action`` on ``resource``."""
+def allowed(policy: Any, action: str, resource: str, prefix: str | None = None) -> str | None:
+    """Return the Sid of the statement that allows ``action`` on ``resource``.
+
+    ``prefix`` is that of a request that lists a bucket.
+    """
     for statement in policy["Statement"]:
-        if action in statement["Action"] and any(
-            fnmatchcase(resource, pattern) for pattern in statement["Resource"]
-        ):
+        if action not in statement["Action"]:
+            continue
+        conditions = statement.get("Condition", {})
+        prefixes = conditions.get("StringLike", {}).get("s3:prefix")
+        if prefix is not None or prefixes is None:
+            prefixes = conditions.get("StringLikeIfExists", {}).get("s3:prefix", prefixes)
+        listable = prefixes is None or any(fnmatchcase(prefix or "", one) for one in prefixes)
+        if listable and any(fnmatchcase(resource, pattern) for pattern in statement["Resource"]):
             sid: str = statement["Sid"]
             return sid
     return None
@@ -76,8 +87,8 @@ _OTHER_SERVICES = {
 """Operations of services other than SageMaker: the action and resource that IAM checks."""
 
 
-def calls(aws: Aws) -> Iterator[tuple[str, str]]:
-    """Yield the action and the resource that IAM checks for every recorded call."""
+def calls(aws: Aws) -> Iterator[tuple[str, str] | tuple[str, str, str]]:
+    """Yield the action, the resource and the prefix that IAM checks for every recorded call."""
     job = "arn:aws:sagemaker:us-east-1:111122223333:training-job/"
     for operation, body in aws.calls:
         name = body.get("TrainingJobName", "").lower()
@@ -103,8 +114,10 @@ def calls(aws: Aws) -> Iterator[tuple[str, str]]:
         if key:
             action = {"GET": "GetObject", "HEAD": "GetObject"}.get(method, "PutObject")
         else:
-            assert method == "HEAD" or "list-type=2" in query, (method, path, query)
-            action = "ListBucket"
+            assert "list-type=2" in query, (method, path, query)
+            prefix = parse_qs(query).get("prefix", [""])[0]
+            yield "s3:ListBucket", f"arn:aws:s3:::{bucket}", prefix
+            continue
         yield f"s3:{action}", f"arn:aws:s3:::{path.strip('/')}"
 
 
@@ -141,15 +154,16 @@ def test_laptop_policy_equals_what_commands_call(cli: Cli, aws: Aws, tmp_path: P
     assert allowed(documents["job"], "ecr:BatchGetImage", image) == "PullImage"
     policy = documents["laptop"]
     recorded = set(calls(aws))
-    assert {"sagemaker:CreateTrainingJob", "s3:PutObject"} < {action for action, _ in recorded}
+    assert {"sagemaker:CreateTrainingJob", "s3:PutObject"} < {action for action, *_ in recorded}
     assert [call for call in sorted(recorded) if allowed(policy, *call) is None] == []
-    used = {action for action, _ in recorded}
+    used = {action for action, *_ in recorded}
     granted = {action for statement in policy["Statement"] for action in statement["Action"]}
     assert granted - used == NOT_RECORDED.keys()
     statements = {statement["Sid"] for statement in policy["Statement"]}
     assert {allowed(policy, *call) for call in recorded} >= statements - {
         "CheckImage",
         "CheckRole",
+        "ReadLogs",
         "ReadTopic",
         "ManageTopic",
     }
@@ -165,8 +179,73 @@ def test_other_runs_are_not_allowed() -> None:
         ("s3:GetObject", "arn:aws:s3:::other/demo/x"),
         ("iam:PassRole", "arn:aws:iam::111122223333:role/admin"),
         ("s3:DeleteObject", "arn:aws:s3:::my-bucket/demo/x"),
+        ("s3:ListBucket", "arn:aws:s3:::my-bucket"),
+        (
+            "logs:GetLogEvents",
+            f"{_LOG_GROUP.removesuffix(':*')}:log-stream:other-256px-1/algo-1-1",
+        ),
     ):
         assert allowed(laptop, action, resource) is None, action
+
+
+@pytest.mark.parametrize("name", ["laptop", "job", "watch"])
+def test_buckets_are_listed_below_the_run_and_its_inputs_only(name: str) -> None:
+    run = config(
+        data={"uri": "s3://my-bucket/shards/"},
+        model={"preset": "sd2", "components": "s3://models.own/sd2/"},
+    )
+    policy = policies(run, "us-east-1", ECR)[name]
+    for bucket, prefix, is_allowed in (
+        ("my-bucket", "demo/", True),
+        ("my-bucket", "demo/checkpoints/256px/", True),
+        ("my-bucket", "shards/", True),
+        ("my-bucket", "", False),
+        ("my-bucket", "demo-2/", False),
+        ("my-bucket", "other/", False),
+        ("models.own", "sd2/vae/", True),
+        ("models.own", "demo/", False),
+    ):
+        sid = allowed(policy, "s3:ListBucket", f"arn:aws:s3:::{bucket}", prefix)
+        assert (sid is not None) == is_allowed, (bucket, prefix)
+
+
+def test_function_of_watch_may_touch_its_runs_only(cli: Cli, tmp_path: Path) -> None:
+    first = write_run(tmp_path, name="Demo")
+    second = first.with_name("second.yaml")
+    second.write_text(first.read_text().replace("Demo", "other"))
+    printed = cli("template", "watch-lambda", str(first), str(second))
+    assert printed.returncode == 0, printed.stderr
+    # The functions of CloudFormation are read as their arguments.
+    template = yaml.safe_load(re.sub(r"!(Ref|Sub|GetAtt) ", "", printed.stdout))
+    function = template["Resources"]["Watcher"]["Properties"]
+    assert function["Environment"]["Variables"]["SM_TRAIN_RUNS"] == "Demo,other"
+    [policy] = function["Policies"]
+    jobs = "arn:aws:sagemaker:us-east-1:111122223333:training-job/"
+    for action, resource, is_allowed in (
+        ("sagemaker:StopTrainingJob", f"{jobs}demo-256px-1", True),
+        ("sagemaker:StopTrainingJob", f"{jobs}other-256px-1", True),
+        ("sagemaker:StopTrainingJob", f"{jobs}third-256px-1", False),
+        ("s3:PutObject", "arn:aws:s3:::my-bucket/other/claims/a", True),
+        ("s3:PutObject", "arn:aws:s3:::my-bucket/third/claims/a", False),
+        ("iam:PassRole", ROLE, True),
+        ("iam:PassRole", "arn:aws:iam::111122223333:role/admin", False),
+        ("iam:GetRole", ROLE, False),
+        ("sns:DeleteTopic", "arn:aws:sns:us-east-1:111122223333:sm-train-alarms-Demo", False),
+    ):
+        assert (allowed(policy, action, resource) is not None) == is_allowed, (action, resource)
+    for prefix, is_allowed in (("Demo/", True), ("other/", True), ("third/", False)):
+        sid = allowed(policy, "s3:ListBucket", "arn:aws:s3:::my-bucket", prefix)
+        assert (sid is not None) == is_allowed, prefix
+
+
+def test_template_takes_run_files_for_the_watch_function_only(cli: Cli, tmp_path: Path) -> None:
+    run = str(write_run(tmp_path))
+    for arguments, message in (
+        (["watch-lambda"], "watch-lambda takes the run files to watch"),
+        (["pack-lambda", run], "pack-lambda takes no run file"),
+    ):
+        refused = cli("template", *arguments)
+        assert (refused.returncode, message in refused.stderr) == (2, True)
 
 
 def test_job_reads_its_channels_and_writes_below_its_run() -> None:

@@ -488,7 +488,7 @@ def test_lambda_image_installs_all_imported_packages(laptop: Laptop) -> None:
 
 def test_lambda_template_passes_cfn_lint(laptop: Laptop) -> None:
     template = laptop.folder / "template.yaml"
-    template.write_text(laptop("template", "watch-lambda").stdout)
+    template.write_text(laptop("template", "watch-lambda", str(laptop.run_file)).stdout)
     linted = subprocess.run(
         [Path(sys.executable).parent / "cfn-lint", template],
         capture_output=True,

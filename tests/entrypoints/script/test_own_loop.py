@@ -25,7 +25,7 @@ from tests.support.cluster.training_jobs import (
 )
 from tests.support.deadline import DEADLINE
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_loop.py"
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "own_loop.py"
 
 
 def loop_nodes(folder: Path, **settings: Any) -> list[Job]:

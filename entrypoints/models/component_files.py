@@ -1,0 +1,197 @@
+"""Read components of a model folder without downloading their weights.
+
+A reader lists a folder's files with sizes and reads ranges of them: on disk here; in S3 and on the
+Hub in the toolkit. Headers of safetensors files hold names, shapes and sizes of all tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
+
+_MAX_HEADER_BYTES = 100_000_000
+"""Limit of the safetensors library."""
+
+_SUFFIX = ".safetensors"
+VARIANT = "fp16"
+"""The variant of published weights that is used if there are no others."""
+
+PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+"""Suffixes of weights that run code when they are loaded."""
+
+
+class ComponentReader(Protocol):
+    """A model folder: ``location`` is its name for the user, ``files`` path → size in bytes."""
+
+    @property
+    def location(self) -> str: ...
+
+    @property
+    def files(self) -> Mapping[str, int]: ...
+
+    def read(self, path: str, start: int, length: int) -> bytes:
+        """Return up to ``length`` bytes of a file from ``start`` on."""
+        ...
+
+
+class ComponentFileError(ValueError):
+    """A file of a component cannot be used; the message is one line with the fix."""
+
+
+@dataclass(frozen=True)
+class LocalComponents:
+    """A model folder on this machine."""
+
+    folder: Path
+
+    @property
+    def location(self) -> str:
+        return str(self.folder)
+
+    @cached_property
+    def files(self) -> dict[str, int]:
+        return {
+            path.relative_to(self.folder).as_posix(): path.stat().st_size
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file() and not path.match(UPLOAD_NOTES)
+        }
+
+    def read(self, path: str, start: int, length: int) -> bytes:
+        with (self.folder / path).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+
+def read_json(reader: ComponentReader, path: str) -> dict[str, Any]:
+    """Return a JSON object of the folder.
+
+    Raises:
+        ComponentFileError: it is missing or damaged.
+    """
+    if path not in reader.files:
+        raise ComponentFileError(f"{path} is missing; copy the model again")
+    try:
+        document = json.loads(reader.read(path, 0, reader.files[path]))
+    except ValueError:
+        raise ComponentFileError(f"{path} is not JSON; copy the model again") from None
+    if not isinstance(document, dict):
+        raise ComponentFileError(f"{path} is not a JSON object; copy the model again")
+    return document
+
+
+def read_header(reader: ComponentReader, path: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a safetensors file's tensors by name, from its header.
+
+    Raises:
+        ComponentFileError: the header is damaged, or the file is shorter than it says.
+    """
+    size = reader.files[path]
+    length = int.from_bytes(reader.read(path, 0, 8), "little")
+    if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+        raise ComponentFileError(f"{path}: the safetensors header is damaged; copy the model again")
+    try:
+        document = json.loads(reader.read(path, 8, length))
+        document.pop("__metadata__", None)
+        shapes = {name: tuple(entry["shape"]) for name, entry in document.items()}
+        end = max((entry["data_offsets"][1] for entry in document.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ComponentFileError(
+            f"{path}: the safetensors header is damaged; copy the model again"
+        ) from None
+    if size != 8 + length + end:
+        raise ComponentFileError(
+            f"{path} has {size:,} bytes of {8 + length + end:,}; copy the model again"
+        )
+    return shapes
+
+
+def has_component(reader: ComponentReader, name: str) -> bool:
+    """Return whether the folder has files of a component."""
+    return any(path.startswith(f"{name}/") for path in reader.files)
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """The safetensors files of a component, and the index that lists them if they are several.
+
+    ``variant`` is None or :data:`VARIANT`.
+    """
+
+    paths: tuple[str, ...]
+    variant: str | None
+    index: str | None = None
+
+
+def weight_files(
+    reader: ComponentReader, component: str, *, prefer: str | None = None
+) -> WeightFiles:
+    """Return the weights of a component: of the variant ``prefer``, or else of the other one.
+
+    By default they are in full precision, or else of the fp16 variant.
+
+    Raises:
+        ComponentFileError: there are none, only pickles, or an index lists a missing file.
+    """
+    for variant in (VARIANT, None) if prefer == VARIANT else (None, VARIANT):
+        if found := _of_variant(reader, component, variant):
+            return found
+    pickles = [
+        path for path in reader.files if path.startswith(f"{component}/") and path.endswith(PICKLES)
+    ]
+    if pickles:
+        raise ComponentFileError(
+            f"{pickles[0]}: only pickled weights, which can run code when they are loaded; use a "
+            "revision with safetensors, or convert it with save_pretrained(safe_serialization=True)"
+        )
+    raise ComponentFileError(f"{component}: has no safetensors weights; copy the model again")
+
+
+def _of_variant(reader: ComponentReader, component: str, variant: str | None) -> WeightFiles | None:
+    """Return the files of one variant, named as diffusers and Transformers do; None without any."""
+    stems = "diffusion_pytorch_model|model"
+    infix = rf"\.{variant}" if variant else ""
+    single = re.compile(rf"{re.escape(component)}/(?:{stems}){infix}\.safetensors")
+    # Both orders of variant and "index" have been written.
+    index = re.compile(
+        rf"{re.escape(component)}/(?:{stems})(?:{infix}\.safetensors\.index"
+        rf"|\.safetensors\.index{infix})\.json"
+    )
+    if found := [path for path in reader.files if index.fullmatch(path)]:
+        return WeightFiles(tuple(_indexed(reader, component, found[0])), variant, found[0])
+    paths = tuple(path for path in reader.files if single.fullmatch(path))
+    return WeightFiles(paths, variant) if paths else None
+
+
+def _indexed(reader: ComponentReader, component: str, index: str) -> Iterator[str]:
+    """Yield the files that an index lists.
+
+    Raises:
+        ComponentFileError: one is missing.
+    """
+    weight_map = read_json(reader, index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ComponentFileError(f"{index} lists no weights; copy the model again")
+    for name in sorted(set(weight_map.values())):
+        path = f"{component}/{name}"
+        if path not in reader.files:
+            raise ComponentFileError(f"{path} is missing, and {index} lists it; copy it again")
+        yield path
+
+
+def read_shapes(reader: ComponentReader, component: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all of a component's tensors.
+
+    Raises:
+        ComponentFileError: a file is missing or damaged, or lacks a tensor that an index lists.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(reader, component).paths:
+        shapes |= read_header(reader, path)
+    return shapes

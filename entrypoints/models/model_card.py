@@ -1,0 +1,144 @@
+"""The model card of a final model: ``README.md`` with the front matter of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
+
+CARD_FILE = "README.md"
+
+GRID_FILE = "samples.png"
+"""The grid of sample images in a model's folder."""
+
+UNKNOWN_LICENSE = "unknown"
+"""Hugging Face's identifier of a license that is not stated."""
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """Where a model comes from; None is unknown.
+
+    ``data_digest`` identifies the shards, ``bundle`` is the SHA-256 of the job's source bundle,
+    ``commit`` that of the run file's repository.
+    """
+
+    run: str
+    stage: str
+    preset: str
+    prediction_type: str
+    resolution: int
+    license: str | None
+    data_digest: str
+    bundle: str | None
+    commit: str | None
+    prompts: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record as plain data, for a components folder's manifest."""
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> TrainingRecord:
+        """Return the record of :meth:`as_dict`."""
+        return cls(**{**document, "prompts": tuple(document["prompts"])})
+
+
+def bundle_variables() -> tuple[str | None, str | None]:
+    """Return digest and commit of this job's bundle; None where the environment lacks them."""
+    return os.environ.get(BUNDLE_VARIABLE), os.environ.get(COMMIT_VARIABLE)
+
+
+def model_card(
+    record: TrainingRecord,
+    *,
+    pipeline_class: str,
+    standard: bool,
+    absent: Sequence[str] = (),
+    step: int,
+    weights: str,
+    has_grid: bool,
+) -> str:
+    """Return the card of the model after optimizer ``step``.
+
+    ``weights`` is ``ema`` or ``raw``. ``standard`` is whether ``pipeline_class`` is diffusers' own,
+    ``absent`` the components that it needs to be passed as None.
+    """
+    title = f"{record.run}, {record.stage}"
+    lines = [*_front_matter(record), "", f"# {title}", ""]
+    lines += [f"A `{record.preset}` text-to-image model, trained with sm-train."]
+    if has_grid:
+        lines += ["", f"![Samples of the prompts below]({GRID_FILE})"]
+    lines += [
+        "",
+        *_usage(pipeline_class, standard, absent),
+        "",
+        "## Training",
+        "",
+        "| | |",
+        "|---|---|",
+    ]
+    lines += [f"| {name} | {value} |" for name, value in _facts(record, step, weights)]
+    if record.prompts:
+        lines += ["", "## Prompts of the samples", ""]
+        lines += [f"{number}. {_inline(text)}" for number, text in enumerate(record.prompts, 1)]
+    return "\n".join(lines) + "\n"
+
+
+def _front_matter(record: TrainingRecord) -> list[str]:
+    """Return the card's metadata as YAML; JSON strings are valid YAML."""
+    return [
+        "---",
+        f"license: {json.dumps(record.license or UNKNOWN_LICENSE)}",
+        "library_name: diffusers",
+        "pipeline_tag: text-to-image",
+        "tags:",
+        "- text-to-image",
+        "- diffusers",
+        "- sm-train",
+        "---",
+    ]
+
+
+def _usage(pipeline_class: str, standard: bool, absent: Sequence[str]) -> list[str]:
+    argument = "" if standard else ", trust_remote_code=True"
+    argument += "".join(f", {name}=None" for name in absent)
+    note = f"diffusers' `{pipeline_class}`" if standard else "the class in `pipeline.py`"
+    return [
+        f"The folder opens as {note}:",
+        "",
+        "```python",
+        "from diffusers import DiffusionPipeline",
+        "",
+        f"pipeline = DiffusionPipeline.from_pretrained(folder{argument})",
+        'image = pipeline("a photograph of a lighthouse").images[0]',
+        "```",
+    ]
+
+
+def _facts(record: TrainingRecord, step: int, weights: str) -> Iterator[tuple[str, str]]:
+    yield "run", f"`{record.run}`"
+    yield "stage", f"`{record.stage}`, {record.resolution} px"
+    averaged = "exponential moving average (EMA)" if weights == "ema" else "raw (not averaged)"
+    yield "optimizer steps", f"{step:,} in this stage"
+    yield "weights", averaged
+    yield "predicts", f"`{record.prediction_type}`"
+    yield "data digest", f"`{record.data_digest}`"
+    yield "source bundle (SHA-256)", f"`{record.bundle}`" if record.bundle else "not recorded"
+    yield "commit", f"`{record.commit}`" if record.commit else "not recorded"
+
+
+def _inline(text: str) -> str:
+    """Return a prompt as one line of Markdown code, whatever it contains."""
+    line = " ".join(text.split())
+    fence = "`" * (1 + max(map(len, _runs_of_backticks(line)), default=0))
+    padding = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{padding}{line}{padding}{fence}"
+
+
+def _runs_of_backticks(text: str) -> list[str]:
+    return [run for run in "".join(c if c == "`" else " " for c in text).split() if run]

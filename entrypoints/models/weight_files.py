@@ -1,0 +1,186 @@
+"""Write safetensors files tensor by tensor: the memory is that of one tensor, not of the model.
+
+The format is a header of JSON after its length, then the tensors' bytes (safetensors README, read
+2026-11). The library's ``save_file`` takes all tensors of a file at once.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
+from torch import Tensor
+
+MODEL_WEIGHTS = "diffusion_pytorch_model"
+"""Name of the weights of a diffusers model, without suffix."""
+
+_FILE_BYTES = 5 * 10**9
+"""Maximum size of a weight file of a network, as in published models."""
+
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names in safetensors headers."""
+
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Precision and shape of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        """Return the spec of ``tensor``, of the full tensor if it is sharded."""
+        return cls(tensor.dtype, tuple(tensor.shape))
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def converted(self, dtype: torch.dtype | None) -> TensorSpec:
+        """Return the spec after a conversion, which leaves integers as they are."""
+        converts = dtype is not None and self.dtype.is_floating_point
+        return TensorSpec(dtype, self.shape) if converts and dtype is not None else self
+
+
+Layout = Mapping[str, TensorSpec]
+"""Tensors of a file or model, in the order in which they are written."""
+
+
+def write_tensors(path: Path, layout: Layout, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Write ``tensors``, which come in the order of ``layout``, to one file atomically.
+
+    Each is converted to the precision of its spec.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{NOT_UPLOADED_SUFFIX}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(_header(layout))
+            for (expected, spec), (name, tensor) in zip(layout.items(), tensors, strict=True):
+                assert name == expected, f"{name} comes where {expected} is due"
+                _write_tensor(file, tensor.detach().to("cpu", spec.dtype))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _header(layout: Layout) -> bytes:
+    document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, spec in layout.items():
+        start, end = end, end + spec.bytes
+        document[name] = {
+            "dtype": DTYPE_NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [start, end],
+        }
+    content = json.dumps(document, separators=(",", ":")).encode()
+    # The data must start at a multiple of 8 bytes; spaces may follow the JSON.
+    content += b" " * (-len(content) % 8)
+    return len(content).to_bytes(8, "little") + content
+
+
+def _write_tensor(file: IO[bytes], tensor: Tensor) -> None:
+    if tensor.numel():
+        file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def read_layout(path: Path) -> dict[str, TensorSpec]:
+    """Return the layout of a safetensors file from its header."""
+    with path.open("rb") as file:
+        document = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    document.pop("__metadata__", None)
+    ordered = sorted(document.items(), key=lambda item: item[1]["data_offsets"])
+    return {
+        name: TensorSpec(DTYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in ordered
+    }
+
+
+def read_tensors(path: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors of a safetensors file by name; each is read when it is due."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        for name in names:
+            yield name, file.get_tensor(name)
+
+
+def convert_file(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Copy a safetensors file with its floating-point tensors in another precision."""
+    layout = read_layout(source)
+    converted = {name: spec.converted(dtype) for name, spec in layout.items()}
+    write_tensors(target, converted, read_tensors(source, layout))
+
+
+def write_network(
+    folder: Path,
+    layout: Layout,
+    tensors: Iterable[tuple[str, Tensor]],
+    on_tensor: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Write a network's weights to files of at most :data:`_FILE_BYTES`, as diffusers does.
+
+    Call ``on_tensor`` with the bytes of each tensor.
+    """
+    stream = _reported(tensors, layout, on_tensor)
+    files = _assign_files(layout)
+    for name, names in files.items():
+        write_tensors(folder / name, {one: layout[one] for one in names}, _take(stream, len(names)))
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(spec.bytes for spec in layout.values())},
+            "weight_map": {one: name for name, names in files.items() for one in names},
+        }
+        content = (json.dumps(index, indent=2) + "\n").encode()
+        write_atomic(folder / f"{MODEL_WEIGHTS}.safetensors.index.json", content)
+
+
+def _reported(
+    tensors: Iterable[tuple[str, Tensor]], layout: Layout, on_tensor: Callable[[int], None]
+) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        on_tensor(layout[name].bytes)
+        yield name, tensor
+
+
+def _take(stream: Iterator[tuple[str, Tensor]], count: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the next ``count`` tensors; unlike islice it leaves the stream open."""
+    for _ in range(count):
+        yield next(stream)
+
+
+def _assign_files(layout: Layout) -> dict[str, list[str]]:
+    """Assign tensors to files in their order; return the tensors' names by file name."""
+    groups: list[list[str]] = [[]]
+    free = _FILE_BYTES
+    for name, spec in layout.items():
+        if spec.bytes > free and groups[-1]:
+            groups.append([])
+            free = _FILE_BYTES
+        groups[-1].append(name)
+        free -= spec.bytes
+    if len(groups) == 1:
+        return {f"{MODEL_WEIGHTS}.safetensors": groups[0]}
+    count = len(groups)
+    return {
+        f"{MODEL_WEIGHTS}-{number:05d}-of-{count:05d}.safetensors": names
+        for number, names in enumerate(groups, 1)
+    }

@@ -1,0 +1,360 @@
+"""Pretrained components against the run file: every problem is one line with a fix."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
+from sm_train.entrypoints.models.component_check import (
+    ContradictionError,
+    component_problems,
+    learned_sigma,
+    noise_settings,
+)
+from sm_train.entrypoints.models.component_files import (
+    ComponentFileError,
+    read_header,
+    read_json,
+    weight_files,
+)
+from sm_train.entrypoints.models.components import read_preset
+
+from tests.support.models.components import Files, as_json, published, safetensors
+
+
+@dataclass
+class Memory:
+    """A model folder in memory."""
+
+    contents: Files
+    location: str = "model"
+
+    @property
+    def files(self) -> dict[str, int]:
+        return {path: len(content) for path, content in self.contents.items()}
+
+    def read(self, path: str, start: int, length: int) -> bytes:
+        return self.contents[path][start : start + length]
+
+
+def config(preset: str, **changes: Any) -> ModelConfig:
+    options: dict[str, Any] = {
+        "prediction_type": None,
+        "zero_terminal_snr": None,
+        "min_snr_gamma": None,
+        "timestep_shift": None,
+    }
+    return ModelConfig(preset, **(options | changes))
+
+
+def problems(files: Files, preset: str, **model: Any) -> list[str]:
+    return component_problems(Memory(files), read_preset(preset), config(preset, **model))
+
+
+def edited(files: Files, path: str, **changes: Any) -> Files:
+    """Return the folder with keys of a JSON file changed; None removes a key."""
+    document = json.loads(files[path]) | changes
+    kept = {key: value for key, value in document.items() if changes.get(key, 0) is not None}
+    return files | {path: as_json(kept)}
+
+
+def without(files: Files, *prefixes: str) -> Files:
+    return {path: content for path, content in files.items() if not path.startswith(prefixes)}
+
+
+@pytest.mark.parametrize("preset", ["sd2", "sdxl", "mmdit-2b", "dit-xl", "tiny-sd2"])
+def test_the_models_of_the_presets_have_no_problem(preset: str) -> None:
+    assert problems(published(preset), preset) == []
+
+
+SD2, SDXL, SD3, PIXART = "sd2", "sdxl", "mmdit-2b", "dit-xl"
+UNET = "unet/diffusion_pytorch_model.safetensors"
+TEXT = "text_encoder/model.safetensors"
+
+CASES: dict[str, tuple[Files, str, dict[str, Any], str]] = {
+    "an epsilon model, contradicted": (
+        published(SD2, prediction_type="epsilon"),
+        SD2,
+        {"prediction_type": "v_prediction"},
+        "model.prediction_type: the run file says v_prediction, and the pretrained model's "
+        "scheduler/scheduler_config.json epsilon; remove it from the run file",
+    ),
+    "a scheduler without prediction_type is epsilon": (
+        edited(published(SDXL), "scheduler/scheduler_config.json", prediction_type=None),
+        SDXL,
+        {"prediction_type": "v_prediction"},
+        "model.prediction_type: the run file says v_prediction",
+    ),
+    "zero-SNR, contradicted": (
+        published(SD2, rescale_betas_zero_snr=True),
+        SD2,
+        {"zero_terminal_snr": False},
+        "model.zero_terminal_snr: the run file says false, and the pretrained model's "
+        "scheduler/scheduler_config.json true",
+    ),
+    "zero-SNR with epsilon": (
+        published(SD2, prediction_type="epsilon"),
+        SD2,
+        {"zero_terminal_snr": True},
+        "model.zero_terminal_snr: needs v_prediction, and the pretrained model predicts epsilon",
+    ),
+    "zero-SNR with min-SNR": (
+        published(SD2, rescale_betas_zero_snr=True),
+        SD2,
+        {"min_snr_gamma": 5.0},
+        "model.min_snr_gamma: the pretrained model has zero terminal SNR",
+    ),
+    "shift, contradicted": (
+        published(SD3),
+        SD3,
+        {"timestep_shift": 4.0},
+        "model.timestep_shift: the run file says 4.0, and the pretrained model's "
+        "scheduler/scheduler_config.json 3.0",
+    ),
+    "a flow model under a U-Net preset": (
+        published(SD2, _class_name="FlowMatchEulerDiscreteScheduler"),
+        SD2,
+        {},
+        "model.preset: the pretrained model predicts flow, and the preset supports epsilon or",
+    ),
+    "an SD2 U-Net under sdxl": (
+        published(SD2),
+        SDXL,
+        {},
+        "unet: is not the preset's network: down_block_types [",
+    ),
+    "an SD 1.5 U-Net under sd2": (
+        edited(published(SD2), "unet/config.json", cross_attention_dim=768, attention_head_dim=8),
+        SD2,
+        {},
+        "unet: is not the preset's network: attention_head_dim 8 instead of [5, 10, 20, 20], "
+        "cross_attention_dim 768 instead of 1024; use another preset",
+    ),
+    "a transformer under a U-Net preset": (
+        without(published(SD3), "vae") | {"model_index.json": b"{}"},
+        SD2,
+        {},
+        "transformer: is a SD3Transformer2DModel, and the preset's network a UNet2D",
+    ),
+    "no tokenizer": (
+        without(published(SD2), "tokenizer"),
+        SD2,
+        {},
+        "tokenizer/ is missing: captions of text_encoder need the tokenizer",
+    ),
+    "no second tokenizer": (
+        without(published(SDXL), "tokenizer_2"),
+        SDXL,
+        {},
+        "tokenizer_2/ is missing: captions of text_encoder_2 need",
+    ),
+    "no second encoder": (
+        without(published(SDXL), "text_encoder_2", "tokenizer_2", "model_index"),
+        SDXL,
+        {},
+        "text_encoder_2/ is missing: the preset needs 2 text encoders",
+    ),
+    "an encoder too many": (
+        published(SDXL) | {"text_encoder_3/config.json": b"{}"},
+        SDXL,
+        {},
+        "text_encoder_3: the preset has 2 text encoders",
+    ),
+    "an encoder of another width": (
+        edited(published(SD2), "text_encoder/config.json", hidden_size=768),
+        SD2,
+        {},
+        "text_encoder: has hidden_size 768, and the preset 1024",
+    ),
+    "an encoder of another class": (
+        edited(published(SD2), "text_encoder/config.json", architectures=["CLIPTextModelX"]),
+        SD2,
+        {},
+        "text_encoder: is a CLIPTextModelX, and the preset needs CLIPTextModel",
+    ),
+    "latents of another autoencoder": (
+        edited(published(SD2), "vae/config.json", latent_channels=16),
+        SD2,
+        {},
+        "vae: has 16 latent channels, and the preset's network 4",
+    ),
+    "pickles": (
+        without(published(SD2), UNET) | {"unet/diffusion_pytorch_model.bin": b"pickle"},
+        SD2,
+        {},
+        "unet/diffusion_pytorch_model.bin: only pickled weights, which can run code when they are "
+        "loaded; use a revision with safetensors",
+    ),
+    "no weights": (
+        without(published(SD2), TEXT),
+        SD2,
+        {},
+        "text_encoder: has no safetensors weights",
+    ),
+    "a cut file": (
+        published(SD2) | {UNET: published(SD2)[UNET][:-3]},
+        SD2,
+        {},
+        f"{UNET} has ",
+    ),
+    "a corrupt header": (
+        published(SD2) | {UNET: b"\x00" * 6 + b"\xff\xff" + b"{}"},
+        SD2,
+        {},
+        f"{UNET}: the safetensors header is damaged",
+    ),
+    "an empty file": (
+        published(SD2) | {UNET: b""},
+        SD2,
+        {},
+        f"{UNET}: the safetensors header is damaged",
+    ),
+    "a configuration that is not JSON": (
+        published(SD2) | {"vae/config.json": b"{"},
+        SD2,
+        {},
+        "vae/config.json is not JSON",
+    ),
+    "a component that the index lists": (
+        without(published(SD2), "vae/"),
+        SD2,
+        {},
+        "vae/ is missing, and model_index.json lists it",
+    ),
+    "an empty folder": ({"README.md": b""}, SD2, {}, "holds no unet, transformer, vae or text"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_problem_is_one_line_with_a_fix(case: str) -> None:
+    files, preset, model, expected = CASES[case]
+    found = problems(files, preset, **model)
+    assert any(expected in problem for problem in found), found
+    for problem in found:
+        assert "\n" not in problem
+        assert "; " in problem or case == "an empty folder"
+
+
+def test_what_the_scheduler_says_is_the_default() -> None:
+    scheduler = {
+        "prediction_type": "epsilon",
+        "beta_schedule": "linear",
+        "beta_start": 0.001,
+        "beta_end": 0.02,
+        "num_train_timesteps": 1000,
+        "clip_sample": True,
+    }
+    settings = noise_settings(read_preset(SD2), config(SD2), scheduler)
+    assert settings.prediction_type == "epsilon"
+    assert settings.schedule["beta_schedule"] == "linear"
+    assert settings.schedule["beta_start"] == 0.001
+    flow = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+    assert noise_settings(read_preset(SD3), config(SD3), flow).shift == 3.0
+    zero_snr = scheduler | {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True}
+    assert noise_settings(read_preset(SD2), config(SD2), zero_snr).zero_terminal_snr
+    # An epsilon PixArt under the preset whose own default is a flow.
+    assert noise_settings(read_preset(PIXART), config(PIXART), scheduler).prediction_type == (
+        "epsilon"
+    )
+
+
+def test_values_that_agree_are_no_contradiction() -> None:
+    flow = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+    model = config(SD3, timestep_shift=3.0, prediction_type="flow")
+    assert noise_settings(read_preset(SD3), model, flow).shift == 3.0
+    with pytest.raises(ContradictionError, match="use_dynamic_shifting"):
+        noise_settings(read_preset(SD3), config(SD3), flow | {"use_dynamic_shifting": True})
+
+
+def test_a_scheduler_without_a_network_decides_nothing() -> None:
+    files = without(published(SD2, prediction_type="epsilon"), "unet", "model_index")
+    assert problems(files, SD2, prediction_type="v_prediction") == []
+
+
+def test_sd3_without_t5_is_supported() -> None:
+    files = without(published(SD3), "text_encoder_3", "tokenizer_3", "model_index")
+    assert problems(files, SD3) == []
+
+
+def test_pixart_is_known_by_its_earlier_class_and_with_a_learned_sigma() -> None:
+    changes = {
+        "_class_name": "Transformer2DModel",
+        "norm_type": "ada_norm_single",
+        "out_channels": 8,
+    }
+    files = edited(
+        published(PIXART, _class_name="DPMSolverMultistepScheduler", prediction_type="epsilon"),
+        "transformer/config.json",
+        **changes,
+    )
+    assert problems(files, PIXART) == []
+    assert learned_sigma(read_json(Memory(files), "transformer/config.json"))
+
+
+def sharded(variant: str = "", index_variant: str = "") -> Files:
+    shard = f"diffusion_pytorch_model{variant}-0000{{}}-of-00002.safetensors"
+    names = [shard.format(number) for number in (1, 2)]
+    weight_map = {"a": names[0], "b": names[1]}
+    return {
+        f"unet/diffusion_pytorch_model.safetensors.index{index_variant}.json": as_json(
+            {"weight_map": weight_map}
+        ),
+        f"unet/{names[0]}": safetensors(a=(2,)),
+        f"unet/{names[1]}": safetensors(b=(3,)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "variant", "count"),
+    [
+        ({"unet/diffusion_pytorch_model.fp16.safetensors": safetensors(a=(1,))}, "fp16", 1),
+        (sharded(), None, 2),
+        (sharded(".fp16", ".fp16"), "fp16", 2),
+        (
+            sharded() | {"unet/diffusion_pytorch_model.fp16.safetensors": safetensors(a=(1,))},
+            None,
+            2,
+        ),
+    ],
+)
+def test_the_variant_that_exists_is_used(files: Files, variant: str | None, count: int) -> None:
+    found = weight_files(Memory(files), "unet")
+    assert (found.variant, len(found.paths)) == (variant, count)
+
+
+def test_a_missing_shard_is_named() -> None:
+    files = without(sharded(), "unet/diffusion_pytorch_model-00002")
+    with pytest.raises(ComponentFileError, match=r"00002-of-00002\.safetensors is missing, and"):
+        weight_files(Memory(files), "unet")
+
+
+@given(st.binary(max_size=200))
+def test_any_header_is_read_or_refused(content: bytes) -> None:
+    with contextlib.suppress(ComponentFileError):
+        read_header(Memory({"x.safetensors": content}), "x.safetensors")
+
+
+@given(st.integers(0, 107), st.integers(0, 255))
+def test_a_changed_byte_of_a_file_never_raises_another_error(index: int, value: int) -> None:
+    content = bytearray(published(SD2)[UNET])
+    content[index % len(content)] = value
+    problems(published(SD2) | {UNET: bytes(content)}, SD2)
+
+
+def test_the_training_job_refuses_with_the_same_words(tmp_path: Path) -> None:
+    from sm_train.entrypoints.models.builder import build_components
+
+    for path, content in without(published("tiny-sd2"), "tokenizer").items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    [_, problem] = problems(without(published("tiny-sd2"), "tokenizer"), "tiny-sd2") * 2
+    with pytest.raises(JobConfigError) as caught:
+        build_components(config("tiny-sd2"), 64, components=tmp_path, previous=None)
+    assert str(caught.value) == f"model.components: {problem}"

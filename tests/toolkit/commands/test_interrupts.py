@@ -1,0 +1,182 @@
+"""Ctrl-C in long commands at any moment, sent to the whole process group as a terminal does.
+
+No process and no partial file is left, and the same command then completes with the same result.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.conftest import clean_environment
+from tests.support.cluster.training_jobs import tiny_run, write_shards
+from tests.support.deadline import DEADLINE
+from tests.support.image_files import read_tree, write_album
+
+PROGRAM = (
+    "import signal, sys\n"
+    # The parent of the tests (nohup, a shell) may ignore it, and children inherit that.
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from sm_train.toolkit.cli import main\n"
+    "main(sys.argv[1:])\n"
+)
+
+FEW, MANY = 3, 50
+
+
+@dataclass(frozen=True)
+class LongCommand:
+    """A command, what it reads, and the files that are equal however often it was interrupted."""
+
+    arguments: tuple[str, ...]
+    write_inputs: Callable[[Path], object]
+    result: Callable[[Path], dict[str, bytes]]
+
+
+def write_run(folder: Path) -> None:
+    write_shards(folder / "shards", shards=2, each=8)
+    document = tiny_run(max_steps=6, checkpoint_every=2).model_dump(mode="json")
+    document["data"]["local"] = "shards"
+    (folder / "run.yaml").write_text(yaml.safe_dump(document))
+
+
+def packed(folder: Path) -> dict[str, bytes]:
+    """Return the shards and their index, without the packer's own state."""
+    tree = read_tree(folder / "out")
+    return {name: content for name, content in tree.items() if not name.startswith(".packing")}
+
+
+def trained(folder: Path) -> dict[str, bytes]:
+    """Return the weights of the final model."""
+    [model] = folder.glob("local-runs/*/*/nodes/algo-1/model")
+    return {
+        path.relative_to(model).as_posix(): path.read_bytes()
+        for path in model.rglob("*.safetensors")
+    }
+
+
+COMMANDS = {
+    "pack": LongCommand(
+        ("pack", "in", "out", "--shard-size", "60KB", "--workers", "2"),
+        lambda folder: write_album(folder / "in", 60),
+        packed,
+    ),
+    "train": LongCommand(("submit", "run.yaml", "--local", "--nodes", "2"), write_run, trained),
+}
+
+
+@contextmanager
+def started(command: LongCommand, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start the command in a process group of its own; end what a failed test leaves of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *command.arguments],
+        cwd=folder,
+        env=clean_environment(folder),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        for one in processes_in(folder):
+            one.kill()
+        process.communicate()
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Return the processes of the command that still run, by their working directory."""
+    found = []
+    for process in psutil.process_iter(["cwd", "status"]):
+        inside = str(process.info["cwd"] or "").startswith(f"{folder}")
+        if inside and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def complete(command: LongCommand, folder: Path) -> float:
+    """Run the command to its end; return its seconds."""
+    begin = time.monotonic()
+    with started(command, folder) as process:
+        _, stderr = process.communicate(timeout=DEADLINE)
+        assert process.returncode == 0, stderr
+    return time.monotonic() - begin
+
+
+def interrupt(command: LongCommand, folder: Path, delay: float) -> None:
+    """Interrupt the command after ``delay`` seconds, unless it has ended by then."""
+    with started(command, folder) as process:
+        try:
+            process.wait(timeout=delay)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=DEADLINE)
+        # Until the command has caught the signal for the first time, Python itself ends by it.
+        assert process.returncode in (0, 130, -signal.SIGINT, 1), stderr
+        assert process.returncode != 1 or "KeyboardInterrupt" in stderr, stderr
+        # init reaps processes whose parent has ended a moment after they did.
+        psutil.wait_procs(processes_in(folder), timeout=DEADLINE)
+        assert processes_in(folder) == []
+    partial = [path for path in folder.rglob("*") if path.suffix in (".part", ".tmp")]
+    assert partial == []
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        ("pack", FEW),
+        pytest.param("pack", MANY, marks=pytest.mark.slow),
+        pytest.param("train", FEW, marks=pytest.mark.slow),
+        pytest.param("train", MANY, marks=pytest.mark.slow),
+    ],
+)
+def test_interrupted_command_leaves_nothing_and_resumes(
+    tmp_path: Path, name: str, times: int
+) -> None:
+    command = COMMANDS[name]
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    command.write_inputs(reference)
+    seconds = complete(command, reference)
+    expected = command.result(reference)
+    assert expected
+    moments = random.Random(times)
+    for number in range(times):
+        folder = tmp_path / f"interrupted-{number}"
+        folder.mkdir()
+        command.write_inputs(folder)
+        # The second interrupt meets what the first one left.
+        for _ in range(2):
+            interrupt(command, folder, moments.uniform(0, seconds))
+        complete(command, folder)
+        assert command.result(folder) == expected
+        shutil.rmtree(folder)
+
+
+def test_second_local_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    """It would replace the folders in which the first one is training."""
+    write_run(tmp_path)
+    command = COMMANDS["train"]
+    with started(command, tmp_path) as first:
+        assert first.stderr is not None
+        for line in first.stderr:
+            if "step " in line:
+                break
+        with started(command, tmp_path) as second:
+            _, stderr = second.communicate(timeout=DEADLINE)
+        assert second.returncode == 2
+        assert "another local run is using this folder; wait for it, or pass --output" in stderr

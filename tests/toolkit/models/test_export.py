@@ -1,0 +1,220 @@
+"""``sm-train export`` of local checkpoints, of checkpoints in S3, and to the Hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
+
+from tests.conftest import Cli
+from tests.support.job_lifecycle import FakeSageMaker
+from tests.support.models import build, write_checkpoint
+from tests.support.models.hub_server import TOKEN, Hub, hub_server
+from tests.support.moto_server import Aws
+from tests.support.run_documents import stage
+from tests.support.run_files import write_run
+
+STEP = "step-00000003"
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stage's checkpoints, as a job leaves them that was stopped."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    write_checkpoint(build("tiny-sd2"), folder)
+    (folder / "samples").mkdir()
+    (folder / "samples" / f"{STEP}.png").write_bytes(b"PNG of step 3")
+    (folder / "samples" / "step-00000009.png").write_bytes(b"PNG of a later step")
+    return folder
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with hub_server() as server:
+        yield server
+
+
+def put(aws: Aws, folder: Path, prefix: str = "run/s1/checkpoints", bucket: str = "models") -> str:
+    """Upload ``folder``; return its URI."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    contents = {f"{prefix}/{path.relative_to(folder)}": path.read_bytes() for path in files}
+    aws.make_bucket(bucket, **contents)
+    return f"s3://{bucket}/{prefix}"
+
+
+def test_a_stopped_run_becomes_a_model_with_card_and_samples(
+    cli: Cli, tmp_path: Path, checkpoints: Path
+) -> None:
+    result = cli("export", checkpoints, tmp_path / "model", "--json")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == f"wrote {tmp_path}/model from {checkpoints}/{STEP}\n"
+    document = json.loads(result.stdout)
+    assert document["source"] == f"{checkpoints}/{STEP}"
+    index = json.loads((tmp_path / "model" / "model_index.json").read_text())
+    assert index["_class_name"] == "StableDiffusionPipeline"
+    assert (tmp_path / "model" / "samples.png").read_bytes() == b"PNG of step 3"
+    assert "![Samples" in (tmp_path / "model" / "README.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+@pytest.mark.parametrize("target", ["checkpoints", "step"])
+def test_a_checkpoint_in_s3_is_downloaded_and_exported(
+    cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws, target: str
+) -> None:
+    uri = put(aws, checkpoints) + (f"/{STEP}" if target == "step" else "")
+    arguments = ["export", uri, tmp_path / "m.safetensors", "--format", "single-file"]
+    result = cli(*arguments, network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    assert "downloading 1." in result.stderr
+    assert (tmp_path / "m.safetensors").stat().st_size > 500_000
+    assert {path.name for path in tmp_path.iterdir()} == {"m.safetensors"}
+
+
+def test_an_interrupted_download_continues(
+    cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws
+) -> None:
+    uri = put(aws, checkpoints)
+    shard = shard_file_name(1)
+    content = (checkpoints / STEP / shard).read_bytes()
+    etag = (
+        aws.client("s3")
+        .head_object(Bucket="models", Key=f"run/s1/checkpoints/{STEP}/{shard}")["ETag"]
+        .strip('"')
+    )
+    download = tmp_path / ".model.export" / "download" / STEP
+    download.mkdir(parents=True)
+    shutil.copyfile(checkpoints / STEP / shard_file_name(0), download / shard_file_name(0))
+    (download / f"{shard}.part-{etag}").write_bytes(content[:100_000])
+    result = cli("export", uri, tmp_path / "model", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    read = [path for method, path, _ in aws.requests if method == "GET"]
+    assert not any(path.endswith(shard_file_name(0)) for path in read)
+    assert sum(path.endswith(shard) for path in read) == 1
+    assert (tmp_path / "model" / "model_index.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["bit", "missing", "marker"])
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_a_damaged_checkpoint_is_refused_with_one_line(
+    cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws, place: str, damage: str
+) -> None:
+    folder = shutil.copytree(checkpoints, tmp_path / "copy")
+    shard = folder / STEP / shard_file_name(1)
+    if damage == "bit":
+        content = bytearray(shard.read_bytes())
+        content[-1] ^= 1
+        shard.write_bytes(content)
+    elif damage == "missing":
+        shard.unlink()
+    else:
+        (folder / STEP / "complete.json").unlink()
+    uri = put(aws, folder) if place == "s3" else folder
+    arguments = ["export", f"{uri}/{STEP}", tmp_path / "model"]
+    result = cli(*arguments, network="loopback", env=aws.environment)
+    assert result.returncode in (2, 3)
+    assert len(result.stderr.strip().splitlines()) == (2 if (place, damage) == ("s3", "bit") else 1)
+    expected = {"bit": "the digest of", "missing": "is missing", "marker": "no complete.json"}
+    assert expected[damage] in result.stderr
+    assert str(uri) in result.stderr.splitlines()[-1]
+    assert {path.name for path in tmp_path.iterdir()} == {"copy"}
+
+
+def test_names_of_runs_and_stages_are_resolved(cli: Cli, tmp_path: Path, aws: Aws) -> None:
+    result = cli(
+        "--region",
+        "us-east-1",
+        "export",
+        "nothing",
+        tmp_path / "m",
+        network="loopback",
+        env=aws.environment,
+    )
+    assert result.returncode == 2
+    assert "nothing: neither a run file here nor a run or job of sm-train" in result.stderr
+
+
+def test_the_last_stage_with_a_checkpoint_is_exported(
+    cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws
+) -> None:
+    """A run file names the run as its name does."""
+    FakeSageMaker(aws)
+    run = write_run(tmp_path, stages=[stage("256px"), stage("512px")])
+    uri = put(aws, checkpoints, "demo/checkpoints/256px", bucket="my-bucket")
+    environment = {**aws.environment, "AWS_DEFAULT_REGION": "us-east-1"}
+
+    def export(*arguments: str) -> subprocess.CompletedProcess[str]:
+        out = tmp_path / "model"
+        options: dict[str, Any] = {"network": "loopback", "env": environment}
+        return cli("export", run, out, "--dry-run", "--json", *arguments, **options)
+
+    for arguments in ([], ["--stage", "256px"]):
+        result = export(*arguments)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["source"] == f"{uri}/{STEP}"
+    result = export("--stage", "512px")
+    assert result.returncode == 3
+    assert "demo: stage 512px has no complete checkpoint" in result.stderr
+    assert "--stage: 'x' is not one of 256px, 512px" in export("--stage", "x").stderr
+
+
+def test_what_cannot_be_written_is_refused_first(
+    cli: Cli, tmp_path: Path, checkpoints: Path
+) -> None:
+    (tmp_path / "there").mkdir()
+    for arguments, message in (
+        ([checkpoints, tmp_path / "there"], "exists; remove it or name another"),
+        ([checkpoints, tmp_path / "no" / "m"], "no such folder; create it first"),
+        ([checkpoints, tmp_path / "m", "--format", "single-file"], "name the single file *.safe"),
+        ([checkpoints, tmp_path / "m", "--stage", "s"], "--stage: applies to the name of a run"),
+        ([tmp_path / "there", tmp_path / "m"], "holds no model and no checkpoint"),
+        ([checkpoints, tmp_path / "m", "--push-to-hub", "a/b"], "--push-to-hub: no token"),
+    ):
+        result = cli("export", *arguments)
+        assert result.returncode != 0
+        assert message in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
+        assert not (tmp_path / "m").exists()
+
+
+def test_the_model_is_pushed_to_the_hub(
+    cli: Cli, tmp_path: Path, checkpoints: Path, hub: Hub
+) -> None:
+    arguments = ["export", checkpoints, tmp_path / "model", "--push-to-hub", "org/tiny", "--json"]
+    environment = hub.environment(str(tmp_path / "hf"))
+    result = cli(*arguments, "--private", network="loopback", env=environment)
+    assert result.returncode == 0, result.stderr
+    pushed = hub.repositories["org/tiny"]
+    local = [path for path in (tmp_path / "model").rglob("*") if path.is_file()]
+    assert pushed == {str(p.relative_to(tmp_path / "model")): p.read_bytes() for p in local}
+    assert hub.private["org/tiny"]
+    assert hub.tokens == {TOKEN}
+    assert TOKEN not in result.stdout + result.stderr
+    assert json.loads(result.stdout)["commit_url"].startswith(f"{hub.url}/org/tiny/commit/")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(
+    cli: Cli, tmp_path: Path, checkpoints: Path, hub: Hub
+) -> None:
+    environment = hub.environment(str(tmp_path / "hf")) | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    arguments = ["export", checkpoints, tmp_path / "model", "--push-to-hub", "org/tiny"]
+    result = cli(*arguments, network="loopback", env=environment)
+    assert result.returncode == 1
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "--push-to-hub org/tiny: " in result.stderr
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_dry_run_writes_nothing(cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws) -> None:
+    uri = put(aws, checkpoints)
+    arguments = ["export", uri, tmp_path / "model", "--dry-run", "--json"]
+    result = cli(*arguments, network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["download_bytes"] > 1_000_000
+    assert "MB to download" in result.stderr
+    assert list(tmp_path.iterdir()) == []

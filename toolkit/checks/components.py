@@ -1,0 +1,86 @@
+"""Checks pretrained components against the run file, without downloading their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_train.entrypoints.models.component_check import component_problems
+from sm_train.entrypoints.models.component_files import ComponentReader, LocalComponents
+from sm_train.entrypoints.models.components import read_preset
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.aws.s3_components import S3Components
+from sm_train.toolkit.checks.finding import Check, Finding
+from sm_train.toolkit.hub.components import read_repository
+
+if TYPE_CHECKING:
+    import boto3
+
+COMPONENTS = Check(
+    "components",
+    ("error",),
+    means="The pretrained model does not fit the run file, or its files cannot be used: another "
+    "network than the preset's, a prediction type or noise schedule that the run file "
+    "contradicts, a missing tokenizer or text encoder, only pickled weights, or a missing, "
+    "truncated or damaged file. The check reads configurations and the headers of safetensors "
+    "files; the training job refuses the same problems.",
+    impact="The job fails at start-up, after waiting for capacity.",
+    fix="Change the key that the finding names, use another model, or copy it again with "
+    "`sm-train fetch-model`, which copies what training needs and records digests.",
+)
+
+
+def components_findings(
+    config: RunConfig, where: str, reader: ComponentReader
+) -> Iterator[Finding]:
+    """Check a model folder; ``where`` is the key or option that names it."""
+    model = config.model.job_config()
+    preset = read_preset(model.preset, model.preset_content)
+    for problem in component_problems(reader, preset, model):
+        message, _, fix = problem.rpartition("; ")
+        yield COMPONENTS.found("error", where, f"{reader.location}: {message}", fix)
+
+
+def local_components_findings(config: RunConfig, base: Path) -> Iterator[Finding]:
+    """Check ``model.local_components`` if the folder is on this machine."""
+    if config.model.local_components is None or config.entry is not None:
+        return
+    folder = base / config.model.local_components
+    if folder.is_dir():
+        reader = LocalComponents(folder)
+        yield from components_findings(config, "model.local_components", reader)
+
+
+def stored_components_findings(config: RunConfig, session: boto3.Session) -> Iterator[Finding]:
+    """Check ``model.components`` in S3, unless the prefix is empty.
+
+    Raises:
+        ClientError: S3 rejects a request.
+    """
+    if config.model.components is None or config.entry is not None:
+        return
+    reader = S3Components(session.client("s3"), config.model.components)
+    if reader.files:
+        yield from components_findings(config, "model.components", reader)
+
+
+def named_components_findings(
+    config: RunConfig, target: str, session: boto3.Session | None
+) -> Iterator[Finding]:
+    """Check the model that ``--components`` names: a folder, an S3 prefix or a Hub repository.
+
+    Raises:
+        UserError: the Hub returns an error.
+        ClientError: S3 rejects a request.
+    """
+    reader: ComponentReader
+    if target.startswith("s3://"):
+        assert session is not None
+        reader = S3Components(session.client("s3"), target)
+    elif Path(target).is_dir():
+        reader = LocalComponents(Path(target))
+    else:
+        repository, _, revision = target.partition("@")
+        reader = read_repository(repository, revision or None)
+    yield from components_findings(config, "--components", reader)

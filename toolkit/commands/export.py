@@ -1,0 +1,99 @@
+"""``sm-train export``: turn a checkpoint into a model for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--weights",
+    type=click.Choice(["ema", "raw"]),
+    help="Averaged or raw weights; default: averaged, if the run kept them.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    help="Precision of all weights; default: that of the checkpoint.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["diffusers", "single-file", "dcp"]),
+    default="diffusers",
+    show_default=True,
+    help="A diffusers folder, one safetensors file (sd2, sdxl), or PyTorch's DCP.",
+)
+@click.option("--stage", help="Stage of the run; default: the last one with a checkpoint.")
+@click.option("--push-to-hub", metavar="ORG/NAME", help="Also upload to this Hub repository.")
+@click.option("--private", is_flag=True, help="Create the Hub repository as private.")
+@click.option("--dry-run", is_flag=True, help="Show what would be read and written.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@click.pass_obj
+def command(
+    options: dict[str, Any],
+    checkpoint: str,
+    out: Path,
+    weights: Any,
+    dtype: str | None,
+    kind: Any,
+    stage: str | None,
+    push_to_hub: str | None,
+    private: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Write the model of a checkpoint to OUT: from any step, also of a stopped run.
+
+    CHECKPOINT is a run's name, a checkpoint (step-…), a stage's checkpoints, of which the latest
+    complete one is used, or a model folder; the last three local or s3://….
+    """
+    from functools import partial
+
+    from sm_train.toolkit.hub.client import create_repository, require_token, upload
+    from sm_train.toolkit.models.checkpoint_source import find_stored
+    from sm_train.toolkit.models.export import (
+        ExportRequest,
+        check_request,
+        export_local,
+        export_stored,
+    )
+    from sm_train.toolkit.sampling.sample import find_source
+    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.terminal.formatting import format_bytes
+
+    console = stderr_console()
+    request = ExportRequest(kind, weights, dtype, out)
+    check_request(request)
+    if push_to_hub is not None:
+        require_token()
+    stored = find_stored(checkpoint, stage, options)
+    origin, size, commit_url = "", None, None
+    if stored is not None:
+        origin, size = stored.uri, stored.bytes
+    elif dry_run:
+        source = find_source(Path(checkpoint))
+        origin = str(source.checkpoint or source.model)
+    if not dry_run:
+        if push_to_hub is not None:
+            create_repository(push_to_hub, private=private)
+        if stored is None:
+            origin = str(export_local(Path(checkpoint), request))
+        else:
+            export_stored(stored, request, partial(console.print, soft_wrap=True))
+        if push_to_hub is not None:
+            console.print(f"uploading to {push_to_hub}", soft_wrap=True)
+            commit_url = upload(push_to_hub, out, f"Export of {origin.rpartition('/')[2]}")
+    verb = "would write" if dry_run else "wrote"
+    download = f" ({format_bytes(size)} to download)" if dry_run and size is not None else ""
+    console.print(f"{verb} {out} from {origin}{download}", soft_wrap=True)
+    if commit_url:
+        console.print(f"pushed to {commit_url}", soft_wrap=True)
+    if as_json:
+        document = {"out": str(out), "source": origin, "format": kind, "dry_run": dry_run}
+        write_json(document | {"download_bytes": size, "commit_url": commit_url})

@@ -1,0 +1,85 @@
+"""``sm-train fetch-model``: copy a pretrained model from the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("hub_id")
+@click.argument("destination")
+@click.option("--revision", metavar="REV", help="Branch, tag or commit; default: main.")
+@click.option("--fp16", is_flag=True, help="Copy half-precision weights where there are some.")
+@click.option("--dry-run", is_flag=True, help="Show the files and sizes, and copy nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@click.pass_obj
+def command(
+    options: dict[str, Any],
+    hub_id: str,
+    destination: str,
+    revision: str | None,
+    fp16: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Copy the model HUB_ID (ORG/NAME) to DESTINATION, s3://… or a folder.
+
+    Copies what training needs, as safetensors, from one commit, and records its digests in
+    sm-train-model.json. `check` and the training job compare the files with them.
+    """
+    from sm_train.entrypoints.models.model_manifest import MANIFEST_FILE
+    from sm_train.toolkit.aws.s3 import open_bucket_session
+    from sm_train.toolkit.errors import UserError
+    from sm_train.toolkit.hub.components import read_repository
+    from sm_train.toolkit.models.export import require_space
+    from sm_train.toolkit.models.fetch import (
+        describe,
+        fetch_to_folder,
+        fetch_to_s3,
+        plan_fetch,
+        staging_folder,
+    )
+    from sm_train.toolkit.models.progress import byte_progress
+    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.terminal.formatting import format_bytes
+
+    console = stderr_console()
+    is_s3, folder = destination.startswith("s3://"), Path(destination)
+    if not is_s3 and folder.exists():
+        raise UserError(f"{folder}: exists; remove it or name another folder")
+    if not is_s3 and not folder.absolute().parent.is_dir():
+        raise UserError(f"{folder.parent}: no such folder; create it first")
+    plan = plan_fetch(read_repository(hub_id, revision), fp16=fp16)
+    source = plan.source
+    console.print(
+        f"{source.repository} at commit {source.revision}: {format_bytes(plan.bytes)}",
+        soft_wrap=True,
+    )
+    for name, folder_bytes in describe(plan):
+        console.print(f"  {name:<16} {format_bytes(folder_bytes):>8}")
+    if not dry_run:
+        with byte_progress("copying", plan.bytes) as progress:
+            if is_s3:
+                session = open_bucket_session(destination, options["region"], options["profile"])
+                staging = staging_folder(source)
+                staging.mkdir(parents=True, exist_ok=True)
+                require_space(staging, max(plan.files.values()))
+                fetch_to_s3(plan, session.client("s3"), destination, staging, progress)
+            else:
+                require_space(folder, plan.bytes)
+                fetch_to_folder(plan, folder, progress)
+        console.print(f"copied to {destination}, with digests in {MANIFEST_FILE}", soft_wrap=True)
+    if as_json:
+        write_json(
+            {
+                "repository": source.repository,
+                "revision": source.revision,
+                "destination": destination,
+                "dry_run": dry_run,
+                "bytes": plan.bytes,
+                "files": plan.files,
+            }
+        )

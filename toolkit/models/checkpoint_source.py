@@ -1,0 +1,172 @@
+"""Finds the checkpoint that a user names: a folder, an S3 prefix, or a run and its stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_train.entrypoints.common.checkpoint_layout import (
+    FINAL_MODEL,
+    UPLOAD_NOTES,
+    parse_step_folder,
+)
+from sm_train.estimators.config.naming import checkpoint_uri
+from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
+from sm_train.toolkit.aws.s3_download import StoredObject, download_all, list_objects
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.jobs.checkpoints import (
+    StoredCheckpoint,
+    latest_stored,
+    require_stored,
+    stored_checkpoints,
+)
+from sm_train.toolkit.runs.resolve import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import boto3
+
+_COMPONENTS, _SAMPLES = "components", "samples"
+"""Folders next to the checkpoints (entrypoints/models/sampling.py, which imports PyTorch)."""
+
+_MODEL_INDEX = "model_index.json"
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A checkpoint or model folder in S3: its objects by their paths below a local folder.
+
+    ``source`` is the folder among these paths that holds the checkpoint or the model.
+    """
+
+    session: boto3.Session
+    region: str
+    bucket: str
+    uri: str
+    files: dict[str, StoredObject]
+    source: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(stored.bytes for stored in self.files.values())
+
+    def download(self, folder: Path, progress: Callable[[int], None]) -> Path:
+        """Download everything below ``folder``; return the checkpoint's or model's folder."""
+        client = self.session.client("s3", region_name=self.region)
+        files = [(stored, folder / path) for path, stored in self.files.items()]
+        download_all(client, self.bucket, files, progress)
+        return folder / self.source
+
+
+def find_stored(target: str, stage: str | None, options: dict[str, Any]) -> StoredModel | None:
+    """Return the checkpoint or model in S3 that ``target`` names; None for a local folder.
+
+    Raises:
+        UserError: there is none, it is incomplete, or ``--stage`` does not apply.
+    """
+    is_uri = target.startswith("s3://")
+    if stage is not None and (is_uri or Path(target).is_dir()):
+        raise UserError("--stage: applies to the name of a run only")
+    if is_uri:
+        session = open_bucket_session(target, options["region"], options["profile"])
+        return _at_uri(session, target.rstrip("/"), session.region_name)
+    if Path(target).is_dir():
+        return None
+    return _of_run(target, stage, options)
+
+
+def _of_run(target: str, stage: str | None, options: dict[str, Any]) -> StoredModel:
+    """Return the newest checkpoint of a run's stage, of the last stage that has one."""
+    session, run = open_run(target, options)
+    names = [one.name for one in run.config.stages]
+    if stage is not None and stage not in names:
+        raise UserError(f"--stage: {stage!r} is not one of {', '.join(names)}")
+    for one in reversed(run.config.stages):
+        if stage in (None, one.name):
+            jobs = [job for job in run.jobs if job.stage == one.name]
+            uri = checkpoint_uri(run.config, one, run.bucket)
+            stored = latest_stored(session, uri, jobs)
+            if stored.step is not None:
+                return _at_uri(session, f"{stored.uri}/{_own_format(stored)}", stored.region)
+    where = f"stage {stage}" if stage else "any stage"
+    raise UserError(
+        f"{run.name}: {where} has no complete checkpoint; the first is written after "
+        "checkpoint.every_steps steps",
+        ExitCode.PREFLIGHT,
+    )
+
+
+def _at_uri(session: boto3.Session, uri: str, region: str) -> StoredModel:
+    """Return the model or checkpoint at ``uri``, or the newest checkpoint below it."""
+    parent, _, name = uri.rpartition("/")
+    if parse_step_folder(name) is not None:
+        require_stored(session, parent, region, name)
+        return _checkpoint(session, region, parent, name)
+    listed = _relative(session, region, uri)
+    if _MODEL_INDEX in listed:
+        bucket = split_uri(uri)[0]
+        return StoredModel(session, region, bucket, uri, listed, ".")
+    stored = stored_checkpoints(session, uri, region)
+    if stored.step is not None:
+        return _checkpoint(session, region, uri, _own_format(stored))
+    if stored.final:
+        return _at_uri(session, f"{uri}/{FINAL_MODEL}", region)
+    if stored.skipped:
+        folder, problem = stored.skipped[0]
+        raise UserError(f"{uri}/{folder}: incomplete ({problem})", ExitCode.PREFLIGHT)
+    raise UserError(
+        f"{uri}: holds no checkpoint and no model; give a stage's checkpoints, a step-… folder or "
+        "a model folder",
+        ExitCode.PREFLIGHT,
+    )
+
+
+def _own_format(stored: StoredCheckpoint) -> str:
+    """Return the folder of the newest checkpoint.
+
+    Raises:
+        UserError: a script of the user's own wrote it.
+    """
+    name = stored.name or ""
+    if parse_step_folder(name) is None:
+        raise UserError(
+            f"{stored.uri}/{name}: was written by the run's own script (entry), which "
+            "saves its models itself; export reads checkpoints of the built-in training"
+        )
+    return name
+
+
+def _checkpoint(session: boto3.Session, region: str, uri: str, name: str) -> StoredModel:
+    """Return a checkpoint, with its components and the newest image grid up to its step."""
+    files = {
+        f"{folder}/{path}": stored
+        for folder in (name, _COMPONENTS)
+        for path, stored in _relative(session, region, f"{uri}/{folder}").items()
+    }
+    if f"{_COMPONENTS}/components.json" not in files:
+        raise UserError(
+            f"{uri}/{_COMPONENTS}: is missing or incomplete; resume the run once to write it",
+            ExitCode.PREFLIGHT,
+        )
+    step = parse_step_folder(name) or 0
+    grids = _relative(session, region, f"{uri}/{_SAMPLES}")
+    steps = {path: parse_step_folder(path.removesuffix(".png")) for path in grids}
+    earlier = [path for path, number in steps.items() if number is not None and number <= step]
+    if earlier:
+        newest = max(earlier, key=lambda path: steps[path] or 0)
+        files[f"{_SAMPLES}/{newest}"] = grids[newest]
+    bucket = split_uri(uri)[0]
+    return StoredModel(session, region, bucket, f"{uri}/{name}", files, name)
+
+
+def _relative(session: boto3.Session, region: str, uri: str) -> dict[str, StoredObject]:
+    """Return the objects below ``uri`` by their relative paths, without SageMaker's notes."""
+    bucket, prefix = split_uri(f"{uri}/")
+    client = session.client("s3", region_name=region)
+    return {
+        stored.key.removeprefix(prefix): stored
+        for stored in list_objects(client, bucket, prefix)
+        if stored.key != prefix and not Path(stored.key).match(UPLOAD_NOTES)
+    }

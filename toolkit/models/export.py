@@ -1,0 +1,124 @@
+"""Exports a checkpoint: downloads it if needed, writes the model, and renames it when complete."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.models.checkpoint_source import StoredModel
+from sm_train.toolkit.models.progress import byte_progress
+from sm_train.toolkit.sampling.sample import find_source, require_training_packages
+from sm_train.toolkit.terminal.formatting import format_bytes
+
+if TYPE_CHECKING:
+    from sm_train.entrypoints.models.checkpoint_export import ExportFormat, WeightsKind
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What the command line asks for; ``weights`` and ``dtype`` are None for the defaults."""
+
+    format: ExportFormat
+    weights: WeightsKind | None
+    dtype: str | None
+    out: Path
+
+    @property
+    def staging(self) -> Path:
+        """The folder of downloads and unfinished files, next to ``out``: on the same disk."""
+        return self.out.parent / f".{self.out.name}.export"
+
+
+def check_request(request: ExportRequest) -> None:
+    """Refuse an output that exists or cannot be written.
+
+    Raises:
+        UserError: it does, or PyTorch or diffusers is not installed.
+    """
+    out = request.out
+    if out.exists():
+        raise UserError(f"{out}: exists; remove it or name another folder or file")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"{out.parent}: no such folder; create it first")
+    if request.format == "single-file" and out.suffix != ".safetensors":
+        raise UserError(f"{out}: name the single file *.safetensors, as programs expect it")
+    require_training_packages()
+
+
+def export_local(folder: Path, request: ExportRequest) -> Path:
+    """Export the checkpoint or model in ``folder``; return the folder that was found there.
+
+    Raises:
+        UserError: it is incomplete or damaged, or the disk is too small.
+    """
+    from sm_train.entrypoints.checkpointing.manifest import CheckpointError
+    from sm_train.entrypoints.models import checkpoint_export
+
+    source = find_source(folder)  # verifies digests
+    options = checkpoint_export.ExportOptions(
+        request.format,
+        request.weights,
+        checkpoint_export.DTYPES[request.dtype] if request.dtype else None,
+    )
+    scratch = request.staging / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        checkpoint_export.require_format(source, options.format)
+        total = checkpoint_export.export_bytes(source, options)
+        require_space(request.out, total)
+        scratch.mkdir(parents=True)
+        result = scratch / request.out.name
+        with byte_progress(f"writing {request.out.name}", total) as progress:
+            checkpoint_export.export(source, options, result, scratch, progress)
+        result.rename(request.out)
+    except CheckpointError as error:
+        raise UserError(str(error), ExitCode.PREFLIGHT) from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if not any(request.staging.glob("*")):
+            shutil.rmtree(request.staging, ignore_errors=True)
+    return source.checkpoint or source.model
+
+
+def export_stored(
+    stored: StoredModel, request: ExportRequest, announce: Callable[[str], None]
+) -> None:
+    """Download the checkpoint or model next to ``request.out``, and export it.
+
+    An interrupted download stays there, and the same command continues it.
+
+    Raises:
+        UserError: AWS returns an error, the checkpoint is damaged, or the disk is too small.
+    """
+    folder = request.staging / "download"
+    present = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    require_space(request.out, 2 * stored.bytes - present)
+    announce(f"downloading {format_bytes(stored.bytes)} from {stored.uri}")
+    with byte_progress("downloading", stored.bytes) as progress:
+        downloaded = stored.download(folder, progress)
+    try:
+        export_local(downloaded, request)
+    except UserError as error:
+        # A damaged file must not be taken for a finished download by the next attempt.
+        shutil.rmtree(request.staging, ignore_errors=True)
+        raise UserError(str(error).replace(str(downloaded), stored.uri), error.exit_code) from None
+    shutil.rmtree(request.staging, ignore_errors=True)
+
+
+def require_space(out: Path, needed: int) -> None:
+    """Refuse to start what the disk cannot hold.
+
+    Raises:
+        UserError: there is too little space.
+    """
+    free = shutil.disk_usage(out.absolute().parent).free
+    if needed > free:
+        raise UserError(
+            f"{out}: needs {format_bytes(needed)} and {format_bytes(free)} are free; free some "
+            "space or name another disk",
+            ExitCode.UNEXPECTED,
+        )
