@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -145,6 +146,8 @@ def _run(arguments: list[str]) -> int:
         error.show(sys.stderr)
         return ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
+        # A second Ctrl-C would print a traceback of the exit.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return _fail("interrupted", ExitCode.INTERRUPTED)
     except _OutputClosedError:
         _discard_output()
