@@ -22,7 +22,7 @@ from typing import Any
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
-from sm_train.entrypoints.common.background import BackgroundWork
+from sm_train.entrypoints.common.background import BackgroundWork, lower_priority
 from sm_train.entrypoints.common.checkpoint_layout import (
     CheckpointFile,
     shard_file_name,
@@ -81,7 +81,7 @@ class AsyncCheckpointer:
         self._fingerprint, self._keep = fingerprint, keep
         self._events, self._all_gather, self._background = events, all_gather, background
         self.snapshot = HostSnapshot(background)
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=lower_priority)
         self._pending: _PendingCheckpoint | None = None
 
     def save_async(

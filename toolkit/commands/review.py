@@ -25,6 +25,20 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row per job.")
+@click.option(
+    "--export",
+    "export_format",
+    type=click.Choice(["tensorboard", "csv"]),
+    help="Write metrics and evaluation images to files instead of a review.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    default=Path("exports"),
+    show_default=True,
+    help="Folder of --export; each job gets a folder in it.",
+)
 @click.pass_obj
 def command(
     options: dict[str, Any],
@@ -33,6 +47,8 @@ def command(
     run_file: Path | None,
     as_json: bool,
     as_csv: bool,
+    export_format: str | None,
+    out: Path,
 ) -> None:
     """Review how well jobs used their time, with evidence and suggested fixes; compare several.
 
@@ -40,13 +56,27 @@ def command(
     run's folder or saved logs: a file, or a folder with one log per node.
     """
     from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.review.build import build_review
+    from sm_train.toolkit.review.build import build_review, export
     from sm_train.toolkit.review.document import as_document
     from sm_train.toolkit.review.view import csv_table, show
     from sm_train.toolkit.terminal.console import stderr_console, stdout_console, write_json
 
     if as_json and as_csv:
         raise UserError("--json: cannot be combined with --csv; both write to standard output")
+    if export_format is not None:
+        if as_json or as_csv or html or run_file:
+            raise UserError("--export: cannot be combined with --json, --csv, --html or --run")
+        for one in export(
+            targets,
+            region=options["region"],
+            profile=options["profile"],
+            target_format=export_format,
+            folder=out,
+        ):
+            stderr_console().print(
+                f"wrote {one.path}: {one.scalars:,} values, {one.images} images", markup=False
+            )
+        return
     review = build_review(
         targets,
         region=options["region"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sm_train.cost.json_document import usd
@@ -14,8 +15,10 @@ from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import is_valid_job_name, server_time
 from sm_train.toolkit.review.collect import FactsCollector
+from sm_train.toolkit.review.export import Exported, export_jobs
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
+from sm_train.toolkit.review.log_parser import parse_log
 from sm_train.toolkit.review.model import Figures, JobReview, Review
 from sm_train.toolkit.review.sources import ReviewSource, local_sources, sagemaker_sources
 from sm_train.toolkit.review.time_series import charts, marks, progress
@@ -24,6 +27,9 @@ from sm_train.toolkit.review.verdicts.gpus import utilization, while_training
 from sm_train.toolkit.review.verdicts.speed import steady_speeds
 from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
 from sm_train.toolkit.terminal.console import stderr_console
+
+if TYPE_CHECKING:
+    import boto3
 
 
 def build_review(
@@ -43,6 +49,41 @@ def build_review(
         UserError: a target does not exist, or AWS rejects a request.
     """
     config = load(run_file) if run_file else None
+    sources, region, session = find_sources(targets, region=region, profile=profile, config=config)
+    collector = FactsCollector(region, price_table(), session, config, with_samples=with_samples)
+    if session is not None:
+        collector.now = server_time(session)
+    jobs = [review_job(collector.collect(source)) for source in _with_progress(sources)]
+    return Review(tuple(jobs), tuple(collector.warnings))
+
+
+def export(
+    targets: Sequence[str],
+    *,
+    region: str | None,
+    profile: str | None,
+    target_format: str,
+    folder: Path,
+) -> Iterator[Exported]:
+    """Write the metrics of all ``targets`` below ``folder``.
+
+    Raises:
+        UserError: a target does not exist, AWS rejects a request, or a job's folder exists.
+    """
+    sources, _, _ = find_sources(targets, region=region, profile=profile, config=None)
+    yield from export_jobs(
+        sources, lambda source: parse_log(source.blocks()), target_format, folder
+    )
+
+
+def find_sources(
+    targets: Sequence[str], *, region: str | None, profile: str | None, config: RunConfig | None
+) -> tuple[list[ReviewSource], str, boto3.Session | None]:
+    """Return the jobs of all ``targets``, their region, and a session if any is on SageMaker.
+
+    Raises:
+        UserError: a target does not exist, or AWS rejects a request.
+    """
     paths = [None if _on_sagemaker(target) else Path(target) for target in targets]
     region = _region(targets, region, profile, config, uses_aws=None in paths)
     session = open_session(profile, region) if None in paths else None
@@ -53,13 +94,8 @@ def build_review(
         else:
             assert session is not None
             sources += sagemaker_sources(session, target, region)
-    collector = FactsCollector(region, price_table(), session, config, with_samples=with_samples)
-    if session is not None:
-        collector.now = server_time(session)
     # A job that two targets name is reviewed once.
-    unique = list({source.name: source for source in sources}.values())
-    jobs = [review_job(collector.collect(source)) for source in _with_progress(unique)]
-    return Review(tuple(jobs), tuple(collector.warnings))
+    return list({source.name: source for source in sources}.values()), region, session
 
 
 def _on_sagemaker(target: str) -> bool:

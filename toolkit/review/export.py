@@ -1,0 +1,172 @@
+"""Exports the metrics of past jobs: CSV tables, or event files that TensorBoard opens."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.review.job_log import JobLog
+from sm_train.toolkit.review.sources import ReviewSource
+
+_STEP_TAGS = {
+    "loss": "train/loss",
+    "learning_rate": "train/learning_rate",
+    "gradient_norm": "train/gradient_norm",
+    "steps_per_second": "speed/steps_per_second",
+    "images_per_second": "speed/images_per_second",
+    "data_wait_share": "speed/data_wait_share",
+    "mfu": "speed/mfu",
+}
+_NODE_TAGS = ("gpu_utilization_mean", "gpu_temperature_max", "read_bytes_per_second")
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One value of the metric ``tag``; ``time`` is in seconds since 1970."""
+
+    time: float
+    step: int
+    tag: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written for one job."""
+
+    path: Path
+    scalars: int
+    images: int
+
+
+ParseLog = Callable[[ReviewSource], JobLog]
+
+
+def export_jobs(
+    sources: Iterable[ReviewSource], parse: ParseLog, target_format: str, folder: Path
+) -> Iterator[Exported]:
+    """Write each job's metrics and evaluation images below ``folder``, in a folder of its name.
+
+    Raises:
+        UserError: TensorBoard is not installed, a job's folder exists already, or a log or image
+            cannot be read.
+    """
+    if target_format == "tensorboard":
+        require_tensorboard()
+    jobs = [(source, folder / _folder_name(source.name)) for source in sources]
+    for _, path in jobs:
+        if path.exists():
+            raise UserError(f"--out: {path} exists already; name another folder, or remove it")
+    for source, path in jobs:
+        scalars = sorted(log_scalars(parse(source)), key=lambda one: one.time)
+        read = ((grid.step, grid.read()) for grid in source.sample_grids())
+        # An upload that was cut short leaves a part of an image.
+        images = [(step, content) for step, content in read if _size(content) is not None]
+        path.mkdir(parents=True)
+        write = _write_tensorboard if target_format == "tensorboard" else _write_csv
+        write(path, scalars, images)
+        yield Exported(path, len(scalars), len(images))
+
+
+def _folder_name(name: str) -> str:
+    """Return a job's name, or the last parts of a local folder, as the name of a folder."""
+    parts = [part for part in Path(name).parts if part not in ("/", "..", ".")][-2:]
+    return re.sub(r"[^a-zA-Z0-9._-]+", "-", "-".join(parts)) or "job"
+
+
+def log_scalars(log: JobLog) -> Iterator[Scalar]:
+    """Yield the known numbers of step, evaluation and node events."""
+    steps = log.steps
+    for key, tag in _STEP_TAGS.items():
+        for time, step, value in zip(steps["time"], steps["step"], steps[key], strict=True):
+            if isfinite(value):
+                yield Scalar(float(time), int(step), tag, float(value))
+    for event in log.events["eval"]:
+        losses = {"validation/loss": event["loss"]}
+        levels = event.get("losses") or {}
+        losses |= {f"validation/loss at {level}": loss for level, loss in levels.items()}
+        for tag, loss in losses.items():
+            if loss is not None:
+                yield Scalar(event["time"], event["step"], tag, loss)
+    for node, table in log.nodes.items():
+        # Events of nodes have a time and no step: the last one that was logged before.
+        at = np.searchsorted(steps["time"], table["time"], side="right") - 1
+        for key in _NODE_TAGS:
+            for row, value in enumerate(table[key]):
+                if isfinite(value):
+                    step = int(steps["step"][at[row]]) if at[row] >= 0 else 0
+                    time = float(table["time"][row])
+                    yield Scalar(time, step, f"node {node}/{key}", float(value))
+
+
+def _write_csv(
+    folder: Path, scalars: Sequence[Scalar], images: Sequence[tuple[int, bytes]]
+) -> None:
+    """Write ``metrics.csv``, one row for each value, and the images as PNG."""
+    with (folder / "metrics.csv").open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["time", "step", "metric", "value"])
+        rows.writerows((f"{one.time:.3f}", one.step, one.tag, one.value) for one in scalars)
+    for step, content in images:
+        (folder / "images").mkdir(exist_ok=True)
+        (folder / "images" / f"step-{step:08d}.png").write_bytes(content)
+
+
+def require_tensorboard() -> None:
+    """Check that TensorBoard is installed.
+
+    Raises:
+        UserError: it is not.
+    """
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "--export: tensorboard is not installed; run pip install tensorboard, or use csv"
+        ) from None
+
+
+def _write_tensorboard(
+    folder: Path, scalars: Sequence[Scalar], images: Sequence[tuple[int, bytes]]
+) -> None:
+    """Write an event file with the times of the job."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    try:
+        for one in scalars:
+            value = Summary.Value(tag=one.tag, simple_value=one.value)
+            summary = Summary(value=[value])
+            writer.add_event(Event(wall_time=one.time, step=one.step, summary=summary))
+        times = {one.step: one.time for one in scalars}
+        for step, content in images:
+            width, height = _size(content) or (0, 0)
+            image = Summary.Image(
+                width=width, height=height, colorspace=3, encoded_image_string=content
+            )
+            summary = Summary(value=[Summary.Value(tag="samples", image=image)])
+            time = times.get(step, scalars[-1].time if scalars else 0.0)
+            writer.add_event(Event(wall_time=time, step=step, summary=summary))
+    finally:
+        writer.close()
+
+
+def _size(content: bytes) -> tuple[int, int] | None:
+    """Return an image's width and height; None if it cannot be decoded."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            image.load()
+            return image.size
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
