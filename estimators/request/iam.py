@@ -52,7 +52,7 @@ _WATCH_ACTIONS = frozenset(
     sagemaker:ListTrainingJobs sagemaker:Search sagemaker:DescribeTrainingJob
     sagemaker:CreateTrainingJob sagemaker:StopTrainingJob sagemaker:ListTags sagemaker:AddTags
     iam:PassRole
-    s3:ListBucket s3:GetObject s3:PutObject s3:AbortMultipartUpload
+    s3:ListBucket s3:GetBucketLocation s3:GetObject s3:PutObject s3:AbortMultipartUpload
     logs:DescribeLogStreams logs:FilterLogEvents logs:GetLogEvents
     cloudwatch:DescribeAlarms cloudwatch:PutMetricAlarm cloudwatch:DeleteAlarms
     events:DescribeRule events:ListTagsForResource events:ListTargetsByRule events:PutRule
@@ -99,7 +99,8 @@ class _Scope:
         for uri in self.inputs:
             bucket, _, key = _bucket_and_key(uri).partition("/")
             prefixes.setdefault(bucket, []).append(f"{key}*")
-        return [
+        arns = [self.s3_arn(bucket) for bucket in sorted(prefixes)]
+        return [_allow("LocateBuckets", ["s3:GetBucketLocation"], arns)] + [
             _allow(
                 # A Sid has letters and digits only. Names of buckets have no capitals.
                 f"List{bucket.replace('-', 'Dash').replace('.', 'Dot')}",

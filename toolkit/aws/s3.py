@@ -25,7 +25,8 @@ def split_uri(uri: str) -> tuple[str, str]:
 def bucket_region(session: boto3.Session, bucket: str, prefix: str) -> str | None:
     """Return the region of a bucket; None if S3 does not report it.
 
-    Lists ``prefix``: a policy can limit that to the run's own objects, but not HeadBucket.
+    Lists ``prefix``: a policy can limit that to the run's own objects, but not HeadBucket. Where
+    the answer does not name the region, the bucket's location does, if its owner admits that.
 
     Raises:
         LookupError: the bucket does not exist.
@@ -34,10 +35,9 @@ def bucket_region(session: boto3.Session, bucket: str, prefix: str) -> str | Non
     from botocore.exceptions import ClientError
 
     try:
-        response: Mapping[str, Any] = session.client("s3").list_objects_v2(
-            Bucket=bucket, Prefix=prefix, MaxKeys=1
-        )
-        region = _region_header(response)
+        s3 = session.client("s3")
+        region = _region_header(s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1))
+        return region or _location(s3, bucket)
     except ClientError as error:
         status = error.response["ResponseMetadata"].get("HTTPStatusCode")
         region = _region_header(error.response)
@@ -70,6 +70,20 @@ def open_bucket_session(uri: str, region: str | None, profile: str | None) -> bo
                 f"s3://{bucket}: the bucket does not exist; check the name", ExitCode.PERMISSION
             ) from None
     return session_in_region(session, actual or region)
+
+
+def _location(s3: S3Client, bucket: str) -> str | None:
+    """Return the location of a bucket; None if the caller may not see it."""
+    from botocore.exceptions import ClientError
+
+    try:
+        # S3 reports us-east-1 as no location, and EU for buckets of its first years in eu-west-1.
+        location = s3.get_bucket_location(Bucket=bucket)["LocationConstraint"] or "us-east-1"
+    except ClientError as error:
+        if error.response["ResponseMetadata"].get("HTTPStatusCode") != 403:
+            raise
+        return None
+    return "eu-west-1" if location == "EU" else location
 
 
 def _region_header(response: Mapping[str, Any]) -> str | None:

@@ -99,6 +99,7 @@ def _defined_names(source: bytes) -> set[str] | None:
 
 def _installed(code: UserCode) -> set[str]:
     """Return the packages that every job has, and those of the user."""
-    lines = [line for line in requirements(None).splitlines() if not line.startswith("#")]
-    lines += [line for line in code.packages if not line.startswith("-")]
-    return {"torch", "bitsandbytes", *(canonicalize_name(Requirement(line).name) for line in lines)}
+    # The hashes of a package are on indented lines.
+    pinned = {line.partition("==")[0] for line in requirements(None).splitlines() if "==" in line}
+    own = [Requirement(line).name for line in code.packages if not line.startswith("-")]
+    return {"torch", "bitsandbytes", *pinned, *map(canonicalize_name, own)}

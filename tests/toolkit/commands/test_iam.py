@@ -114,6 +114,9 @@ def calls(aws: Aws) -> Iterator[tuple[str, str] | tuple[str, str, str]]:
         if key:
             action = {"GET": "GetObject", "HEAD": "GetObject"}.get(method, "PutObject")
         else:
+            if query == "location":
+                yield "s3:GetBucketLocation", f"arn:aws:s3:::{bucket}"
+                continue
             assert "list-type=2" in query, (method, path, query)
             prefix = parse_qs(query).get("prefix", [""])[0]
             yield "s3:ListBucket", f"arn:aws:s3:::{bucket}", prefix
