@@ -28,6 +28,9 @@ README_STATEMENTS = {
     "index existing WebDataset shards": "Every S3 request expects the bucket's owner",
     "CloudWatch alarms for a run": "Alarms report lost heartbeats and full disks",
     "least-privilege IAM": "The laptop's policy allows what the commands call, and no more",
+    "copy a pretrained model from the Hub to S3": (
+        "`fetch-model` copies a model to S3 once, with digests"
+    ),
     "templates for packing and watching": "Packing in Lambda packs each image once",
     "What works on AWS itself": "The canary's report states what worked",
     "Each local node has its own checkpoint folder": (

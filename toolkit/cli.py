@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -126,7 +127,15 @@ def cli(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with a code of :class:`ExitCode`."""
-    code = _run(sys.argv[1:] if arguments is None else arguments)
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    code = _run(sys.argv[1:] if arguments is None else arguments, interrupts)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -135,7 +144,8 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], interrupts: list[int]) -> int:
+    """Run a command; ``interrupts`` holds the signals that have arrived."""
     try:
         result: Any = cli.main(args=arguments, prog_name="sm-train", standalone_mode=False)
         return result if isinstance(result, int) else ExitCode.OK
@@ -145,6 +155,8 @@ def _run(arguments: list[str]) -> int:
         error.show(sys.stderr)
         return ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
+        # A second Ctrl-C would print a traceback of the exit.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return _fail("interrupted", ExitCode.INTERRUPTED)
     except _OutputClosedError:
         _discard_output()
@@ -152,6 +164,10 @@ def _run(arguments: list[str]) -> int:
     except OSError as error:
         return _fail_os(error)
     except Exception as error:
+        if interrupts:
+            # pyarrow's compiled modules drop a KeyboardInterrupt while they import pandas, which is
+            # then half imported and fails with another exception.
+            return _fail("interrupted", ExitCode.INTERRUPTED)
         if "-v" in arguments or "--verbose" in arguments:
             raise
         return _fail(

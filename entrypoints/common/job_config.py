@@ -45,7 +45,10 @@ class JobConfigError(ValueError):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """How samples are read: ``image_key`` and ``caption_key`` are file extensions in a shard."""
+    """How samples are read: ``image_key`` and ``caption_key`` are file extensions in a shard.
+
+    ``captions`` are (source, weight) pairs (captions.py); empty for ``caption_key``.
+    """
 
     image_key: str
     caption_key: str
@@ -55,6 +58,8 @@ class DataConfig:
     icc_profile: IccProfile
     aspect_buckets: bool
     max_bad_fraction: float
+    captions: tuple[tuple[str, float], ...] = ()
+    flip: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,7 @@ class TrainingConfig:
     max_rollbacks: int
     decode_workers: int
     log_every: int
+    offset_noise: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ class Purpose(IntEnum):
     LATENT = 1
     TIMESTEP = 2
     CAPTION_DROPOUT = 3
+    CAPTION = 4
+    FLIP = 5
+    OFFSET = 6
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,16 @@ class SampleRng:
     """Generates the random numbers that a model needs for each image.
 
     ``num_noises`` noises: first :attr:`Purpose.NOISE`, then :attr:`Purpose.LATENT`. Each has
-    ``channels``; its sides are those of the image divided by ``scale``.
+    ``channels``; its sides are those of the image divided by ``scale``. ``offset_noise`` is the
+    strength of a normal number per channel that is added to :attr:`Purpose.NOISE`, so that a model
+    learns to change the mean brightness (Guttenberg, Diffusion With Offset Noise, 2023).
     """
 
     seed: int
     num_noises: int = 0
     channels: int = 0
     scale: int = 1
+    offset_noise: float = 0.0
 
     def shape(self, batch: int, height: int, width: int) -> tuple[int, ...]:
         """Return the shape (num_noises, B, C, h, w) of the noise for a batch of images."""
@@ -53,6 +59,11 @@ class SampleRng:
             bits = int(hash64(self.seed, epoch, purpose, shard, sample))
             # manual_seed takes a signed 64-bit number.
             target.normal_(generator=torch.Generator().manual_seed(bits - 2**63))
+        if self.offset_noise and len(noise):
+            bits = int(hash64(self.seed, epoch, Purpose.OFFSET, shard, sample))
+            generator = torch.Generator().manual_seed(bits - 2**63)
+            offset = torch.randn(self.channels, 1, 1, generator=generator)
+            noise[Purpose.NOISE].add_(offset, alpha=self.offset_noise)
 
     def uniform(
         self, purpose: Purpose, epoch: int, samples: Sequence[tuple[int, int]]

@@ -6,6 +6,7 @@ sample's index, so every batch is full, and equal in every run.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.captions import choose_caption
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data.buffer_pool import BufferLayout, BufferPool, layout_bytes
@@ -298,9 +300,11 @@ class BatchPipeline:
         key, shard = "", self.reader.shard_name(sample.shard)
         try:
             key, members = sample_members(sample.content)
-            if (caption := members.get(self.config.caption_key)) is None:
-                return BadSample(shard, key, "caption-missing", f"no {self.config.caption_key}")
-            text = bytes(caption).decode("utf-8")
+            text = self._caption(epoch, sample, members)
+            if text is None:
+                sources = [source for source, _ in self.config.captions]
+                missing = ", ".join(sources or [self.config.caption_key])
+                return BadSample(shard, key, "caption-missing", f"no {missing}")
             if self.precomputed is not None:
                 self._read_precomputed(self.precomputed, members, slot)
                 return text
@@ -309,12 +313,31 @@ class BatchPipeline:
                 return BadSample(shard, key, "image-missing", f"no {self.config.image_key}")
             key_of_crop = (epoch, sample.shard, sample.sample)
             decode_with(self.decoders, slot.decode_spec, image, slot.pixels, *key_of_crop)
-            slot.sizes.copy_(torch.tensor(slot.decode_spec.sizes(image, *key_of_crop)))
+            flipped = self.config.flip and self._uniform(Purpose.FLIP, epoch, sample) < 0.5
+            if flipped:
+                slot.pixels.copy_(slot.pixels.flip(1))
+            sizes = slot.decode_spec.sizes(image, *key_of_crop, flipped=flipped)
+            slot.sizes.copy_(torch.tensor(sizes))
+        except json.JSONDecodeError as error:
+            return BadSample(shard, key, "json-invalid", str(error))
         except UnicodeDecodeError as error:
             return BadSample(shard, key, "caption-not-utf8", str(error))
         except (TarError, DecodeError, PrecomputedLatentsError) as error:
             return BadSample(shard, key, error.reason, str(error).partition(": ")[2])
         return text
+
+    def _caption(
+        self, epoch: int, sample: _PendingSample, members: dict[str, memoryview]
+    ) -> str | None:
+        """Return the sample's caption in this epoch; None if it has none."""
+        if self.config.captions:
+            uniform = self._uniform(Purpose.CAPTION, epoch, sample)
+            return choose_caption(members, self.config.captions, uniform)
+        caption = members.get(self.config.caption_key)
+        return None if caption is None else bytes(caption).decode("utf-8")
+
+    def _uniform(self, purpose: Purpose, epoch: int, sample: _PendingSample) -> float:
+        return float(self.rng.uniform(purpose, epoch, [(sample.shard, sample.sample)])[0])
 
     def _read_precomputed(
         self, latents: PrecomputedLatents, members: dict[str, memoryview], slot: _BatchSlot

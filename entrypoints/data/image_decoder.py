@@ -86,8 +86,12 @@ class DecodeSpec:
         _scale(pixels, box, factor, scaled, self.mode)
         out.copy_(_apply_orientation(scaled, header.orientation))
 
-    def sizes(self, content: bytes | memoryview, *key: int) -> tuple[int, int, int, int]:
+    def sizes(
+        self, content: bytes | memoryview, *key: int, flipped: bool = False
+    ) -> tuple[int, int, int, int]:
         """Return the upright image's height and width, and the top left corner of its crop.
+
+        ``flipped`` if the image is mirrored before it is cropped.
 
         The corner is in pixels of the image scaled for the crop, as in diffusers' SDXL script
         (examples/text_to_image/train_text_to_image_sdxl.py, 0.42).
@@ -98,7 +102,9 @@ class DecodeSpec:
         header = read_header(content)
         box = _crop_box(header, self, self._crop_position(key))
         top = round(box.top * self.height / box.height)
-        return *header.displayed_size, top, round(box.left * self.width / box.width)
+        height, width = header.displayed_size
+        left = width - box.left - box.width if flipped else box.left
+        return height, width, top, round(left * self.width / box.width)
 
     def _crop_position(self, key: tuple[int, ...]) -> float:
         """Return where the crop lies along the longer side: 0 at the start, 1 at the end."""

@@ -232,6 +232,12 @@ class Loader:
         """
         sample_bytes = max(1.0, catalog.total_bytes / max(1, int(catalog.shard_sizes.sum())))
         self.precomputed = PrecomputedLatents.from_options(catalog.options, resolution)
+        if self.precomputed is not None and (config.flip or config.captions):
+            key = "flip" if config.flip else "captions"
+            raise DataError(
+                f"data.{key}: the shards hold latents of {resolution} px, of the image as it is "
+                "and of one caption; pack the shards without latents, or leave the key out"
+            )
         bucketed = config.aspect_buckets and self.precomputed is None
         shapes = aspect_shapes(resolution) if bucketed else ()
         topology = DataTopology(

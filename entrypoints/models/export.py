@@ -193,11 +193,13 @@ def _card(document: Mapping[str, Any], weights: TrainedWeights, *, has_grid: boo
     index = document["index"]
     class_name = index["_class_name"]
     # Diffusers opens a Stable Diffusion 3 without T5 only if the caller says so.
-    absent = [name for name in ("text_encoder_3", "tokenizer_3") if index.get(name) == [None, None]]
+    standard = isinstance(class_name, str)
+    third = ("text_encoder_3", "tokenizer_3") if standard else ()
+    absent = [name for name in third if index.get(name) == [None, None]]
     return model_card(
         TrainingRecord.parse(document["record"]),
-        pipeline_class=class_name if isinstance(class_name, str) else class_name[1],
-        standard=isinstance(class_name, str),
+        pipeline_class=class_name if standard else class_name[1],
+        standard=standard,
         absent=absent,
         step=weights.step,
         weights=weights.kind,

@@ -123,7 +123,14 @@ class Evaluator:
         loader = Loader(
             validation.catalog,
             validation.rank,
-            replace(config.data, crop="center", aspect_buckets=False, max_bad_fraction=1.0),
+            replace(
+                config.data,
+                crop="center",
+                aspect_buckets=False,
+                max_bad_fraction=1.0,
+                flip=False,
+                captions=() if validation.catalog.options.get("latents") else config.data.captions,
+            ),
             resolution=config.stage.resolution,
             batch_size=config.stage.per_device_batch_size,
             seed=0,

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -134,7 +134,10 @@ class Trainer:
             decode_workers=config.training.decode_workers,
             gradient_accumulation_steps=config.stage.gradient_accumulation_steps,
             state=(checkpoint.folder / SAMPLER_FILE).read_bytes() if checkpoint else None,
-            rng=components.sample_rng(config.training.seed),
+            rng=replace(
+                components.sample_rng(config.training.seed),
+                offset_noise=config.training.offset_noise,
+            ),
             tokenize=components.text_encoders.tokenize,
             pin_memory=self.device.type == "cuda",
         )

@@ -14,7 +14,9 @@ from sm_train.entrypoints.common.job_config import (
     Interpolation,
 )
 from sm_train.estimators.config.fields import (
+    CaptionSource,
     PlainText,
+    PositiveFloat,
     PositiveInt,
     S3Folder,
     S3FolderOrObject,
@@ -63,6 +65,16 @@ class DataSection(Section):
     caption_key: PlainText = Field(
         default="txt", description="File extension of a sample's caption."
     )
+    captions: dict[CaptionSource, PositiveFloat] = Field(
+        default_factory=dict,
+        description="Captions of a sample by their weight, of which each epoch chooses one: file "
+        "extensions, and fields of the sample's JSON file as `json.FIELD`; a list of texts shares "
+        "its weight. Missing and empty captions do not count. Default: `caption_key` alone.",
+    )
+    flip: bool = Field(
+        default=False,
+        description="Whether to mirror half of the images horizontally, others in each epoch.",
+    )
     index: bool | None = Field(
         default=None,
         description="Whether to read the index that `sm-train pack` and `sm-train index` write "
@@ -109,6 +121,8 @@ class DataSection(Section):
             max_bad_fraction=self.max_bad_fraction,
             decode=self.decode,
             icc_profile=self.icc_profile,
+            captions=tuple(self.captions.items()),
+            flip=self.flip,
         )
 
     @model_validator(mode="after")

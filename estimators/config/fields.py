@@ -78,6 +78,7 @@ _PLAN = r"^arn:aws[a-z-]*:sagemaker:[a-z]{2}(-[a-z]+)+-[0-9]:[0-9]{12}:training-
 _CHANNEL = r"^[a-zA-Z0-9_]+$"
 _FUNCTION = r"^[a-z0-9]+$|^[a-zA-Z_][a-zA-Z0-9_.]*:[a-zA-Z_][a-zA-Z0-9_.]*$"
 _ENTRY = r"^[a-zA-Z0-9_]([a-zA-Z0-9_/-]*[a-zA-Z0-9_-])?\.py$"
+_CAPTION_SOURCE = r"^[A-Za-z0-9_-]+(\.[^.\s]+)*$"
 
 # Colons are allowed only in ssm: and in an ARN, so a pasted URL (the secret itself) is refused.
 SECRET_PATTERN = (
@@ -105,6 +106,7 @@ _PATTERN_MESSAGES = {
     "never the URL itself",
     TOPIC_PATTERN: "must be a topic ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
     _FUNCTION: "must be a name from the list in `sm-train schema`, or module:function",
+    _CAPTION_SOURCE: "must be a file extension such as txt, or a JSON field such as json.alt_text",
     _ENTRY: "must be the path of a Python file below code, such as train.py",
 }
 
@@ -196,6 +198,7 @@ EntryArgument = Annotated[
     str, Field(max_length=10_000), BeforeValidator(_number_to_text), AfterValidator(_check_argument)
 ]
 """An argument of a script: text, or a number as written in YAML."""
+CaptionSource = Annotated[str, Field(pattern=_CAPTION_SOURCE, max_length=200)]
 FunctionName = Annotated[str, Field(pattern=_FUNCTION, max_length=200)]
 TagKey = Annotated[
     str,

@@ -22,7 +22,7 @@ TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel
 _AUTOENCODER = "AutoencoderKL"
 _PREDICTIONS = {
     "UNet2DConditionModel": ("epsilon", "v_prediction"),
-    "PixArtTransformer2DModel": ("flow",),
+    "PixArtTransformer2DModel": ("flow", "epsilon", "v_prediction"),
     "SD3Transformer2DModel": ("flow",),
 }
 _REQUIRED = ("network", "prediction_type", "vae", "text_encoders")
@@ -104,9 +104,11 @@ def _objective_problems(document: Mapping[str, Any]) -> Iterator[str]:
     known = _PREDICTIONS[document["network"]["class"]]
     if prediction not in known:
         yield f"prediction_type: {prediction!r} is not one of {', '.join(known)}"
-    if prediction == "flow":
-        if "diffusion" in document:
-            yield "diffusion: does not apply to flow; remove it"
+        return
+    if prediction == "flow" and "diffusion" not in document:
+        return
+    if known == ("flow",):
+        yield f"diffusion: does not apply to {document['network']['class']}; remove it"
         return
     diffusion = document.get("diffusion")
     if not isinstance(diffusion, dict):

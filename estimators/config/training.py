@@ -80,6 +80,11 @@ class TrainingSection(Section):
         description="Fraction of captions replaced by the empty one, which classifier-free "
         "guidance needs.",
     )
+    offset_noise: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        default=0.0,
+        description="Strength of the noise that is equal in all pixels of a channel, for very dark "
+        "and very bright images; 0.05 to 0.1 is usual.",
+    )
     ema_decay: Fraction = Field(
         default=0.9999,
         description="Decay of the exponential moving average (EMA) of the weights; 0 disables it.",
@@ -133,6 +138,7 @@ class TrainingSection(Section):
             max_rollbacks=self.max_rollbacks,
             decode_workers=self.decode_workers,
             log_every=self.log_every,
+            offset_noise=self.offset_noise,
         )
 
 

@@ -38,7 +38,12 @@ from sm_train.toolkit.checks.relocation import (
     relocation_findings,
 )
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings
-from sm_train.toolkit.checks.shards import Shards, of_index, shard_findings
+from sm_train.toolkit.checks.shards import (
+    Shards,
+    augmentation_findings,
+    of_index,
+    shard_findings,
+)
 from sm_train.toolkit.checks.user_functions import user_function_findings
 from sm_train.toolkit.costing.worst_case import alternative_costs
 from sm_train.toolkit.errors import UserError
@@ -193,8 +198,9 @@ def _local_shards(subject: Subject, *, required: bool) -> tuple[Shards | None, l
 def _partition_findings(subject: Subject, shards: Shards) -> Iterator[Finding]:
     config = subject.config
     if not config.reads_shards:
-        return iter(())
-    return shard_findings(
+        return
+    yield from augmentation_findings(shards, config)
+    yield from shard_findings(
         shards,
         as_document(subject.estimate),
         config.training.decode_workers,

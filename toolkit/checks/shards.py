@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.packing.shard_listing import ListedShard
 from sm_train.toolkit.terminal.formatting import format_usd
@@ -89,12 +90,24 @@ LARGE_SHARDS = Check(
 )
 
 
+AUGMENTED_LATENTS = Check(
+    "augmented-latents",
+    ("error",),
+    means="`data.flip` or `data.captions` is set, and the shards hold latents for a stage's "
+    "resolution. Those are of the image as it is and of one caption.",
+    impact="The job fails at start-up: latents cannot be mirrored, because an autoencoder's latent "
+    "of a mirrored image is not the mirrored latent.",
+    fix="Pack the shards without `--latents`, or leave the key out. `training.offset_noise` works "
+    "with latents.",
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Shards:
     """The shards of a data set in order of their names.
 
     ``where`` is the run file's key or the option that names them, ``location`` a folder, file or
-    URI. ``samples`` is None without an index.
+    URI. ``samples`` is None without an index, ``latents`` is the resolution of latents in them.
     """
 
     where: str
@@ -103,6 +116,7 @@ class Shards:
     """int64 (num_shards,)"""
     samples: NDArray[np.int64] | None = None
     """int64 (num_shards,)"""
+    latents: int | None = None
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -115,7 +129,22 @@ def of_index(index: ShardIndex, where: str) -> Shards:
         ShardError: the index is damaged.
     """
     order = np.argsort(np.array(index.names, dtype=object), kind="stable")
-    return Shards(where, str(index.path), index.bytes[order], index.samples[order])
+    latents = (index.header.options.get("latents") or {}).get("resolution")
+    return Shards(where, str(index.path), index.bytes[order], index.samples[order], latents)
+
+
+def augmentation_findings(shards: Shards, config: RunConfig) -> Iterator[Finding]:
+    """Check that no stage augments images of which the shards hold latents."""
+    keys = [key for key in ("flip", "captions") if getattr(config.data, key)]
+    stages = [stage.name for stage in config.stages if stage.resolution == shards.latents]
+    if keys and stages and config.entry is None:
+        yield AUGMENTED_LATENTS.found(
+            "error",
+            f"data.{keys[0]}",
+            f"{shards.location} holds latents of {shards.latents} px for {', '.join(stages)}; "
+            f"{' and '.join(keys)} cannot change them",
+            "pack without --latents, or leave the key out",
+        )
 
 
 def of_listing(

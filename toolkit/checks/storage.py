@@ -255,5 +255,5 @@ def shards_in_s3(config: RunConfig, listing: ShardListing, local: Shards | None)
     """Return the listed shards, with the numbers of samples of ``local`` if those are the same."""
     listed = of_listing(listing.shards, "data.uri", config.data.uri)
     if local is not None and np.array_equal(local.bytes, listed.bytes):
-        return Shards("data.uri", config.data.uri, listed.bytes, local.samples)
+        return Shards("data.uri", config.data.uri, listed.bytes, local.samples, local.latents)
     return listed

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sm_train.entrypoints.doctor.nccl_log import NcclLog
 from sm_train.toolkit.jobs.events import Event
 
-Column = npt.NDArray[np.float64]
-"""float64 (num_rows,)"""
+Column = npt.NDArray[np.floating[Any]]
+"""float64, or float32 in tables without times (num_rows,)"""
 Table = Mapping[str, Column]
 
 JOB_LEVEL_KINDS = frozenset({"start", "checkpoint", "eval", "end"})

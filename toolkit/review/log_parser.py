@@ -43,7 +43,7 @@ _NODE_FIELDS = (
     "read_bytes_per_second",
     "data_wait_share_max",
 )
-_RANK_FIELDS = ("rank", "steps", "busy_seconds", "data_wait_share")
+_RANK_FIELDS = ("rank", "busy_seconds", "data_wait_share")
 _STRAGGLER_FIELDS = ("rank", "node", "busy_seconds", "ratio")
 _GPU_FIELDS = ("gpu", "sm_clock")
 
@@ -115,6 +115,8 @@ class _TableBuilder:
     def __init__(self, names: Sequence[str], row: Callable[[Any], tuple[Any, ...]]) -> None:
         """Create an empty table; ``row`` maps an entry to the values of the columns ``names``."""
         self._names, self._row = names, row
+        # Only times need more than seven digits, and the tables without them are the largest.
+        self._type = np.float64 if "time" in names else np.float32
         self._pending: list[float | None] = []
         self._blocks: list[Column] = []
 
@@ -127,8 +129,9 @@ class _TableBuilder:
             self._pack()
 
     def _pack(self) -> None:
-        # numpy converts None to NaN.
-        self._blocks.append(np.fromiter(self._pending, np.float64, len(self._pending)))
+        # numpy converts None to NaN, and what float32 cannot hold to infinity.
+        with np.errstate(over="ignore"):
+            self._blocks.append(np.fromiter(self._pending, self._type, len(self._pending)))
         self._pending.clear()
 
     def table(self) -> Table:

@@ -82,22 +82,12 @@ def test_weights_that_the_checkpoint_lacks_are_refused(tmp_path: Path) -> None:
         run(checkpoint, tmp_path, weights="ema")
 
 
-def sdxl_with_encoders_of_two_widths(folder: Path) -> ModelComponents:
+def sdxl_with_encoders_of_two_widths() -> ModelComponents:
     """As in SDXL, where from_single_file tells the encoders apart by their width."""
-    from diffusers import UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
-
-    for name, component in build("tiny-sdxl").named_components().items():
-        if name not in ("unet", "scheduler", "text_encoder_2"):
-            component.save_pretrained(folder / name)
     preset = read_preset("tiny-sdxl")
-    encoder = {key: value for key, value in preset["text_encoders"][1].items() if key != "class"}
-    wide = CLIPTextConfig(**(encoder | {"hidden_size": 64}))
-    CLIPTextModelWithProjection(wide).save_pretrained(folder / "text_encoder_2")
-    network = {key: value for key, value in preset["network"].items() if key != "class"}
-    unet = UNet2DConditionModel.from_config(network | {"cross_attention_dim": 96})
-    unet.save_pretrained(folder / "unet")
-    return build("tiny-sdxl", components=folder)
+    preset["text_encoders"][1]["hidden_size"] = 64
+    preset["network"]["cross_attention_dim"] = 96
+    return build("./wide.json", preset_content=json.dumps(preset))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +101,7 @@ def test_a_single_file_makes_the_round_trip_through_diffusers(
 
     torch.manual_seed(0)
     is_xl = preset == "tiny-sdxl"
-    parts = sdxl_with_encoders_of_two_widths(tmp_path / "source") if is_xl else build(preset)
+    parts = sdxl_with_encoders_of_two_widths() if is_xl else build(preset)
     checkpoint = write_checkpoint(parts, tmp_path)
     file = run(checkpoint, tmp_path, format="single-file").rename(tmp_path / "model.safetensors")
     folder = run(checkpoint, tmp_path / "scratch")

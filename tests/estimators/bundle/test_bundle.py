@@ -108,7 +108,7 @@ def test_jobs_receive_the_stated_or_the_predicted_speed() -> None:
 def test_job_config_has_every_value_of_its_section() -> None:
     """A field of the same name has the same value on both ends."""
     run = config(
-        data={"uri": "s3://my-bucket/shards/", "crop": "random", "image_key": "png"},
+        data={"uri": "s3://my-bucket/shards/", "crop": "random", "captions": {"txt": 2}},
         training={"seed": 7, "warmup_steps": 3, "ema_start": 5, "log_every": 11},
     )
     job = job_configs(run)["256px"]
@@ -116,6 +116,8 @@ def test_job_config_has_every_value_of_its_section() -> None:
     for name, section in sections.items():
         values = section.model_dump()
         values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+        # Captions with their weights are sent as pairs.
+        values |= {key: tuple(value.items()) for key, value in values.items() if key == "captions"}
         # Choices with options of their own get their defaults when the job configuration is made.
         sent = {
             key: value

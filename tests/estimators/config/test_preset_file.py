@@ -78,7 +78,9 @@ def changed(name: str, path: tuple[Any, ...], value: Any) -> dict[str, Any]:
             "network.sample_size: '64' ",
         ),
         (changed("sd2", ("network", "in_channels"), -4), "network.in_channels: -4 must be a whole"),
-        (changed("dit-xl", ("prediction_type",), "epsilon"), "prediction_type: 'epsilon' is not"),
+        (changed("mmdit-2b", ("prediction_type",), "epsilon"), "prediction_type: 'epsilon' is not"),
+        (changed("mmdit-2b", ("diffusion",), {}), "diffusion: does not apply to SD3Transformer2D"),
+        (changed("dit-xl", ("diffusion", "beta_end"), "x"), "diffusion.beta_end: 'x' must be"),
         (changed("sd2", ("diffusion",), None), "diffusion: is missing"),
         (changed("sd2", ("diffusion", "beta_start"), "low"), "diffusion.beta_start: 'low' must be"),
         (changed("sd2", ("text_encoders",), []), "text_encoders: must be a list of 1 to 3"),
@@ -111,7 +113,8 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 
 def test_prediction_type_is_that_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(RunFileError, match="supports flow, not epsilon"):
-        load(tmp_path, shipped("tiny-dit"), prediction_type="epsilon")
+        load(tmp_path, shipped("tiny-mmdit"), prediction_type="epsilon")
+    load(tmp_path, shipped("tiny-dit"), prediction_type="epsilon")
 
 
 def test_known_arguments_are_those_of_the_libraries() -> None:

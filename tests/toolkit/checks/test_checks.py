@@ -26,7 +26,7 @@ from sm_train.toolkit.checks.quotas import default_runtime_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
 from sm_train.toolkit.checks.report import show
 from sm_train.toolkit.checks.role import may_assume
-from sm_train.toolkit.checks.shards import Shards, shard_findings
+from sm_train.toolkit.checks.shards import Shards, augmentation_findings, shard_findings
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.worst_case import alternative_costs, total, up_to_suffix
 
@@ -66,6 +66,24 @@ def shards_checked(
         one.code: one
         for one in shard_findings(shards, document or four_instances(), 8, sharded=True)
     }
+
+
+@pytest.mark.parametrize(
+    ("data", "resolution", "found"),
+    [
+        ({"flip": True}, 256, [("error", "augmented-latents", "data.flip")]),
+        ({"captions": {"txt": 1}}, 256, [("error", "augmented-latents", "data.captions")]),
+        ({"flip": True}, 512, []),
+        ({}, 256, []),
+    ],
+)
+def test_latents_cannot_be_augmented(
+    data: dict[str, Any], resolution: int, found: list[tuple[str, str, str]]
+) -> None:
+    shards = Shards("data", "s3://b/p/", np.array([3 * GB]), None, resolution)
+    run = config(data={"uri": "s3://my-bucket/shards/"} | data)
+    findings = augmentation_findings(shards, run)
+    assert [(one.level, one.code, one.where) for one in findings] == found
 
 
 def training_usd() -> float:

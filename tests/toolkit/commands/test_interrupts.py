@@ -167,6 +167,27 @@ def test_interrupted_command_leaves_nothing_and_resumes(
         shutil.rmtree(folder)
 
 
+def test_interrupt_that_a_library_drops_is_no_unexpected_error(tmp_path: Path) -> None:
+    program = """
+import os, signal
+from sm_train.toolkit import cli
+
+def main(**_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise AttributeError("partially initialized module") from None
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.cli.main = main
+cli.main(["list"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "sm-train: interrupted\n")
+
+
 def test_second_local_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     """It would replace the folders in which the first one is training."""
     write_run(tmp_path)

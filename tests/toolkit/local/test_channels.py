@@ -12,6 +12,7 @@ from sm_train.toolkit.local.channels import LocalChannel
 from sm_train.toolkit.local.read_only import read_only_command
 
 from tests.conftest import Cli
+from tests.support.capabilities import skip_or_fail
 from tests.support.cluster.training_jobs import write_shards
 from tests.toolkit.local.test_submit_local import write_tiny
 
@@ -70,7 +71,7 @@ config = json.loads((paths.input_config / "inputdataconfig.json").read_text())
 
 def test_script_sees_its_nodes_files_and_cannot_change_them(cli: Cli, tmp_path: Path) -> None:
     if not read_only_command([tmp_path]):
-        pytest.skip("this system permits no mount namespaces")
+        skip_or_fail("this system permits no mount namespaces")
     write_shards(tmp_path / "shards", shards=2, each=2)
     write_files(tmp_path, "masks/a.png", "masks/b.png", "masks/c.png", "lists/words.txt")
     write_files(tmp_path, "lists/words.txt.old", "lists/other.txt", "code/own.py")

@@ -40,7 +40,7 @@ def utilization(facts: JobFacts) -> dict[str, tuple[Column, Column]]:
     CloudWatch's metric is the sum over all GPUs, up to 800 for 8; the job's own events log a mean.
     """
     gpus = facts.instance_type.accelerators if facts.instance_type else 0
-    from_cloudwatch = {
+    from_cloudwatch: dict[str, tuple[Column, Column]] = {
         instance: (series.times, series.values / (100.0 * gpus))
         for (instance, name), series in facts.metrics.items()
         if name == "GPUUtilization" and gpus
@@ -117,9 +117,8 @@ def rank_times(facts: JobFacts) -> list[RankTimes]:
     for node, table in facts.log.ranks.items():
         for rank in np.unique(table["rank"]).tolist():
             rows = table["rank"] == rank
-            busy, steps = table["busy_seconds"][rows], table["steps"][rows]
-            known = np.isfinite(busy) & (steps > 0)
-            mean = float(np.average(busy[known], weights=steps[known])) if known.any() else None
+            busy = finite(table["busy_seconds"][rows])
+            mean = float(busy.mean()) if len(busy) else None
             waits = finite(table["data_wait_share"][rows])
             wait = float(waits.mean()) if len(waits) else 0.0
             ranks.append(RankTimes(node, int(rank), mean, wait))
