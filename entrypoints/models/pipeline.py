@@ -29,7 +29,7 @@ class Text(NamedTuple):
     """Encoded captions: hidden ``states`` (B, L, D), and ``pooled`` (B, P) if encoders project.
 
     For a trained text encoder ``states`` are token ids (B, L). Rows of zeros in ``states`` are
-    padding, which PixArt masks. ``sizes`` (B, 4) are what SDXL is conditioned on besides: original
+    padding, which PixArt masks. ``sizes`` (B, 4) are what SDXL is also conditioned on: original
     height and width, top and left of the crop; None if the images are originals of this size.
     """
 

@@ -132,7 +132,7 @@ def current_job() -> CurrentJob:
 
 
 class Heartbeat:
-    """Tells the watchdog what this rank does, so that it finds a stall and who causes it.
+    """Reports to the watchdog what this rank does, so that it finds a stall and its cause.
 
     ``ShardDataset``, ``Checkpointer`` and ``EventLog`` send heartbeats themselves;
     use this class around other work.

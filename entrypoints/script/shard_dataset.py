@@ -29,7 +29,7 @@ class ImageBatch(TypedDict):
 
 @dataclass(frozen=True)
 class _Source:
-    """A channel with its index, the rank that reads it, and where its observer is told."""
+    """A channel with its index, the rank that reads it, and the observer of its events."""
 
     folder: Path
     index: Path | None

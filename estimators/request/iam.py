@@ -100,7 +100,7 @@ class _Scope:
             bucket, _, key = _bucket_and_key(uri).partition("/")
             prefixes.setdefault(bucket, []).append(f"{key}*")
         arns = [self.s3_arn(bucket) for bucket in sorted(prefixes)]
-        return [_allow("LocateBuckets", ["s3:GetBucketLocation"], arns)] + [
+        listings = [
             _allow(
                 # A Sid has letters and digits only. Names of buckets have no capitals.
                 f"List{bucket.replace('-', 'Dash').replace('.', 'Dot')}",
@@ -110,6 +110,7 @@ class _Scope:
             )
             for bucket, names in sorted(prefixes.items())
         ]
+        return [_allow("LocateBuckets", ["s3:GetBucketLocation"], arns), *listings]
 
 
 def policies(config: RunConfig, region: str, image: str) -> dict[str, PolicyDocument]:

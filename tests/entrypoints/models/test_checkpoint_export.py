@@ -83,7 +83,7 @@ def test_weights_that_the_checkpoint_lacks_are_refused(tmp_path: Path) -> None:
 
 
 def sdxl_with_encoders_of_two_widths() -> ModelComponents:
-    """As in SDXL, where from_single_file tells the encoders apart by their width."""
+    """As in SDXL, where from_single_file distinguishes the encoders by their width."""
     preset = read_preset("tiny-sdxl")
     preset["text_encoders"][1]["hidden_size"] = 64
     preset["network"]["cross_attention_dim"] = 96
