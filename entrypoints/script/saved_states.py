@@ -29,7 +29,7 @@ INCOMPLETE = "incomplete.json"
 
 _FINGERPRINT = "accelerate"
 _STATE_FILE = re.compile(r"random_states_\d+\.pkl|optimizer(_\d+)?\.bin|scheduler(_\d+)?\.bin")
-"""Files by which a folder of ``save_state`` is recognized (accelerate 1.1 to 1.15, utils/constants.py)."""
+"""Files in a folder of ``save_state`` (accelerate 1.1 to 1.15, utils/constants.py)."""
 
 _DEPTH = 3
 _LAST_NUMBER = re.compile(r"(\d+)$")

@@ -222,7 +222,7 @@ def test_plain_script_gets_its_arguments_a_heartbeat_and_a_failure_report(tmp_pa
     ],
 )
 def test_scripts_of_accelerate_itself_run_unchanged_on_two_nodes(tmp_path: Path, name: str) -> None:
-    """Without test_distributed_data_loop.py: on CPUs it hangs at uneven inputs, also without the wrapper."""
+    """Without test_distributed_data_loop.py: it hangs at uneven inputs on CPUs without us, too."""
     script = Path(accelerate_scripts.__path__[0]) / name
     config = script_run(())
     nodes = create_nodes(tmp_path, config, 2, script_code(str(script)))

@@ -1,4 +1,4 @@
-"""What networks are conditioned on in addition to the noisy image: sizes, crops and unpadded captions."""
+"""Conditions of networks other than the noisy image: sizes, crops and unpadded captions."""
 
 from __future__ import annotations
 
