@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moto.backends import get_backend
+from sm_train.entrypoints.common.checkpoint_layout import FORMAT_VERSION
 from sm_train.entrypoints.common.events import FIELDS, format_event
 
 from tests.conftest import Aws
@@ -127,7 +128,8 @@ class FakeSageMaker:
         s3 = self._aws.client("s3")
         folder = f"{run}/checkpoints/{stage}/step-{step:08d}"
         files = [{"name": name, "bytes": 4, "blake3": "0"} for name in ("a.safetensors", "b.npz")]
-        marker = {"format": 2, "step": step, "world_size": 1, "fingerprint": "0", "files": files}
+        marker: dict[str, Any] = {"format": FORMAT_VERSION, "step": step, "world_size": 1}
+        marker |= {"fingerprint": "0", "files": files}
         s3.put_object(Bucket=bucket, Key=f"{folder}/a.safetensors", Body=b"1234")
         if complete:
             s3.put_object(Bucket=bucket, Key=f"{folder}/b.npz", Body=b"1234")

@@ -39,11 +39,15 @@ FEW, MANY = 3, 50
 
 @dataclass(frozen=True)
 class LongCommand:
-    """A command, what it reads, and the files that are equal however often it was interrupted."""
+    """A command, what it reads, and the files that are equal however often it was interrupted.
+
+    An ``atomic`` command writes all of its result or nothing; another one resumes.
+    """
 
     arguments: tuple[str, ...]
     write_inputs: Callable[[Path], object]
     result: Callable[[Path], dict[str, bytes]]
+    atomic: bool = False
 
 
 def write_run(folder: Path) -> None:
@@ -68,6 +72,27 @@ def trained(folder: Path) -> dict[str, bytes]:
     }
 
 
+def write_trained(folder: Path) -> None:
+    write_run(folder)
+    (folder / "prompts.txt").write_text("a 3\n")
+    complete(COMMANDS["train"], folder)
+
+
+def files(*names: str) -> Callable[[Path], dict[str, bytes]]:
+    """Return a function that reads those of these files and folders that exist."""
+
+    def read(folder: Path) -> dict[str, bytes]:
+        paths: list[Path] = []
+        for path in map(folder.joinpath, names):
+            paths += path.rglob("*") if path.is_dir() else [path]
+        found = [path for path in paths if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+    return read
+
+
+CHECKPOINTS = "local-runs/tiny/8px/checkpoints"
+
 COMMANDS = {
     "pack": LongCommand(
         ("pack", "in", "out", "--shard-size", "60KB", "--workers", "2"),
@@ -75,6 +100,25 @@ COMMANDS = {
         packed,
     ),
     "train": LongCommand(("submit", "run.yaml", "--local", "--nodes", "2"), write_run, trained),
+    "index": LongCommand(
+        ("index", "shards"),
+        lambda folder: write_shards(folder / "shards", shards=4, each=200),
+        files("index.parquet"),
+        atomic=True,
+    ),
+    "sample": LongCommand(
+        ("sample", CHECKPOINTS, "--prompts", "prompts.txt", "--steps", "20"),
+        write_trained,
+        files("grid.png"),
+        atomic=True,
+    ),
+    "export": LongCommand(("export", CHECKPOINTS, "out"), write_trained, files("out"), atomic=True),
+    "review": LongCommand(
+        ("review", "local-runs/tiny/8px", "--html", "review.html"),
+        write_trained,
+        lambda folder: dict.fromkeys(files("review.html")(folder), b""),
+        atomic=True,
+    ),
 }
 
 
@@ -142,26 +186,31 @@ def interrupt(command: LongCommand, folder: Path, delay: float) -> None:
         pytest.param("pack", MANY, marks=pytest.mark.slow),
         pytest.param("train", FEW, marks=pytest.mark.slow),
         pytest.param("train", MANY, marks=pytest.mark.slow),
+        pytest.param("index", MANY, marks=pytest.mark.slow),
+        pytest.param("sample", MANY, marks=pytest.mark.slow),
+        pytest.param("export", MANY, marks=pytest.mark.slow),
+        pytest.param("review", MANY, marks=pytest.mark.slow),
     ],
 )
 def test_interrupted_command_leaves_nothing_and_resumes(
     tmp_path: Path, name: str, times: int
 ) -> None:
     command = COMMANDS[name]
-    reference = tmp_path / "reference"
-    reference.mkdir()
-    command.write_inputs(reference)
+    inputs, reference = tmp_path / "inputs", tmp_path / "reference"
+    inputs.mkdir()
+    command.write_inputs(inputs)
+    shutil.copytree(inputs, reference, symlinks=True)
     seconds = complete(command, reference)
     expected = command.result(reference)
     assert expected
     moments = random.Random(times)
     for number in range(times):
         folder = tmp_path / f"interrupted-{number}"
-        folder.mkdir()
-        command.write_inputs(folder)
+        shutil.copytree(inputs, folder, symlinks=True)
         # The second interrupt meets what the first one left.
         for _ in range(2):
             interrupt(command, folder, moments.uniform(0, seconds))
+            assert not command.atomic or command.result(folder) in ({}, expected)
         complete(command, folder)
         assert command.result(folder) == expected
         shutil.rmtree(folder)
