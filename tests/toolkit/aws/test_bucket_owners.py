@@ -25,7 +25,7 @@ def test_bucket_of_another_account_is_rejected_with_one_line(
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 4
     line = one_line(result.stderr)
-    assert "bucket my-bucket: AWS returned 403" in line
+    assert "bucket my-bucket: AWS returned AccessDenied" in line
     assert "account 123456789012 does not own the bucket" in line
     assert "bucket_owners" in line
     assert aws.bodies("CreateTrainingJob") == []
