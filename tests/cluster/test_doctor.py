@@ -155,6 +155,7 @@ def test_training_does_not_start_on_an_unfit_cluster(tmp_path: Path) -> None:
         "steps_per_second": 2000.0,
         "speed_source": "stated",
         "usd_per_instance_hour": 30.0,
+        "model_plan": None,
     }
     document = json.loads((job.bundle / "job.json").read_text())
     document["8px"]["expected"] = expected

@@ -89,7 +89,9 @@ def test_16_nodes_of_8_take_less_than_120_seconds(rate: float) -> None:
                 measured += 1
     assert clock < LIMIT
     assert measured >= len(rounds) or rate < 1e6
-    assert measured == len(rounds) + 3 * RETESTS or rate < 1e9
+    # At least three retests; all of them on a fast network.
+    assert measured >= len(rounds) + 9 or rate < 1e9
+    assert measured == len(rounds) + 3 * RETESTS or rate < 1e10
 
 
 def test_a_late_process_does_not_make_a_short_transfer_count() -> None:

@@ -21,6 +21,7 @@ from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
 
 from tests.support.cluster.training_jobs import png, tiny_run
 from tests.support.deadline import DEADLINE
+from tests.support.models import record
 from tests.support.run_documents import write_job_file
 
 DECODERS = InProcessDecoders()
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tiny_run(max_steps=1, preset="tiny-sdxl")
     config = read_job_config(write_job_file(base, run), "8px")
     built = build_components(config.model, 8, components=None, previous=None)
-    save_components(built, None, base / "components")
+    save_components(built, None, record(), base / "components")
     return base / "components"
 
 

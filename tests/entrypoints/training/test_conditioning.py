@@ -25,6 +25,7 @@ from sm_train.entrypoints.training.model_inputs import ModelInputs
 
 from tests.support.cluster.training_jobs import tiny_run, write_shard
 from tests.support.data_channels import DATA_CONFIG, Cluster, rest_of_epoch
+from tests.support.models import record
 from tests.support.run_documents import write_job_file
 
 SIZES = [(8, 8), (24, 16), (16, 40), (9, 31)]
@@ -85,7 +86,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[ModelCompone
     }
     options = {}
     if request.param:
-        save_components(components, None, tmp_path / "components")
+        save_components(components, None, record(), tmp_path / "components")
         encoder = LatentEncoder(tmp_path / "components", 8)
         for members in samples.values():
             members |= encoder.encode(members["png"], "a grey", InProcessDecoders())
