@@ -72,7 +72,7 @@ def own_seconds(readers: list[HeartbeatReader], steps: int) -> list[float]:
     return [now[1] - then[1] - now[2] + then[2] for now, then in zip(after, before, strict=True)]
 
 
-# Compares seconds: among other tests on two cores, the pauses may disappear between those of others.
+# Compares seconds: other tests on the same cores pause the ranks as well.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "stage",
