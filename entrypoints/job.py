@@ -122,6 +122,4 @@ def report_failure(error: Exception, paths: SageMakerPaths) -> None:
         deadline = time.monotonic() + CAUSE_TIMEOUT
         while not paths.failure.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-    paths.failure.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError), paths.failure.open("x") as file:
-        file.write(f"rank {rank}: {cause}\n\n{''.join(traceback.format_exception(error))}")
+    paths.write_failure(f"rank {rank}: {cause}\n\n{''.join(traceback.format_exception(error))}")

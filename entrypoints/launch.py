@@ -10,7 +10,6 @@ ranks look for. torchrun would fail however well its workers end, and kill them 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -86,9 +85,7 @@ def rendezvous(environment: Mapping[str, str], paths: SageMakerPaths) -> None:
 def _report_failure(events: EventLog, code: str, error: Exception, paths: SageMakerPaths) -> None:
     """Log the cause as an event, and write the job's failure reason unless it has one."""
     events.write("error", str(error), code=code, message=str(error))
-    paths.failure.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError), paths.failure.open("x") as file:
-        file.write(f"{error}\n")
+    paths.write_failure(f"{error}\n")
 
 
 def main(arguments: list[str]) -> int:

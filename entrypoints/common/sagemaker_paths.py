@@ -6,6 +6,7 @@ whole, as in the container toolkit's own tests and in our local runs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -69,6 +70,12 @@ class SageMakerPaths:
     def failure(self) -> Path:
         """The file whose first 1,024 characters become the job's FailureReason."""
         return self.base / "output" / "failure"
+
+    def write_failure(self, reason: str) -> None:
+        """Write the job's FailureReason, unless another process of the node already has."""
+        self.failure.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), self.failure.open("x") as file:
+            file.write(reason)
 
 
 @dataclass(frozen=True)

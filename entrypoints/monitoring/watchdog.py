@@ -373,7 +373,7 @@ class Watchdog:
         SIGKILL, because a process that hangs runs no Python signal handler.
         """
         self._events.write("error", f"killing the job: {cause}", code="stall", message=cause)
-        call_with_timeout(_DISK_TIMEOUT, lambda: self._write_failure(cause), None)
+        call_with_timeout(_DISK_TIMEOUT, lambda: self._paths.write_failure(f"{cause}\n"), None)
         if self._info.nodes > 1:
             time.sleep(PEER_DETECTION_SECONDS)
         self._dispatcher.finish(LAST_ALERT_TIMEOUT)
@@ -382,13 +382,6 @@ class Watchdog:
             if one.exit_state is ExitState.RUNNING:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(one.pid, signal.SIGKILL)
-
-    def _write_failure(self, cause: str) -> None:
-        """Write SageMaker's FailureReason, unless another process already has."""
-        failure = self._paths.failure
-        failure.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), failure.open("x") as file:
-            file.write(f"{cause}\n")
 
     # ------------------------------------------------------------------ failures
 
@@ -419,7 +412,9 @@ class Watchdog:
         """
         found = self._failures.take_report(now, final=final)
         if found is not None:
-            call_with_timeout(_DISK_TIMEOUT, lambda: self._write_failure(found.text), None)
+            call_with_timeout(
+                _DISK_TIMEOUT, lambda: self._paths.write_failure(f"{found.text}\n"), None
+            )
             self._unsent_failure = found
         may_decide = final or not self._info.node or self._failures.is_settled(now)
         if self._unsent_failure is not None and may_decide:

@@ -1,4 +1,4 @@
-"""Checkpoints of a loop of the user's own: whole or not at all, resumed from any node's files."""
+"""Atomic checkpoints for a custom training loop, which resumes from the files of any node."""
 
 from __future__ import annotations
 

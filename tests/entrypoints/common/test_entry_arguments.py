@@ -1,4 +1,4 @@
-"""The arguments of a run's own script: placeholders, and what is left as it is."""
+"""Arguments of a custom script: replaced placeholders and unchanged text."""
 
 from __future__ import annotations
 
