@@ -40,6 +40,7 @@ from sm_train.estimators.config.operations import (
 )
 from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.config.trackers import TrackersField, TrackersSection
 from sm_train.estimators.config.training import (
     CheckpointSection,
     EvaluationSection,
@@ -119,6 +120,11 @@ class RunConfig(Section):
     recovery: RecoverySection = RecoverySection()
     doctor: DoctorSection = DoctorSection()
     alerts: AlertsSection = AlertsSection()
+    trackers: TrackersField = Field(
+        default=TrackersSection(),
+        description="Experiment trackers: tensorboard, wandb, mlflow; a list of names, or a "
+        "mapping from each name to its settings.",
+    )
     budget: BudgetSection | None = Field(
         default=None, description="The maximum cost of the whole run. None sets no limit."
     )

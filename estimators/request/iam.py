@@ -339,7 +339,11 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
     if keys:
         actions = ["kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
         permissions.append(_allow("UseKeys", actions, keys))
-    permissions += _alert_permissions(config, scope)
+    permissions += _secret_permissions(config, scope)
+    if config.alerts.sns_topic is not None:
+        permissions.append(_allow("PublishAlerts", ["sns:Publish"], [config.alerts.sns_topic]))
+    if config.trackers.mlflow is not None and (uri := config.trackers.mlflow.uri) is not None:
+        permissions += _mlflow_permissions(uri)
     if config.cluster.vpc:
         permissions.append(_allow("JoinNetwork", _NETWORK_ACTIONS, ["*"]))
     if config.cluster.remote_debug:
@@ -347,10 +351,29 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
     return permissions
 
 
-def _alert_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
-    """Return what the job's alerts need: to read the secrets, and to publish."""
+def secret_fields(config: RunConfig) -> dict[str, str]:
+    """Return the names of the secrets that the job reads, by the run file's key."""
     alerts = config.alerts
-    names = [name for name in (alerts.slack_secret, alerts.webhook_secret) if name is not None]
+    names = {
+        "alerts.slack_secret": alerts.slack_secret,
+        "alerts.webhook_secret": alerts.webhook_secret,
+    }
+    names |= {f"trackers.{one.name}.secret": one.secret for one in config.trackers.job_config()}
+    return {key: name for key, name in names.items() if name is not None}
+
+
+def _mlflow_permissions(uri: str) -> list[Permission]:
+    """Return what the job needs to log to an MLflow server of SageMaker; others take a key.
+
+    The actions are those that MLflow's client calls ("Actions, resources, and condition keys for
+    Amazon SageMaker with MLflow", service authorization reference, read 2026-11).
+    """
+    return [_allow("LogToMlflow", _MLFLOW_ACTIONS, [uri])] if uri.startswith("arn:") else []
+
+
+def _secret_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
+    """Return what the job needs to read the secrets of alerts and trackers."""
+    names = list(secret_fields(config).values())
     parameters = [name for name in names if ":ssm:" in name or name.startswith("ssm:")]
     secrets = [name for name in names if name not in parameters]
     permissions = []
@@ -371,10 +394,27 @@ def _alert_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
             for name in parameters
         ]
         permissions.append(_allow("ReadParameters", ["ssm:GetParameter"], arns))
-    if alerts.sns_topic is not None:
-        permissions.append(_allow("PublishAlerts", ["sns:Publish"], [alerts.sns_topic]))
     return permissions
 
+
+_MLFLOW_ACTIONS = [
+    f"sagemaker-mlflow:{action}"
+    for action in (
+        "CreateExperiment",
+        "CreateRun",
+        "GetExperiment",
+        "GetExperimentByName",
+        "GetMetricHistory",
+        "GetRun",
+        "ListArtifacts",
+        "LogBatch",
+        "LogMetric",
+        "LogParam",
+        "SearchRuns",
+        "SetTag",
+        "UpdateRun",
+    )
+]
 
 _NETWORK_ACTIONS = [
     f"ec2:{action}"
