@@ -41,7 +41,9 @@ class MlflowTracker:
         os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
         mlflow: Any = importlib.import_module("mlflow")
         if self._key is not None:
+            # Once: a second attempt to open the run would send it twice.
             _authorize(self._key)
+            self._key = None
         uri = self._settings.uri
         if uri is None:
             self._folder.mkdir(parents=True, exist_ok=True)

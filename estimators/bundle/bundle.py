@@ -113,7 +113,7 @@ def build_bundle(
     }
     if user_code.packages:
         contents[USER_REQUIREMENTS] = ("\n".join(user_code.packages) + "\n").encode()
-    secrets = list(find_secrets(contents))
+    secrets = list(find_secrets(contents | _without_secret_names(contents, config)))
     if secrets:
         raise UserCodeError("\n".join(map(str, secrets)))
     if config.cluster.network_isolation:
@@ -125,6 +125,15 @@ def build_bundle(
     name, module = _script(config)
     contents[name] = _SCRIPT_CODE.format(module=module).encode()
     return pack(contents | _training_code(), name)
+
+
+def _without_secret_names(contents: dict[str, bytes], config: RunConfig) -> dict[str, bytes]:
+    """Return the generated documents without the names of secrets, which resemble passwords."""
+    documents = {name: contents[name] for name in (RUN_FILE, JOB_FILE)}
+    for secret in config.secret_names.values():
+        quoted = json.dumps(secret).encode()
+        documents = {name: text.replace(quoted, b'"name"') for name, text in documents.items()}
+    return documents
 
 
 def _script(config: RunConfig) -> tuple[str, str]:

@@ -145,6 +145,17 @@ class RunConfig(Section):
         return self.entry is None or self.reads_index
 
     @property
+    def secret_names(self) -> dict[str, str]:
+        """Return the names of the secrets that the job reads, by the run file's key."""
+        names = {
+            "alerts.slack_secret": self.alerts.slack_secret,
+            "alerts.webhook_secret": self.alerts.webhook_secret,
+        }
+        trackers = self.trackers.job_config()
+        names |= {f"trackers.{one.name}.secret": one.secret for one in trackers}
+        return {key: name for key, name in names.items() if name is not None}
+
+    @property
     def index_uri(self) -> str | None:
         """Return the URI of the index; None if it is off or if `data.uri` is a whole bucket."""
         return index_uri(self.data.uri) if self.reads_index else None

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 from sm_train.entrypoints.common.job_config import TrackerConfig
 from sm_train.estimators.config.fields import SecretName, Section
 
@@ -13,6 +20,7 @@ _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _ARN = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:mlflow-(?:tracking-server|app)/[A-Za-z0-9-]+"
 _NAME = r"[^/\\#?%:\x00-\x1f]+"
 """A name that W&B accepts as a project; MLflow accepts it as an experiment."""
+_WANDB_KEY = re.compile(r"(?:local-)?[0-9a-f]{40}|wandb_v\d.*")
 
 
 def _check_server(uri: str) -> str:
@@ -27,7 +35,15 @@ def _check_server(uri: str) -> str:
     raise ValueError("must be an https:// address")
 
 
+def _check_name(name: str) -> str:
+    """Reject a key of W&B in place of the name of its secret."""
+    if _WANDB_KEY.fullmatch(name):
+        raise ValueError("is a key itself; store it in Secrets Manager, and name the secret here")
+    return name
+
+
 _ProjectName = Annotated[str, Field(pattern=f"^{_NAME}$", max_length=128)]
+_KeyName = Annotated[SecretName, AfterValidator(_check_name)]
 _Server = Annotated[
     str, Field(pattern=r"^https?://[^\s]+$", max_length=512), AfterValidator(_check_server)
 ]
@@ -54,7 +70,7 @@ class WandbSection(Section):
     base_url: _Server | None = Field(
         default=None, description="Address of a server of your own; default: W&B's."
     )
-    secret: SecretName | None = Field(
+    secret: _KeyName | None = Field(
         default=None,
         description="Name of the secret in Secrets Manager, or ssm: and the name of a parameter, "
         "that holds the API key. The job's role must be allowed to read it. None writes files, "
@@ -73,7 +89,7 @@ class MlflowSection(Section):
     experiment: _ProjectName | None = Field(
         default=None, description="Experiment; default: the run's name."
     )
-    secret: SecretName | None = Field(
+    secret: _KeyName | None = Field(
         default=None,
         description="Name of the secret with the server's token, or with a JSON object of "
         "username and password. An ARN needs none.",
@@ -86,6 +102,11 @@ class TrackersSection(Section):
     tensorboard: TensorBoardSection | None = Field(default=None, description="TensorBoard.")
     wandb: WandbSection | None = Field(default=None, description="Weights & Biases.")
     mlflow: MlflowSection | None = Field(default=None, description="MLflow.")
+
+    @model_serializer(mode="wrap")
+    def _omit_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A name without settings means the tracker's defaults.
+        return {name: one for name, one in serialize(self).items() if one is not None}
 
     def job_config(self) -> tuple[TrackerConfig, ...]:
         trackers = []

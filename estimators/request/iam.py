@@ -46,6 +46,9 @@ class PolicyDocument(TypedDict):
     Statement: list[Permission] | list[TrustPermission]
 
 
+PARAMETER_PREFIX = "ssm:"
+"""Begins the name of a secret that is a parameter of Systems Manager."""
+
 _VERSION = "2012-10-17"
 _WATCH_ACTIONS = frozenset(
     """
@@ -228,6 +231,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
             ["*"],
         ),
         _allow("CheckRole", ["iam:GetRole"], [role]),
+        *_secret_check_permissions(config, scope, role),
         _allow("CheckImage", ["ecr:DescribeImages"], [_repository_arn(scope, image)]),
         # The first two have no resource smaller than a log group (Service Authorization Reference).
         _allow(
@@ -351,17 +355,6 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
     return permissions
 
 
-def secret_fields(config: RunConfig) -> dict[str, str]:
-    """Return the names of the secrets that the job reads, by the run file's key."""
-    alerts = config.alerts
-    names = {
-        "alerts.slack_secret": alerts.slack_secret,
-        "alerts.webhook_secret": alerts.webhook_secret,
-    }
-    names |= {f"trackers.{one.name}.secret": one.secret for one in config.trackers.job_config()}
-    return {key: name for key, name in names.items() if name is not None}
-
-
 def _mlflow_permissions(uri: str) -> list[Permission]:
     """Return what the job needs to log to an MLflow server of SageMaker; others take a key.
 
@@ -371,29 +364,49 @@ def _mlflow_permissions(uri: str) -> list[Permission]:
     return [_allow("LogToMlflow", _MLFLOW_ACTIONS, [uri])] if uri.startswith("arn:") else []
 
 
-def _secret_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
-    """Return what the job needs to read the secrets of alerts and trackers."""
-    names = list(secret_fields(config).values())
-    parameters = [name for name in names if ":ssm:" in name or name.startswith("ssm:")]
-    secrets = [name for name in names if name not in parameters]
-    permissions = []
-    if secrets:
-        # Secrets Manager appends a hyphen and six characters to the name in a secret's ARN.
-        arns = [
+def _secret_arns(config: RunConfig, scope: _Scope) -> tuple[list[str], list[str]]:
+    """Return the ARNs of the job's secrets and of its parameters, with wildcards."""
+    names = list(config.secret_names.values())
+    parameters = [name for name in names if ":ssm:" in name or name.startswith(PARAMETER_PREFIX)]
+    # Secrets Manager appends a hyphen and six characters to the name in a secret's ARN.
+    return (
+        [
             name
             if name.startswith("arn:")
             else scope.arn("secretsmanager", f"secret:{name}-??????")
-            for name in secrets
-        ]
-        permissions.append(_allow("ReadSecrets", ["secretsmanager:GetSecretValue"], arns))
-    if parameters:
-        arns = [
+            for name in names
+            if name not in parameters
+        ],
+        [
             name
             if name.startswith("arn:")
-            else scope.arn("ssm", f"parameter/{name.removeprefix('ssm:').lstrip('/')}")
+            else scope.arn("ssm", f"parameter/{name.removeprefix(PARAMETER_PREFIX).lstrip('/')}")
             for name in parameters
-        ]
-        permissions.append(_allow("ReadParameters", ["ssm:GetParameter"], arns))
+        ],
+    )
+
+
+def _secret_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
+    """Return what the job needs to read the secrets of alerts and trackers."""
+    secrets, parameters = _secret_arns(config, scope)
+    permissions = []
+    if secrets:
+        permissions.append(_allow("ReadSecrets", ["secretsmanager:GetSecretValue"], secrets))
+    if parameters:
+        permissions.append(_allow("ReadParameters", ["ssm:GetParameter"], parameters))
+    return permissions
+
+
+def _secret_check_permissions(config: RunConfig, scope: _Scope, role: str) -> list[Permission]:
+    """Return what `check` needs to see that the job can read its secrets; it reads none."""
+    secrets, parameters = _secret_arns(config, scope)
+    permissions = []
+    if secrets:
+        permissions.append(_allow("CheckSecrets", ["secretsmanager:DescribeSecret"], secrets))
+    if parameters:
+        permissions.append(_allow("CheckParameters", ["ssm:DescribeParameters"], ["*"]))
+    if permissions:
+        permissions.append(_allow("SimulateRole", ["iam:SimulatePrincipalPolicy"], [role]))
     return permissions
 
 
