@@ -26,7 +26,7 @@ from tests.support.background_server import serve_in_background
 from tests.support.deadline import DEADLINE
 from tests.support.moto_server import Aws
 from tests.support.run_documents import config, write_job_file
-from tests.support.wandb_server import wandb_server
+from tests.entrypoints.tracking.wandb_server import wandb_server
 
 _FULL = r"disk is full|No space left"
 KEY = "a1b2c3d4e5f6" * 4
