@@ -22,11 +22,11 @@ from sm_train.entrypoints.tracking.tensorboard_files import TensorBoardFiles
 from sm_train.toolkit.jobs.events import parse_event
 
 from tests.conftest import Mount
+from tests.entrypoints.tracking.wandb_server import wandb_server
 from tests.support.background_server import serve_in_background
 from tests.support.deadline import DEADLINE
 from tests.support.moto_server import Aws
 from tests.support.run_documents import config, write_job_file
-from tests.entrypoints.tracking.wandb_server import wandb_server
 
 _FULL = r"disk is full|No space left"
 KEY = "a1b2c3d4e5f6" * 4
