@@ -70,6 +70,7 @@ TORCH_FREE = [
     "common.events",
     "common.index_location",
     "common.job_config",
+    "common.lora_layers",
     "common.sagemaker_paths",
     "data.shard_format",
     "data.shard_index",

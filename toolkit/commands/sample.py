@@ -52,8 +52,6 @@ def command(
     source = find_source(checkpoint)
     images = sample_images(source, texts, steps=steps, guidance=guidance, seed=seed)
     write_atomic(out, png(draw_grid(images, texts, min(columns, len(texts)))))
-    stderr_console().print(
-        f"wrote {len(images)} images from {source.checkpoint or source.model} to {out}"
-    )
+    stderr_console().print(f"wrote {len(images)} images from {source.weights} to {out}")
     if as_json:
         write_json({"out": str(out), "images": len(images), "seed": seed})

@@ -79,7 +79,7 @@ def sample_images(
         raise UserError(str(error)) from None
     images: list[Any] = []
     options = sampling.SamplingOptions(steps, guidance, seed)
-    label = f"sampling from {(source.checkpoint or source.model).name}"
+    label = f"sampling from {source.weights.name}"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=len(prompts))
         for batch in sampling.generate(pipeline, prompts, options):
