@@ -305,8 +305,8 @@ def _adapter_usage(document: Mapping[str, Any]) -> str:
     if loads_adapters(document["index"]["_class_name"]):
         return "pipeline.load_lora_weights(folder)"
     component = network_component(document["network"]["_class_name"])
-    return f"pipeline.{component} = peft.PeftModel.from_pretrained(pipeline.{component}, "
-        "folder).merge_and_unload()"
+    loaded = f"peft.PeftModel.from_pretrained(pipeline.{component}, folder)"
+    return f"pipeline.{component} = {loaded}.merge_and_unload()"
 
 
 def share_model(components_folder: Path, model: Path, folder: Path) -> None:
