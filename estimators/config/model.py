@@ -14,6 +14,8 @@ from sm_train.entrypoints.common.job_config import (
 from sm_train.entrypoints.common.lora_layers import TRAINS_TEXT_ENCODER, require_targets
 from sm_train.estimators.config.fields import (
     Fraction,
+    LayerName,
+    License,
     PositiveFloat,
     PositiveInt,
     S3Folder,
@@ -26,8 +28,6 @@ from sm_train.estimators.config.presets import (
     preset_prediction_types,
     preset_trains_text_encoder,
 )
-
-LayerName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*$")]
 
 
 class LoraSection(Section):
@@ -114,7 +114,7 @@ class ModelSection(Section):
         description="Train a low-rank adapter instead of the weights; {} takes the defaults. The "
         "final model is then a LoRA file.",
     )
-    license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=64)] | None = Field(
+    license: License | None = Field(
         default=None,
         description="License of the trained model for its model card, as Hugging Face abbreviates "
         "it: apache-2.0, openrail++, cc-by-nc-4.0, other. None writes `unknown`.",
@@ -155,7 +155,8 @@ class ModelSection(Section):
             require_targets(lora.job_config(), class_name, layers)
         except JobConfigError as error:
             if layers:
-                raise ValueError(str(error).removeprefix("model.")) from None
+                reason = str(error).removeprefix("model.lora.")
+                raise ValueError(f"lora: {reason}") from None
 
     @model_validator(mode="after")
     def _check_preset(self) -> ModelSection:

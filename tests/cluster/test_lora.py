@@ -37,7 +37,7 @@ def job(folder: Path, base: Path, lora: dict[str, Any], **settings: Any) -> Job:
     [
         ("tiny-mmdit", 2, {"rank": 4, "alpha": 6, "dropout": 0.2}, {}),
         ("tiny-sdxl", 2, {"rank": 4}, {"sharding": "full_shard"}),
-        pytest.param("tiny-sd2", 3, {"rank": 3}, {"compile": True}, marks=pytest.mark.slow),
+        pytest.param("tiny-sd2", 3, {"rank": 3}, {}, marks=pytest.mark.slow),
         pytest.param(
             "tiny-dit",
             2,
