@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let `sm-train watch` start each stage when the previous one is done.",
 )
-@click.option("--dry-run", is_flag=True, help="Print plan and requests without network access.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and its price; start nothing.")
+@click.option(
+    "--request", is_flag=True, help="Print the requests of a dry run as JSON; start nothing."
+)
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option(
@@ -59,6 +62,7 @@ def command(
     stage: str | None,
     auto_advance: bool,
     dry_run: bool,
+    request: bool,
     yes: bool,
     as_json: bool,
     local: str | None,
@@ -78,8 +82,11 @@ def command(
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.submit.bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.submission import prepare
-    from sm_train.toolkit.submit.submit import check_budget, submit
+    from sm_train.toolkit.submit.submit import submit
 
+    dry_run = dry_run or request
+    if request and as_json:
+        raise UserError("--request: cannot be combined with --json; both print JSON")
     if (run is None) == (clone is None):
         raise UserError("RUN: give a run file, or --clone JOB")
     if run is None:
@@ -100,8 +107,7 @@ def command(
         stage = config.stages[0].name
     submission = prepare(config, stage, bundle, region, datetime.now(), commit)
     if dry_run:
-        _show(submission, as_json)
-        check_budget(config, region)
+        _show(submission, options["profile"], request=request, as_json=as_json)
         return
     submit(
         submission,
@@ -130,16 +136,23 @@ def _clone(
     return config, bundle, commit, region
 
 
-def _show(submission: Submission, as_json: bool) -> None:
+def _show(submission: Submission, profile: str | None, *, request: bool, as_json: bool) -> None:
     from sm_train.toolkit.submit.plan_view import show_plan
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.submit.submit import check_budget, dry_run
+    from sm_train.toolkit.terminal.console import stdout_console, write_json
 
-    if as_json:
-        write_json(submission.as_dict())
+    if request:
+        for one in submission.requests:
+            write_json(one)
         return
-    for request in submission.requests:
-        write_json(request)
-    show_plan(submission, stderr_console())
+    plan = dry_run(submission, profile)
+    if as_json:
+        changes = None if plan.changes is None else plan.changes.as_dict()
+        write_json(submission.as_dict() | {"changes": changes})
+    else:
+        show_plan(plan, stdout_console())
+    for line in check_budget(submission.config, submission.region):
+        click.echo(f"warning: {line}", err=True)
 
 
 def _run_locally(
