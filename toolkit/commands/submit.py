@@ -13,6 +13,7 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.estimators.bundle.bundle import Bundle
     from sm_train.estimators.config.schema import RunConfig
+    from sm_train.toolkit.api.run import Run
     from sm_train.toolkit.submit.submission import Submission
 
 
@@ -78,9 +79,7 @@ def command(
     while `watch` runs. --local trains on this machine, stage after stage. --clone starts an
     earlier run again, under a new name unless --set gives it one.
     """
-    from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.submit.bundle import bundle_of, commit_of
+    from sm_train.toolkit.api.run import Run, submission_of
     from sm_train.toolkit.submit.submission import prepare
     from sm_train.toolkit.submit.submit import submit
 
@@ -92,20 +91,15 @@ def command(
     if run is None:
         _reject_local_clone(local)
         config, bundle, commit, region = _clone(options, clone or "", changes)
+        chosen = stage if dry_run else stage or config.stages[0].name
+        submission = prepare(config, chosen, bundle, region, datetime.now(), commit)
     else:
-        config = load(run, changes)
-        bundle = bundle_of(config, run.parent)
+        loaded = Run.load(run, set=changes, region=options["region"], profile=options["profile"])
         if local and not dry_run:
             container = image if local == "container" else None
-            _run_locally(
-                config, bundle, run.parent, stage, nodes, processes, output, container, as_json
-            )
+            _run_locally(loaded, stage, nodes, processes, output, container, as_json)
             return
-        region = resolve_region(options["region"], config.region, options["profile"])
-        commit = commit_of(run.parent)
-    if stage is None and not dry_run:
-        stage = config.stages[0].name
-    submission = prepare(config, stage, bundle, region, datetime.now(), commit)
+        submission = submission_of(loaded, stage if dry_run else stage or loaded.stages[0])
     if dry_run:
         _show(submission, options["profile"], request=request, as_json=as_json)
         return
@@ -156,9 +150,7 @@ def _show(submission: Submission, profile: str | None, *, request: bool, as_json
 
 
 def _run_locally(
-    config: RunConfig,
-    bundle: Bundle,
-    base: Path,
+    run: Run,
     stage: str | None,
     nodes: int | None,
     processes: int,
@@ -166,20 +158,9 @@ def _run_locally(
     container: str | None,
     as_json: bool,
 ) -> None:
-    from sm_train.toolkit.submit.local_run import default_output, run_locally
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.terminal.console import write_json
 
-    results = run_locally(
-        config,
-        bundle,
-        base=base,
-        stage=stage,
-        nodes=nodes,
-        processes=processes,
-        output=output or default_output(config),
-        image=container,
-        console=stderr_console(),
-    )
+    result = run.local(stage, nodes=nodes, processes=processes, image=container, output=output)
     if as_json:
         stages = [
             {
@@ -188,6 +169,6 @@ def _run_locally(
                 "checkpoints": str(one.checkpoints),
                 "log": str(one.log),
             }
-            for one in results
+            for one in result.stages
         ]
         write_json({"stages": stages})
