@@ -155,7 +155,9 @@ def test_checks_are_those_of_the_command(cli: Cli, tmp_path: Path) -> None:
     assert [vars(one) for one in checks.findings] == printed["findings"]
     assert len(repr(checks)) < 80
     assert "throughput-unmeasured" in checks._repr_html_()
-    failing = sm_train.Run.from_dict(run(stages=[stage(per_device_batch_size=512, steps_per_second=0.02)]))
+    failing = sm_train.Run.from_dict(
+        run(stages=[stage(per_device_batch_size=512, steps_per_second=0.02)])
+    )
     failed = failing.check(offline=True)
     assert not failed.ok
     with pytest.raises(sm_train.PreflightError, match=failed.errors[0].where.split("[")[0]):
