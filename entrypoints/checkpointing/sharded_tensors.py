@@ -106,7 +106,7 @@ def _alignment(shard: tuple[ShardSpec, Tensor]) -> tuple[int, str]:
 def _content(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor in host memory, without a copy if it is contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b"").cast("B")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _write(contents: Sequence[memoryview], path: Path) -> str:
