@@ -14,6 +14,7 @@ from typing import Any
 import click
 from sm_train.entrypoints.common.bucket_owner import declare_owners
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.terminal.interrupts import handle_interrupts, was_interrupted
 from sm_train.toolkit.terminal.printable import printable
 
 # Name → the line in `sm-train --help`. Kept here so that help imports no command.
@@ -127,15 +128,8 @@ def cli(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with a code of :class:`ExitCode`."""
-    interrupts: list[int] = []
-
-    def interrupt(number: int, frame: object) -> None:
-        interrupts.append(number)
-        raise KeyboardInterrupt
-
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
-    code = _run(sys.argv[1:] if arguments is None else arguments, interrupts)
+    handle_interrupts()
+    code = _run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -150,8 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _run(arguments: list[str], interrupts: list[int]) -> int:
-    """Run a command; ``interrupts`` holds the signals that have arrived."""
+def _run(arguments: list[str]) -> int:
     try:
         result: Any = cli.main(args=arguments, prog_name="sm-train", standalone_mode=False)
         return result if isinstance(result, int) else ExitCode.OK
@@ -170,7 +163,7 @@ def _run(arguments: list[str], interrupts: list[int]) -> int:
     except OSError as error:
         return _fail_os(error)
     except Exception as error:
-        if interrupts:
+        if was_interrupted():
             # pyarrow's compiled modules drop a KeyboardInterrupt while they import pandas, which is
             # then half imported and fails with another exception.
             return _fail("interrupted", ExitCode.INTERRUPTED)
