@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ CollectiveBackend = Literal["auto", "nccl", "smddp"]
 StallAction = Literal["kill", "warn"]
 AlertLevel = Literal["info", "warning", "critical"]
 DoctorMode = Literal["auto", "fail", "warn", "off"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class JobConfigError(ValueError):
@@ -63,10 +64,26 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """A low-rank adapter (LoRA, arXiv 2106.09685); all other weights are frozen.
+
+    A layer's output grows by ``alpha / rank`` · B A x; A has ``rank`` rows. ``targets`` are names
+    of layers within their blocks, such as ``to_q``; None takes the attention's projections.
+    ``dropout`` applies to x.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] | None
+    dropout: float
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The network; None takes the pretrained model's value, or else the preset's.
 
-    ``preset_content`` is the JSON of a preset that does not ship with sm-train.
+    ``preset_content`` is the JSON of a preset that does not ship with sm-train. ``lora`` is None
+    if all weights are trained.
     """
 
     preset: str
@@ -75,6 +92,7 @@ class ModelConfig:
     min_snr_gamma: float | None
     timestep_shift: float | None
     preset_content: str | None = None
+    lora: LoraConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -188,6 +206,26 @@ class AlertsConfig:
     level: AlertLevel
 
 
+def tracker_requirements(name: TrackerName) -> str:
+    """Return the name of the file of the bundle with the packages of a tracker."""
+    return f"requirements-{name}.txt"
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    """One experiment tracker; None leaves its default.
+
+    ``secret`` is the name of the secret with its key, never the key. ``project`` is MLflow's
+    experiment. ``uri`` is the server; MLflow without one, and W&B without a secret, write files.
+    """
+
+    name: TrackerName
+    project: str | None = None
+    entity: str | None = None
+    uri: str | None = None
+    secret: str | None = None
+
+
 @dataclass(frozen=True)
 class DoctorConfig:
     """The cluster check before training; it takes at most ``timeout`` seconds."""
@@ -241,6 +279,7 @@ class JobConfig:
     alerts: AlertsConfig
     doctor: DoctorConfig
     expected: ExpectedPerformance
+    trackers: tuple[TrackerConfig, ...] = ()
 
 
 def read_job_config(path: Path, stage: str) -> JobConfig:
@@ -272,9 +311,15 @@ def _parse(kind: type[T], document: dict[str, Any]) -> T:
     values: dict[str, Any] = {}
     for name, field_type in get_type_hints(kind).items():
         value = document[name]
-        if isinstance(field_type, type) and is_dataclass(field_type):
-            value = _parse(field_type, value)
+        # Either a dataclass, or one of a union with None.
+        options = (field_type, *get_args(field_type))
+        classes = [one for one in options if isinstance(one, type) and is_dataclass(one)]
+        if classes and isinstance(value, dict):
+            value = _parse(classes[0], value)
         elif isinstance(value, list):
+            item = next(iter(get_args(field_type)), None)
+            if isinstance(item, type) and is_dataclass(item):
+                value = [_parse(item, one) for one in value]
             value = tuple(value)
         values[name] = value
     return kind(**values)

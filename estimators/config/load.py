@@ -20,6 +20,7 @@ from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import KeyPath, Problem, cross_section_problems
 from sm_train.estimators.config.fields import SECRET_PATTERN, pattern_message
+from sm_train.estimators.config.model import ModelSection
 from sm_train.estimators.config.placement import fallback_problems
 from sm_train.estimators.config.preset_file import (
     PresetFileError,
@@ -308,8 +309,11 @@ def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
     training = None
     if not _validation_errors(TrainingSection, raw.get("training", {})):
         training = TrainingSection.model_validate(raw.get("training", {}))
+    model = None
+    if not _validation_errors(ModelSection, raw.get("model")):
+        model = ModelSection.model_validate(raw.get("model"))
     run_name = name if isinstance(name, str) else ""
-    problems = cross_section_problems(run_name, stages, gpus, cluster, training)
+    problems = cross_section_problems(run_name, stages, gpus, cluster, training, model)
     return problems or _find_fallback_problems(raw)
 
 
@@ -411,6 +415,9 @@ def _line_number(path: KeyPath, lines: dict[KeyPath, int]) -> int:
 
 def _format_problem(file: Path, lines: dict[KeyPath, int], problem: Problem) -> str:
     value = "" if problem.value is None else f": {_shown(problem.value)}"
+    if problem.path and str(problem.path[-1]).endswith("secret"):
+        # A key in place of the name of its secret.
+        value = ": (not shown)"
     line = _line_number(problem.path, lines)
     return f"{file}:{line}: {dotted(problem.path)}{value}: {problem.message}"
 

@@ -13,7 +13,7 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.estimators.bundle.bundle import Bundle
     from sm_train.estimators.config.schema import RunConfig
-    from sm_train.toolkit.local.folders import LocalFolders
+    from sm_train.toolkit.api.run import Run
     from sm_train.toolkit.submit.submission import Submission
 
 
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let `sm-train watch` start each stage when the previous one is done.",
 )
-@click.option("--dry-run", is_flag=True, help="Print plan and requests without network access.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and its price; start nothing.")
+@click.option(
+    "--request", is_flag=True, help="Print the requests of a dry run as JSON; start nothing."
+)
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option(
@@ -60,6 +63,7 @@ def command(
     stage: str | None,
     auto_advance: bool,
     dry_run: bool,
+    request: bool,
     yes: bool,
     as_json: bool,
     local: str | None,
@@ -75,34 +79,29 @@ def command(
     while `watch` runs. --local trains on this machine, stage after stage. --clone starts an
     earlier run again, under a new name unless --set gives it one.
     """
-    from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.submit.bundle import bundle_of, commit_of
+    from sm_train.toolkit.api.run import Run, submission_of
     from sm_train.toolkit.submit.submission import prepare
-    from sm_train.toolkit.submit.submit import check_budget, submit
+    from sm_train.toolkit.submit.submit import submit
 
+    dry_run = dry_run or request
+    if request and as_json:
+        raise UserError("--request: cannot be combined with --json; both print JSON")
     if (run is None) == (clone is None):
         raise UserError("RUN: give a run file, or --clone JOB")
     if run is None:
         _reject_local_clone(local)
         config, bundle, commit, region = _clone(options, clone or "", changes)
+        chosen = stage if dry_run else stage or config.stages[0].name
+        submission = prepare(config, chosen, bundle, region, datetime.now(), commit)
     else:
-        config = load(run, changes)
-        bundle = bundle_of(config, run.parent)
+        loaded = Run.load(run, set=changes, region=options["region"], profile=options["profile"])
         if local and not dry_run:
             container = image if local == "container" else None
-            _run_locally(
-                config, bundle, run.parent, stage, nodes, processes, output, container, as_json
-            )
+            _run_locally(loaded, stage, nodes, processes, output, container, as_json)
             return
-        region = resolve_region(options["region"], config.region, options["profile"])
-        commit = commit_of(run.parent)
-    if stage is None and not dry_run:
-        stage = config.stages[0].name
-    submission = prepare(config, stage, bundle, region, datetime.now(), commit)
+        submission = submission_of(loaded, stage if dry_run else stage or loaded.stages[0])
     if dry_run:
-        _show(submission, as_json)
-        check_budget(config, region)
+        _show(submission, options["profile"], request=request, as_json=as_json)
         return
     submit(
         submission,
@@ -131,22 +130,27 @@ def _clone(
     return config, bundle, commit, region
 
 
-def _show(submission: Submission, as_json: bool) -> None:
+def _show(submission: Submission, profile: str | None, *, request: bool, as_json: bool) -> None:
     from sm_train.toolkit.submit.plan_view import show_plan
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.submit.submit import check_budget, dry_run
+    from sm_train.toolkit.terminal.console import stdout_console, write_json
 
-    if as_json:
-        write_json(submission.as_dict())
+    if request:
+        for one in submission.requests:
+            write_json(one)
         return
-    for request in submission.requests:
-        write_json(request)
-    show_plan(submission, stderr_console())
+    plan = dry_run(submission, profile)
+    if as_json:
+        changes = None if plan.changes is None else plan.changes.as_dict()
+        write_json(submission.as_dict() | {"changes": changes})
+    else:
+        show_plan(plan, stdout_console())
+    for line in check_budget(submission.config, submission.region):
+        click.echo(f"warning: {line}", err=True)
 
 
 def _run_locally(
-    config: RunConfig,
-    bundle: Bundle,
-    base: Path,
+    run: Run,
     stage: str | None,
     nodes: int | None,
     processes: int,
@@ -154,57 +158,17 @@ def _run_locally(
     container: str | None,
     as_json: bool,
 ) -> None:
-    from sm_train.toolkit.local.folders import has_model
-    from sm_train.toolkit.local.launcher import default_nodes, run_stage
-    from sm_train.toolkit.submit.submission import choose_stages
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.terminal.console import write_json
 
-    if container is not None:
-        from sm_train.toolkit.local.containers import build_command
-        from sm_train.toolkit.local.docker import require_docker
-
-        require_docker(container, build_command())
-    console = stderr_console()
-    output = output or Path("local-runs") / config.name
-    results = []
-    for chosen in choose_stages(config, stage):
-        count = nodes or default_nodes(chosen)
-        per_process = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
-        console.print(
-            f"{chosen.name}: emulating {count} of {chosen.instances} nodes, {processes} processes "
-            f"each; effective batch {per_process * count * processes} here"
-        )
-        folders = run_stage(
-            config,
-            chosen,
-            bundle,
-            base=base,
-            nodes=count,
-            processes=processes,
-            output=output,
-            image=container,
-            console=console,
-        )
-        results.append(
-            {
-                "stage": chosen.name,
-                "model": str(folders.model) if has_model(folders) else None,
-                "checkpoints": str(folders.checkpoints),
-                "log": str(folders.log),
-            }
-        )
-        console.print(_result_line(chosen.name, folders, config.entry), soft_wrap=True)
+    result = run.local(stage, nodes=nodes, processes=processes, image=container, output=output)
     if as_json:
-        write_json({"stages": results})
-
-
-def _result_line(stage: str, folders: LocalFolders, entry: str | None) -> str:
-    """Return what a local stage left, for its last line."""
-    from sm_train.toolkit.jobs.checkpoints import local_checkpoints
-    from sm_train.toolkit.local.folders import has_model
-
-    if has_model(folders):
-        return f"{stage}: model in {folders.model}"
-    stored = local_checkpoints(folders.checkpoints)
-    left = "none" if stored.name is None else f"{folders.checkpoints / stored.name}"
-    return f"{stage}: done; {entry} left no model in {folders.model}; newest checkpoint: {left}"
+        stages = [
+            {
+                "stage": one.name,
+                "model": None if one.model is None else str(one.model),
+                "checkpoints": str(one.checkpoints),
+                "log": str(one.log),
+            }
+            for one in result.stages
+        ]
+        write_json({"stages": stages})
