@@ -44,6 +44,7 @@ LEVELS = {
     ],
     "toolkit": [
         {"errors"},
+        {"settings"},
         {"aws", "hub", "report_html", "run_file", "terminal"},
         {"jobs"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},

@@ -8,7 +8,11 @@ from pydantic import Field, model_validator
 from sm_train.entrypoints.common.job_config import ModelConfig, PredictionType
 from sm_train.estimators.config.fields import PositiveFloat, S3Folder, Section
 from sm_train.estimators.config.preset_file import PresetFileError, canonical, is_preset_file
-from sm_train.estimators.config.presets import preset_names, preset_prediction_types
+from sm_train.estimators.config.presets import (
+    preset_names,
+    preset_prediction_types,
+    unknown_preset,
+)
 
 
 class ModelSection(Section):
@@ -89,8 +93,7 @@ class ModelSection(Section):
         if self.preset_content is not None:
             raise ValueError("preset_content: is that of a preset file; remove it")
         if self.preset not in preset_names():
-            names = ", ".join(preset_names())
-            raise ValueError(f"preset: {self.preset!r} is not one of {names}, nor a .json file")
+            raise ValueError(f"preset: {self.preset!r} {unknown_preset(self.preset)}")
 
     @model_validator(mode="after")
     def _check_preset(self) -> ModelSection:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from sm_train.toolkit.checks.storage import Progress
 
 
-@click.command()
+@sm_train_command(
+    "sm-train check run.yaml --offline",
+    "sm-train check run.yaml",
+    "sm-train check run.yaml --offline --index packed/index.parquet --json",
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--offline", is_flag=True, help="Skip the checks that need AWS.")
 @click.option(
@@ -73,15 +78,16 @@ def command(
     if as_json:
         write_json(document(findings))
     else:
-        show(findings, stderr_console())
+        show(findings, stderr_console(shows_results=True))
     return ExitCode.OK if is_ok(findings) else ExitCode.PREFLIGHT
 
 
 def _load(run: Path, as_json: bool) -> RunConfig:
-    from sm_train.estimators.config.load import RunFileError, load_run
+    from sm_train.estimators.config.load import RunFileError
+    from sm_train.toolkit.run_file import load_or_problems
 
     try:
-        return load_run(run)
+        return load_or_problems(run)
     except RunFileError as error:
         if as_json:
             from sm_train.toolkit.checks.report import document

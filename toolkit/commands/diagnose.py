@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 if TYPE_CHECKING:
     from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 
 
-@click.command()
+@sm_train_command(
+    "sm-train diagnose my-model-512px-2",
+    "sm-train diagnose logs/",
+    "sm-train diagnose local-runs/my-model",
+)
 @click.argument("targets", metavar="JOB|FILES...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj

@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train export my-model model/",
+    "sm-train export local-runs/my-model model.safetensors --format single-file --dtype bf16",
+    "sm-train export s3://photos/my-model/checkpoints/512px model/ --push-to-hub org/name",
+)
 @click.argument("checkpoint")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(

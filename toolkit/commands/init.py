@@ -6,12 +6,17 @@ from importlib.resources import files
 from pathlib import Path
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import UserError
 
 PRESETS = ("default", "bria-2.0", "demo")
 
 
-@click.command()
+@sm_train_command(
+    "sm-train init",
+    "sm-train init run.yaml --region eu-west-1 --data s3://photos/shards/",
+    "sm-train init digits.yaml --preset demo",
+)
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default="run.yaml")
 @click.option(
     "--preset",
@@ -24,6 +29,7 @@ PRESETS = ("default", "bria-2.0", "demo")
 def command(path: Path, preset: str, force: bool) -> None:
     """Write a commented run file to PATH (run.yaml)."""
     from sm_train.entrypoints.common.atomic_write import write_atomic
+    from sm_train.toolkit.terminal.console import note
 
     if path.exists() and not force:
         raise UserError(f"{path}: already exists; --force overwrites it")
@@ -32,4 +38,4 @@ def command(path: Path, preset: str, force: bool) -> None:
         write_atomic(path, text)
     except FileNotFoundError:
         raise UserError(f"{path.parent}: no such folder; create it first") from None
-    click.echo(f"Wrote {path}. Next: sm-train submit {path} --dry-run", err=True)
+    note(f"Wrote {path}. Next: sm-train submit {path} --dry-run")

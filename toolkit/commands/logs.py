@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train logs my-model --follow",
+    "sm-train logs my-model --node 3 --since 30m",
+    "sm-train logs local-runs/my-model",
+)
 @click.argument("run", metavar="RUN|JOB")
 @click.option("--follow", "-f", is_flag=True, help="Keep printing until the job has ended.")
 @click.option("--node", type=click.IntRange(1), metavar="N", help="Only the node algo-N.")
@@ -42,7 +47,7 @@ def command(
     begin = time.time() - parse_duration("--since", since) if since else 0.0
     job = named_job(session, resolved, run)
     if follow:
-        on_error = partial(stderr_console().print, markup=False)
+        on_error = partial(stderr_console(shows_results=True).print, markup=False)
         lines = follow_log(session, job, begin, on_error, node=node)
     else:
         lines = search(session, streams_of(job, node), region=job.region, since=begin)

@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train review my-model",
+    "sm-train review my-model --html review.html",
+    "sm-train review local-runs/my-model",
+)
 @click.argument("targets", metavar="RUN|JOB|LOGS...", nargs=-1, required=True)
 @click.option(
     "--html",

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.commands._options import sampling_options
 
 
-@click.command()
+@sm_train_command(
+    "sm-train sample local-runs/my-model --prompts prompts.txt",
+    "sm-train sample checkpoints/step-00001000 --prompts prompts.txt --out grid.png",
+)
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @sampling_options
 @click.option(

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train status my-model",
+    "sm-train status local-runs/my-model",
+    "sm-train status run.yaml --json",
+)
 @click.argument("run", metavar="RUN|JOB")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj

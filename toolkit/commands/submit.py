@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.commands._options import local_options
 from sm_train.toolkit.errors import UserError
 
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from sm_train.toolkit.submit.submission import Submission
 
 
-@click.command()
+@sm_train_command(
+    "sm-train submit run.yaml --dry-run",
+    "sm-train submit run.yaml",
+    "sm-train submit run.yaml --local --nodes 2",
+    "sm-train submit run.yaml --stage 512px --auto-advance --yes",
+    "sm-train submit run.yaml --set cluster.capacity=spot --set cluster.max_wait=6d",
+)
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--clone", metavar="JOB", help="Re-run an earlier job with the exact code it used.")
 @click.option(
@@ -124,10 +131,11 @@ def _clone(
 ) -> tuple[RunConfig, Bundle, str | None, str]:
     from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.submit.clone import clone
+    from sm_train.toolkit.terminal.console import note
 
     region = resolve_region(options["region"], None, options["profile"])
     config, bundle, commit = clone(open_session(options["profile"], region), job, changes, region)
-    click.echo(f"Cloning {job} as {config.name}", err=True)
+    note(f"Cloning {job} as {config.name}")
     return config, bundle, commit, region
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train watch my-model",
+    "sm-train watch run.yaml --once --json",
+    "sm-train watch local-runs/my-model",
+)
 @click.argument("run", metavar="RUN|JOB")
 @click.option("--once", is_flag=True, help="Check once and exit (for cron).")
 @click.option("--dry-run", is_flag=True, help="Report only; start and stop nothing.")

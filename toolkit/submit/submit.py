@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 from sm_train.cost.estimate import Estimate
+from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import staging_bucket
+from sm_train.estimators.config.placeholders import find_placeholders
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
@@ -43,7 +45,7 @@ from sm_train.toolkit.submit.replicate import replicate_inputs
 from sm_train.toolkit.submit.start_job import resolve_job_name, with_attempt
 from sm_train.toolkit.submit.submission import Submission, launch_record
 from sm_train.toolkit.submit.training_data import require_components
-from sm_train.toolkit.terminal.console import bytes_bar, stderr_console, write_json
+from sm_train.toolkit.terminal.console import bytes_bar, note, stderr_console, write_json
 from sm_train.toolkit.terminal.formatting import format_total_usd, format_usd
 
 if TYPE_CHECKING:
@@ -117,10 +119,8 @@ def submit(
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not auto_advance:
         next_stage = config.stages[following].name
-        click.echo(
-            f"After it has ended: sm-train resume {config.name} --stage {next_stage}", err=True
-        )
-    click.echo(f"To follow it: sm-train watch {config.name}", err=True)
+        note(f"After it has ended: sm-train resume {config.name} --stage {next_stage}")
+    note(f"To follow it: sm-train watch {config.name}")
 
 
 def session_for_jobs(
@@ -136,9 +136,22 @@ def session_for_jobs(
             "role: not set; write role: arn:aws:iam::ACCOUNT:role/NAME in the run file",
             ExitCode.PERMISSION,
         )
+    require_own_values(config)
     session = open_session(profile, region)
     require_run_buckets(session, config, region)
     return session, staging_bucket(config, region)
+
+
+def require_own_values(config: RunConfig) -> None:
+    """Refuse a run file that still holds accounts or buckets of documentation.
+
+    Raises:
+        UserError: it does; one line for each.
+    """
+    found = find_placeholders(config)
+    if found:
+        lines = [f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}" for one in found]
+        raise UserError("\n".join(lines))
 
 
 def next_start(
@@ -240,18 +253,15 @@ def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None
     """Print the name of the started job and its page in the console."""
     if as_json:
         write_json({"training_job_name": name, "region": region, "stage": stage})
-    click.echo(f"Started {name}", err=True)
-    click.echo(
-        f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}",
-        err=True,
-    )
+    note(f"Started {name}")
+    note(f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}")
 
 
 def report_alarms(session: boto3.Session, config: RunConfig, region: str) -> None:
     """Update the run's alarms, if it has any, to its live job."""
     message = sync_alarms(session, config, region)
     if message is not None:
-        click.echo(message, err=True)
+        note(message)
 
 
 def describe_start(stage: StageSection, start: StartJob) -> str:

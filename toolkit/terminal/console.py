@@ -24,9 +24,34 @@ def write_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
-def stderr_console() -> Console:
-    """Return the console for messages: standard error."""
-    return _console(stderr=True)
+def hide_messages() -> None:
+    """Print results, warnings and errors only from now on (`--quiet`)."""
+    global _messages_hidden
+    _messages_hidden = True
+
+
+def messages_are_hidden() -> bool:
+    """Return whether `--quiet` was given."""
+    return _messages_hidden
+
+
+_messages_hidden = False
+
+
+def note(text: str) -> None:
+    """Print a message for the user on standard error, unless `--quiet` was given."""
+    if not _messages_hidden:
+        sys.stderr.write(f"{printable(text)}\n")
+
+
+def stderr_console(*, shows_results: bool = False) -> Console:
+    """Return the console for messages and progress: standard error, silent with `--quiet`.
+
+    A command whose results or warnings are on standard error prints them with ``shows_results``.
+    """
+    console = _console(stderr=True)
+    console.quiet = _messages_hidden and not shows_results
+    return console
 
 
 def stdout_console() -> Console:

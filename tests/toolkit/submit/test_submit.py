@@ -61,7 +61,7 @@ def test_plan_shows_cluster_launch_and_cost(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["smddp", "nccl"])
 def test_sent_request_equals_the_dry_run(cli: Cli, aws: Aws, tmp_path: Path, backend: str) -> None:
     """Other settings of the run file: tests/estimators/sdk/test_wire.py."""
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(
         tmp_path,
         cluster={"instance_type": "ml.p4de.24xlarge", "backend": backend},
@@ -79,7 +79,7 @@ def test_sent_request_equals_the_dry_run(cli: Cli, aws: Aws, tmp_path: Path, bac
 def test_staged_bundle_holds_the_listed_files_and_runs(
     cli: Cli, aws: Aws, tmp_path: Path, backend: str
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, cluster={"instance_type": "ml.p4de.24xlarge", "backend": backend})
     listed = dry_run(cli, run)["bundle"]
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -125,7 +125,7 @@ def _bundle_location(request: dict[str, Any]) -> dict[str, str]:
 def test_submit_starts_the_first_stage_and_prints_the_next_command(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, stages=[stage("a"), stage("b")])
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
@@ -137,7 +137,7 @@ def test_submit_starts_the_first_stage_and_prints_the_next_command(
 def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     code = tmp_path / "code"
     code.mkdir()
     (code / "own.py").write_text("print('as it was')")
@@ -166,7 +166,7 @@ def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     assert clone.returncode == 0, clone.stderr
     earlier, sent = aws.bodies("CreateTrainingJob")
     assert sent["TrainingJobName"] == "demo-r2--256px-0001"
-    assert sent["CheckpointConfig"]["S3Uri"] == "s3://my-bucket/demo-r2/checkpoints/256px/"
+    assert sent["CheckpointConfig"]["S3Uri"] == "s3://ai-bucket/demo-r2/checkpoints/256px/"
     bundles = [
         unpack(aws.client("s3").get_object(**_bundle_location(one))["Body"].read())
         for one in (earlier, sent)
@@ -191,7 +191,7 @@ def test_clone_of_an_unknown_or_foreign_job_is_one_line(cli: Cli, aws: Aws, tmp_
     aws.client("sagemaker").create_training_job(
         TrainingJobName="theirs",
         AlgorithmSpecification={"TrainingImage": "a", "TrainingInputMode": "File"},
-        RoleArn="arn:aws:iam::111122223333:role/sm-train",
+        RoleArn="arn:aws:iam::210987654321:role/sm-train",
         OutputDataConfig={"S3OutputPath": "s3://a/b"},
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         StoppingCondition={"MaxRuntimeInSeconds": 60},
@@ -233,7 +233,7 @@ def test_secret_in_user_code_stops_the_submission(cli: Cli, tmp_path: Path) -> N
 
 
 def test_nothing_is_sent_without_confirmation(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path)
     declined = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
     no_input = cli("submit", run, network="loopback", env=aws.environment, stdin="")
@@ -277,11 +277,11 @@ def test_missing_region_exits_with_4(cli: Cli, tmp_path: Path) -> None:
 def test_missing_bucket_exits_with_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 4
-    assert "bucket my-bucket does not exist" in one_line(result.stderr)
+    assert "bucket ai-bucket does not exist" in one_line(result.stderr)
 
 
 def test_bucket_in_another_region_exits_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     aws.make_bucket("far-away", "eu-west-1")
     run = write_run(tmp_path, data={"uri": "s3://far-away/shards/"})
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -291,7 +291,7 @@ def test_bucket_in_another_region_exits_with_3(cli: Cli, aws: Aws, tmp_path: Pat
 
 
 def test_fewer_shards_than_instances_exit_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **{"shards/0.tar": b"x"})
+    aws.make_bucket("ai-bucket", **{"shards/0.tar": b"x"})
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 3
     assert "1 objects for 4 instances" in one_line(result.stderr)
@@ -300,7 +300,7 @@ def test_fewer_shards_than_instances_exit_with_3(cli: Cli, aws: Aws, tmp_path: P
 def test_alternatives_with_more_instances_need_more_shards(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
     run = write_run(tmp_path, cluster=cluster)
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -309,8 +309,8 @@ def test_alternatives_with_more_instances_need_more_shards(
 
 
 def test_data_uri_of_a_single_object_exits_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **{"one": b"x", **SHARDS})
-    run = write_run(tmp_path, data={"uri": "s3://my-bucket/one"})
+    aws.make_bucket("ai-bucket", **{"one": b"x", **SHARDS})
+    run = write_run(tmp_path, data={"uri": "s3://ai-bucket/one"})
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 3
     assert "is a single object" in one_line(result.stderr)
@@ -328,7 +328,7 @@ def test_data_uri_of_a_single_object_exits_with_3(cli: Cli, aws: Aws, tmp_path: 
 def test_aws_error_is_one_line_with_its_exit_code(
     cli: Cli, aws: Aws, tmp_path: Path, code: str, expected: int
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     aws.error_codes["CreateTrainingJob"] = code
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == expected, result.stderr
@@ -337,7 +337,7 @@ def test_aws_error_is_one_line_with_its_exit_code(
 
 def test_rejected_job_can_be_submitted_again_at_once(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The claim on the job's name is released."""
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     aws.error_codes["CreateTrainingJob"] = "ResourceLimitExceeded"
     run, options = write_run(tmp_path), {"network": "loopback", "env": aws.environment}
     assert cli("submit", run, "--yes", **options).returncode == 5
@@ -348,7 +348,7 @@ def test_rejected_job_can_be_submitted_again_at_once(cli: Cli, aws: Aws, tmp_pat
 
 
 def test_over_budget_exits_with_7_and_sends_nothing(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, budget={"usd": 1})
     assert cli("submit", run, "--dry-run").returncode == 7
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)

@@ -129,7 +129,7 @@ def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
         stall_after=900,
     )
     state = RunState(
-        Run("demo", "us-east-1", "my-bucket", run, None), (at,), 1204.0, 1204.0, 2610.0, NOW, live
+        Run("demo", "us-east-1", "ai-bucket", run, None), (at,), 1204.0, 1204.0, 2610.0, NOW, live
     )
     warning = "the run is projected to cost $2,610, more than budget.usd $2,500"
     result = WatchResult(state, NoAction("training"), "training", warning)
