@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sm_train.entrypoints.common.error import Error
     from sm_train.entrypoints.script.checkpointer import Checkpointer
-    from sm_train.entrypoints.script.current_job import CurrentJob, Error, Heartbeat, current_job
+    from sm_train.entrypoints.script.current_job import CurrentJob, Heartbeat, current_job
     from sm_train.entrypoints.script.current_job import LoopEventLog as EventLog
     from sm_train.entrypoints.script.shard_dataset import ShardDataset
 
@@ -30,7 +31,7 @@ _SCRIPT = "sm_train.entrypoints.script"
 _SOURCES = {
     "Checkpointer": (f"{_SCRIPT}.checkpointer", "Checkpointer"),
     "CurrentJob": (f"{_SCRIPT}.current_job", "CurrentJob"),
-    "Error": (f"{_SCRIPT}.current_job", "Error"),
+    "Error": ("sm_train.entrypoints.common.error", "Error"),
     "EventLog": (f"{_SCRIPT}.current_job", "LoopEventLog"),
     "Heartbeat": (f"{_SCRIPT}.current_job", "Heartbeat"),
     "ShardDataset": (f"{_SCRIPT}.shard_dataset", "ShardDataset"),

@@ -15,9 +15,10 @@ from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import CheckpointRank
 from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
 from sm_train.entrypoints.common.checkpoint_layout import CheckpointFile, step_folder_name
+from sm_train.entrypoints.common.error import Error
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.monitoring.heartbeat import Phase
-from sm_train.entrypoints.script.current_job import Error, current_job, script_process
+from sm_train.entrypoints.script.current_job import current_job, script_process
 
 _STATE = "state.pt"
 _FINGERPRINT = "own-loop"

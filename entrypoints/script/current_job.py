@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sm_train.entrypoints.common.error import Error
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import StageConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
@@ -27,10 +28,6 @@ _PHASES = {
     "evaluation": Phase.EVALUATION,
     "other": Phase.SCRIPT,
 }
-
-
-class Error(RuntimeError):
-    """A building block cannot be used like this; the message is one line."""
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
+from sm_train.entrypoints.common.error import Error
 from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.distributed.object_exchange import all_gather
-from sm_train.entrypoints.script.current_job import Error, ScriptProcess, script_process
+from sm_train.entrypoints.script.current_job import ScriptProcess, script_process
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 

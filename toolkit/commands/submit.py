@@ -14,7 +14,6 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.estimators.bundle.bundle import Bundle
     from sm_train.estimators.config.schema import RunConfig
-    from sm_train.toolkit.local.folders import LocalFolders
     from sm_train.toolkit.submit.submission import Submission
 
 
@@ -162,57 +161,28 @@ def _run_locally(
     container: str | None,
     as_json: bool,
 ) -> None:
-    from sm_train.toolkit.local.folders import has_model
-    from sm_train.toolkit.local.launcher import default_nodes, run_stage
-    from sm_train.toolkit.submit.submission import choose_stages
+    from sm_train.toolkit.submit.local_run import default_output, run_locally
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
-    if container is not None:
-        from sm_train.toolkit.local.containers import build_command
-        from sm_train.toolkit.local.docker import require_docker
-
-        require_docker(container, build_command())
-    console = stderr_console()
-    output = output or Path("local-runs") / config.name
-    results = []
-    for chosen in choose_stages(config, stage):
-        count = nodes or default_nodes(chosen)
-        per_process = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
-        console.print(
-            f"{chosen.name}: emulating {count} of {chosen.instances} nodes, {processes} processes "
-            f"each; effective batch {per_process * count * processes} here"
-        )
-        folders = run_stage(
-            config,
-            chosen,
-            bundle,
-            base=base,
-            nodes=count,
-            processes=processes,
-            output=output,
-            image=container,
-            console=console,
-        )
-        results.append(
-            {
-                "stage": chosen.name,
-                "model": str(folders.model) if has_model(folders) else None,
-                "checkpoints": str(folders.checkpoints),
-                "log": str(folders.log),
-            }
-        )
-        console.print(_result_line(chosen.name, folders, config.entry), soft_wrap=True)
+    results = run_locally(
+        config,
+        bundle,
+        base=base,
+        stage=stage,
+        nodes=nodes,
+        processes=processes,
+        output=output or default_output(config),
+        image=container,
+        console=stderr_console(),
+    )
     if as_json:
-        write_json({"stages": results})
-
-
-def _result_line(stage: str, folders: LocalFolders, entry: str | None) -> str:
-    """Return what a local stage left, for its last line."""
-    from sm_train.toolkit.jobs.checkpoints import local_checkpoints
-    from sm_train.toolkit.local.folders import has_model
-
-    if has_model(folders):
-        return f"{stage}: model in {folders.model}"
-    stored = local_checkpoints(folders.checkpoints)
-    left = "none" if stored.name is None else f"{folders.checkpoints / stored.name}"
-    return f"{stage}: done; {entry} left no model in {folders.model}; newest checkpoint: {left}"
+        stages = [
+            {
+                "stage": one.name,
+                "model": None if one.model is None else str(one.model),
+                "checkpoints": str(one.checkpoints),
+                "log": str(one.log),
+            }
+            for one in results
+        ]
+        write_json({"stages": stages})

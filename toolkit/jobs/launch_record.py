@@ -29,7 +29,7 @@ from sm_train.estimators.config.placement import placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.aws.errors import translate_aws_errors
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.errors import ExitCode, UsageError, UserError
 from sm_train.toolkit.jobs.claim_lock import ClaimLock, has_ended
 from sm_train.toolkit.jobs.training_job import describe_job, is_foreign
 
@@ -53,7 +53,7 @@ IN_FLIGHT_SECONDS = 60.0
 _CONDITION_FAILED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 
 
-class ClaimedError(UserError):
+class ClaimedError(UsageError):
     """Another process is starting this very job."""
 
 

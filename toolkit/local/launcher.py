@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -62,11 +63,8 @@ def run_stage(
         UserError: it cannot start (exit 2 or 3) or a process failed (exit 6).
         KeyboardInterrupt: Ctrl-C; every process has checkpointed if possible, and exited.
     """
-    # A closed terminal (SIGHUP) or a service manager (SIGTERM) must not leave processes running
-    # either. A shell starts background commands with SIGINT ignored, so set it explicitly.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_interruptible())
         # Before anything is created: another run's folders would be replaced under its processes.
         stack.enter_context(_locked(output))
         folders, start = _prepare(
@@ -147,6 +145,26 @@ def _synced_checkpoints(folders: LocalFolders) -> Iterator[None]:
         sync.finish()
     if sync.error is not None:
         raise UserError(f"{folders.checkpoints}: checkpoints are missing: {sync.error}")
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt on every signal that ends this process, until the context ends.
+
+    A closed terminal (SIGHUP) or a service manager (SIGTERM) must not leave processes running
+    either. A shell starts background commands with SIGINT ignored, so set it explicitly. Only the
+    main thread can set handlers: elsewhere the caller handles its signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    earlier = [(number, signal.signal(number, _interrupt)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in earlier:
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

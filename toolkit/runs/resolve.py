@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run:
+class ResolvedRun:
     """A run, found by its file, its name or one of its jobs.
 
     ``region`` and ``bucket`` are its home; jobs may also be in other regions.
@@ -57,7 +57,7 @@ class RunState:
     Dollars are None if a price is unknown; ``known_usd`` are those of the jobs with a known price.
     """
 
-    run: Run
+    run: ResolvedRun
     stages: tuple[StageState, ...]
     spent_usd: float | None
     known_usd: float
@@ -72,7 +72,7 @@ class RunState:
         return current(self.stages)
 
 
-def resolve_run(session: boto3.Session, target: str, region: str) -> Run:
+def resolve_run(session: boto3.Session, target: str, region: str) -> ResolvedRun:
     """Return the run of ``target``: a run file, a run's name, or a job's.
 
     By name it is found from any of its regions: the jobs' tags name its home region.
@@ -95,15 +95,15 @@ def resolve_run(session: boto3.Session, target: str, region: str) -> Run:
         record = read_record(session_in_region(session, home), bucket, name, jobs[-1].name)
     if bucket is None or record is None:
         raise UserError(f"{name}: {jobs[-1].name} left no record in S3; give the run file instead")
-    return Run(name, home, bucket, record.config, record, tuple(jobs))
+    return ResolvedRun(name, home, bucket, record.config, record, tuple(jobs))
 
 
-def _run_of_file(session: boto3.Session, config: RunConfig, region: str) -> Run:
+def _run_of_file(session: boto3.Session, config: RunConfig, region: str) -> ResolvedRun:
     bucket, record = staging_bucket(config, region), None
     jobs = jobs_of_run(session, config.name)
     if jobs:
         record = read_record(session, _home(jobs)[1] or bucket, config.name, jobs[-1].name)
-    return Run(config.name, region, bucket, config, record, tuple(jobs))
+    return ResolvedRun(config.name, region, bucket, config, record, tuple(jobs))
 
 
 def _home(jobs: Sequence[TrainingJob]) -> tuple[str, str | None]:
@@ -116,12 +116,12 @@ def is_run_file(target: str) -> bool:
     return target.endswith(RUN_FILE_ENDINGS) or Path(target).is_file()
 
 
-def refresh_run(session: boto3.Session, run: Run) -> Run:
+def refresh_run(session: boto3.Session, run: ResolvedRun) -> ResolvedRun:
     """Return the run with its jobs as they are now."""
     return replace(run, jobs=tuple(jobs_of_run(session, run.name)))
 
 
-def read_state(session: boto3.Session, run: Run) -> RunState:
+def read_state(session: boto3.Session, run: ResolvedRun) -> RunState:
     """Read the state of the run and its jobs from AWS, with the logs of each stage's newest job
     only.
 
@@ -152,7 +152,7 @@ def _live_state(
     return read_live(session, job) if job is not None else LiveState()
 
 
-def stages_without_logs(session: boto3.Session, run: Run) -> tuple[StageState, ...]:
+def stages_without_logs(session: boto3.Session, run: ResolvedRun) -> tuple[StageState, ...]:
     """Return each stage's state by jobs and checkpoints alone; no log is read."""
     jobs, now = jobs_of_run(session, run.name), server_time(session)
     return tuple(_stage(session, run, stage, jobs, LiveState(), now) for stage in run.config.stages)
@@ -160,7 +160,7 @@ def stages_without_logs(session: boto3.Session, run: Run) -> tuple[StageState, .
 
 def _stage(
     session: boto3.Session,
-    run: Run,
+    run: ResolvedRun,
     stage: StageSection,
     jobs: Sequence[TrainingJob],
     live: LiveState,
@@ -180,7 +180,7 @@ def _stage(
     )
 
 
-def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, Run]:
+def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, ResolvedRun]:
     """Return the run of ``target`` and a session in its home region, for a command with the global
     ``options``.
     """

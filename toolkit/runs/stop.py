@@ -16,7 +16,7 @@ from sm_train.toolkit.jobs.training_job import (
     tag_job,
 )
 from sm_train.toolkit.runs.remediation import USER
-from sm_train.toolkit.runs.resolve import Run
+from sm_train.toolkit.runs.resolve import ResolvedRun
 
 if TYPE_CHECKING:
     import boto3
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 5.0
 
 
-def stop_run(session: boto3.Session, run: Run, *, wait: bool) -> TrainingJob:
+def stop_run(session: boto3.Session, run: ResolvedRun, *, wait: bool) -> TrainingJob:
     """Stop the run and return its newest job as it is afterwards.
 
     If no job is live, because the last one failed or a stage is done, the newest job is tagged, so
@@ -49,14 +49,14 @@ def stop_run(session: boto3.Session, run: Run, *, wait: bool) -> TrainingJob:
     return stopped
 
 
-def pause_after_stage(session: boto3.Session, run: Run) -> TrainingJob:
+def pause_after_stage(session: boto3.Session, run: ResolvedRun) -> TrainingJob:
     """Turn off auto-advance: no stage follows the current one."""
     job = newest_job(session, run)
     tag_job(session, job, AUTO_ADVANCE_TAG, "off")
     return job
 
 
-def newest_job(session: boto3.Session, run: Run) -> TrainingJob:
+def newest_job(session: boto3.Session, run: ResolvedRun) -> TrainingJob:
     """Return the run's newest job.
 
     Raises:
@@ -65,7 +65,7 @@ def newest_job(session: boto3.Session, run: Run) -> TrainingJob:
     return named_job(session, run, None)
 
 
-def named_job(session: boto3.Session, run: Run, name: str | None) -> TrainingJob:
+def named_job(session: boto3.Session, run: ResolvedRun, name: str | None) -> TrainingJob:
     """Return the run's job called ``name``, or its newest.
 
     Raises:

@@ -36,7 +36,7 @@ from sm_train.toolkit.costing.stages import predicted_speeds
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.resolve import Run
+from sm_train.toolkit.runs.resolve import ResolvedRun
 from sm_train.toolkit.submit.replicate import FolderCopy, copy_folder, replicate_inputs
 from sm_train.toolkit.submit.start_job import JobLaunch, QuotaError, start_next_job
 from sm_train.toolkit.submit.training_data import require_index, require_shards
@@ -236,7 +236,7 @@ class StartedJob:
     cluster: str | None
 
 
-def job_launch(run: Run, start: StartJob) -> JobLaunch:
+def job_launch(run: ResolvedRun, start: StartJob) -> JobLaunch:
     """Return the launch of ``start`` at its placement.
 
     Raises:
@@ -261,7 +261,7 @@ def job_launch(run: Run, start: StartJob) -> JobLaunch:
     )
 
 
-def launch_where_last(run: Run, stages: Sequence[StageState], start: StartJob) -> JobLaunch:
+def launch_where_last(run: ResolvedRun, stages: Sequence[StageState], start: StartJob) -> JobLaunch:
     """Return the launch of ``start`` at the placement of the run's newest job.
 
     Raises:
@@ -273,7 +273,7 @@ def launch_where_last(run: Run, stages: Sequence[StageState], start: StartJob) -
 
 
 def start_where_possible(
-    session: boto3.Session, run: Run, stages: Sequence[StageState], start: StartJob
+    session: boto3.Session, run: ResolvedRun, stages: Sequence[StageState], start: StartJob
 ) -> StartedJob | None:
     """Start the job at its placement, or at the next one where the quota allows the instances.
 

@@ -8,7 +8,7 @@ from sm_train.toolkit.costing.run_price import estimate_remaining
 from sm_train.toolkit.costing.worst_case import remaining_alternative_costs
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.stage_state import current
-from sm_train.toolkit.runs.resolve import Run, stages_without_logs
+from sm_train.toolkit.runs.resolve import ResolvedRun, stages_without_logs
 from sm_train.toolkit.submit.relocation import launch_where_last
 from sm_train.toolkit.submit.replicate import replicate_inputs
 from sm_train.toolkit.submit.start_job import resolve_job_name, start_next_job
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import boto3
 
 
-def unfinished_stage(session: boto3.Session, run: Run) -> str:
+def unfinished_stage(session: boto3.Session, run: ResolvedRun) -> str:
     """Return the first stage that is not done.
 
     Raises:
@@ -43,7 +43,7 @@ def unfinished_stage(session: boto3.Session, run: Run) -> str:
 
 def resume_recorded(
     session: boto3.Session,
-    run: Run,
+    run: ResolvedRun,
     stage: str,
     *,
     auto_advance: bool,

@@ -10,7 +10,7 @@ from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.aws.errors import translate_aws_errors
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.errors import CapacityError
 from sm_train.toolkit.jobs.launch_record import JobNameClaim, LaunchRecord, first_free_attempt
 from sm_train.toolkit.jobs.training_job import AUTO_ADVANCE_TAG, CAUSE_TAG, FROM_STEP_TAG
 from sm_train.toolkit.runs.remediation import StartJob
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import boto3
 
 
-class QuotaError(UserError):
+class QuotaError(CapacityError):
     """The account's quota does not allow these instances in the region."""
 
 
@@ -105,8 +105,7 @@ def create_job(session: boto3.Session, request: TrainingRequest, region: str) ->
             if details["Code"] == "ResourceLimitExceeded":
                 raise QuotaError(
                     f"CreateTrainingJob in {region}: {details['Message']}; request a higher "
-                    "quota, or use fewer instances",
-                    ExitCode.CAPACITY,
+                    "quota, or use fewer instances"
                 ) from None
             if details["Code"] != "ResourceInUse":
                 raise

@@ -33,7 +33,7 @@ from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import JobNameClaim
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.resolve import Run, stages_without_logs
+from sm_train.toolkit.runs.resolve import ResolvedRun, stages_without_logs
 from sm_train.toolkit.submit.plan_view import show_plan
 from sm_train.toolkit.submit.relocation import (
     job_launch,
@@ -76,7 +76,7 @@ def submit(
     session, bucket = session_for_jobs(config, profile, region)
     require_run_data(session, config, region, stage.name)
     require_components(session, config)
-    run = Run(
+    run = ResolvedRun(
         config.name, region, bucket, config, launch_record(submission, submission.requests[0])
     )
     stages = stages_without_logs(session, run)

@@ -23,7 +23,7 @@ from sm_train.toolkit.runs.remediation import (
     StopJob,
     next_action,
 )
-from sm_train.toolkit.runs.resolve import Run, RunState, read_state, refresh_run
+from sm_train.toolkit.runs.resolve import ResolvedRun, RunState, read_state, refresh_run
 from sm_train.toolkit.submit.relocation import start_where_possible
 from sm_train.toolkit.terminal.formatting import format_usd
 
@@ -58,7 +58,7 @@ class WatchView(Protocol):
     def wait(self, seconds: float) -> None: ...
 
 
-def reconcile(session: boto3.Session, run: Run, *, dry_run: bool) -> WatchResult:
+def reconcile(session: boto3.Session, run: ResolvedRun, *, dry_run: bool) -> WatchResult:
     """Poll the run once and, unless ``dry_run``, do what it needs.
 
     Raises:
@@ -159,7 +159,7 @@ def _stop_or_finish(
     return action.message
 
 
-def _with_alarms(session: boto3.Session, run: Run, message: str) -> str:
+def _with_alarms(session: boto3.Session, run: ResolvedRun, message: str) -> str:
     """Update the run's alarms to its live jobs, and append the result to ``message``."""
     result = sync_alarms(session, run.config, run.region)
     return message if result is None else f"{message}; {result}"
@@ -167,7 +167,7 @@ def _with_alarms(session: boto3.Session, run: Run, message: str) -> str:
 
 def watch(
     session: boto3.Session,
-    find: Callable[[], Run],
+    find: Callable[[], ResolvedRun],
     *,
     dry_run: bool,
     interval: float,

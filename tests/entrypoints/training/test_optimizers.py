@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from sm_train.entrypoints.checkpointing import manifest
-from sm_train.entrypoints.checkpointing.sharded_tensors import save_shards
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, shard_file_name
 from sm_train.entrypoints.common.job_config import JobConfigError, read_job_config
 from sm_train.entrypoints.distributed.fsdp import gradient_norm
@@ -89,12 +89,17 @@ def take_steps(state: TrainState, steps: int) -> None:
         state.update(gradient_norm(state.parameters))
 
 
+def tensors_of(state: TrainState) -> dict[ShardSpec, torch.Tensor]:
+    """Return the state's tensors after the pending EMA update, which runs in the background."""
+    shards = state.tensors()
+    state.background.join()
+    return {spec: shard.tensor for spec, shard in shards.items()}
+
+
 def save(state: TrainState, folder: Path) -> manifest.CheckpointInfo:
     """Write a checkpoint as the checkpointer does, in this process."""
     folder.mkdir()
-    state.background.join()
-    shards = {spec: shard.tensor.contiguous() for spec, shard in state.tensors().items()}
-    state.background.join()
+    shards = {spec: tensor.contiguous() for spec, tensor in tensors_of(state).items()}
     files = [
         manifest.write_file(folder, shard_file_name(0), lambda path: save_shards(path, shards)),
         manifest.write_file(
@@ -134,8 +139,7 @@ def test_resumed_training_equals_uninterrupted_training(
     assert resumed.learning_rate == uninterrupted.learning_rate
     for ours, theirs in zip(resumed.parameters, uninterrupted.parameters, strict=True):
         assert torch.equal(ours, theirs)
-    expected = {spec: shard.tensor for spec, shard in uninterrupted.tensors().items()}
-    found = {spec: shard.tensor for spec, shard in resumed.tensors().items()}
+    expected, found = tensors_of(uninterrupted), tensors_of(resumed)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[spec], expected[spec]) for spec in expected)
     assert resumed.progress() == uninterrupted.progress()

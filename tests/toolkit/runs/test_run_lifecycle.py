@@ -19,7 +19,7 @@ from sm_train.estimators.request.launcher import launch_plan
 from sm_train.estimators.request.training import training_request
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.resolve import Run
+from sm_train.toolkit.runs.resolve import ResolvedRun
 from sm_train.toolkit.submit.relocation import job_launch
 from sm_train.toolkit.submit.start_job import start_next_job
 from sm_train.toolkit.watch.lambda_handler import handler
@@ -73,7 +73,7 @@ class Laptop:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL", aws.url)
             start = StartJob(first.name, 1, 0, "submit", "", auto_advance=False)
-            run = Run("demo", "us-east-1", "ai-bucket", config, record)
+            run = ResolvedRun("demo", "us-east-1", "ai-bucket", config, record)
             start_next_job(session, job_launch(run, start))
 
     def __call__(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:

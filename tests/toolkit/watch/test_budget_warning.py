@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from sm_train.toolkit.jobs.live_state import LiveState
-from sm_train.toolkit.runs.resolve import Run, RunState
+from sm_train.toolkit.runs.resolve import ResolvedRun, RunState
 from sm_train.toolkit.watch.controller import budget_warning
 
 from tests.support.run_documents import config
@@ -24,7 +24,7 @@ from tests.support.run_documents import config
 def test_budget_is_exceeded_unknown_or_kept(
     spent: float | None, projected: float | None, expected: str | None
 ) -> None:
-    run = Run("demo", "us-east-1", "ai-bucket", config(budget={"usd": 100}), None)
+    run = ResolvedRun("demo", "us-east-1", "ai-bucket", config(budget={"usd": 100}), None)
     state = RunState(run, (), spent, spent or 0.0, projected, datetime.now(UTC), LiveState())
     warning = budget_warning(state)
     assert (warning is None) == (expected is None)

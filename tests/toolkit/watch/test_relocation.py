@@ -20,7 +20,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError, JobNameClaim
 from sm_train.toolkit.jobs.training_job import jobs_of_run
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.resolve import Run, resolve_run
+from sm_train.toolkit.runs.resolve import ResolvedRun, resolve_run
 from sm_train.toolkit.runs.stop import stop_run
 from sm_train.toolkit.submit import replicate
 from sm_train.toolkit.submit.bundle import bundle_of
@@ -64,7 +64,7 @@ class LiveRun:
             config, config.stages[0].name, bundle_of(config, folder), EAST, datetime(2026, 11, 20)
         )
         self.record = launch_record(submission, submission.requests[0])
-        self.run = Run("demo", EAST, "ai-bucket", config, self.record)
+        self.run = ResolvedRun("demo", EAST, "ai-bucket", config, self.record)
         self.start(StartJob(config.stages[0].name, 1, 0, "submit", "", auto_advance=False))
 
     def session(self, region: str = EAST) -> Any:
@@ -305,7 +305,7 @@ from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import JobNameClaim, LaunchRecord
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.resolve import Run
+from sm_train.toolkit.runs.resolve import ResolvedRun
 from sm_train.toolkit.submit import start_job
 from sm_train.toolkit.submit.relocation import job_launch
 
@@ -319,7 +319,7 @@ def wait_for_the_others(function):
 owner, name = (JobNameClaim, "acquire") if sys.argv[3] == "acquire" else (start_job, sys.argv[3])
 setattr(owner, name, wait_for_the_others(getattr(owner, name)))
 record = LaunchRecord(**json.load(open(sys.argv[1])))
-run = Run("demo", "us-east-1", "ai-bucket", record.config, record)
+run = ResolvedRun("demo", "us-east-1", "ai-bucket", record.config, record)
 session = open_session(None, "us-east-1")
 start = StartJob("256px", 2, 0, "x", "", False, int(sys.argv[2]))
 try:

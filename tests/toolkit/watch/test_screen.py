@@ -21,7 +21,7 @@ from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.stage_state import stage_state
 from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.runs.remediation import NoAction
-from sm_train.toolkit.runs.resolve import Run, RunState
+from sm_train.toolkit.runs.resolve import ResolvedRun, RunState
 from sm_train.toolkit.watch.controller import WatchResult
 from sm_train.toolkit.watch.screen import ScreenState, brief, screen, sparkline
 
@@ -129,7 +129,13 @@ def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
         stall_after=900,
     )
     state = RunState(
-        Run("demo", "us-east-1", "ai-bucket", run, None), (at,), 1204.0, 1204.0, 2610.0, NOW, live
+        ResolvedRun("demo", "us-east-1", "ai-bucket", run, None),
+        (at,),
+        1204.0,
+        1204.0,
+        2610.0,
+        NOW,
+        live,
     )
     warning = "the run is projected to cost $2,610, more than budget.usd $2,500"
     result = WatchResult(state, NoAction("training"), "training", warning)

@@ -1,0 +1,91 @@
+"""Trains a run on this machine, stage after stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_train.estimators.bundle.bundle import Bundle
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.jobs.checkpoints import local_checkpoints
+from sm_train.toolkit.local.folders import LocalFolders, has_model
+from sm_train.toolkit.local.launcher import default_nodes, run_stage
+from sm_train.toolkit.submit.submission import choose_stages
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class LocalStage:
+    """What one stage left on this machine; ``model`` is None if an own script wrote none."""
+
+    name: str
+    model: Path | None
+    checkpoints: Path
+    log: Path
+
+
+def default_output(config: RunConfig) -> Path:
+    """Return the folder of a local run, below the current folder."""
+    return Path("local-runs") / config.name
+
+
+def run_locally(
+    config: RunConfig,
+    bundle: Bundle,
+    *,
+    base: Path,
+    stage: str | None,
+    nodes: int | None,
+    processes: int,
+    output: Path,
+    image: str | None,
+    console: Console,
+) -> tuple[LocalStage, ...]:
+    """Train ``stage``, or every stage, and print progress on ``console``.
+
+    ``base`` is the run file's folder. ``nodes`` is the number of emulated nodes; by default that
+    of the stage, at most one per core. ``image`` is the image of containers; None starts processes.
+
+    Raises:
+        UserError: it cannot start (exit 2 or 3) or a process failed (exit 6).
+    """
+    if image is not None:
+        from sm_train.toolkit.local.containers import build_command
+        from sm_train.toolkit.local.docker import require_docker
+
+        require_docker(image, build_command())
+    results = []
+    for chosen in choose_stages(config, stage):
+        count = nodes or default_nodes(chosen)
+        per_process = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
+        console.print(
+            f"{chosen.name}: emulating {count} of {chosen.instances} nodes, {processes} processes "
+            f"each; effective batch {per_process * count * processes} here"
+        )
+        folders = run_stage(
+            config,
+            chosen,
+            bundle,
+            base=base,
+            nodes=count,
+            processes=processes,
+            output=output,
+            image=image,
+            console=console,
+        )
+        model = folders.model if has_model(folders) else None
+        results.append(LocalStage(chosen.name, model, folders.checkpoints, folders.log))
+        console.print(_result_line(chosen.name, folders, config.entry), soft_wrap=True)
+    return tuple(results)
+
+
+def _result_line(stage: str, folders: LocalFolders, entry: str | None) -> str:
+    """Return what a local stage left, for its last line."""
+    if has_model(folders):
+        return f"{stage}: model in {folders.model}"
+    stored = local_checkpoints(folders.checkpoints)
+    left = "none" if stored.name is None else f"{folders.checkpoints / stored.name}"
+    return f"{stage}: done; {entry} left no model in {folders.model}; newest checkpoint: {left}"
