@@ -49,7 +49,7 @@ LEVELS = {
         {"jobs"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
         {"checks", "runs"},
-        {"models", "submit"},
+        {"init", "models", "submit"},
         {"doctor", "watch"},
         {"review"},
         {"commands"},

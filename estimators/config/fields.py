@@ -63,8 +63,8 @@ Fraction = Annotated[float, BeforeValidator(reject_bool), Field(ge=0, lt=1, allo
 
 # A quote breaks the container's start script, a line break its environment file.
 _PLAIN = r"^[^'\"\\\x00-\x1f\x7f]*$"
-_NAME = r"^[a-zA-Z0-9](-?[a-zA-Z0-9])*$"
-_S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\\\x00-\x1f\x7f]*)?$"
+NAME_PATTERN = r"^[a-zA-Z0-9](-?[a-zA-Z0-9])*$"
+S3_URI_PATTERN = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\\\x00-\x1f\x7f]*)?$"
 _VARIABLE = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
 _VERSION = r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
 _REGION = r"^[a-z]{2,4}(-[a-z]+)+-[0-9]$"
@@ -90,8 +90,8 @@ TOPIC_PATTERN = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_-]+$"
 
 _PATTERN_MESSAGES = {
     _PLAIN: "must not contain quotes, backslashes, line breaks or control characters",
-    _NAME: "must be letters and digits with single hyphens between them",
-    _S3_URI: "must be an S3 URI such as s3://bucket/prefix/, without quotes",
+    NAME_PATTERN: "must be letters and digits with single hyphens between them",
+    S3_URI_PATTERN: "must be an S3 URI such as s3://bucket/prefix/, without quotes",
     _VARIABLE: "must be letters, digits and underscores, and must not start with a digit",
     _VERSION: "must be a version such as 2.3.0",
     _REGION: "must be a region such as us-east-1",
@@ -180,13 +180,15 @@ def _end_folder_with_slash(uri: str) -> str:
 
 
 PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
-Name = Annotated[str, Field(pattern=_NAME, max_length=MAX_JOB_NAME)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_JOB_NAME)]
 PromptText = Annotated[str, Field(min_length=1, max_length=1000)]
 # The service takes 1,024; the file name of the index is appended to the prefix.
-S3Folder = Annotated[str, Field(pattern=_S3_URI, max_length=1000), AfterValidator(_end_with_slash)]
+S3Folder = Annotated[
+    str, Field(pattern=S3_URI_PATTERN, max_length=1000), AfterValidator(_end_with_slash)
+]
 """An S3 prefix of SageMaker is a string: without the slash, ``data`` also matches ``data-old/``."""
 S3FolderOrObject = Annotated[
-    str, Field(pattern=_S3_URI, max_length=1000), AfterValidator(_end_folder_with_slash)
+    str, Field(pattern=S3_URI_PATTERN, max_length=1000), AfterValidator(_end_folder_with_slash)
 ]
 """An object if its last part has a file extension, otherwise a folder."""
 Region = Annotated[str, BeforeValidator(_check_region), Field(pattern=_REGION, max_length=32)]

@@ -6,6 +6,7 @@ import os
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
+from sm_train.cost.prices import REFERENCE_REGION
 from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
 from sm_train.estimators.config.regions import region_problem
 from sm_train.toolkit.aws.errors import translate_aws_errors
@@ -42,6 +43,19 @@ def resolve_region(option: str | None, run_file: str | None, profile: str | None
             "region: not set; give --region us-east-1, write region in the run file, or run "
             "`sm-train config set region us-east-1`"
         )
+    return region
+
+
+def price_region(option: str | None) -> str:
+    """Return the region of the command line or the user's defaults, else us-east-1; read no AWS
+    configuration, so that prices are shown quickly.
+
+    Raises:
+        UserError: it is not a region.
+    """
+    setting = from_environment("region") or from_config("region")
+    region = option or (setting.value if setting else REFERENCE_REGION)
+    require_region(setting.origin if setting and not option else "--region", region)
     return region
 
 

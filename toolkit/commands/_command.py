@@ -57,8 +57,13 @@ def global_options() -> list[click.Option]:
 
 def _store(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     """Keep a value that is given; the one after the command replaces the one before it."""
+    if value and parameter.name == "region":
+        from sm_train.estimators.config.regions import region_problem
+
+        if problem := region_problem(value):
+            raise UserError(f"--region: {value!r} {problem}")
     if value and parameter.name is not None:
-        ctx.ensure_object(dict)[parameter.name] = value
+        ctx.ensure_object(dict).update({parameter.name: value, f"{parameter.name}_flag": True})
         if parameter.name == "quiet":
             from sm_train.toolkit.terminal.console import hide_messages
 

@@ -22,6 +22,7 @@ def command(options: dict[str, Any], gpu: str | None, regions: bool, as_json: bo
 
     Prices come from the same table as those of `cost`; `cost --refresh` updates it.
     """
+    from sm_train.toolkit.aws.session import price_region
     from sm_train.toolkit.costing.instance_table import (
         list_instances,
         show_instances,
@@ -30,7 +31,7 @@ def command(options: dict[str, Any], gpu: str | None, regions: bool, as_json: bo
     from sm_train.toolkit.costing.price_table import price_table
     from sm_train.toolkit.terminal.console import write_json
 
-    region = _region(options)
+    region = price_region(options["region"])
     documents = list_instances(gpu, region, price_table())
     if as_json:
         write_json({"region": region, "instances": documents})
@@ -38,13 +39,3 @@ def command(options: dict[str, Any], gpu: str | None, regions: bool, as_json: bo
         show_prices_by_region(documents)
     else:
         show_instances(documents, region)
-
-
-def _region(options: dict[str, Any]) -> str:
-    """Return the region of the options or the user's defaults, else that of the price table."""
-    from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.costing.price_table import DEFAULT_REGION
-    from sm_train.toolkit.settings import from_config, from_environment
-
-    known = options["region"] or from_environment("region") or from_config("region")
-    return resolve_region(options["region"], None, options["profile"]) if known else DEFAULT_REGION

@@ -97,7 +97,7 @@ def show_instances(documents: Sequence[InstanceDocument], region: str) -> None:
     header = ("instance type", "GPUs", "GiB each", "EFA Gb/s", "$/h", "$/GPU-h")
     for line in text_table(header, rows, left=2, width=terminal_width()):
         click.echo(line)
-    click.echo(f"\nOn demand in {region}. ~ is derived from another region; – is not known there.")
+    click.echo(f"\nOn demand in {region}. ~ derived from another region, – not known there")
 
 
 def show_prices_by_region(documents: Sequence[InstanceDocument]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from pathlib import Path
@@ -119,11 +120,9 @@ def test_command_of_another_tool_gets_a_hint(cli: Cli, word: str) -> None:
 def test_hints_name_commands_that_exist() -> None:
     assert not HINTS.keys() & COMMANDS.keys()
     for hint in HINTS.values():
-        words = hint.split()
-        named = [after for word, after in zip(words, words[1:], strict=False) if word == "sm-train"]
-        assert all(one in COMMANDS or one.startswith("-") or one == "COMMAND" for one in named), (
-            hint
-        )
+        for before, word in itertools.pairwise(hint.split()):
+            is_known = word in COMMANDS or word == "COMMAND" or word.startswith("-")
+            assert before != "sm-train" or is_known, hint
 
 
 def test_quiet_prints_neither_plan_nor_hints(cli: Cli, tmp_path: Path) -> None:
@@ -133,5 +132,5 @@ def test_quiet_prints_neither_plan_nor_hints(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(quiet.stdout)["requests"]
     assert cli("init", "new.yaml", "-q").stderr == ""
     # Findings are the result of check, and errors are never hidden.
-    assert "throughput" in cli("-q", "check", run, "--offline").stderr + "throughput"
+    assert "ok (" in cli("-q", "check", run, "--offline").stderr
     assert cli("-q", "cost", "missing.yaml").stderr.startswith("sm-train: missing.yaml")
