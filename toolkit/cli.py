@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str], interrupts: list[int]) -> int:
     """Run a command; ``interrupts`` holds the signals that have arrived."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"arguments": arguments}
     try:
         result: Any = cli.main(
             args=arguments, prog_name="sm-train", standalone_mode=False, obj=options

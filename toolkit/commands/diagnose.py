@@ -27,9 +27,11 @@ def command(options: dict[str, Any], targets: tuple[str, ...], as_json: bool) ->
     folder. JOB is a training job: its log streams and its status are read from AWS.
     """
     from sm_train.toolkit.diagnose import view
+    from sm_train.toolkit.jobs.local_folder import local_path
     from sm_train.toolkit.jobs.training_job import is_valid_job_name
     from sm_train.toolkit.terminal.console import write_json
 
+    targets = tuple(local_path(target) for target in targets)
     [name] = targets if len(targets) == 1 else [None]
     if name is not None and not Path(name).exists() and is_valid_job_name(name):
         diagnosis = _diagnose_job(name, options["region"], options["profile"])

@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Sample one image for each prompt and write them as one grid.
 
-    CHECKPOINT is a final model's folder, a checkpoint (step-…), or the folder of a run's
-    checkpoints, of which the latest complete one is used.
+    CHECKPOINT is a local run's folder (or its stage's), a final model's folder, a checkpoint
+    (step-…), or a folder of checkpoints, of which the latest complete one is used.
     """
     from sm_train.entrypoints.common.atomic_write import write_atomic
     from sm_train.entrypoints.models.image_grid import draw_grid, png

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,14 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="--local: folder for checkpoints, logs and the model (local-runs/NAME).",
 )
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    help="--local: train N steps of each stage only, as a quick test.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Follow the run as `sm-train watch` does.")
+@click.option("--web", is_flag=True, help="Open the job's page in the AWS console.")
 @click.pass_obj
 def command(
     options: dict[str, Any],
@@ -73,13 +82,19 @@ def command(
     processes: int,
     image: str,
     output: Path | None,
-) -> None:
+    steps: int | None,
+    follow: bool,
+    web: bool,
+) -> int | None:
     """Show the plan and cost of RUN, ask for confirmation, and start it on SageMaker.
 
     A run of several stages is several jobs, each starting from the previous one's weights. submit
     starts the first stage, or the one given by --stage; with --auto-advance the others follow
-    while `watch` runs. --local trains on this machine, stage after stage. --clone starts an
-    earlier run again, under a new name unless --set gives it one.
+    while `watch` runs. --clone starts an earlier run again, under a new name unless --set gives it
+    one.
+
+    --local trains on this machine, stage after stage. Ctrl-C saves a checkpoint; the same command
+    resumes from it.
     """
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.run_file import load
@@ -89,18 +104,29 @@ def command(
 
     if (run is None) == (clone is None):
         raise UserError("RUN: give a run file, or --clone JOB")
+    _check_modes(local, dry_run, steps, follow=follow, web=web, as_json=as_json)
     if run is None:
         _reject_local_clone(local)
         config, bundle, commit, region = _clone(options, clone or "", changes)
     else:
         config = load(run, changes)
+        config = config if steps is None else _shortened(config, steps)
         bundle = bundle_of(config, run.parent)
         if local and not dry_run:
             container = image if local == "container" else None
             _run_locally(
-                config, bundle, run.parent, stage, nodes, processes, output, container, as_json
+                config,
+                bundle,
+                run.parent,
+                stage,
+                nodes,
+                processes,
+                output,
+                container,
+                as_json,
+                shlex.join(["sm-train", *options.get("arguments", ())]),
             )
-            return
+            return None
         region = resolve_region(options["region"], config.region, options["profile"])
         commit = commit_of(run.parent)
     if stage is None and not dry_run:
@@ -109,7 +135,7 @@ def command(
     if dry_run:
         _show(submission, as_json)
         check_budget(config, region)
-        return
+        return None
     submit(
         submission,
         options["profile"],
@@ -118,6 +144,60 @@ def command(
         yes=yes,
         as_json=as_json,
     )
+    return _after_start(options, config.name, region, submission, follow=follow, web=web)
+
+
+def _check_modes(
+    local: str | None,
+    dry_run: bool,
+    steps: int | None,
+    *,
+    follow: bool,
+    web: bool,
+    as_json: bool,
+) -> None:
+    """Refuse options that do not apply to what the command is about to do."""
+    if steps is not None and not local:
+        raise UserError("--steps: requires --local; for a job give --set stages.NAME.max_steps=N")
+    for name, given in (("--follow", follow), ("--web", web)):
+        if given and (local or dry_run):
+            raise UserError(
+                f"{name}: applies to a job; remove {'--local' if local else '--dry-run'}"
+            )
+    if follow and as_json:
+        raise UserError(
+            "--follow: cannot be combined with --json; `sm-train watch --json` prints it"
+        )
+
+
+def _shortened(config: RunConfig, steps: int) -> RunConfig:
+    """Return the run with ``steps`` optimizer steps in each stage, and ten lines of progress."""
+    stages = [stage.model_copy(update={"max_steps": steps}) for stage in config.stages]
+    log_every = min(config.training.log_every, max(1, steps // 10))
+    training = config.training.model_copy(update={"log_every": log_every})
+    return config.model_copy(update={"stages": stages, "training": training})
+
+
+def _after_start(
+    options: dict[str, Any],
+    run: str,
+    region: str,
+    submission: Submission,
+    *,
+    follow: bool,
+    web: bool,
+) -> int | None:
+    """Open the started job in a browser, and follow the run until it ends."""
+    if web:
+        from sm_train.toolkit.aws.console import open_in_browser, training_job_url
+
+        open_in_browser(training_job_url(region, submission.requests[0]["TrainingJobName"]))
+    if follow:
+        from sm_train.toolkit.commands.watch import follow_run
+
+        options["region"] = region
+        return follow_run(run, options, dry_run=False, interval=60.0, as_json=False)
+    return None
 
 
 def _reject_local_clone(local: str | None) -> None:
@@ -160,6 +240,7 @@ def _run_locally(
     output: Path | None,
     container: str | None,
     as_json: bool,
+    command_line: str,
 ) -> None:
     from sm_train.toolkit.submit.local_run import default_output, run_locally
     from sm_train.toolkit.terminal.console import stderr_console, write_json
@@ -174,6 +255,7 @@ def _run_locally(
         output=output or default_output(config),
         image=container,
         console=stderr_console(),
+        command=command_line,
     )
     if as_json:
         stages = [

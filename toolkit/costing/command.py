@@ -252,7 +252,7 @@ def read_measurements(options: CostOptions, region: str) -> list[StageMeasuremen
     for name in options.measured:
         # A local file takes precedence; names of training jobs have neither dots nor slashes.
         if Path(name).exists() or "." in name or os.sep in name:
-            measurements.append(read_measured(Path(name)))
+            measurements += read_measured(Path(name))
         else:
             measurements.append(read_measured_job(name, region, options.profile))
     return measurements

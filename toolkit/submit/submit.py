@@ -17,6 +17,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.alarms.alarms import sync_alarms
+from sm_train.toolkit.aws.console import training_job_url
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.costing.history import History, history_uri, read_history
@@ -45,7 +46,13 @@ from sm_train.toolkit.submit.replicate import replicate_inputs
 from sm_train.toolkit.submit.start_job import resolve_job_name, with_attempt
 from sm_train.toolkit.submit.submission import Submission, launch_record
 from sm_train.toolkit.submit.training_data import require_components
-from sm_train.toolkit.terminal.console import bytes_bar, note, stderr_console, write_json
+from sm_train.toolkit.terminal.console import (
+    bytes_bar,
+    messages_are_hidden,
+    note,
+    stderr_console,
+    write_json,
+)
 from sm_train.toolkit.terminal.formatting import format_total_usd, format_usd
 
 if TYPE_CHECKING:
@@ -250,11 +257,15 @@ def ask(question: str) -> None:
 
 
 def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None:
-    """Print the name of the started job and its page in the console."""
+    """Print the name of the started job and its page in the console; with `--quiet` the name only,
+    as the result.
+    """
     if as_json:
         write_json({"training_job_name": name, "region": region, "stage": stage})
+    elif messages_are_hidden():
+        click.echo(name)
     note(f"Started {name}")
-    note(f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}")
+    note(training_job_url(region, name))
 
 
 def report_alarms(session: boto3.Session, config: RunConfig, region: str) -> None:
