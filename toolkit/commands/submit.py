@@ -161,13 +161,10 @@ def _check_modes(
         raise UserError("--steps: requires --local; for a job give --set stages.NAME.max_steps=N")
     for name, given in (("--follow", follow), ("--web", web)):
         if given and (local or dry_run):
-            raise UserError(
-                f"{name}: applies to a job; remove {'--local' if local else '--dry-run'}"
-            )
+            other = "--local" if local else "--dry-run"
+            raise UserError(f"{name}: applies to a job that is started; remove {other}")
     if follow and as_json:
-        raise UserError(
-            "--follow: cannot be combined with --json; `sm-train watch --json` prints it"
-        )
+        raise UserError("--follow: cannot be combined with --json; use `sm-train watch --json`")
 
 
 def _shortened(config: RunConfig, steps: int) -> RunConfig:

@@ -85,7 +85,8 @@ def run_locally(
         per_process = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
         console.print(
             f"{chosen.name}: emulating {count} of {_count(chosen.instances, 'node')}, "
-            f"{_count(processes, 'process')} each; effective batch {per_process * count * processes} here"
+            f"{_count(processes, 'process')} each; effective batch "
+            f"{per_process * count * processes} here"
         )
         try:
             folders = run_stage(
