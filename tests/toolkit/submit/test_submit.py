@@ -397,3 +397,61 @@ def test_region_without_an_image_is_one_line(cli: Cli, tmp_path: Path) -> None:
     result = cli("--region", "moon-west-1", "submit", write_run(tmp_path), "--dry-run")
     assert result.returncode == 2
     assert "moon-west-1" in one_line(result.stderr)
+
+
+def test_quiet_prints_the_jobs_name_and_web_opens_its_page(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    result = cli(
+        "submit",
+        write_run(tmp_path),
+        "--yes",
+        "--quiet",
+        "--web",
+        network="loopback",
+        env=aws.environment | {"BROWSER": str(browser)},
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    job = result.stdout.strip()
+    assert job.startswith("demo-256px-")
+    assert opened.read_text().strip().endswith(f"#/jobs/{job}")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "3"], "--steps: requires --local"),
+        (["--follow", "--dry-run"], "--follow: applies to a job that is started"),
+        (["--web", "--local"], "--web: applies to a job that is started; remove --local"),
+        (["--follow", "--json"], "--follow: cannot be combined with --json"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(
+    cli: Cli, tmp_path: Path, options: list[str], message: str
+) -> None:
+    result = cli("submit", write_run(tmp_path), *options)
+    assert result.returncode == 2
+    assert one_line(result.stderr).startswith(f"sm-train: {message}")
+
+
+def test_placeholders_are_refused_before_any_call(cli: Cli, tmp_path: Path) -> None:
+    role = "arn:aws:iam::111122223333:role/sm-train"
+    run = write_run(tmp_path, role=role, data={"uri": "s3://my-bucket/shards/"})
+    refused = cli("submit", run, "--yes")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines() == [
+        "sm-train: role: 111122223333 is a placeholder; write your own account's ID",
+        "sm-train: data.uri: my-bucket is a placeholder; write your own bucket",
+    ]
+    planned = cli("submit", run, "--dry-run")
+    assert planned.returncode == 0
+    assert "Warning role: 111122223333 is a placeholder" in planned.stderr
+    checked = cli("check", run, "--offline", "--json")
+    assert checked.returncode == 3
+    found = [one for one in json.loads(checked.stdout)["findings"] if one["code"] == "placeholder"]
+    assert [one["where"] for one in found] == ["role", "data.uri"]
