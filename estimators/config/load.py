@@ -20,6 +20,7 @@ from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import KeyPath, Problem, cross_section_problems
 from sm_train.estimators.config.fields import SECRET_PATTERN, pattern_message
+from sm_train.estimators.config.model import ModelSection
 from sm_train.estimators.config.placement import fallback_problems
 from sm_train.estimators.config.preset_file import (
     PresetFileError,
@@ -309,7 +310,10 @@ def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
     if not _validation_errors(TrainingSection, raw.get("training", {})):
         training = TrainingSection.model_validate(raw.get("training", {}))
     run_name = name if isinstance(name, str) else ""
-    problems = cross_section_problems(run_name, stages, gpus, cluster, training)
+    model = None
+    if raw.get("entry") is None and not _validation_errors(ModelSection, raw.get("model")):
+        model = ModelSection.model_validate(raw["model"])
+    problems = cross_section_problems(run_name, stages, gpus, cluster, training, model)
     return problems or _find_fallback_problems(raw)
 
 
@@ -351,7 +355,8 @@ def _problem(raw: Any, error: ErrorDetails) -> Problem:
         # Without the value: a secret may be a number.
         kind = _YAML_SCALARS[type(error["input"])]
         return Problem(path, None, f"YAML reads this as {kind}, not as text: quote it")
-    return Problem(path, error["input"], message.replace("Input should be", "must be"))
+    message = message.replace("Input should be", "must be").partition(", unable to parse")[0]
+    return Problem(path, error["input"], message.replace("a valid", "a").replace("a i", "an i"))
 
 
 _YAML_SCALARS = {

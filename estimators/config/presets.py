@@ -70,6 +70,23 @@ def preset_prediction_types(name: str, content: str | None = None) -> tuple[str,
 
 
 @cache
+def resolution_factor(name: str, content: str | None = None) -> int:
+    """Return the pixels of which a resolution must be a multiple: the autoencoder's reduction times
+    the network's patch.
+
+    ``content`` is the JSON of a preset that does not ship with sm-train.
+    """
+    if content is None:
+        content = (_presets_folder() / f"{name}.json").read_text(encoding="utf-8")
+    preset = json.loads(content)
+    vae = preset["vae"]
+    blocks = (shared_parts()[vae] if isinstance(vae, str) else vae or {}).get("block_out_channels")
+    reduction: int = 2 ** (len(blocks) - 1) if blocks else 1
+    patch: int = preset["network"].get("patch_size", 1)
+    return reduction * patch
+
+
+@cache
 def shared_parts() -> dict[str, dict[str, Any]]:
     """Return the components that presets share, by the name with which presets refer to them."""
     parts = (_presets_folder() / "parts").glob("*.json")

@@ -40,7 +40,7 @@ def resolve_region(option: str | None, run_file: str | None, profile: str | None
     region = profile_region(profile)
     if region is None:
         raise UserError(
-            "region: not set; give --region us-east-1, write region in the run file, or run "
+            "region: not set; give --region us-east-1, or set a default with "
             "`sm-train config set region us-east-1`"
         )
     return region

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
@@ -69,16 +69,23 @@ def command(
     subject = Subject(config, region, estimate_run(config, region), run.parent, index)
     subject = replace(subject, components=components)
     today = datetime.now(UTC).date()
-    if offline:
-        findings = offline_findings(subject, today)
-    else:
-        session = open_session(options["profile"], region)
-        with _listing_progress() as progress:
-            findings = online_findings(subject, session, today, progress)
+    refused: AccessError | None = None
+    try:
+        if offline:
+            findings = offline_findings(subject, today)
+        else:
+            session = open_session(options["profile"], region)
+            with _listing_progress() as progress:
+                findings = online_findings(subject, session, today, progress)
+    except AccessError as error:
+        # Without an account, the checks that need none still count.
+        refused, findings = error, offline_findings(subject, today)
     if as_json:
         write_json(document(findings))
     else:
         show(findings, stderr_console(shows_results=True))
+    if refused is not None:
+        raise UserError(f"{refused}; only the offline checks ran", refused.exit_code)
     return ExitCode.OK if is_ok(findings) else ExitCode.PREFLIGHT
 
 

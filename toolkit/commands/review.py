@@ -100,5 +100,5 @@ def command(
         write_json(as_document(review))
     elif as_csv:
         click.echo(csv_table(review), nl=False)
-    elif html is None:
+    else:
         show(review, stdout_console())

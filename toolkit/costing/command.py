@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,9 +132,14 @@ def _parse_assumptions(texts: Iterable[str]) -> Assumptions:
     figures: dict[str, float] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or name not in parameter_names():
-            known = ", ".join(parameter_names())
-            raise UserError(f"--assume: {text!r} is not NAME=VALUE; names: {known}")
+        if not equals:
+            raise UserError(f"--assume: {text!r} must be NAME=VALUE")
+        if name not in parameter_names():
+            close = get_close_matches(name, parameter_names(), n=1)
+            hint = (
+                f"did you mean {close[0]}?" if close else f"known: {', '.join(parameter_names())}"
+            )
+            raise UserError(f"--assume: {name!r} is not a figure of the cost model; {hint}")
         try:
             figures[name] = float(value)
         except ValueError:

@@ -64,7 +64,7 @@ def _stage_table(submission: Submission) -> Any:
         "batch",
         "max_steps",
         "it/s",
-        "days",
+        "time",
         "cost",
         "range",
     ):

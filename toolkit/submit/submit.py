@@ -30,7 +30,7 @@ from sm_train.toolkit.costing.worst_case import (
     total,
     up_to_suffix,
 )
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import JobNameClaim
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.runs.remediation import StartJob
@@ -80,7 +80,12 @@ def submit(
     from sm_train.estimators.sdk.model_trainer import create_training_job
 
     config, region, stage = submission.config, submission.region, submission.stages[0]
-    session, bucket = session_for_jobs(config, profile, region)
+    try:
+        session, bucket = session_for_jobs(config, profile, region)
+    except AccessError:
+        if with_plan:  # of the whole stage: checkpoints are unknown without an account
+            show_plan(submission, stderr_console())
+        raise
     require_run_data(session, config, region, stage.name)
     require_components(session, config)
     run = ResolvedRun(
@@ -126,7 +131,7 @@ def submit(
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not auto_advance:
         next_stage = config.stages[following].name
-        note(f"After it has ended: sm-train resume {config.name} --stage {next_stage}")
+        note(f"To start {next_stage} after it: sm-train resume {config.name} --stage {next_stage}")
     note(f"To follow it: sm-train watch {config.name}")
 
 

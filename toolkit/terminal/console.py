@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.terminal.printable import printable
+from sm_train.toolkit.terminal.text_table import terminal_width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,9 +100,10 @@ def bytes_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _console(*, stderr: bool) -> Console:
-    """Return a console: colors only on a terminal without NO_COLOR, otherwise 100 columns."""
+    """Return a console: colors only on a terminal without NO_COLOR; elsewhere COLUMNS, or 100."""
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return _console_class()(stderr=stderr, highlight=False, width=None if terminal else 100)
+    width = None if terminal else terminal_width()
+    return _console_class()(stderr=stderr, highlight=False, width=width)
 
 
 @cache
