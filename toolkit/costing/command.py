@@ -135,10 +135,9 @@ def _parse_assumptions(texts: Iterable[str]) -> Assumptions:
         if not equals:
             raise UserError(f"--assume: {text!r} must be NAME=VALUE")
         if name not in parameter_names():
-            close = get_close_matches(name, parameter_names(), n=1)
-            hint = (
-                f"did you mean {close[0]}?" if close else f"known: {', '.join(parameter_names())}"
-            )
+            known = parameter_names()
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
             raise UserError(f"--assume: {name!r} is not a figure of the cost model; {hint}")
         try:
             figures[name] = float(value)
