@@ -30,6 +30,7 @@ _SECTIONS = (
     "channels",
     "cluster",
     "alerts",
+    "trackers",
     "recovery",
 )
 _FREE_TEXT = ("environment", "preset_content")
