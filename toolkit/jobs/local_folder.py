@@ -15,7 +15,7 @@ from pathlib import Path
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import PreflightError
-from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint, local_checkpoints
+from sm_train.toolkit.jobs.checkpoints import local_checkpoints
 from sm_train.toolkit.jobs.events import LOG_NAME, read_events
 from sm_train.toolkit.jobs.live_events import progress_of
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
@@ -26,6 +26,10 @@ LOCK_NAME = ".lock"
 
 COMMAND_NAME = ".command"
 """File in a local run's folder with the command that started it."""
+
+FINISHED_NAME = ".finished"
+"""File in a stage's folder with its last step, written when the stage is done and removed when it
+starts again. Checkpoints alone do not show it: they are copied file by file."""
 
 DEFAULT_FOLDER = Path("local-runs")
 
@@ -133,9 +137,11 @@ def final_model(stage: Path) -> Path | None:
 
 def finished_step(stage: Path, max_steps: int) -> int | None:
     """Return the step at which a stage of ``max_steps`` finished; None if it has steps left."""
-    stored = local_checkpoints(stage / "checkpoints")
-    is_done = stored.final and stored.step is not None and stored.step >= max_steps
-    return stored.step if is_done else None
+    try:
+        step = int((stage / FINISHED_NAME).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return step if step >= max_steps else None
 
 
 def read_live(stage: Path) -> LiveState:
@@ -160,7 +166,7 @@ def read_stages(run: LocalRunFolder) -> list[StageState]:
             live = read_live(folder)
             stored = local_checkpoints(folder / "checkpoints")
             is_live = training and stage.name == newest
-            state = _state(folder, stage.max_steps, stored, live, is_live, config)
+            state = _state(folder, stage.max_steps, live, is_live, config.heartbeat.max_timeout)
             progress = progress_of(live)
             states.append(StageState(stage.name, stage.max_steps, state, (), stored, progress))
     return states
@@ -173,23 +179,18 @@ def _newest_stage(run: LocalRunFolder) -> str:
 def _state(
     folder: Path,
     max_steps: int,
-    stored: StoredCheckpoint,
     live: LiveState,
     is_live: bool,
-    config: RunConfig,
+    max_timeout: float,
 ) -> State:
     if is_live:
         if "step" not in live.newest or live.last_activity is None:
             return "starting"
         silent = time.time() - live.last_activity
-        return "stalled" if silent > config.heartbeat.max_timeout else "training"
+        return "stalled" if silent > max_timeout else "training"
     if not (folder / LOG_NAME).exists():
         return "waiting"
-    if config.entry is not None:
-        is_done = stored.final or final_model(folder) is not None
-    else:
-        is_done = stored.final and (stored.step or 0) >= max_steps
-    if is_done:
+    if finished_step(folder, max_steps) is not None:
         return "done"
     return "failed" if _has_failure_file(folder) else "stopped"
 

@@ -14,6 +14,7 @@ from sm_train.toolkit.jobs.events import LOG_NAME
 from sm_train.toolkit.jobs.local_folder import (
     COMMAND_NAME,
     DEFAULT_FOLDER,
+    FINISHED_NAME,
     final_model,
     finished_step,
 )
@@ -81,6 +82,8 @@ def run_locally(
                 markup=False,
             )
             continue
+        finished = output / chosen.name / FINISHED_NAME
+        finished.unlink(missing_ok=True)
         count = nodes or default_nodes(chosen)
         per_process = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
         console.print(
@@ -103,6 +106,7 @@ def run_locally(
         except KeyboardInterrupt:
             _print_stopped(output / chosen.name, command, console)
             raise
+        write_atomic(finished, f"{chosen.max_steps}\n".encode())
         model = folders.model if has_model(folders) else None
         results.append(LocalStage(chosen.name, model, folders.checkpoints, folders.log))
         console.print(_result_line(chosen.name, folders, config.entry), soft_wrap=True)
