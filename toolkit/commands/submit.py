@@ -186,7 +186,8 @@ def _after_start(
 ) -> int | None:
     """Open the started job in a browser, and follow the run until it ends."""
     if web:
-        from sm_train.toolkit.aws.console import open_in_browser, training_job_url
+        from sm_train.toolkit.aws.console import training_job_url
+        from sm_train.toolkit.terminal.browser import open_in_browser
 
         open_in_browser(training_job_url(region, submission.requests[0]["TrainingJobName"]))
     if follow:
