@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.demo
 
-test: $(VENV)/.installed $(VENV)/.container-toolkit
+test: $(VENV)/.installed $(VENV)/.container-toolkit optional
 	$(BIN)/pytest -n 4 --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.installed optional

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.bucket_owner import declare_owners
 from sm_train.toolkit.errors import UserError
@@ -43,6 +43,23 @@ def load_or_problems(path: Path, changes: Sequence[str] = ()) -> RunConfig:
         UserError: a default of the environment or the configuration file is invalid.
     """
     config = with_defaults(_load_run(path, changes), changes)
+    declare_owners(config.bucket_owners)
+    return config
+
+
+def load_dict(document: dict[str, Any]) -> RunConfig:
+    """Validate the content of a run file, as :func:`load` does with a file.
+
+    Raises:
+        UserError: it is invalid; one line for each error.
+    """
+    from sm_train.estimators.config.load import RunFileError, load_document
+
+    try:
+        config = load_document(document, (), "run")
+    except RunFileError as error:
+        raise UserError(str(error)) from None
+    config = with_defaults(config)
     declare_owners(config.bucket_owners)
     return config
 

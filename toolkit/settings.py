@@ -135,7 +135,7 @@ def require_valid(key: str, value: str, source: str) -> None:
     if key == "profile":  # AWS's configuration knows which exist
         return
     if key == "region":
-        from sm_train.estimators.config.regions import region_problem
+        from sm_train.estimators.regions import region_problem
 
         problem = region_problem(value)
     else:

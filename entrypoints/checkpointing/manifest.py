@@ -19,9 +19,10 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX
 from sm_train.entrypoints.common.checkpoint_layout import (
@@ -66,9 +67,15 @@ def shard_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def architecture_hash(state: dict[str, Tensor]) -> str:
-    """Return a digest of an architecture: the names and shapes of its weights."""
-    shapes = sorted((name, list(tensor.shape)) for name, tensor in state.items())
+def architecture_hash(state: Mapping[str, Tensor], base: str | None = None) -> str:
+    """Return a digest of an architecture: the names and shapes of its weights.
+
+    ``base`` identifies the weights that are not trained and in no checkpoint; None if there are
+    none.
+    """
+    shapes: list[Any] = sorted((name, list(tensor.shape)) for name, tensor in state.items())
+    if base is not None:
+        shapes.append(base)
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
 
 

@@ -44,11 +44,13 @@ def cross_section_problems(
     cluster: ClusterSection | None,
     training: TrainingSection | None,
     model: ModelSection | None,
+    *,
+    own_script: bool,
 ) -> list[Problem]:
     """Return the mistakes between the stages and between stages and cluster.
 
-    ``stages`` are the valid ones, each with its index in the file. ``cluster``, ``training`` and
-    ``model`` are None if they are not valid, ``gpus_per_instance`` if the instance type is unknown.
+    ``stages`` are the valid ones, each with its index in the file. Sections are None if they are
+    not valid, ``gpus_per_instance`` if the instance type is not known.
     """
     problems: list[Problem] = []
     names: set[str] = set()
@@ -60,7 +62,7 @@ def cross_section_problems(
             )
         names.add(stage.name)
         problems += _job_name_problems(run, stage, path)
-        if model is not None:
+        if model is not None and not own_script:
             problems += _resolution_problems(stage, model, path)
         if index == 0:
             problems += _first_stage_problems(stage, path)
@@ -74,6 +76,8 @@ def cross_section_problems(
     if cluster is not None and training is not None:
         problems += _reduce_dtype_problems(training, cluster)
         problems += _optimizer_version_problems(training, cluster)
+    if model is not None and training is not None:
+        problems += _adapter_problems(model, training)
     return problems
 
 
@@ -91,6 +95,15 @@ def _resolution_problems(
             f"must be a multiple of {factor} for {model.preset} (its autoencoder and patches); "
             f"write {' or '.join(map(str, near))}",
         )
+
+
+def _adapter_problems(model: ModelSection, training: TrainingSection) -> Iterator[Problem]:
+    if model.lora is not None and training.optimizer.name == "muon":
+        reason = (
+            "orthogonalizes each factor of a LoRA adapter, and not their product, which is the "
+            "update; write name: adamw"
+        )
+        yield Problem(("training", "optimizer", "name"), "muon", reason)
 
 
 def _job_name_problems(run: str, stage: StageSection, path: KeyPath) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from sm_train.cost.durations import duration_seconds
 from sm_train.entrypoints.common import entry_arguments
-from sm_train.estimators.config.regions import region_problem
+from sm_train.estimators.regions import region_problem
 
 T = TypeVar("T")
 
@@ -80,6 +80,8 @@ _CHANNEL = r"^[a-zA-Z0-9_]+$"
 _FUNCTION = r"^[a-z0-9]+$|^[a-zA-Z_][a-zA-Z0-9_.]*:[a-zA-Z_][a-zA-Z0-9_.]*$"
 _ENTRY = r"^[a-zA-Z0-9_]([a-zA-Z0-9_/-]*[a-zA-Z0-9_-])?\.py$"
 _CAPTION_SOURCE = r"^[A-Za-z0-9_-]+(\.[^.\s]+)*$"
+_LICENSE = r"^[a-z0-9][a-z0-9.+-]*$"
+_LAYER = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*$"
 
 # Colons are allowed only in ssm: and in an ARN, so a pasted URL (the secret itself) is refused.
 SECRET_PATTERN = (
@@ -108,6 +110,8 @@ _PATTERN_MESSAGES = {
     TOPIC_PATTERN: "must be a topic ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
     _FUNCTION: "must be a name from the list in `sm-train schema`, or module:function",
     _CAPTION_SOURCE: "must be a file extension such as txt, or a JSON field such as json.alt_text",
+    _LICENSE: "must be an identifier such as apache-2.0, in lower case",
+    _LAYER: "must be the name of a layer such as to_q or ff.net.2",
     _ENTRY: "must be the path of a Python file below code, such as train.py",
 }
 
@@ -210,6 +214,8 @@ EntryArgument = Annotated[
 """An argument of a script: text, or a number as written in YAML."""
 CaptionSource = Annotated[str, Field(pattern=_CAPTION_SOURCE, max_length=200)]
 FunctionName = Annotated[str, Field(pattern=_FUNCTION, max_length=200)]
+License = Annotated[str, Field(pattern=_LICENSE, max_length=64)]
+LayerName = Annotated[str, Field(pattern=_LAYER, max_length=200)]
 TagKey = Annotated[
     str,
     Field(min_length=1, max_length=128),

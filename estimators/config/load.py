@@ -309,11 +309,13 @@ def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
     training = None
     if not _validation_errors(TrainingSection, raw.get("training", {})):
         training = TrainingSection.model_validate(raw.get("training", {}))
-    run_name = name if isinstance(name, str) else ""
     model = None
-    if raw.get("entry") is None and not _validation_errors(ModelSection, raw.get("model")):
-        model = ModelSection.model_validate(raw["model"])
-    problems = cross_section_problems(run_name, stages, gpus, cluster, training, model)
+    if not _validation_errors(ModelSection, raw.get("model")):
+        model = ModelSection.model_validate(raw.get("model"))
+    run_name = name if isinstance(name, str) else ""
+    problems = cross_section_problems(
+        run_name, stages, gpus, cluster, training, model, own_script=raw.get("entry") is not None
+    )
     return problems or _find_fallback_problems(raw)
 
 

@@ -62,9 +62,7 @@ def preset_prediction_types(name: str, content: str | None = None) -> tuple[str,
 
     ``content`` is the JSON of a preset that does not ship with sm-train.
     """
-    if content is None:
-        content = (_presets_folder() / f"{name}.json").read_text(encoding="utf-8")
-    preset = json.loads(content)
+    preset = _preset(name, content)
     diffusion = ("v_prediction", "epsilon") if "diffusion" in preset else ()
     return tuple(dict.fromkeys((preset["prediction_type"], *diffusion)))
 
@@ -76,14 +74,42 @@ def resolution_factor(name: str, content: str | None = None) -> int:
 
     ``content`` is the JSON of a preset that does not ship with sm-train.
     """
-    if content is None:
-        content = (_presets_folder() / f"{name}.json").read_text(encoding="utf-8")
-    preset = json.loads(content)
+    preset = _preset(name, content)
     vae = preset["vae"]
     blocks = (shared_parts()[vae] if isinstance(vae, str) else vae or {}).get("block_out_channels")
     reduction: int = 2 ** (len(blocks) - 1) if blocks else 1
     patch: int = preset["network"].get("patch_size", 1)
     return reduction * patch
+
+
+@cache
+def preset_trains_text_encoder(name: str, content: str | None = None) -> bool:
+    """Return whether a preset's text encoder is trained with the network."""
+    return bool(_preset(name, content).get("train_text_encoder"))
+
+
+@cache
+def preset_layers(name: str, content: str | None = None) -> tuple[str, frozenset[str]]:
+    """Return the class of a preset's network, and the names of the layers that it may have.
+
+    The layers of a custom preset are measured later; until then they are those of all shipped
+    presets of its class.
+    """
+    class_name = _preset(name, content)["network"]["class"]
+    names = [name] if content is None else preset_names()
+    plans = entrypoints_folder() / "planning" / "plans"
+    layers: set[str] = set()
+    for one in names:
+        path = plans / f"{one}.json"
+        if _preset(one, None)["network"]["class"] == class_name and path.is_file():
+            layers |= json.loads(path.read_text(encoding="utf-8"))["lora_layers"].keys()
+    return class_name, frozenset(layers)
+
+
+def _preset(name: str, content: str | None) -> dict[str, Any]:
+    path = _presets_folder() / f"{name}.json"
+    preset: dict[str, Any] = json.loads(content or path.read_text(encoding="utf-8"))
+    return preset
 
 
 @cache

@@ -180,10 +180,14 @@ class RunConfig(Section):
     def _check_sections_fit(self) -> RunConfig:
         gpus = instance_type(self.cluster.instance_type).accelerators
         stages = list(enumerate(self.stages))
-        # A script of the user's own may use any resolution.
-        model = self.model if self.entry is None else None
         problems = cross_section_problems(
-            self.name, stages, gpus, self.cluster, self.training, model
+            self.name,
+            stages,
+            gpus,
+            self.cluster,
+            self.training,
+            self.model,
+            own_script=self.entry is not None,
         )
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))

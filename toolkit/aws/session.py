@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from sm_train.cost.prices import REFERENCE_REGION
 from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
-from sm_train.estimators.config.regions import region_problem
+from sm_train.estimators.regions import region_problem
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.settings import from_config, from_environment
@@ -109,6 +109,34 @@ def open_session(profile: str | None, region: str) -> boto3.Session:
             "or give --profile",
             ExitCode.PERMISSION,
         )
+    require_bucket_owners(session)
+    return session
+
+
+def open_session_if_possible(profile: str | None, region: str) -> boto3.Session | None:
+    """Return a session for an optional look at the account, whose calls fail within seconds.
+
+    Return None without credentials in the environment or in a profile. An instance's own role is
+    left out: asking for it takes seconds on a machine that has none.
+    """
+    import boto3
+    import botocore.config
+    import botocore.exceptions
+    import botocore.session
+
+    inner = botocore.session.Session(profile=profile)
+    inner.set_default_client_config(
+        botocore.config.Config(
+            connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 2}
+        )
+    )
+    try:
+        inner.get_component("credential_provider").remove("iam-role")
+        session = boto3.Session(botocore_session=inner, region_name=region)
+        if session.get_credentials() is None:
+            return None
+    except botocore.exceptions.BotoCoreError:
+        return None
     require_bucket_owners(session)
     return session
 

@@ -19,6 +19,7 @@ from sm_train.toolkit.checks import storage
 from sm_train.toolkit.checks.budget import alternative_budget_findings, budget_findings
 from sm_train.toolkit.checks.checkpoints import checkpoint_findings
 from sm_train.toolkit.checks.components import (
+    base_findings,
     local_components_findings,
     named_components_findings,
     stored_components_findings,
@@ -64,6 +65,7 @@ def offline_findings(subject: Subject, today: date) -> list[Finding]:
     findings = [
         *_run_file_findings(subject, today),
         *problems,
+        *base_findings(subject.config, subject.components),
         *local_components_findings(subject.config, subject.base),
         *_named_components(subject, None),
         *default_runtime_findings(subject.config),
@@ -88,6 +90,7 @@ def online_findings(
         findings = [
             *_run_file_findings(subject, today),
             *problems,
+            *base_findings(config, subject.components),
             *local_components_findings(config, subject.base),
             *_named_components(subject, session),
         ]

@@ -58,7 +58,7 @@ def global_options() -> list[click.Option]:
 def _store(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     """Keep a value that is given; the one after the command replaces the one before it."""
     if value and parameter.name == "region":
-        from sm_train.estimators.config.regions import region_problem
+        from sm_train.estimators.regions import region_problem
 
         if problem := region_problem(value):
             raise UserError(f"--region: {value!r} {problem}")

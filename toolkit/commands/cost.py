@@ -114,11 +114,11 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
     Prices come from a dated table with a source for each. Only --refresh, --learn, --actual and
     --measured JOB send requests to AWS.
     """
-    from sm_train.toolkit.costing.command import resolve_inputs
+    from sm_train.toolkit.costing.command import resolve_inputs, usage_errors
 
     cost_options = _cost_options(parameters, options)
     _check_exclusive(parameters)
-    try:
+    with usage_errors():
         if parameters["refresh"] or parameters["price_list"]:
             _update_prices(cost_options, parameters)
             if cost_options.run is None and cost_options.instance is None:
@@ -136,8 +136,6 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
             return _show_alternatives(inputs, parameters)
         else:
             _show_estimate(inputs, parameters)
-    except ValueError as error:
-        raise UserError(str(error)) from None
     return None
 
 
@@ -167,10 +165,11 @@ def _check_exclusive(parameters: dict[str, Any]) -> None:
 
 def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
     from sm_train.toolkit.costing import view
+    from sm_train.toolkit.costing.result import price
     from sm_train.toolkit.terminal.console import note, write_json
 
-    priced = inputs.estimate()
-    document = inputs.document(priced)
+    cost = price(inputs)
+    document = cost.document
     if parameters["html"]:
         from sm_train.toolkit.costing.html_report import write_report
 
@@ -184,7 +183,7 @@ def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
     elif parameters["explain"]:
         from sm_train.cost.explain import explain
 
-        view.show_explanation(document, inputs.purchase.region, explain(priced))
+        view.show_explanation(document, inputs.purchase.region, explain(cost.estimate))
     else:
         run = parameters["run"]
         view.show_cost(document, None if run is None else str(run))
@@ -197,11 +196,12 @@ def _show_comparison(
 
     from sm_train.cost.comparison import compare
     from sm_train.toolkit.costing.command import resolve_inputs
+    from sm_train.toolkit.costing.result import price
     from sm_train.toolkit.costing.view import show_comparison
     from sm_train.toolkit.terminal.console import write_json
 
     other = resolve_inputs(replace(cost_options, run=parameters["compare"]))
-    before, after = (each.document(each.estimate()) for each in (inputs, other))
+    before, after = (price(each).document for each in (inputs, other))
     difference = compare(before, after)
     if parameters["as_json"]:
         write_json({"before": before, "after": after, "difference": difference})

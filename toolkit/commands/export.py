@@ -34,6 +34,9 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     show_default=True,
     help="A diffusers folder, one safetensors file (sd2, sdxl), or PyTorch's DCP.",
 )
+@click.option(
+    "--merge", is_flag=True, help="Add a LoRA adapter to the weights of the model that it extends."
+)
 @click.option("--stage", help="Stage of the run; default: the last one with a checkpoint.")
 @click.option("--push-to-hub", metavar="ORG/NAME", help="Also upload to this Hub repository.")
 @click.option("--private", is_flag=True, help="Create the Hub repository as private.")
@@ -47,6 +50,7 @@ def command(
     weights: Any,
     dtype: str | None,
     kind: Any,
+    merge: bool,
     stage: str | None,
     push_to_hub: str | None,
     private: bool,
@@ -73,17 +77,17 @@ def command(
     from sm_train.toolkit.terminal.formatting import format_bytes
 
     console = stderr_console()
-    request = ExportRequest(kind, weights, dtype, out)
+    request = ExportRequest(kind, weights, dtype, out, merge)
     check_request(request)
     if push_to_hub is not None:
         require_token()
-    stored = find_stored(checkpoint, stage, options)
+    stored = find_stored(checkpoint, stage, options, whole_model=merge)
     origin, size, commit_url = "", None, None
     if stored is not None:
         origin, size = stored.uri, stored.bytes
     elif dry_run:
         source = find_source(local_stage(checkpoint, stage))
-        origin = str(source.checkpoint or source.model)
+        origin = str(source.weights)
     if not dry_run:
         if push_to_hub is not None:
             create_repository(push_to_hub, private=private)
@@ -100,5 +104,11 @@ def command(
     if commit_url:
         console.print(f"pushed to {commit_url}", soft_wrap=True)
     if as_json:
-        document = {"out": str(out), "source": origin, "format": kind, "dry_run": dry_run}
+        document = {
+            "out": str(out),
+            "source": origin,
+            "format": kind,
+            "merge": merge,
+            "dry_run": dry_run,
+        }
         write_json(document | {"download_bytes": size, "commit_url": commit_url})

@@ -36,11 +36,10 @@ def command(
     import time
     from functools import partial
 
-    from sm_train.toolkit.aws.cloudwatch_logs import search
     from sm_train.toolkit.jobs.local_folder import find_local_run
-    from sm_train.toolkit.jobs.log_tail import follow_log, print_line, streams_of
+    from sm_train.toolkit.jobs.log_tail import print_line
+    from sm_train.toolkit.runs.logs import read_logs
     from sm_train.toolkit.runs.resolve import open_run
-    from sm_train.toolkit.runs.stop import named_job
     from sm_train.toolkit.terminal.console import stderr_console
     from sm_train.toolkit.terminal.formatting import parse_duration
 
@@ -52,11 +51,8 @@ def command(
         return
     session, resolved = open_run(run, options)
     begin = time.time() - parse_duration("--since", since) if since else 0.0
-    job = named_job(session, resolved, run)
-    if follow:
-        on_error = partial(stderr_console(shows_results=True).print, markup=False)
-        lines = follow_log(session, job, begin, on_error, node=node)
-    else:
-        lines = search(session, streams_of(job, node), region=job.region, since=begin)
-    for line in lines:
+    on_error = partial(stderr_console(shows_results=True).print, markup=False)
+    for line in read_logs(
+        session, resolved, run, since=begin, node=node, follow=follow, on_error=on_error
+    ):
         print_line(line, raw=raw, as_json=as_json)

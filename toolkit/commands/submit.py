@@ -15,6 +15,7 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.estimators.bundle.bundle import Bundle
     from sm_train.estimators.config.schema import RunConfig
+    from sm_train.toolkit.api.run import Run
     from sm_train.toolkit.submit.submission import Submission
 
 
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let `sm-train watch` start each stage when the previous one is done.",
 )
-@click.option("--dry-run", is_flag=True, help="Print plan and requests without network access.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and its price; start nothing.")
+@click.option(
+    "--request", is_flag=True, help="Print the requests of a dry run as JSON; start nothing."
+)
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option(
@@ -75,6 +79,7 @@ def command(
     stage: str | None,
     auto_advance: bool,
     dry_run: bool,
+    request: bool,
     yes: bool,
     as_json: bool,
     local: str | None,
@@ -96,45 +101,33 @@ def command(
     --local trains on this machine, stage after stage. Ctrl-C saves a checkpoint; the same command
     resumes from it.
     """
-    from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.submit.bundle import bundle_of, commit_of
+    from sm_train.toolkit.api.run import Run, submission_of
     from sm_train.toolkit.submit.submission import prepare
-    from sm_train.toolkit.submit.submit import check_budget, submit
+    from sm_train.toolkit.submit.submit import submit
 
+    dry_run = dry_run or request
+    if request and as_json:
+        raise UserError("--request: cannot be combined with --json; both print JSON")
     if (run is None) == (clone is None):
         raise UserError("RUN: give a run file, or --clone JOB")
     _check_modes(local, dry_run, steps, follow=follow, web=web, as_json=as_json)
     if run is None:
         _reject_local_clone(local)
         config, bundle, commit, region = _clone(options, clone or "", changes)
+        chosen = stage if dry_run else stage or config.stages[0].name
+        submission = prepare(config, chosen, bundle, region, datetime.now(), commit)
     else:
-        config = load(run, changes)
-        config = config if steps is None else _shortened(config, steps)
-        bundle = bundle_of(config, run.parent)
+        loaded = Run.load(run, set=changes, region=options["region"], profile=options["profile"])
+        loaded = loaded if steps is None else _shortened(loaded, steps)
         if local and not dry_run:
             container = image if local == "container" else None
-            _run_locally(
-                config,
-                bundle,
-                run.parent,
-                stage,
-                nodes,
-                processes,
-                output,
-                container,
-                as_json,
-                shlex.join(["sm-train", *options.get("arguments", ())]),
-            )
+            command_line = shlex.join(["sm-train", *options.get("arguments", ())])
+            _run_locally(loaded, stage, nodes, processes, output, container, as_json, command_line)
             return None
-        region = resolve_region(options["region"], config.region, options["profile"])
-        commit = commit_of(run.parent)
-    if stage is None and not dry_run:
-        stage = config.stages[0].name
-    submission = prepare(config, stage, bundle, region, datetime.now(), commit)
+        submission = submission_of(loaded, stage if dry_run else stage or loaded.stages[0])
+        region, config = submission.region, submission.config
     if dry_run:
-        _show(submission, as_json)
-        check_budget(config, region)
+        _show(submission, options["profile"], request=request, as_json=as_json)
         return None
     submit(
         submission,
@@ -167,12 +160,16 @@ def _check_modes(
         raise UserError("--follow: cannot be combined with --json; use `sm-train watch --json`")
 
 
-def _shortened(config: RunConfig, steps: int) -> RunConfig:
+def _shortened(run: Run, steps: int) -> Run:
     """Return the run with ``steps`` optimizer steps in each stage, and ten lines of progress."""
+    from sm_train.toolkit.api.run import Run
+
+    config = run.config
     stages = [stage.model_copy(update={"max_steps": steps}) for stage in config.stages]
     log_every = min(config.training.log_every, max(1, steps // 10))
     training = config.training.model_copy(update={"log_every": log_every})
-    return config.model_copy(update={"stages": stages, "training": training})
+    changed = config.model_copy(update={"stages": stages, "training": training})
+    return Run(changed, run.folder, run.region, run.profile)
 
 
 def _after_start(
@@ -216,22 +213,27 @@ def _clone(
     return config, bundle, commit, region
 
 
-def _show(submission: Submission, as_json: bool) -> None:
+def _show(submission: Submission, profile: str | None, *, request: bool, as_json: bool) -> None:
     from sm_train.toolkit.submit.plan_view import show_plan
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.submit.submit import check_budget, dry_run
+    from sm_train.toolkit.terminal.console import stdout_console, write_json
 
-    if as_json:
-        write_json(submission.as_dict())
+    if request:
+        for one in submission.requests:
+            write_json(one)
         return
-    for request in submission.requests:
-        write_json(request)
-    show_plan(submission, stderr_console())
+    plan = dry_run(submission, profile)
+    if as_json:
+        changes = None if plan.changes is None else plan.changes.as_dict()
+        write_json(submission.as_dict() | {"changes": changes})
+    else:
+        show_plan(plan, stdout_console())
+    for line in check_budget(submission.config, submission.region):
+        click.echo(f"warning: {line}", err=True)
 
 
 def _run_locally(
-    config: RunConfig,
-    bundle: Bundle,
-    base: Path,
+    run: Run,
     stage: str | None,
     nodes: int | None,
     processes: int,
@@ -240,21 +242,15 @@ def _run_locally(
     as_json: bool,
     command_line: str,
 ) -> None:
-    from sm_train.toolkit.submit.local_run import default_output, run_locally
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.entrypoints.common.atomic_write import write_atomic
+    from sm_train.toolkit.jobs.local_folder import COMMAND_NAME
+    from sm_train.toolkit.submit.local_run import default_output
+    from sm_train.toolkit.terminal.console import write_json
 
-    results = run_locally(
-        config,
-        bundle,
-        base=base,
-        stage=stage,
-        nodes=nodes,
-        processes=processes,
-        output=output or default_output(config),
-        image=container,
-        console=stderr_console(),
-        command=command_line,
-    )
+    folder = output or default_output(run.config)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / COMMAND_NAME, f"{command_line}\n".encode())
+    result = run.local(stage, nodes=nodes, processes=processes, image=container, output=folder)
     if as_json:
         stages = [
             {
@@ -263,6 +259,6 @@ def _run_locally(
                 "checkpoints": str(one.checkpoints),
                 "log": str(one.log),
             }
-            for one in results
+            for one in result.stages
         ]
         write_json({"stages": stages})

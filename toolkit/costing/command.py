@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from difflib import get_close_matches
@@ -99,10 +100,20 @@ def resolve_inputs(options: CostOptions) -> EstimateInputs:
         ValueError: a figure is implausible.
     """
     _check_options(options)
-    assumptions = _parse_assumptions(options.assume)
     if options.run is None:
-        return _from_options(options, assumptions)
-    return _from_run_file(options, options.run, assumptions)
+        return _from_options(options, _parse_assumptions(options.assume))
+    from sm_train.toolkit.run_file import load
+
+    return inputs_of_run(options, load(options.run), options.run.parent)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Raise the cost model's ValueError of an implausible figure as a :class:`UserError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _check_options(options: CostOptions) -> None:
@@ -191,21 +202,26 @@ def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInp
 
 def region_of(options: CostOptions) -> str:
     """Return the region of the prices: that of the options, the run file or the environment."""
-    from sm_train.estimators.config.load import load_run
     from sm_train.toolkit.aws.session import price_region, resolve_region
+    from sm_train.toolkit.run_file import load
 
-    config = load_run(options.run) if options.run else None
+    config = load(options.run) if options.run else None
     if config is None:
         return price_region(options.region)
     return resolve_region(options.region, config.region if config else None, options.profile)
 
 
-def _from_run_file(options: CostOptions, run: Path, assumptions: Assumptions) -> EstimateInputs:
-    from sm_train.estimators.config.load import load_run
+def inputs_of_run(options: CostOptions, config: RunConfig, base: Path) -> EstimateInputs:
+    """Resolve the options for a run whose file is in ``base``.
+
+    Raises:
+        UserError: an option or a file cannot be used.
+        ValueError: a figure is implausible.
+    """
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.costing.stages import stages_to_price
 
-    config = load_run(run)
+    assumptions = _parse_assumptions(options.assume)
     region = resolve_region(options.region, config.region, options.profile)
     history = _history(options, config, region)
     from_history = history.stage_measurements() if history else []
@@ -214,7 +230,7 @@ def _from_run_file(options: CostOptions, run: Path, assumptions: Assumptions) ->
     chosen = [stage for stage in stages if options.stage in (None, stage.name)]
     if not chosen:
         names = ", ".join(stage.name for stage in stages)
-        raise UserError(f"--stage: {options.stage!r} is not in {run}; it has {names}")
+        raise UserError(f"--stage: {options.stage!r} is not in the run file; it has {names}")
     return EstimateInputs(
         config=config,
         stages=tuple(_override(chosen, options)),
@@ -222,7 +238,7 @@ def _from_run_file(options: CostOptions, run: Path, assumptions: Assumptions) ->
         purchase=_purchase(region, config.cluster.capacity, options.purchase),
         assumptions=learned(assumptions, history.observed) if history else assumptions,
         prices=price_table(options.prices),
-        samples=options.samples or config.data.samples or _local_samples(config, run.parent),
+        samples=options.samples or config.data.samples or _local_samples(config, base),
         defaults_used=(),
     )
 

@@ -12,7 +12,6 @@ from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.consistency import KeyPath
 from sm_train.estimators.config.fields import NAME_PATTERN, S3_URI_PATTERN, pattern_message
 from sm_train.estimators.config.load import RunFileError, load_document
-from sm_train.estimators.config.placeholders import find_placeholders
 from sm_train.estimators.config.presets import (
     preset_names,
     preset_prediction_types,
@@ -20,6 +19,7 @@ from sm_train.estimators.config.presets import (
 )
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.settings import require_valid
 
 _ACCOUNT, _BUCKET, _REGION = "111122223333", "my-bucket", "us-east-1"

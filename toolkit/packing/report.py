@@ -132,9 +132,9 @@ def pack_summary(result: PackResult) -> list[str]:
 def pack_document(result: PackResult) -> PackDocument:
     """Return the document that ``pack --json`` prints."""
     return {
-        "shards": len(result.index),
-        "samples": result.index.header.samples,
-        "bytes": result.index.header.bytes,
+        "shards": result.shards,
+        "samples": result.samples,
+        "bytes": result.bytes,
         "rejected": result.rejected_by_reason,
         "skipped": {
             kind: {"count": files.count, "first": files.first}

@@ -12,9 +12,9 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.jobs.checkpoints import local_checkpoints
 from sm_train.toolkit.jobs.events import LOG_NAME
 from sm_train.toolkit.jobs.local_folder import (
-    COMMAND_NAME,
     DEFAULT_FOLDER,
     FINISHED_NAME,
+    LocalRunFolder,
     final_model,
     finished_step,
 )
@@ -52,13 +52,11 @@ def run_locally(
     output: Path,
     image: str | None,
     console: Console,
-    command: str | None = None,
 ) -> tuple[LocalStage, ...]:
     """Train ``stage``, or every stage, and print progress on ``console``.
 
     ``base`` is the run file's folder. ``nodes`` is the number of emulated nodes; by default that
     of the stage, at most one per core. ``image`` is the image of containers; None starts processes.
-    ``command`` is what the user types to resume the run.
 
     Raises:
         UserError: it cannot start (exit 2 or 3) or a process failed (exit 6).
@@ -68,9 +66,6 @@ def run_locally(
         from sm_train.toolkit.local.docker import require_docker
 
         require_docker(image, build_command())
-    if command is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        write_atomic(output / COMMAND_NAME, f"{command}\n".encode())
     results = []
     for chosen in choose_stages(config, stage):
         if config.entry is None and (step := finished_step(output / chosen.name, chosen.max_steps)):
@@ -104,7 +99,7 @@ def run_locally(
                 console=console,
             )
         except KeyboardInterrupt:
-            _print_stopped(output / chosen.name, command, console)
+            _print_stopped(output / chosen.name, console)
             raise
         write_atomic(finished, f"{chosen.max_steps}\n".encode())
         model = folders.model if has_model(folders) else None
@@ -122,7 +117,7 @@ def _finished(folder: Path) -> LocalStage:
     return LocalStage(folder.name, final_model(folder), folder / "checkpoints", folder / LOG_NAME)
 
 
-def _print_stopped(folder: Path, command: str | None, console: Console) -> None:
+def _print_stopped(folder: Path, console: Console) -> None:
     """Print the step of the last checkpoint, from which the stage resumes."""
     stored = local_checkpoints(folder / "checkpoints")
     if stored.name is None:
@@ -131,7 +126,7 @@ def _print_stopped(folder: Path, command: str | None, console: Console) -> None:
         checkpoint = folder / "checkpoints" / stored.name
         line = f"{folder.name}: stopped at step {stored.step:,}; checkpoint in {checkpoint}"
     console.print(line, soft_wrap=True, markup=False)
-    if command is not None:
+    if (command := LocalRunFolder(folder.parent).command) is not None:
         console.print(f"To resume: {command}", soft_wrap=True, markup=False)
 
 

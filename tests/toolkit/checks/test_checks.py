@@ -99,6 +99,12 @@ def test_idle_instances_are_charged_their_share_of_training() -> None:
     assert "shared-shards" not in found
 
 
+def test_order_of_samples_is_reported_once_for_a_sharded_channel() -> None:
+    found = shards_checked([3 * GB] * 4)["order-depends-on-ranks"]
+    assert (found.level, found.where) == ("info", "data.sharded")
+    assert "data.sharded: false" in found.fix
+
+
 def test_idle_instances_cost_usd_per_day_without_measured_speed() -> None:
     # Neither the it/s nor the peak of this instance type is known, but its price is.
     document = four_instances("ml.p6-b300.48xlarge", steps_per_second=None)

@@ -34,6 +34,7 @@ def run_with_local_shards(tmp_path: Path, shards: int, **changes: Any) -> Path:
 def test_valid_run_is_ok(cli: Cli, tmp_path: Path) -> None:
     assert findings(cli, run_with_local_shards(tmp_path, 4), 0, "--offline") == {
         "smddp-tradeoff": "info",
+        "order-depends-on-ranks": "info",
         "shared-shards": "info",
         "small-shards": "info",
     }

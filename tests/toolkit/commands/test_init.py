@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.cost.instances import instance_type, instance_types
 from sm_train.estimators.config.load import load_run
-from sm_train.estimators.config.placeholders import find_placeholders
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.init.template import Values, fill, placeholders_in, read_template
+from sm_train.toolkit.placeholders import find_placeholders
 
 from tests.conftest import Aws, Cli
 from tests.support.fake_services import fake_server, fake_service_quotas

@@ -158,7 +158,7 @@ def test_resume_asks_with_the_cost_of_the_remaining_steps(laptop: Laptop) -> Non
     laptop.sagemaker.set_status(FIRST, "Stopped")
     laptop.sagemaker.checkpoint("256px", 900)
     question = laptop("resume", "demo", code=2).stderr
-    assert "at step 900 of 1,000 for $" in question
+    assert "Resume 256px at step 900 of 1,000, $23.00 of $40.55?" in question
     assert laptop.sagemaker.names() == [FIRST]
 
 

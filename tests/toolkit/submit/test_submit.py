@@ -52,10 +52,77 @@ def test_plan_shows_cluster_launch_and_cost(cli: Cli, tmp_path: Path) -> None:
     cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}
     result = cli("submit", write_run(tmp_path, stages=stages, cluster=cluster), "--dry-run")
     assert result.returncode == 0, result.stderr
-    assert json.JSONDecoder().raw_decode(result.stdout)[0]["TrainingJobName"]
-    for expected in ("4 × ml.p4de.24xlarge", "SMDDP all-reduce", "its it/s was not measured"):
-        assert expected in result.stderr
-    assert max(map(len, result.stderr.splitlines())) <= 100
+    plan = " ".join(result.stdout.split())
+    for expected in (
+        "4 × ml.p4de.24xlarge",
+        "SMDDP all-reduce",
+        "it/s of 512px: estimated",
+    ):
+        assert expected in plan
+    # The plan is the result; a speed that was not measured is marked.
+    assert re.search(r"512px +\d+ × \S+ +\d+ +\d+ +[\d,]+ +~", result.stdout)
+    assert "MetricDefinitions" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    printed = cli("submit", tmp_path / "run.yaml", "--request")
+    assert printed.returncode == 0, printed.stderr
+    decoder, text, names = json.JSONDecoder(), printed.stdout, []
+    while text.strip():
+        document, end = decoder.raw_decode(text)
+        names.append(stage_name(document))
+        text = text[end:].lstrip()
+    assert names == ["256px", "512px"]
+
+
+def test_plan_and_question_name_what_starts_now_and_the_whole_run(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path, stages=[stage("a", max_steps=10_000), stage("b")])
+    cost = json.loads(cli("cost", run, "--json").stdout)
+    first, whole = (f"${one['cost_usd']:,.0f}" for one in (cost["stages"][0], cost["total"]))
+    assert first != whole
+    planned = cli("submit", run, "--dry-run", "--stage", "a")
+    assert f"starts now a, {first} of {whole}" in " ".join(planned.stdout.split())
+    assert re.search(r"^b +4 ×", planned.stdout, re.MULTILINE)
+    declined = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
+    assert f"Start a, {first} of {whole}? [y/N]" in declined.stderr
+    only = write_run(tmp_path, stages=[stage("a", max_steps=10_000)])
+    declined = cli("submit", only, network="loopback", env=aws.environment, stdin="n\n")
+    assert f"Start a, {first}? [y/N]" in declined.stderr
+
+
+def test_plan_shows_what_changed_since_the_last_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    stages = [stage("a", learning_rate=1e-4), stage("b")]
+    options = {"network": "loopback", "env": aws.environment}
+    run = write_run(tmp_path, stages=stages)
+    first = cli("submit", run, "--dry-run", **options)
+    assert "since" not in first.stdout, first.stderr
+    started = cli("submit", run, "--yes", "--json", **options)
+    job = json.loads(started.stdout)["training_job_name"]
+    same = cli("submit", run, "--dry-run", **options)
+    assert f"No changes since {job} (20" in same.stdout
+    stages[0]["learning_rate"] = 2e-4
+    run = write_run(tmp_path, stages=[*stages, stage("c")], tags={"team": "imaging"})
+    changed = cli("submit", run, "--dry-run", **options)
+    lines = [" ".join(line.split()) for line in changed.stdout.splitlines()]
+    assert "stages.a.learning_rate 0.0001 → 0.0002" in lines
+    assert "tags.team not set → imaging" in lines
+    assert any(line.startswith("stages.c not set → {") for line in lines)
+    # Asked for on a terminal as well, before the job starts.
+    asked = cli("submit", run, "--stage", "b", **options, stdin="n\n")
+    assert "stages.a.learning_rate" in asked.stderr
+    document = json.loads(cli("submit", run, "--dry-run", "--json", **options).stdout)
+    keys = {one["key"]: (one["before"], one["after"]) for one in document["changes"]["keys"]}
+    assert document["changes"]["job"] == job
+    assert keys["stages.a.learning_rate"] == (1e-4, 2e-4)
+    assert set(keys) == {"stages.a.learning_rate", "stages.c", "tags.team"}
+    # A dry run works without the account, too.
+    aws.error_codes["ListTrainingJobs"] = "AccessDeniedException"
+    denied = cli("submit", run, "--dry-run", **options)
+    assert denied.returncode == 0
+    assert "warning: not compared with the last job: ListTrainingJobs" in denied.stderr
+    assert "Plan for demo" in denied.stdout
 
 
 @pytest.mark.parametrize("backend", ["smddp", "nccl"])
@@ -214,13 +281,13 @@ def test_plan_shows_warnings_and_alternatives(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path, cluster=cluster, code="code", entry="own.py")
     result = cli("submit", run, "--dry-run")
     assert result.returncode == 0, result.stderr
-    plan = " ".join(result.stderr.split())
+    plan = " ".join(result.stdout.split())
     assert "8 × ml.g6e.12xlarge, $105 an hour; the same batch" in plan
     assert "starts own.py" in plan
     assert "the bundle has 50 MB" in plan
     assert "weights.bin (50 MB)" in plan
     (code / ".smtrainignore").write_text("*.bin")
-    assert "Warning" not in cli("submit", run, "--dry-run").stderr
+    assert "Warning" not in cli("submit", run, "--dry-run").stdout
 
 
 def test_secret_in_user_code_stops_the_submission(cli: Cli, tmp_path: Path) -> None:
@@ -260,7 +327,7 @@ def test_missing_role_exits_with_4_except_in_a_dry_run(cli: Cli, tmp_path: Path)
     assert "role: not set" in one_line(result.stderr)
     shown = cli("submit", run, "--dry-run")
     assert shown.returncode == 0
-    assert "role: not in the run file" in shown.stderr
+    assert "role: not in the run file" in shown.stdout
 
 
 def test_missing_region_exits_with_4(cli: Cli, tmp_path: Path) -> None:
