@@ -18,7 +18,7 @@ from tests.conftest import Aws, Cli
 from tests.support.fake_services import fake_server, fake_service_quotas
 from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import one_line
-from tests.support.terminal_process import terminal_process
+from tests.toolkit.commands.terminal_process import terminal_process
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/training"
 FLAGS = ("--region=eu-west-1", f"--role={ROLE}", "--bucket=photos", "--data=s3://photos/shards/")
