@@ -125,6 +125,12 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         code = ExitCode.OK
         _discard_output()
+    if code == ExitCode.INTERRUPTED:
+        # Commands have cleaned up. Python's own exit would also end libraries, which the interrupt
+        # may have left in the middle of a native call: pyarrow then aborts the process.
+        with suppress(BrokenPipeError):
+            sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

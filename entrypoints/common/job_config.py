@@ -314,7 +314,7 @@ def _parse(kind: type[T], document: dict[str, Any]) -> T:
         # Either a dataclass, or one of a union with None.
         options = (field_type, *get_args(field_type))
         classes = [one for one in options if isinstance(one, type) and is_dataclass(one)]
-        if classes and value is not None:
+        if classes and isinstance(value, dict):
             value = _parse(classes[0], value)
         elif isinstance(value, list):
             item = next(iter(get_args(field_type)), None)
