@@ -16,6 +16,7 @@ from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.jobs.events import Event, parse_event
 from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
 from sm_train.toolkit.local.folders import LocalFolders, lay_out
@@ -172,12 +173,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _without_gpu() -> bool:
-    try:
-        import torch
-    except ImportError:
-        raise UserError(
-            "--local: the training packages are not installed; pip install 'sm-train[train]'"
-        ) from None
+    require_extra("train", "torch", "accelerate", "diffusers", purpose="a local run")
+    import torch
+
     return not torch.cuda.is_available()
 
 
