@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.extras import is_installed, require_extra
 
 if TYPE_CHECKING:
     import boto3
@@ -25,7 +26,7 @@ def resolve_region(option: str | None, run_file: str | None, profile: str | None
     """
     region = option or run_file or os.environ.get("AWS_REGION")
     region = region or os.environ.get("AWS_DEFAULT_REGION")
-    if region is None:
+    if region is None and is_installed("botocore"):
         import botocore.exceptions
         import botocore.session
 
@@ -47,8 +48,10 @@ def open_session(profile: str | None, region: str) -> boto3.Session:
     """Return a boto3 session that has credentials, and whose S3 requests name the bucket's owner.
 
     Raises:
-        UserError: there is no such profile, or no credentials were found (exit code 4).
+        UserError: there is no such profile, or no credentials were found (exit code 4), or boto3
+            is not installed.
     """
+    require_extra("aws", "boto3", purpose="every request to AWS")
     import boto3
     import botocore.exceptions
 
@@ -74,6 +77,8 @@ def open_session_if_possible(profile: str | None, region: str) -> boto3.Session 
     Return None without credentials in the environment or in a profile. An instance's own role is
     left out: asking for it takes seconds on a machine that has none.
     """
+    if not is_installed("boto3"):
+        return None
     import boto3
     import botocore.config
     import botocore.exceptions

@@ -16,7 +16,6 @@ from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.jobs.events import Event, parse_event
 from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
 from sm_train.toolkit.local.folders import LocalFolders, lay_out
@@ -173,7 +172,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _without_gpu() -> bool:
-    require_extra("train", "torch", "accelerate", "diffusers", purpose="a local run")
     import torch
 
     return not torch.cuda.is_available()

@@ -14,6 +14,7 @@ from sm_train.estimators.bundle.bundle import LARGE_BYTES
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.submit.changes import Changes
 from sm_train.toolkit.submit.planned_job import RunPlan
 from sm_train.toolkit.submit.relocation import relocation_rows
@@ -39,13 +40,15 @@ _MAX_VALUE = 60
 
 def show_plan(plan: RunPlan, console: Console) -> None:
     """Print the plan of the whole run and what starts now, at most 100 columns wide."""
+    from rich.text import Text
+
     submission = plan.submission
     console.print(f"\n[bold]Plan for {submission.config.name}[/] in {submission.region}\n")
     console.print(_stage_table(plan))
     console.print()
     console.print(_two_columns((*_starts_now(plan), *_details(submission))))
     for line in warnings(submission):
-        console.print(f"\n[bold]Warning[/] {line}")
+        console.print(Text.assemble(("\nWarning ", "bold"), printable(line)))
     missing = not_measured(plan)
     if missing:
         console.print("\n[bold]Not measured[/]")
@@ -180,14 +183,18 @@ def _alternative_rows(submission: Submission) -> list[tuple[str, str]]:
 
 def warnings(submission: Submission) -> list[str]:
     """Return what is unusual about the submission, though it may be intended."""
+    lines = []
+    if not is_installed("botocore"):
+        lines.append('the request is not validated: pip install "sm-train[aws]"')
     size = len(submission.bundle.archive)
     if size <= LARGE_BYTES:
-        return []
+        return lines
     largest = max(submission.bundle.files, key=lambda file: file.bytes)
     return [
+        *lines,
         f"the bundle has {size / 1e6:.0f} MB, and every instance downloads it at every start; its "
         f"largest file is {largest.path} ({largest.bytes / 1e6:.0f} MB): exclude what the job does "
-        "not need in .smtrainignore, or provide data through channels"
+        "not need in .smtrainignore, or provide data through channels",
     ]
 
 
