@@ -256,7 +256,11 @@ def requirements(framework_version: str | None) -> str:
 
 
 def _optional_packages(config: RunConfig) -> set[str]:
-    return {"bitsandbytes"} if config.training.optimizer.name == "adamw8bit" else set()
+    needed = {
+        "bitsandbytes": config.training.optimizer.name == "adamw8bit",
+        "peft": config.model.lora is not None,
+    }
+    return {name for name, is_needed in needed.items() if is_needed}
 
 
 def _tracker_requirements(config: RunConfig) -> dict[str, bytes]:

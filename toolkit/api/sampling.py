@@ -84,4 +84,4 @@ def sample(
         raise UserError("prompts: give a list with at least one prompt")
     source = find_source(Path(checkpoint))
     images = sample_images(source, prompts, steps=steps, guidance=guidance, seed=seed)
-    return Samples(tuple(images), tuple(prompts), source.checkpoint or source.model, seed)
+    return Samples(tuple(images), tuple(prompts), source.weights, seed)
