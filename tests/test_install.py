@@ -14,7 +14,7 @@ from tests.conftest import clean_environment
 from tests.support.finished_jobs import training_events
 from tests.support.image_files import write_album
 from tests.support.run_files import write_run
-from tests.support.wheel import build_wheel, install_base
+from tests.wheel_files import build_wheel, install_base
 
 MOST_MEGABYTES = 350
 MOST_CPU_SECONDS = 60

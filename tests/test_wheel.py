@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import clean_environment
-from tests.support.wheel import FOLDERS, build_wheel, tracked_files
+from tests.wheel_files import FOLDERS, build_wheel, tracked_files
 
 ROOT = Path(__file__).parent.parent
 
