@@ -49,6 +49,10 @@ lint: $(VENV)/.installed
 	$(BIN)/vulture
 
 # Generates the pages of the findings of `sm-train check`; a test compares the file with the code.
+# The text of every screen at 80 and 120 columns, which tests compare: look at the difference.
+screens: $(VENV)/.installed
+	UPDATE_SCREENS=1 $(BIN)/pytest -q tests/toolkit/screens
+
 docs: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
 	$(BIN)/python docs/images/plan.py

@@ -10,6 +10,7 @@ from sm_train.entrypoints.common.optimizer_rules import problem
 from sm_train.estimators.config.cluster import SMDDP_PYTORCH, ClusterSection, major_minor
 from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.model import ModelSection
+from sm_train.estimators.config.presets import resolution_factor
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.config.training import TrainingSection
 
@@ -43,6 +44,8 @@ def cross_section_problems(
     cluster: ClusterSection | None,
     training: TrainingSection | None,
     model: ModelSection | None,
+    *,
+    own_script: bool,
 ) -> list[Problem]:
     """Return the mistakes between the stages and between stages and cluster.
 
@@ -59,6 +62,8 @@ def cross_section_problems(
             )
         names.add(stage.name)
         problems += _job_name_problems(run, stage, path)
+        if model is not None and not own_script:
+            problems += _resolution_problems(stage, model, path)
         if index == 0:
             problems += _first_stage_problems(stage, path)
         if cluster is not None:
@@ -74,6 +79,22 @@ def cross_section_problems(
     if model is not None and training is not None:
         problems += _adapter_problems(model, training)
     return problems
+
+
+def _resolution_problems(
+    stage: StageSection, model: ModelSection, path: KeyPath
+) -> Iterator[Problem]:
+    """Check that latents and patches have whole sizes."""
+    factor = resolution_factor(model.preset, model.preset_content)
+    if stage.resolution % factor:
+        lower = stage.resolution // factor * factor
+        near = [one for one in (lower, lower + factor) if one]
+        yield Problem(
+            (*path, "resolution"),
+            stage.resolution,
+            f"must be a multiple of {factor} for {model.preset} (its autoencoder and patches); "
+            f"write {' or '.join(map(str, near))}",
+        )
 
 
 def _adapter_problems(model: ModelSection, training: TrainingSection) -> Iterator[Problem]:

@@ -27,6 +27,7 @@ from sm_train.estimators.config.presets import (
     preset_names,
     preset_prediction_types,
     preset_trains_text_encoder,
+    unknown_preset,
 )
 
 
@@ -143,8 +144,7 @@ class ModelSection(Section):
         if self.preset_content is not None:
             raise ValueError("preset_content: is that of a preset file; remove it")
         if self.preset not in preset_names():
-            names = ", ".join(preset_names())
-            raise ValueError(f"preset: {self.preset!r} is not one of {names}, nor a .json file")
+            raise ValueError(f"preset: {self.preset!r} {unknown_preset(self.preset)}")
 
     def _check_lora(self, lora: LoraSection) -> None:
         if preset_trains_text_encoder(self.preset, self.preset_content):

@@ -181,7 +181,13 @@ class RunConfig(Section):
         gpus = instance_type(self.cluster.instance_type).accelerators
         stages = list(enumerate(self.stages))
         problems = cross_section_problems(
-            self.name, stages, gpus, self.cluster, self.training, self.model
+            self.name,
+            stages,
+            gpus,
+            self.cluster,
+            self.training,
+            self.model,
+            own_script=self.entry is not None,
         )
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))

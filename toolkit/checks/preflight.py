@@ -39,6 +39,7 @@ from sm_train.toolkit.checks.relocation import (
     relocation_findings,
 )
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings, secret_findings
+from sm_train.toolkit.checks.run_file import placeholder_findings
 from sm_train.toolkit.checks.shards import (
     Shards,
     augmentation_findings,
@@ -152,6 +153,7 @@ def _quota_findings(config: RunConfig, session: boto3.Session, region: str) -> l
 def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     """Check the run file and its estimate, on every cluster that the run may get."""
     config, document = subject.config, as_document(subject.estimate)
+    yield from placeholder_findings(config)
     yield from budget_findings(config, document)
     others = alternative_costs(config, subject.region)
     yield from alternative_budget_findings(config, document, others)

@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.checks.storage import Progress
 
 
-@click.command()
+@sm_train_command(
+    "sm-train check run.yaml --offline",
+    "sm-train check run.yaml",
+    "sm-train check run.yaml --offline --index packed/index.parquet --json",
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--offline", is_flag=True, help="Skip the checks that need AWS.")
 @click.option(
@@ -52,22 +57,32 @@ def command(
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     checked = Run(_load(run, as_json), run.parent, options["region"], options["profile"])
-    with _listing_progress(offline) as progress:
-        checks = checked.check(
-            offline=offline, index=index, components=components, progress=progress
-        )
+    refused: AccessError | None = None
+    try:
+        with _listing_progress(offline) as progress:
+            checks = checked.check(
+                offline=offline, index=index, components=components, progress=progress
+            )
+    except AccessError as error:
+        # Without an account, the checks that need none still count.
+        if components is not None and components.startswith("s3://"):
+            raise
+        refused, checks = error, checked.check(offline=True, index=index, components=components)
     if as_json:
         write_json(document(checks.findings))
     else:
-        show(checks.findings, stderr_console())
+        show(checks.findings, stderr_console(shows_results=True))
+    if refused is not None:
+        raise UserError(f"{refused}; only the offline checks ran", refused.exit_code)
     return ExitCode.OK if checks.ok else ExitCode.PREFLIGHT
 
 
 def _load(run: Path, as_json: bool) -> RunConfig:
-    from sm_train.estimators.config.load import RunFileError, load_run
+    from sm_train.estimators.config.load import RunFileError
+    from sm_train.toolkit.run_file import load_or_problems
 
     try:
-        return load_run(run)
+        return load_or_problems(run)
     except RunFileError as error:
         if as_json:
             from sm_train.toolkit.checks.report import document

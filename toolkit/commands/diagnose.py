@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train diagnose my-model-512px-2",
+    "sm-train diagnose logs/",
+    "sm-train diagnose local-runs/my-model",
+)
 @click.argument("targets", metavar="JOB|FILES...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
@@ -19,8 +24,10 @@ def command(options: dict[str, Any], targets: tuple[str, ...], as_json: bool) ->
     """
     from sm_train.toolkit.diagnose import view
     from sm_train.toolkit.diagnose.targets import diagnose_targets
+    from sm_train.toolkit.jobs.local_folder import local_path
     from sm_train.toolkit.terminal.console import write_json
 
+    targets = tuple(local_path(target) for target in targets)
     diagnosis = diagnose_targets(targets, region=options["region"], profile=options["profile"])
     if as_json:
         write_json(view.document(diagnosis))

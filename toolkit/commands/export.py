@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train export my-model model/",
+    "sm-train export local-runs/my-model model.safetensors --format single-file --dtype bf16",
+    "sm-train export s3://photos/my-model/checkpoints/512px model/ --push-to-hub org/name",
+)
 @click.argument("checkpoint")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
@@ -54,13 +59,13 @@ def command(
 ) -> None:
     """Write the model of a checkpoint to OUT: from any step, also of a stopped run.
 
-    CHECKPOINT is a run's name, a checkpoint (step-…), a stage's checkpoints, of which the latest
-    complete one is used, or a model folder; the last three local or s3://….
+    CHECKPOINT is a run's name, a local run's folder, a checkpoint (step-…), a stage's checkpoints,
+    of which the latest complete one is used, or a model folder; the last three local or s3://….
     """
     from functools import partial
 
     from sm_train.toolkit.hub.client import create_repository, require_token, upload
-    from sm_train.toolkit.models.checkpoint_source import find_stored
+    from sm_train.toolkit.models.checkpoint_source import find_stored, local_stage
     from sm_train.toolkit.models.export import (
         ExportRequest,
         check_request,
@@ -70,6 +75,7 @@ def command(
     from sm_train.toolkit.sampling.sample import find_source
     from sm_train.toolkit.terminal.console import stderr_console, write_json
     from sm_train.toolkit.terminal.formatting import format_bytes
+    from sm_train.toolkit.terminal.interrupts import set_complete
 
     console = stderr_console()
     request = ExportRequest(kind, weights, dtype, out, merge)
@@ -81,16 +87,17 @@ def command(
     if stored is not None:
         origin, size = stored.uri, stored.bytes
     elif dry_run:
-        source = find_source(Path(checkpoint))
+        source = find_source(local_stage(checkpoint, stage))
         origin = str(source.weights)
     if not dry_run:
         if push_to_hub is not None:
             create_repository(push_to_hub, private=private)
         if stored is None:
-            origin = str(export_local(Path(checkpoint), request))
+            origin = str(export_local(local_stage(checkpoint, stage), request))
         else:
             export_stored(stored, request, partial(console.print, soft_wrap=True))
         if push_to_hub is not None:
+            set_complete(False)
             console.print(f"uploading to {push_to_hub}", soft_wrap=True)
             commit_url = upload(push_to_hub, out, f"Export of {origin.rpartition('/')[2]}")
     verb = "would write" if dry_run else "wrote"

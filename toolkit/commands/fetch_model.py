@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train fetch-model stabilityai/stable-diffusion-2-base s3://models/sd2/",
+    "sm-train fetch-model black-forest-labs/FLUX.1-schnell flux/ --dry-run",
+)
 @click.argument("hub_id")
 @click.argument("destination")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit; default: main.")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 _SIDE = click.IntRange(min=1)
 
 
-@click.command()
+@sm_train_command(
+    "sm-train pack photos/ packed/",
+    "sm-train pack photos/ s3://photos/ --for run.yaml --drop-duplicates",
+    "sm-train pack captions.csv packed/ --min-side 512",
+    "sm-train pack s3://raw/ s3://photos/ --on sagemaker --for run.yaml --dry-run",
+)
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @click.option(

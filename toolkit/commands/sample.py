@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.commands._options import sampling_options
 
 
-@click.command()
+@sm_train_command(
+    "sm-train sample local-runs/my-model --prompts prompts.txt",
+    "sm-train sample checkpoints/step-00001000 --prompts prompts.txt --out grid.png",
+)
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @sampling_options
 @click.option(
@@ -38,8 +42,8 @@ def command(
 ) -> None:
     """Sample one image for each prompt and write them as one grid.
 
-    CHECKPOINT is a final model's folder, a checkpoint (step-…), or the folder of a run's
-    checkpoints, of which the latest complete one is used.
+    CHECKPOINT is a local run's folder (or its stage's), a final model's folder, a checkpoint
+    (step-…), or a folder of checkpoints, of which the latest complete one is used.
     """
     from sm_train.toolkit.api.sampling import sample
     from sm_train.toolkit.sampling.prompts import read_prompts

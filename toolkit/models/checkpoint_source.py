@@ -23,6 +23,7 @@ from sm_train.toolkit.jobs.checkpoints import (
     require_stored,
     stored_checkpoints,
 )
+from sm_train.toolkit.jobs.local_folder import find_local_run
 from sm_train.toolkit.runs.resolve import open_run
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class StoredModel:
 def find_stored(
     target: str, stage: str | None, options: dict[str, Any], *, whole_model: bool = False
 ) -> StoredModel | None:
-    """Return the checkpoint or model in S3 that ``target`` names; None for a local folder.
+    """Return the checkpoint or model in S3 that ``target`` names; None for a local folder
+    or run.
 
     Of an adapter, the model that it extends is left out unless ``whole_model``.
 
@@ -75,6 +77,8 @@ def find_stored(
         UserError: there is none, it is incomplete, or ``--stage`` does not apply.
     """
     is_uri = target.startswith("s3://")
+    if find_local_run(target) is not None:
+        return None
     if stage is not None and (is_uri or Path(target).is_dir()):
         raise UserError("--stage: applies to the name of a run only")
     if is_uri:
@@ -102,6 +106,21 @@ def _without_base(stored: StoredModel) -> StoredModel:
         if path == _COMPONENTS_FILE or not path.startswith(f"{_COMPONENTS}/")
     }
     return replace(stored, files=files)
+
+
+def local_stage(target: str, stage: str | None) -> Path:
+    """Return the local folder of ``target``: of a run, that of ``stage`` if it is set.
+
+    Raises:
+        UserError: the run has no such stage.
+    """
+    run = find_local_run(target)
+    if run is None or stage is None:
+        return Path(target)
+    if run.stage is not None or stage not in [one.name for one in run.stages]:
+        names = ", ".join(one.name for one in run.stages)
+        raise UserError(f"--stage: {stage!r} is not in {run.target}; it has {names}")
+    return run.path / stage
 
 
 def _of_run(target: str, stage: str | None, options: dict[str, Any]) -> StoredModel:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.jobs.local_folder import find_local_run, newest_checkpoints
 from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
@@ -40,11 +41,13 @@ def require_training_packages() -> None:
 
 
 def find_source(checkpoint: Path) -> ModelSource:
-    """Find the model or checkpoint to sample from.
+    """Find the model or checkpoint to sample from; of a local run, the newest checkpoints.
 
     Raises:
         UserError: there is none, or PyTorch or diffusers is not installed.
     """
+    if (run := find_local_run(checkpoint)) is not None:
+        checkpoint = newest_checkpoints(run)
     if not checkpoint.is_dir():
         raise UserError(f"{checkpoint}: no such folder; give a model's or a run's checkpoints")
     require_training_packages()

@@ -11,9 +11,11 @@ from sm_train.cost.instances import instance_type
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.bundle.bundle import LARGE_BYTES
+from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.submit.changes import Changes
 from sm_train.toolkit.submit.planned_job import RunPlan
 from sm_train.toolkit.submit.relocation import relocation_rows
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_COLUMNS = ("stage", "cluster", "GPUs", "batch", "max_steps", "it/s", "days", "cost", "range")
+_COLUMNS = ("stage", "cluster", "GPUs", "batch", "max_steps", "it/s", "time", "cost", "range")
 _MAX_VALUE = 60
 """Characters of a changed value; longer ones are cut."""
 
@@ -180,14 +182,19 @@ def _alternative_rows(submission: Submission) -> list[tuple[str, str]]:
 
 def warnings(submission: Submission) -> list[str]:
     """Return what is unusual about the submission, though it may be intended."""
+    lines = [
+        f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}: submit refuses it"
+        for one in find_placeholders(submission.config)
+    ]
     size = len(submission.bundle.archive)
     if size <= LARGE_BYTES:
-        return []
+        return lines
     largest = max(submission.bundle.files, key=lambda file: file.bytes)
     return [
+        *lines,
         f"the bundle has {size / 1e6:.0f} MB, and every instance downloads it at every start; its "
         f"largest file is {largest.path} ({largest.bytes / 1e6:.0f} MB): exclude what the job does "
-        "not need in .smtrainignore, or provide data through channels"
+        "not need in .smtrainignore, or provide data through channels",
     ]
 
 

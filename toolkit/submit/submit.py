@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 from sm_train.cost.estimate import Estimate
+from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.alarms.alarms import sync_alarms
+from sm_train.toolkit.aws.console import training_job_url
 from sm_train.toolkit.aws.session import open_session, open_session_if_possible
 from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.run_price import estimate_run
@@ -24,8 +26,9 @@ from sm_train.toolkit.costing.worst_case import (
     total,
     up_to_suffix,
 )
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.plan_view import show_plan
 from sm_train.toolkit.submit.planned_job import (
@@ -37,7 +40,13 @@ from sm_train.toolkit.submit.planned_job import (
 )
 from sm_train.toolkit.submit.relocation import require_run_buckets
 from sm_train.toolkit.submit.submission import Submission
-from sm_train.toolkit.terminal.console import bytes_bar, stderr_console, write_json
+from sm_train.toolkit.terminal.console import (
+    bytes_bar,
+    messages_are_hidden,
+    note,
+    stderr_console,
+    write_json,
+)
 from sm_train.toolkit.terminal.formatting import format_total_usd, format_usd
 
 if TYPE_CHECKING:
@@ -63,7 +72,12 @@ def submit(
             confirm, or AWS returns an error.
     """
     config, region, stage = submission.config, submission.region, submission.stages[0]
-    session, bucket = session_for_jobs(config, profile, region)
+    try:
+        session, bucket = session_for_jobs(config, profile, region)
+    except AccessError:
+        if with_plan:  # of the whole run: checkpoints are unknown without an account
+            show_plan(plan_offline(submission), stderr_console())
+        raise
     planned = plan_job(submission, session, bucket, cause=cause, auto_advance=auto_advance)
     _warn(planned.warnings)
     if with_plan:
@@ -82,10 +96,8 @@ def submit(
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not auto_advance:
         next_stage = config.stages[following].name
-        click.echo(
-            f"After it has ended: sm-train resume {config.name} --stage {next_stage}", err=True
-        )
-    click.echo(f"To follow it: sm-train watch {config.name}", err=True)
+        note(f"To start {next_stage} after it: sm-train resume {config.name} --stage {next_stage}")
+    note(f"To follow it: sm-train watch {config.name}")
 
 
 def dry_run(submission: Submission, profile: str | None) -> RunPlan:
@@ -123,10 +135,23 @@ def session_for_jobs(
             "role: not set; write role: arn:aws:iam::ACCOUNT:role/NAME in the run file",
             ExitCode.PERMISSION,
         )
+    require_own_values(config)
     require_extra("aws", "sagemaker", purpose="a job's start")
     session = open_session(profile, region)
     require_run_buckets(session, config, region)
     return session, staging_bucket(config, region)
+
+
+def require_own_values(config: RunConfig) -> None:
+    """Refuse a run file that still holds accounts or buckets of documentation.
+
+    Raises:
+        UserError: it does; one line for each.
+    """
+    found = find_placeholders(config)
+    if found:
+        lines = [f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}" for one in found]
+        raise UserError("\n".join(lines))
 
 
 def check_budget(config: RunConfig, region: str, history: History | None = None) -> list[str]:
@@ -209,21 +234,22 @@ def ask(question: str) -> None:
 
 
 def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None:
-    """Print the name of the started job and its page in the console."""
+    """Print the name of the started job and its page in the console; with `--quiet` the name only,
+    as the result.
+    """
     if as_json:
         write_json({"training_job_name": name, "region": region, "stage": stage})
-    click.echo(f"Started {name}", err=True)
-    click.echo(
-        f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}",
-        err=True,
-    )
+    elif messages_are_hidden():
+        click.echo(name)
+    note(f"Started {name}")
+    note(training_job_url(region, name))
 
 
 def report_alarms(session: boto3.Session, config: RunConfig, region: str) -> None:
     """Update the run's alarms, if it has any, to its live job."""
     message = sync_alarms(session, config, region)
     if message is not None:
-        click.echo(message, err=True)
+        note(message)
 
 
 def describe_start(stage: StageSection, start: StartJob) -> str:

@@ -128,7 +128,7 @@ def test_plan_shows_what_changed_since_the_last_job(cli: Cli, aws: Aws, tmp_path
 @pytest.mark.parametrize("backend", ["smddp", "nccl"])
 def test_sent_request_equals_the_dry_run(cli: Cli, aws: Aws, tmp_path: Path, backend: str) -> None:
     """Other settings of the run file: tests/estimators/sdk/test_wire.py."""
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(
         tmp_path,
         cluster={"instance_type": "ml.p4de.24xlarge", "backend": backend},
@@ -146,7 +146,7 @@ def test_sent_request_equals_the_dry_run(cli: Cli, aws: Aws, tmp_path: Path, bac
 def test_staged_bundle_holds_the_listed_files_and_runs(
     cli: Cli, aws: Aws, tmp_path: Path, backend: str
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, cluster={"instance_type": "ml.p4de.24xlarge", "backend": backend})
     listed = dry_run(cli, run)["bundle"]
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -192,7 +192,7 @@ def _bundle_location(request: dict[str, Any]) -> dict[str, str]:
 def test_submit_starts_the_first_stage_and_prints_the_next_command(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, stages=[stage("a"), stage("b")])
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
@@ -204,7 +204,7 @@ def test_submit_starts_the_first_stage_and_prints_the_next_command(
 def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     code = tmp_path / "code"
     code.mkdir()
     (code / "own.py").write_text("print('as it was')")
@@ -233,7 +233,7 @@ def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     assert clone.returncode == 0, clone.stderr
     earlier, sent = aws.bodies("CreateTrainingJob")
     assert sent["TrainingJobName"] == "demo-r2--256px-0001"
-    assert sent["CheckpointConfig"]["S3Uri"] == "s3://my-bucket/demo-r2/checkpoints/256px/"
+    assert sent["CheckpointConfig"]["S3Uri"] == "s3://ai-bucket/demo-r2/checkpoints/256px/"
     bundles = [
         unpack(aws.client("s3").get_object(**_bundle_location(one))["Body"].read())
         for one in (earlier, sent)
@@ -258,7 +258,7 @@ def test_clone_of_an_unknown_or_foreign_job_is_one_line(cli: Cli, aws: Aws, tmp_
     aws.client("sagemaker").create_training_job(
         TrainingJobName="theirs",
         AlgorithmSpecification={"TrainingImage": "a", "TrainingInputMode": "File"},
-        RoleArn="arn:aws:iam::111122223333:role/sm-train",
+        RoleArn="arn:aws:iam::210987654321:role/sm-train",
         OutputDataConfig={"S3OutputPath": "s3://a/b"},
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         StoppingCondition={"MaxRuntimeInSeconds": 60},
@@ -300,7 +300,7 @@ def test_secret_in_user_code_stops_the_submission(cli: Cli, tmp_path: Path) -> N
 
 
 def test_nothing_is_sent_without_confirmation(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path)
     declined = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
     no_input = cli("submit", run, network="loopback", env=aws.environment, stdin="")
@@ -344,11 +344,11 @@ def test_missing_region_exits_with_4(cli: Cli, tmp_path: Path) -> None:
 def test_missing_bucket_exits_with_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 4
-    assert "bucket my-bucket does not exist" in one_line(result.stderr)
+    assert "bucket ai-bucket does not exist" in one_line(result.stderr)
 
 
 def test_bucket_in_another_region_exits_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     aws.make_bucket("far-away", "eu-west-1")
     run = write_run(tmp_path, data={"uri": "s3://far-away/shards/"})
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -358,7 +358,7 @@ def test_bucket_in_another_region_exits_with_3(cli: Cli, aws: Aws, tmp_path: Pat
 
 
 def test_fewer_shards_than_instances_exit_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **{"shards/0.tar": b"x"})
+    aws.make_bucket("ai-bucket", **{"shards/0.tar": b"x"})
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 3
     assert "1 objects for 4 instances" in one_line(result.stderr)
@@ -367,7 +367,7 @@ def test_fewer_shards_than_instances_exit_with_3(cli: Cli, aws: Aws, tmp_path: P
 def test_alternatives_with_more_instances_need_more_shards(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
     run = write_run(tmp_path, cluster=cluster)
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -376,8 +376,8 @@ def test_alternatives_with_more_instances_need_more_shards(
 
 
 def test_data_uri_of_a_single_object_exits_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **{"one": b"x", **SHARDS})
-    run = write_run(tmp_path, data={"uri": "s3://my-bucket/one"})
+    aws.make_bucket("ai-bucket", **{"one": b"x", **SHARDS})
+    run = write_run(tmp_path, data={"uri": "s3://ai-bucket/one"})
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 3
     assert "is a single object" in one_line(result.stderr)
@@ -395,7 +395,7 @@ def test_data_uri_of_a_single_object_exits_with_3(cli: Cli, aws: Aws, tmp_path: 
 def test_aws_error_is_one_line_with_its_exit_code(
     cli: Cli, aws: Aws, tmp_path: Path, code: str, expected: int
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     aws.error_codes["CreateTrainingJob"] = code
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == expected, result.stderr
@@ -404,7 +404,7 @@ def test_aws_error_is_one_line_with_its_exit_code(
 
 def test_rejected_job_can_be_submitted_again_at_once(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The claim on the job's name is released."""
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     aws.error_codes["CreateTrainingJob"] = "ResourceLimitExceeded"
     run, options = write_run(tmp_path), {"network": "loopback", "env": aws.environment}
     assert cli("submit", run, "--yes", **options).returncode == 5
@@ -415,7 +415,7 @@ def test_rejected_job_can_be_submitted_again_at_once(cli: Cli, aws: Aws, tmp_pat
 
 
 def test_over_budget_exits_with_7_and_sends_nothing(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, budget={"usd": 1})
     assert cli("submit", run, "--dry-run").returncode == 7
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -464,3 +464,61 @@ def test_region_without_an_image_is_one_line(cli: Cli, tmp_path: Path) -> None:
     result = cli("--region", "moon-west-1", "submit", write_run(tmp_path), "--dry-run")
     assert result.returncode == 2
     assert "moon-west-1" in one_line(result.stderr)
+
+
+def test_quiet_prints_the_jobs_name_and_web_opens_its_page(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    result = cli(
+        "submit",
+        write_run(tmp_path),
+        "--yes",
+        "--quiet",
+        "--web",
+        network="loopback",
+        env=aws.environment | {"BROWSER": str(browser)},
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    job = result.stdout.strip()
+    assert job.startswith("demo-256px-")
+    assert opened.read_text().strip().endswith(f"#/jobs/{job}")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "3"], "--steps: requires --local"),
+        (["--follow", "--dry-run"], "--follow: applies to a job that is started"),
+        (["--web", "--local"], "--web: applies to a job that is started; remove --local"),
+        (["--follow", "--json"], "--follow: cannot be combined with --json"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(
+    cli: Cli, tmp_path: Path, options: list[str], message: str
+) -> None:
+    result = cli("submit", write_run(tmp_path), *options)
+    assert result.returncode == 2
+    assert one_line(result.stderr).startswith(f"sm-train: {message}")
+
+
+def test_placeholders_are_refused_before_any_call(cli: Cli, tmp_path: Path) -> None:
+    role = "arn:aws:iam::111122223333:role/sm-train"
+    run = write_run(tmp_path, role=role, data={"uri": "s3://my-bucket/shards/"})
+    refused = cli("submit", run, "--yes")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines() == [
+        "sm-train: role: 111122223333 is a placeholder; write your own account's ID",
+        "sm-train: data.uri: my-bucket is a placeholder; write your own bucket",
+    ]
+    planned = cli("submit", run, "--dry-run")
+    assert planned.returncode == 0
+    assert "Warning role: 111122223333 is a placeholder" in planned.stderr
+    checked = cli("check", run, "--offline", "--json")
+    assert checked.returncode == 3
+    found = [one for one in json.loads(checked.stdout)["findings"] if one["code"] == "placeholder"]
+    assert [one["where"] for one in found] == ["role", "data.uri"]
