@@ -213,7 +213,8 @@ def _require_name(target: str) -> None:
     """
     if "/" in target:
         raise UserError(
-            f"{target}: no such file or folder; name a run file, a run, a job or a local run's folder"
+            f"{target}: no such file or folder; name a run file, a run, a job or the folder of a "
+            "local run"
         )
 
 

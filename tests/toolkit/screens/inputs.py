@@ -43,7 +43,7 @@ def write_inputs(folder: Path) -> None:
     cluster = {"instance_type": "ml.p4de.24xlarge", "image": image, "framework_version": "2.13.0"}
     _write(folder / "owned.yaml", document | {"cluster": cluster, "bucket": "my-bucket"})
     wrong = stage(lr=1e-4, batch_size=8) | {"resolution": "big"}
-    mistakes = {"region": "us-est-1", "model": {"preset": "sd3"}, "stages": [wrong]}
+    mistakes = {"region": "us-est-1", "stages": [wrong]}
     _write(folder / "wrong.yaml", document | mistakes)
     (folder / "prompts.txt").write_text("a cat\n")
     _write_images(folder / "photos")
