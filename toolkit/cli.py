@@ -15,6 +15,7 @@ from sm_train.toolkit.commands._command import global_options
 from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.settings import default_profile
+from sm_train.toolkit.terminal.interrupts import handle_interrupts, was_interrupted
 from sm_train.toolkit.terminal.printable import printable
 
 
@@ -111,15 +112,8 @@ def _request_json(ctx: click.Context) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with a code of :class:`ExitCode`."""
-    interrupts: list[int] = []
-
-    def interrupt(number: int, frame: object) -> None:
-        interrupts.append(number)
-        raise KeyboardInterrupt
-
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
-    code = _run(sys.argv[1:] if arguments is None else arguments, interrupts)
+    handle_interrupts()
+    code = _run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -134,8 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _run(arguments: list[str], interrupts: list[int]) -> int:
-    """Run a command; ``interrupts`` holds the signals that have arrived."""
+def _run(arguments: list[str]) -> int:
     options: dict[str, Any] = {"arguments": arguments}
     try:
         result: Any = cli.main(
@@ -145,8 +138,7 @@ def _run(arguments: list[str], interrupts: list[int]) -> int:
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except click.ClickException as error:
-        error.show(sys.stderr)
-        return ExitCode.USAGE
+        return _fail_usage(error)
     except (click.Abort, KeyboardInterrupt):
         # A second Ctrl-C would print a traceback of the exit.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -157,7 +149,7 @@ def _run(arguments: list[str], interrupts: list[int]) -> int:
     except OSError as error:
         return _fail_os(error)
     except Exception as error:
-        if interrupts:
+        if was_interrupted():
             # pyarrow's compiled modules drop a KeyboardInterrupt while they import pandas, which is
             # then half imported and fails with another exception.
             return _fail("interrupted", ExitCode.INTERRUPTED)
@@ -180,8 +172,36 @@ def _discard_output() -> None:
 def _fail(message: str, code: ExitCode) -> ExitCode:
     with suppress(BrokenPipeError):  # with 2>&1, the reader of the output may have ended
         for line in printable(message).splitlines():
-            sys.stderr.write(f"sm-train: {line}\n")
+            sys.stderr.write(f"{_wrapped(f'sm-train: {line}')}\n")
     return code
+
+
+def _fail_usage(error: click.ClickException) -> ExitCode:
+    """Report a mistake in the arguments, below the usage of the command."""
+    context = getattr(error, "ctx", None)
+    with suppress(BrokenPipeError):
+        if context is not None:
+            sys.stderr.write(f"{context.get_usage()}\n")
+            sys.stderr.write(f"Try '{context.command_path} --help' for help.\n\n")
+        sys.stderr.write(f"{_wrapped(f'Error: {error.format_message()}')}\n")
+    return ExitCode.USAGE
+
+
+def _wrapped(line: str) -> str:
+    """Wrap a message between words on a terminal; elsewhere it stays one line."""
+    if not sys.stderr.isatty():
+        return line
+    import textwrap
+
+    from sm_train.toolkit.terminal.text_table import terminal_width
+
+    return textwrap.fill(
+        line,
+        terminal_width(),
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _fail_os(error: OSError) -> ExitCode:
