@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs plans requirements sbom \
+.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs plans images requirements sbom \
 	audit bench clean
 
 demo: $(VENV)/.installed
@@ -62,6 +62,11 @@ docs: $(VENV)/.installed
 plans: $(VENV)/.installed
 	$(BIN)/python -m sm_train.entrypoints.planning.measure
 
+# Copies the SageMaker SDK's table of AWS's images, for installations without the SDK.
+images: $(VENV)/.installed
+	$(BIN)/python -m sm_train.estimators.request.image_table > build/images.json
+	mv build/images.json estimators/data/images.json
+
 # Pins the packages of jobs and Lambda functions with everything that they need, and with hashes.
 # Versions change only where an .in file demands it; make UPGRADE=--upgrade requirements takes the
 # newest.
@@ -113,7 +118,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml Makefile estimators/data/requiremen
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
 	sed -n 's/ \\$$//; /^[a-z].*==/p' estimators/data/requirements.txt >$(VENV)/constraints.txt
-	$(BIN)/pip install --quiet -c $(VENV)/constraints.txt -e ".[train,report,demo,dev]"
+	$(BIN)/pip install --quiet -c $(VENV)/constraints.txt -e ".[aws,heic,hub,train,report,notebook,demo,dev]"
 	touch $@
 
 # uv compiles requirements, cyclonedx-bom writes SBOMs, pip-audit reads advisory databases.
