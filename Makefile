@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs plans requirements sbom \
+.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs site plans requirements sbom \
 	audit bench clean
 
 demo: $(VENV)/.installed
@@ -52,6 +52,11 @@ lint: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
 	$(BIN)/python docs/images/plan.py
+	$(BIN)/python docs/images/diagrams.py
+
+# Builds the documentation in build/site. References are generated; nothing is fetched.
+site: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Counts the FLOPs and memory of the model presets with PyTorch; tests compare the files with the
 # presets.

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from sm_train.toolkit.errors import UserError
 
-PRESETS = ("default", "bria-2.0", "demo")
+PRESETS = ("default", "bria-2.0", "demo", "tiny-pixels")
 
 
 @click.command()
@@ -18,7 +18,8 @@ PRESETS = ("default", "bria-2.0", "demo")
     type=click.Choice(PRESETS),
     default="default",
     show_default=True,
-    help="bria-2.0: its three published stages; demo: handwritten digits on this machine.",
+    help="bria-2.0: its three published stages; demo: handwritten digits on this machine; "
+    "tiny-pixels: your own photos on this machine.",
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(path: Path, preset: str, force: bool) -> None:
