@@ -3,7 +3,8 @@
 The weights are those of a preset, in fp32 and with its tensor sizes; the default is dit-xl with
 611 million. An update reads averages and weights and writes averages: the limit is a copy within
 memory, which moves two thirds of those bytes. The variants are interleaved; the output is medians,
-spread and ratios. Runs on a GPU if there is one.
+spread and the median ratio of a round, also in CPU time, which other programs on the machine
+disturb less. Runs on a GPU if there is one.
 
     python benchmarks/ema.py [PRESET]
 """
@@ -49,29 +50,42 @@ def main() -> None:
         f"{count / 1e6:.0f} million weights in {len(parameters)} tensors"
     )
     seconds: dict[str, list[float]] = {name: [] for name in variants}
+    cpu: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(ROUNDS + 2):
         for name, variant in variants.items():
             _synchronize(device)
-            started = time.perf_counter()
+            started, cpu_started = time.perf_counter(), time.process_time()
             variant()
             _synchronize(device)
             if number > 1:  # the first two warm up
                 seconds[name].append(time.perf_counter() - started)
+                cpu[name].append(time.process_time() - cpu_started)
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    print(f"{'one update':<20}{'ms':>8}{'min':>8}{'max':>8}")
+    print(f"{'one update':<20}{'ms':>8}{'min':>8}{'max':>8}{'CPU ms':>9}")
     for name, values in seconds.items():
         print(
             f"{name:<20}{1e3 * median[name]:>8.1f}{1e3 * min(values):>8.1f}"
-            f"{1e3 * max(values):>8.1f}"
+            f"{1e3 * max(values):>8.1f}{1e3 * statistics.median(cpu[name]):>9.1f}"
         )
     for name in ("EMAModel", "EMAModel, foreach"):
-        print(f"{name} / sm-train: {median[name] / median['sm-train']:.2f}×")
-    print(f"sm-train / 1.5 copies: {median['sm-train'] / (1.5 * median['one copy']):.2f}×")
+        print(
+            f"{name} / sm-train: {ratio(seconds, name):.2f}×, in CPU time {ratio(cpu, name):.2f}×"
+        )
+    print(
+        f"sm-train / 1.5 copies: {1 / (1.5 * ratio(seconds, 'one copy')):.2f}×, in CPU time "
+        f"{1 / (1.5 * ratio(cpu, 'one copy')):.2f}×"
+    )
     difference = max(
         float((average - expected).abs().max())
         for average, expected in zip(ema.averages, reference.shadow_params, strict=True)
     )
     print(f"largest difference from EMAModel: {difference:.1e}")
+
+
+def ratio(measured: dict[str, list[float]], name: str) -> float:
+    """Return the median of the ratios to sm-train within one round."""
+    pairs = zip(measured[name], measured["sm-train"], strict=True)
+    return statistics.median(theirs / ours for theirs, ours in pairs)
 
 
 def _synchronize(device: torch.device) -> None:

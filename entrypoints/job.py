@@ -24,6 +24,7 @@ from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
 from sm_train.entrypoints.monitoring.failures import SETTLE_SECONDS, is_disconnection
 from sm_train.entrypoints.monitoring.heartbeat import ExitState, HeartbeatWriter
 from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
+from sm_train.entrypoints.tracking.feed import TrackerFeeds, tracker_feeds
 
 CAUSE_TIMEOUT = 3 * SETTLE_SECONDS
 """Seconds in which the watchdog finds out why a peer is gone."""
@@ -31,11 +32,12 @@ CAUSE_TIMEOUT = 3 * SETTLE_SECONDS
 
 @dataclass(frozen=True)
 class TrainingProcess:
-    """One process of a job: its stage's configuration, its folders and its heartbeat."""
+    """One process of a job: its stage's configuration, its folders, heartbeat and trackers."""
 
     config: JobConfig
     paths: SageMakerPaths
     heartbeat: HeartbeatWriter
+    trackers: TrackerFeeds
 
     def end_hanging_job(self, message: str) -> NoReturn:
         """End the process from another thread; the watchdog must not take it for a crash."""
@@ -65,8 +67,9 @@ def run_job(
             _run_doctor(config, paths, options)
             if not options.doctor_only:
                 watched.enter_context(watchdog(options.document, options.stage))
+                trackers = watched.enter_context(tracker_feeds(config, options.document))
                 with heartbeat() as writer:
-                    train(TrainingProcess(config, paths, writer))
+                    train(TrainingProcess(config, paths, writer, trackers))
         except Exception as error:
             report_failure(error, paths)
             return 1

@@ -64,6 +64,7 @@ def _run(process: TrainingProcess) -> None:
         node=info.node,
         rank=info.rank,
         recent_events_file=events_file(heartbeat_folder(), info.local_rank),
+        subscriber=process.trackers.send,
     )
     for folder in (paths.checkpoints, paths.model, paths.output_data):
         folder.mkdir(parents=True, exist_ok=True)

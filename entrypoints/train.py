@@ -68,7 +68,10 @@ def _train(process: TrainingProcess) -> None:
     )
     recent_events = events_file(heartbeat_folder(), accelerator.local_process_index)
     events = EventLog(
-        node=resources.node_rank, rank=accelerator.process_index, recent_events_file=recent_events
+        node=resources.node_rank,
+        rank=accelerator.process_index,
+        recent_events_file=recent_events,
+        subscriber=process.trackers.send,
     )
     if backend.warning and accelerator.is_main_process:
         events.warn("smddp-unavailable", backend.warning)

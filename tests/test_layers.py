@@ -29,7 +29,7 @@ LEVELS = {
     "entrypoints": [
         {"common"},
         {"data", "distributed", "monitoring"},
-        {"checkpointing"},
+        {"checkpointing", "tracking"},
         {"models"},
         {"packing", "planning"},
         {"doctor", "script", "training"},

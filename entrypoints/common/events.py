@@ -116,19 +116,26 @@ class EventLog:
         stream: EventStream | None = None,
         clock: Callable[[], float] = time.time,
         recent_events_file: Path | None = None,
+        subscriber: Callable[[str, str], None] | None = None,
     ) -> None:
-        """Keep the most recent events in ``recent_events_file``, too, if it is set."""
+        """Keep the most recent events in ``recent_events_file``, too, if it is set.
+
+        ``subscriber`` gets the kind and the line of each event; it must not block or raise.
+        """
         self._node, self._rank = node, rank
         self._recent = deque[str](maxlen=_RECENT_EVENTS)
         self._recent_events_file = recent_events_file
         self._stream: EventStream = stream or sys.stdout
         self._clock = clock
+        self._subscriber = subscriber
 
     def write(self, kind: str, readable: str, **fields: Any) -> None:
         """Print ``readable`` and the event in one write, so that ranks do not interleave."""
         line = format_event(kind, fields, time=self._clock(), node=self._node, rank=self._rank)
         self._stream.write(f"{readable}\n{line}\n")
         self._stream.flush()
+        if self._subscriber is not None:
+            self._subscriber(kind, line)
         if self._recent_events_file is not None:
             self._recent.append(f"{line}\n")
             # A full disk must not end the training.

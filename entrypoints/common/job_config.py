@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ CollectiveBackend = Literal["auto", "nccl", "smddp"]
 StallAction = Literal["kill", "warn"]
 AlertLevel = Literal["info", "warning", "critical"]
 DoctorMode = Literal["auto", "fail", "warn", "off"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class JobConfigError(ValueError):
@@ -188,6 +189,26 @@ class AlertsConfig:
     level: AlertLevel
 
 
+def tracker_requirements(name: TrackerName) -> str:
+    """Return the name of the file of the bundle with the packages of a tracker."""
+    return f"requirements-{name}.txt"
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    """One experiment tracker; None leaves its default.
+
+    ``secret`` is the name of the secret with its key, never the key. ``project`` is MLflow's
+    experiment. ``uri`` is the server; MLflow without one, and W&B without a secret, write files.
+    """
+
+    name: TrackerName
+    project: str | None = None
+    entity: str | None = None
+    uri: str | None = None
+    secret: str | None = None
+
+
 @dataclass(frozen=True)
 class DoctorConfig:
     """The cluster check before training; it takes at most ``timeout`` seconds."""
@@ -241,6 +262,7 @@ class JobConfig:
     alerts: AlertsConfig
     doctor: DoctorConfig
     expected: ExpectedPerformance
+    trackers: tuple[TrackerConfig, ...] = ()
 
 
 def read_job_config(path: Path, stage: str) -> JobConfig:
@@ -275,6 +297,9 @@ def _parse(kind: type[T], document: dict[str, Any]) -> T:
         if isinstance(field_type, type) and is_dataclass(field_type):
             value = _parse(field_type, value)
         elif isinstance(value, list):
+            item = next(iter(get_args(field_type)), None)
+            if isinstance(item, type) and is_dataclass(item):
+                value = [_parse(item, one) for one in value]
             value = tuple(value)
         values[name] = value
     return kind(**values)

@@ -17,20 +17,23 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import tenacity
 from sm_train.entrypoints.common.job_config import AlertsConfig
 from sm_train.entrypoints.monitoring.alerts import Alert, AlertRateLimiter
-
-if TYPE_CHECKING:
-    from botocore.config import Config
+from sm_train.entrypoints.monitoring.secret_values import (
+    SecretError,
+    aws_reason,
+    client_config,
+    is_final,
+    read_secret,
+)
 
 SLACK_VARIABLE, WEBHOOK_VARIABLE = "SM_TRAIN_SLACK_WEBHOOK", "SM_TRAIN_WEBHOOK"
 """Variables that hold the addresses themselves, for local runs without AWS secrets."""
 
 _TIMEOUT, _RETRY_SECONDS, _MAX_BACKOFF = 10.0, 6 * 3600.0, 60.0
-_SSM_PREFIX = "ssm:"
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
@@ -140,64 +143,25 @@ class SnsSink:
             import boto3
 
             region = self._topic.split(":")[3]
-            sns = boto3.client("sns", region_name=region, config=_client_config())
+            sns = boto3.client("sns", region_name=region, config=client_config())
             sns.publish(TopicArn=self._topic, **alert.for_sns())
         except Exception as error:
-            raise UndeliveredError(_reason(error), final=_is_final(error)) from None
-
-
-def _client_config() -> Config:
-    """Return the settings of one attempt: the dispatcher retries."""
-    from botocore.config import Config
-
-    return Config(
-        connect_timeout=_TIMEOUT, read_timeout=_TIMEOUT, retries={"total_max_attempts": 1}
-    )
-
-
-def _reason(error: Exception) -> str:
-    """Return AWS's error code or the exception's name: its text may contain more than that."""
-    response = getattr(error, "response", None)
-    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
-    return str(code or type(error).__name__)
-
-
-def _is_final(error: Exception) -> bool:
-    """Return whether AWS rejected the request, which a retry would not change."""
-    response = getattr(error, "response", None)
-    if not isinstance(response, dict):
-        return isinstance(error, ImportError)
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
-    throttled = "Throttl" in _reason(error) or "TooMany" in _reason(error)
-    return 400 <= status < 500 and not throttled
+            raise UndeliveredError(aws_reason(error), final=is_final(error)) from None
 
 
 def secret(name: str) -> str:
-    """Return the address in a Secrets Manager secret, or in the SSM parameter of ``ssm:NAME``.
-
-    The secret is the address itself or, as the console creates them, a JSON object that holds it.
+    """Return the address in a secret: its text, or the one in a JSON object.
 
     Raises:
         UndeliveredError: it cannot be read; the message contains only its name.
     """
-    region = name.split(":")[3] if name.startswith("arn:") else None
     try:
-        import boto3
-
-        if name.startswith(_SSM_PREFIX):
-            ssm = boto3.client("ssm", config=_client_config())
-            parameter = name.removeprefix(_SSM_PREFIX)
-            text = ssm.get_parameter(Name=parameter, WithDecryption=True)["Parameter"]["Value"]
-        else:
-            manager = boto3.client("secretsmanager", region_name=region, config=_client_config())
-            text = manager.get_secret_value(SecretId=name)["SecretString"]
-    except Exception as error:
-        raise UndeliveredError(f"{name}: {_reason(error)}", final=_is_final(error)) from None
-    return _address_in(text)
+        return _address_in(read_secret(name))
+    except SecretError as error:
+        raise UndeliveredError(str(error), final=error.final) from None
 
 
 def _address_in(text: str) -> str:
-    text = text.strip()
     if text.startswith("{"):
         try:
             values = list(json.loads(text).values())

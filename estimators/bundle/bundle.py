@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 
-from sm_train.entrypoints.common.job_config import JOB_FILE
+from sm_train.entrypoints.common.job_config import JOB_FILE, tracker_requirements
 from sm_train.entrypoints.common.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.bundle.user_code import (
@@ -113,7 +113,7 @@ def build_bundle(
     }
     if user_code.packages:
         contents[USER_REQUIREMENTS] = ("\n".join(user_code.packages) + "\n").encode()
-    secrets = list(find_secrets(contents))
+    secrets = list(find_secrets(contents | _without_secret_names(contents, config)))
     if secrets:
         raise UserCodeError("\n".join(map(str, secrets)))
     if config.cluster.network_isolation:
@@ -121,9 +121,19 @@ def build_bundle(
         contents.pop(USER_REQUIREMENTS, None)
     else:
         contents[REQUIREMENTS] = job_requirements(config, framework_version).encode()
+        contents |= _tracker_requirements(config)
     name, module = _script(config)
     contents[name] = _SCRIPT_CODE.format(module=module).encode()
     return pack(contents | _training_code(), name)
+
+
+def _without_secret_names(contents: dict[str, bytes], config: RunConfig) -> dict[str, bytes]:
+    """Return the generated documents without the names of secrets, which resemble passwords."""
+    documents = {name: contents[name] for name in (RUN_FILE, JOB_FILE)}
+    for secret in config.secret_names.values():
+        quoted = json.dumps(secret).encode()
+        documents = {name: text.replace(quoted, b'"name"') for name, text in documents.items()}
+    return documents
 
 
 def _script(config: RunConfig) -> tuple[str, str]:
@@ -146,6 +156,7 @@ def rebuild_bundle(
     """
     contents = unpack(archive) | _documents(config, predicted_speeds, model_plan)
     pinned = contents.pop(REQUIREMENTS, None)
+    contents |= _tracker_requirements(config)
     if not config.cluster.network_isolation:
         if pinned is None or not same_image:
             pinned = job_requirements(config, framework_version).encode()
@@ -184,6 +195,7 @@ def _user_files(config: RunConfig, user_code: UserCode) -> dict[str, bytes]:
     if config.entry is not None and config.entry not in user_code.files:
         raise UserCodeError(f"entry: {config.entry} is not among the files of code: {config.code}")
     reserved = {RUN_FILE, JOB_FILE, USER_REQUIREMENTS, _script(config)[0]}
+    reserved |= _tracker_requirements(config).keys()
     for name in user_code.files:
         if name in reserved or name.startswith(_PACKAGE):
             raise UserCodeError(f"code: {name} is a reserved name in the bundle; rename it")
@@ -241,6 +253,14 @@ def requirements(framework_version: str | None) -> str:
 
 def _optional_packages(config: RunConfig) -> set[str]:
     return {"bitsandbytes"} if config.training.optimizer.name == "adamw8bit" else set()
+
+
+def _tracker_requirements(config: RunConfig) -> dict[str, bytes]:
+    """Return the packages of each tracker, which its own process installs."""
+    if config.cluster.network_isolation:
+        return {}
+    names = [tracker_requirements(one.name) for one in config.trackers.job_config()]
+    return {name: _data_file(name).encode() for name in names}
 
 
 def _data_file(name: str) -> str:

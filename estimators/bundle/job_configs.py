@@ -53,6 +53,7 @@ def _job_config(
         expected=replace(
             _expected_performance(config, stage, predicted_speed), model_plan=model_plan
         ),
+        trackers=config.trackers.job_config(),
     )
 
 

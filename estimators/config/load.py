@@ -411,6 +411,9 @@ def _line_number(path: KeyPath, lines: dict[KeyPath, int]) -> int:
 
 def _format_problem(file: Path, lines: dict[KeyPath, int], problem: Problem) -> str:
     value = "" if problem.value is None else f": {_shown(problem.value)}"
+    if problem.path and str(problem.path[-1]).endswith("secret"):
+        # A key in place of the name of its secret.
+        value = ": (not shown)"
     line = _line_number(problem.path, lines)
     return f"{file}:{line}: {dotted(problem.path)}{value}: {problem.message}"
 

@@ -40,6 +40,7 @@ from sm_train.estimators.config.operations import (
 )
 from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.config.trackers import TrackersField, TrackersSection
 from sm_train.estimators.config.training import (
     CheckpointSection,
     EvaluationSection,
@@ -119,6 +120,11 @@ class RunConfig(Section):
     recovery: RecoverySection = RecoverySection()
     doctor: DoctorSection = DoctorSection()
     alerts: AlertsSection = AlertsSection()
+    trackers: TrackersField = Field(
+        default=TrackersSection(),
+        description="Experiment trackers: tensorboard, wandb, mlflow; a list of names, or a "
+        "mapping from each name to its settings.",
+    )
     budget: BudgetSection | None = Field(
         default=None, description="The maximum cost of the whole run. None sets no limit."
     )
@@ -137,6 +143,17 @@ class RunConfig(Section):
     def reads_shards(self) -> bool:
         """Return whether the training data must be shards: a script may read any files."""
         return self.entry is None or self.reads_index
+
+    @property
+    def secret_names(self) -> dict[str, str]:
+        """Return the names of the secrets that the job reads, by the run file's key."""
+        names = {
+            "alerts.slack_secret": self.alerts.slack_secret,
+            "alerts.webhook_secret": self.alerts.webhook_secret,
+        }
+        trackers = self.trackers.job_config()
+        names |= {f"trackers.{one.name}.secret": one.secret for one in trackers}
+        return {key: name for key, name in names.items() if name is not None}
 
     @property
     def index_uri(self) -> str | None:

@@ -46,6 +46,9 @@ class PolicyDocument(TypedDict):
     Statement: list[Permission] | list[TrustPermission]
 
 
+PARAMETER_PREFIX = "ssm:"
+"""Begins the name of a secret that is a parameter of Systems Manager."""
+
 _VERSION = "2012-10-17"
 _WATCH_ACTIONS = frozenset(
     """
@@ -228,6 +231,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
             ["*"],
         ),
         _allow("CheckRole", ["iam:GetRole"], [role]),
+        *_secret_check_permissions(config, scope, role),
         _allow("CheckImage", ["ecr:DescribeImages"], [_repository_arn(scope, image)]),
         # The first two have no resource smaller than a log group (Service Authorization Reference).
         _allow(
@@ -339,7 +343,11 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
     if keys:
         actions = ["kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
         permissions.append(_allow("UseKeys", actions, keys))
-    permissions += _alert_permissions(config, scope)
+    permissions += _secret_permissions(config, scope)
+    if config.alerts.sns_topic is not None:
+        permissions.append(_allow("PublishAlerts", ["sns:Publish"], [config.alerts.sns_topic]))
+    if config.trackers.mlflow is not None and (uri := config.trackers.mlflow.uri) is not None:
+        permissions += _mlflow_permissions(uri)
     if config.cluster.vpc:
         permissions.append(_allow("JoinNetwork", _NETWORK_ACTIONS, ["*"]))
     if config.cluster.remote_debug:
@@ -347,34 +355,79 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
     return permissions
 
 
-def _alert_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
-    """Return what the job's alerts need: to read the secrets, and to publish."""
-    alerts = config.alerts
-    names = [name for name in (alerts.slack_secret, alerts.webhook_secret) if name is not None]
-    parameters = [name for name in names if ":ssm:" in name or name.startswith("ssm:")]
-    secrets = [name for name in names if name not in parameters]
-    permissions = []
-    if secrets:
-        # Secrets Manager appends a hyphen and six characters to the name in a secret's ARN.
-        arns = [
+def _mlflow_permissions(uri: str) -> list[Permission]:
+    """Return what the job needs to log to an MLflow server of SageMaker; others take a key.
+
+    The actions are those that MLflow's client calls ("Actions, resources, and condition keys for
+    Amazon SageMaker with MLflow", service authorization reference, read 2026-11).
+    """
+    return [_allow("LogToMlflow", _MLFLOW_ACTIONS, [uri])] if uri.startswith("arn:") else []
+
+
+def _secret_arns(config: RunConfig, scope: _Scope) -> tuple[list[str], list[str]]:
+    """Return the ARNs of the job's secrets and of its parameters, with wildcards."""
+    names = list(config.secret_names.values())
+    parameters = [name for name in names if ":ssm:" in name or name.startswith(PARAMETER_PREFIX)]
+    # Secrets Manager appends a hyphen and six characters to the name in a secret's ARN.
+    return (
+        [
             name
             if name.startswith("arn:")
             else scope.arn("secretsmanager", f"secret:{name}-??????")
-            for name in secrets
-        ]
-        permissions.append(_allow("ReadSecrets", ["secretsmanager:GetSecretValue"], arns))
-    if parameters:
-        arns = [
+            for name in names
+            if name not in parameters
+        ],
+        [
             name
             if name.startswith("arn:")
-            else scope.arn("ssm", f"parameter/{name.removeprefix('ssm:').lstrip('/')}")
+            else scope.arn("ssm", f"parameter/{name.removeprefix(PARAMETER_PREFIX).lstrip('/')}")
             for name in parameters
-        ]
-        permissions.append(_allow("ReadParameters", ["ssm:GetParameter"], arns))
-    if alerts.sns_topic is not None:
-        permissions.append(_allow("PublishAlerts", ["sns:Publish"], [alerts.sns_topic]))
+        ],
+    )
+
+
+def _secret_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
+    """Return what the job needs to read the secrets of alerts and trackers."""
+    secrets, parameters = _secret_arns(config, scope)
+    permissions = []
+    if secrets:
+        permissions.append(_allow("ReadSecrets", ["secretsmanager:GetSecretValue"], secrets))
+    if parameters:
+        permissions.append(_allow("ReadParameters", ["ssm:GetParameter"], parameters))
     return permissions
 
+
+def _secret_check_permissions(config: RunConfig, scope: _Scope, role: str) -> list[Permission]:
+    """Return what `check` needs to see that the job can read its secrets; it reads none."""
+    secrets, parameters = _secret_arns(config, scope)
+    permissions = []
+    if secrets:
+        permissions.append(_allow("CheckSecrets", ["secretsmanager:DescribeSecret"], secrets))
+    if parameters:
+        permissions.append(_allow("CheckParameters", ["ssm:DescribeParameters"], ["*"]))
+    if permissions:
+        permissions.append(_allow("SimulateRole", ["iam:SimulatePrincipalPolicy"], [role]))
+    return permissions
+
+
+_MLFLOW_ACTIONS = [
+    f"sagemaker-mlflow:{action}"
+    for action in (
+        "CreateExperiment",
+        "CreateRun",
+        "GetExperiment",
+        "GetExperimentByName",
+        "GetMetricHistory",
+        "GetRun",
+        "ListArtifacts",
+        "LogBatch",
+        "LogMetric",
+        "LogParam",
+        "SearchRuns",
+        "SetTag",
+        "UpdateRun",
+    )
+]
 
 _NETWORK_ACTIONS = [
     f"ec2:{action}"

@@ -31,7 +31,7 @@ def test_worker_stuck_in_a_fuse_read_is_blamed_and_the_job_ends(tmp_path: Path) 
             with WatchedJob(tmp_path / "job", ["read"], "kill", {"READ": path}) as watched:
                 stall = watched.wait_for(code="stall", kind="warning")
                 assert stall["phase"] == "data"
-                assert STALL_TIMEOUT <= stall["silent_seconds"] < 5 * STALL_TIMEOUT
+                assert stall["silent_seconds"] >= STALL_TIMEOUT
                 assert (stall["blamed_rank"], stall["blamed_node"]) == (0, 0)
                 stacks = watched.report_text(stall, "workers.txt")
                 assert "read_forever" in stacks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from email.message import Message
@@ -142,3 +142,25 @@ def deny_all(code: str) -> Callable[[FakeRequest], FakeResponse]:
         f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
     )
     return lambda request: FakeResponse(403, content.encode())
+
+
+def fake_policy_simulator(allowed: Collection[str]) -> Callable[[FakeRequest], FakeResponse]:
+    """Return IAM's SimulatePrincipalPolicy, which allows actions on ``allowed`` resources."""
+
+    def respond(request: FakeRequest) -> FakeResponse:
+        fields = {key: values[0] for key, values in parse_qs(request.body.decode()).items()}
+        assert fields["Action"] == "SimulatePrincipalPolicy", fields
+        resource = fields["ResourceArns.member.1"]
+        decision = "allowed" if resource in allowed else "implicitDeny"
+        return FakeResponse(
+            content=(
+                "<SimulatePrincipalPolicyResponse><SimulatePrincipalPolicyResult>"
+                "<IsTruncated>false</IsTruncated><EvaluationResults><member>"
+                f"<EvalActionName>{fields['ActionNames.member.1']}</EvalActionName>"
+                f"<EvalResourceName>{escape(resource)}</EvalResourceName>"
+                f"<EvalDecision>{decision}</EvalDecision></member></EvaluationResults>"
+                "</SimulatePrincipalPolicyResult></SimulatePrincipalPolicyResponse>"
+            ).encode()
+        )
+
+    return respond

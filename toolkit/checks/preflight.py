@@ -37,7 +37,7 @@ from sm_train.toolkit.checks.relocation import (
     relocated_subjects,
     relocation_findings,
 )
-from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings
+from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings, secret_findings
 from sm_train.toolkit.checks.shards import (
     Shards,
     augmentation_findings,
@@ -93,6 +93,7 @@ def online_findings(
         findings += attempt(
             "the role", "role", "iam:GetRole", role_findings(config.role, session, account)
         )
+        findings += _secret_findings(config, session, region, account)
         findings += _quota_findings(config, session, region)
         findings += attempt(
             "the image",
@@ -106,6 +107,8 @@ def online_findings(
             regional = session_in_region(session, relocated.region)
             quotas = _quota_findings(relocated.config, regional, relocated.region)
             findings += found_at(relocated, quotas)
+            secrets = _secret_findings(relocated.config, regional, relocated.region, account)
+            findings += found_at(relocated, secrets)
             findings += _relocated_account_findings(
                 subject, relocated, regional, progress, listings
             )
@@ -118,6 +121,14 @@ def _named_components(subject: Subject, session: boto3.Session | None) -> list[F
         return []
     findings = named_components_findings(subject.config, subject.components, session)
     return list(attempt("the components", "--components", "s3:GetObject", findings))
+
+
+def _secret_findings(
+    config: RunConfig, session: boto3.Session, region: str, account: str
+) -> list[Finding]:
+    findings = secret_findings(config, session, region, account)
+    action = "secretsmanager:DescribeSecret, ssm:DescribeParameters and iam:SimulatePrincipalPolicy"
+    return list(attempt("the secrets", "alerts, trackers", action, findings))
 
 
 def _quota_findings(config: RunConfig, session: boto3.Session, region: str) -> list[Finding]:

@@ -1,10 +1,12 @@
-"""Checks the job's IAM role: that it exists and that SageMaker may assume it."""
+"""Checks the job's IAM role: that it exists, that SageMaker may assume it, and its secrets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.request.iam import PARAMETER_PREFIX
 from sm_train.toolkit.checks.finding import Check, Finding
 
 if TYPE_CHECKING:
@@ -48,6 +50,81 @@ ROLE_TRUST = Check(
     f"`{_SERVICE}`.",
     source=_SOURCE,
 )
+SECRET_ABSENT = Check(
+    "secret-absent",
+    ("warning",),
+    means="A secret that the run file names for alerts or a tracker does not exist in the job's "
+    "region.",
+    impact="The job trains, but sends no alerts to this address; W&B writes files instead of "
+    "logging online.",
+    fix="Create the secret, for example with `aws secretsmanager create-secret --name NAME "
+    "--secret-string file://key`, or correct its name.",
+    source="Secrets Manager API reference, DescribeSecret (2026-11)",
+)
+SECRET_DENIED = Check(
+    "secret-denied",
+    ("warning",),
+    means="The policies of the job's role do not allow it to read a secret that the run file "
+    "names, as IAM's policy simulator evaluates them.",
+    impact="As for a secret that does not exist.",
+    fix="Add the statement of the role that `sm-train iam` prints. A secret that a key of your own "
+    "encrypts also needs `kms:Decrypt` for that key.",
+    source="IAM API reference, SimulatePrincipalPolicy (2026-11)",
+)
+
+
+def secret_findings(
+    config: RunConfig, session: boto3.Session, region: str, account: str
+) -> Iterator[Finding]:
+    """Check that the job can read the secrets of its alerts and trackers; reads none.
+
+    Raises:
+        ClientError: AWS rejects a request.
+    """
+    for where, name in config.secret_names.items():
+        arn = _secret_arn(name, session, region, account)
+        action = "secretsmanager:GetSecretValue"
+        if arn is None:
+            yield SECRET_ABSENT.found(
+                "warning", where, f"{name} does not exist in {region}", "create it"
+            )
+            continue
+        if ":ssm:" in arn:
+            action = "ssm:GetParameter"
+        if config.role is None:
+            continue
+        result = session.client("iam").simulate_principal_policy(
+            PolicySourceArn=config.role, ActionNames=[action], ResourceArns=[arn]
+        )
+        decisions = {one["EvalDecision"] for one in result["EvaluationResults"]}
+        if decisions != {"allowed"}:
+            role = config.role.rsplit("/", 1)[-1]
+            yield SECRET_DENIED.found(
+                "warning", where, f"{role} may not read {name}", f"allow {action} on {arn}"
+            )
+
+
+def _secret_arn(name: str, session: boto3.Session, region: str, account: str) -> str | None:
+    """Return the ARN of a secret or parameter; None if it does not exist."""
+    from botocore.exceptions import ClientError
+
+    if ":ssm:" in name or name.startswith(PARAMETER_PREFIX):
+        path = name.rpartition(":parameter")[2] if ":ssm:" in name else name
+        path = path.removeprefix(PARAMETER_PREFIX)
+        filters = [{"Key": "Name", "Option": "Equals", "Values": [path]}]
+        ssm = session.client("ssm", region_name=region)
+        if not ssm.describe_parameters(ParameterFilters=filters)["Parameters"]:  # type: ignore[arg-type]
+            return None
+        partition = session.get_partition_for_region(region)
+        return f"arn:{partition}:ssm:{region}:{account}:parameter/{path.lstrip('/')}"
+    secrets_region = name.split(":")[3] if name.startswith("arn:") else region
+    manager = session.client("secretsmanager", region_name=secrets_region)
+    try:
+        return manager.describe_secret(SecretId=name)["ARN"]
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "ResourceNotFoundException":
+            raise
+        return None
 
 
 def role_findings(role: str | None, session: boto3.Session, account: str) -> Iterator[Finding]:

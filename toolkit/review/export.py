@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,19 +10,12 @@ from math import isfinite
 from pathlib import Path
 
 import numpy as np
+from sm_train.entrypoints.tracking.scalars import STEP_TAGS, event_scalars
+from sm_train.entrypoints.tracking.tensorboard_files import TensorBoardFiles, image_size
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.sources import ReviewSource
 
-_STEP_TAGS = {
-    "loss": "train/loss",
-    "learning_rate": "train/learning_rate",
-    "gradient_norm": "train/gradient_norm",
-    "steps_per_second": "speed/steps_per_second",
-    "images_per_second": "speed/images_per_second",
-    "data_wait_share": "speed/data_wait_share",
-    "mfu": "speed/mfu",
-}
 _NODE_TAGS = ("gpu_utilization_mean", "gpu_temperature_max", "read_bytes_per_second")
 
 
@@ -68,7 +60,7 @@ def export_jobs(
         scalars = sorted(log_scalars(parse(source)), key=lambda one: one.time)
         read = ((grid.step, grid.read()) for grid in source.sample_grids())
         # An upload that was cut short leaves a part of an image.
-        images = [(step, content) for step, content in read if _size(content) is not None]
+        images = [(step, content) for step, content in read if image_size(content) is not None]
         path.mkdir(parents=True)
         write = _write_tensorboard if target_format == "tensorboard" else _write_csv
         write(path, scalars, images)
@@ -84,17 +76,13 @@ def _folder_name(name: str) -> str:
 def log_scalars(log: JobLog) -> Iterator[Scalar]:
     """Yield the known numbers of step, evaluation and node events."""
     steps = log.steps
-    for key, tag in _STEP_TAGS.items():
+    for key, tag in STEP_TAGS.items():
         for time, step, value in zip(steps["time"], steps["step"], steps[key], strict=True):
             if isfinite(value):
                 yield Scalar(float(time), int(step), tag, float(value))
     for event in log.events["eval"]:
-        losses = {"validation/loss": event["loss"]}
-        levels = event.get("losses") or {}
-        losses |= {f"validation/loss at {level}": loss for level, loss in levels.items()}
-        for tag, loss in losses.items():
-            if loss is not None:
-                yield Scalar(event["time"], event["step"], tag, loss)
+        for tag, loss in event_scalars(event).items():
+            yield Scalar(event["time"], event["step"], tag, loss)
     for node, table in log.nodes.items():
         # Events of nodes have a time and no step: the last one that was logged before.
         at = np.searchsorted(steps["time"], table["time"], side="right") - 1
@@ -137,36 +125,12 @@ def _write_tensorboard(
     folder: Path, scalars: Sequence[Scalar], images: Sequence[tuple[int, bytes]]
 ) -> None:
     """Write an event file with the times of the job."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    writer = EventFileWriter(str(folder))
-    try:
-        for one in scalars:
-            value = Summary.Value(tag=one.tag, simple_value=one.value)
-            summary = Summary(value=[value])
-            writer.add_event(Event(wall_time=one.time, step=one.step, summary=summary))
-        times = {one.step: one.time for one in scalars}
-        for step, content in images:
-            width, height = _size(content) or (0, 0)
-            image = Summary.Image(
-                width=width, height=height, colorspace=3, encoded_image_string=content
-            )
-            summary = Summary(value=[Summary.Value(tag="samples", image=image)])
-            time = times.get(step, scalars[-1].time if scalars else 0.0)
-            writer.add_event(Event(wall_time=time, step=step, summary=summary))
-    finally:
-        writer.close()
-
-
-def _size(content: bytes) -> tuple[int, int] | None:
-    """Return an image's width and height; None if it cannot be decoded."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            image.load()
-            return image.size
-    except (OSError, ValueError, Image.DecompressionBombError):
-        return None
+    writer = TensorBoardFiles(folder)
+    writer.create()
+    for one in scalars:
+        writer.log_scalars(one.step, one.time, {one.tag: one.value})
+    times = {one.step: one.time for one in scalars}
+    for step, content in images:
+        time = times.get(step, scalars[-1].time if scalars else 0.0)
+        writer.log_image(step, time, content)
+    writer.close("done")

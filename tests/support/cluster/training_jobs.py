@@ -82,6 +82,7 @@ def tiny_run(*, max_steps: int, **training: Any) -> RunConfig:
     stage = {key: training.pop(key) for key in list(training) if key in stage_keys}
     checkpoint = {"every_steps": training.pop("checkpoint_every", 100), "keep_last": 3}
     evaluation = training.pop("evaluation", {})
+    trackers = training.pop("trackers", [])
     return RunConfig.model_validate(
         run(
             name="tiny",
@@ -107,6 +108,7 @@ def tiny_run(*, max_steps: int, **training: Any) -> RunConfig:
             | training,
             checkpoint=checkpoint,
             evaluation=evaluation,
+            trackers=trackers,
             cluster={"instance_type": "ml.g5.xlarge"},
         )
     )

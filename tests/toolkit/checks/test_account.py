@@ -16,6 +16,7 @@ from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Finding
 from sm_train.toolkit.checks.preflight import Subject, offline_findings, online_findings
+from sm_train.toolkit.checks.role import secret_findings
 from sm_train.toolkit.checks.storage import listing_findings
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -26,6 +27,7 @@ from tests.support.fake_services import (
     FakeServer,
     deny_all,
     fake_bucket,
+    fake_policy_simulator,
     fake_server,
     fake_service_quotas,
 )
@@ -201,6 +203,35 @@ def test_expired_credentials_raise_instead_of_a_finding(
         with pytest.raises(UserError, match="ExpiredToken") as failure:
             check()
     assert failure.value.exit_code == ExitCode.PERMISSION
+
+
+def test_secrets_that_the_job_cannot_read_are_reported(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in aws.environment.items():
+        monkeypatch.setenv(name, value)
+    manager = aws.client("secretsmanager")
+    key = manager.create_secret(Name="wandb/key", SecretString="hidden-value")["ARN"]
+    manager.create_secret(Name="mlflow/key", SecretString="hidden-value")
+    aws.client("ssm").put_parameter(Name="/own/webhook", Value="hidden-value", Type="SecureString")
+    parameter = f"arn:aws:ssm:us-east-1:{ACCOUNT}:parameter/own/webhook"
+    run = config(
+        role=ROLE,
+        alerts={"slack_secret": "absent", "webhook_secret": "ssm:/own/webhook"},
+        trackers={
+            "wandb": {"secret": "wandb/key"},
+            "mlflow": {"uri": "https://mlflow.example.com", "secret": "mlflow/key"},
+        },
+    )
+    with fake_server(fake_policy_simulator([key, parameter])) as iam:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_IAM", iam.url)
+        found = list(secret_findings(run, SESSION, "us-east-1", ACCOUNT))
+    assert [(one.code, one.where, one.message) for one in found] == [
+        ("secret-absent", "alerts.slack_secret", "absent does not exist in us-east-1"),
+        ("secret-denied", "trackers.mlflow.secret", "sm-train may not read mlflow/key"),
+    ]
+    assert "secretsmanager:GetSecretValue on arn:aws:secretsmanager:" in found[1].fix
+    assert not {"GetSecretValue", "GetParameter"} & {operation for operation, _ in aws.calls}
 
 
 # ------------------------------------------------------------------ buckets and shards in S3

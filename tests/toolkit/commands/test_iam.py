@@ -323,11 +323,23 @@ def test_fallbacks_extend_the_policies_to_their_regions_only() -> None:
         ({"alerts": {"slack_secret": "slack/webhook"}}, "secretsmanager:GetSecretValue"),
         ({"alerts": {"webhook_secret": "ssm:/own/webhook"}}, "ssm:GetParameter"),
         (
+            {"trackers": {"wandb": {"secret": "wandb/key"}}},
+            "secretsmanager:GetSecretValue",
+        ),
+        (
+            {
+                "trackers": {
+                    "mlflow": {"uri": "arn:aws:sagemaker:us-east-1:111122223333:mlflow-app/a"}
+                }
+            },
+            "sagemaker-mlflow:LogBatch",
+        ),
+        (
             {"alerts": {"sns_topic": "arn:aws:sns:us-east-1:111122223333:sm-train"}},
             "sns:Publish",
         ),
     ],
-    ids=["keys", "vpc", "remote-debug", "secret", "parameter", "topic"],
+    ids=["keys", "vpc", "remote-debug", "secret", "parameter", "wandb", "mlflow", "topic"],
 )
 def test_job_may_use_what_the_run_file_names(
     aws: Aws, changes: dict[str, Any], action: str

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -48,6 +48,7 @@ class LongCommand:
     write_inputs: Callable[[Path], object]
     result: Callable[[Path], dict[str, bytes]]
     atomic: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def write_run(folder: Path) -> None:
@@ -128,7 +129,7 @@ def started(command: LongCommand, folder: Path) -> Iterator[subprocess.Popen[str
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *command.arguments],
         cwd=folder,
-        env=clean_environment(folder),
+        env=clean_environment(folder) | command.environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -195,7 +196,11 @@ def interrupt(command: LongCommand, folder: Path, delay: float) -> None:
 def test_interrupted_command_leaves_nothing_and_resumes(
     tmp_path: Path, name: str, times: int
 ) -> None:
-    command = COMMANDS[name]
+    interrupt_repeatedly(COMMANDS[name], tmp_path, times)
+
+
+def interrupt_repeatedly(command: LongCommand, tmp_path: Path, times: int) -> None:
+    """Interrupt twice at ``times`` pairs of random moments; the command must then complete."""
     inputs, reference = tmp_path / "inputs", tmp_path / "reference"
     inputs.mkdir()
     command.write_inputs(inputs)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -127,3 +129,13 @@ def test_image_prints_the_uri_or_a_dockerfile(cli: Cli, tmp_path: Path) -> None:
     assert uri.startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13-")
     assert json.loads(cli("image", run, "--json").stdout) == {"image": uri, "region": "us-east-1"}
     assert f"\nFROM {uri}\n" in cli("image", run, "--dockerfile").stdout
+
+
+def test_base_images_are_pinned_by_digest() -> None:
+    dockerfiles = sorted(Path(str(files("sm_train.toolkit") / "templates")).glob("*.Dockerfile"))
+    assert len(dockerfiles) == 3
+    for dockerfile in dockerfiles:
+        lines = dockerfile.read_text().splitlines()
+        [base] = [line for line in lines if line.startswith("ARG BASE=")]
+        assert re.fullmatch(r"ARG BASE=\S+:\S+@sha256:[0-9a-f]{64}", base)
+        assert [line for line in lines if line.startswith("FROM ")] == ["FROM ${BASE}"]

@@ -1,0 +1,66 @@
+"""Ctrl-C in commands that talk to AWS and to the Hub, at any moment."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Aws, Cli
+from tests.support.models.components import published, safetensors
+from tests.support.models.hub_server import hub_server
+from tests.toolkit.commands.test_interrupts import (
+    FEW,
+    MANY,
+    LongCommand,
+    complete,
+    files,
+    interrupt,
+    interrupt_repeatedly,
+)
+from tests.toolkit.runs.test_run_lifecycle import FIRST, Laptop
+
+
+def no_inputs(folder: Path) -> None:
+    """Create nothing: the command reads none."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [FEW, MANY])
+@pytest.mark.parametrize(
+    "arguments",
+    [("watch", "demo"), ("watch", "demo", "--dry-run"), ("logs", "demo", "--follow")],
+    ids=" ".join,
+)
+def test_interrupted_client_ends_without_a_traceback(
+    cli: Cli, aws: Aws, tmp_path: Path, arguments: tuple[str, ...], times: int
+) -> None:
+    laptop = Laptop(cli, aws, tmp_path)
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=600)
+    laptop.sagemaker.log_event(FIRST, "step", ago=20, step=10, steps_per_second=1.8, loss=0.25)
+    command = LongCommand(arguments, no_inputs, files(), environment=laptop.environment)
+    status = LongCommand(("status", "demo"), no_inputs, files(), environment=laptop.environment)
+    seconds = 2 * complete(status, tmp_path)
+    moments = random.Random(times)
+    for _ in range(times):
+        interrupt(command, tmp_path, moments.uniform(0, seconds))
+    complete(status, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [FEW, MANY])
+def test_interrupted_copy_of_a_model_leaves_nothing_and_resumes(tmp_path: Path, times: int) -> None:
+    name = "org/model"
+    with hub_server() as hub:
+        hub.repositories[name] = published("tiny-sd2")
+        weights = "unet/diffusion_pytorch_model.safetensors"
+        hub.repositories[name][weights] = safetensors(weight=(500, 1000))
+        command = LongCommand(
+            ("fetch-model", name, "model"),
+            no_inputs,
+            files("model"),
+            atomic=True,
+            environment=hub.environment(str(tmp_path / "hf")),
+        )
+        interrupt_repeatedly(command, tmp_path, times)
