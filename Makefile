@@ -14,7 +14,7 @@ DEMO_EXTRAS := aws,train,demo
 demo: $(VENV)/.demo
 	$(BIN)/python -m sm_train.toolkit.demo
 
-test: $(VENV)/.installed $(VENV)/.container-toolkit
+test: $(VENV)/.installed $(VENV)/.container-toolkit optional
 	$(BIN)/pytest -n 4 --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.installed optional
@@ -52,6 +52,10 @@ lint: $(VENV)/.installed
 	$(BIN)/vulture
 
 # Generates the pages of the findings of `sm-train check`; a test compares the file with the code.
+# The text of every screen at 80 and 120 columns, which tests compare: look at the difference.
+screens: $(VENV)/.installed
+	UPDATE_SCREENS=1 $(BIN)/pytest -q tests/toolkit/screens
+
 docs: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
 	$(BIN)/python docs/images/plan.py

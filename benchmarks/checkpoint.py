@@ -9,8 +9,11 @@ ratios; both write to memory (/dev/shm). The first checkpoint, which allocates t
 listed separately.
 
 The total cost of a checkpoint is the pause and what the steps lose that run while it is copied and
-written: their time less that of as many steps alone. The goals are a total of at most three copies
-in memory, and steps that take at most 20 % longer.
+written: their time less that of as many steps alone, right before and after. The goals are a total
+of at most three copies in memory, and steps that take at most 20 % longer. Steps run in one thread,
+as torchrun sets it for several ranks. The same is also measured in CPU time, which other programs
+disturb less: what copying and writing take in their threads, and how much more the training's
+thread takes for its steps meanwhile, because memory bandwidth and caches are shared.
 
     python benchmarks/checkpoint.py [LAYERS]
 """
@@ -24,9 +27,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from accelerate import Accelerator
@@ -39,6 +45,31 @@ from torch import nn
 
 ROUNDS = 5
 LAYERS, WIDTH, BATCH = int((sys.argv[1:] or ["38"])[0]), 2048, 128
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A duration, or a ratio of durations, by the clock and in CPU time of one thread."""
+
+    wall: float
+    cpu: float
+
+
+def mean(values: Sequence[Seconds]) -> Seconds:
+    return Seconds(
+        statistics.mean(one.wall for one in values), statistics.mean(one.cpu for one in values)
+    )
+
+
+def median(values: Sequence[Seconds]) -> Seconds:
+    return Seconds(
+        statistics.median(one.wall for one in values), statistics.median(one.cpu for one in values)
+    )
+
+
+def other_threads() -> float:
+    """Return the CPU seconds of this process in all threads but the calling one."""
+    return time.process_time() - time.thread_time()
 
 
 class SavedEma:
@@ -94,33 +125,44 @@ def measure(
         background=background,
     )
     complete_seconds: list[float] = []
-    alone: list[float] = []
-    slowdowns: list[float] = []
-    totals: list[float] = []
+    alone: list[Seconds] = []
+    slowdowns: list[Seconds] = []
+    totals: list[Seconds] = []
+    background_seconds: list[float] = []
     source, target = (torch.ones(size // 4) for _ in range(2))
 
-    def step() -> float:
-        started = time.perf_counter()
+    def step() -> Seconds:
+        started, cpu_started = time.perf_counter(), time.thread_time()
         gradients()
-        return time.perf_counter() - started
+        return Seconds(time.perf_counter() - started, time.thread_time() - cpu_started)
 
     def ours(number: int) -> float:
         alone.append(step())
         started = time.perf_counter()
+        cpu_started, others_started = time.thread_time(), other_threads()
         checkpointer.save_async(number, state.tensors(), {}, {})
         blocked = time.perf_counter() - started
+        blocked_cpu = time.thread_time() - cpu_started
         meanwhile = [step()]
         copied = time.perf_counter()
         background.join()
         blocked += time.perf_counter() - copied
         while checkpointer.writing:
             meanwhile.append(step())
+        background_seconds.append(other_threads() - others_started)
         checkpointer.commit()
         complete_seconds.append(time.perf_counter() - started)
         alone.append(step())
-        usual = statistics.mean(alone[-2:])
-        slowdowns.append(statistics.mean(meanwhile) / usual - 1)
-        totals.append(blocked + sum(one - usual for one in meanwhile))
+        usual = mean(alone[-2:])
+        slower = mean(meanwhile)
+        slowdowns.append(Seconds(slower.wall / usual.wall - 1, slower.cpu / usual.cpu - 1))
+        lost = Seconds(slower.wall - usual.wall, slower.cpu - usual.cpu)
+        totals.append(
+            Seconds(
+                blocked + len(meanwhile) * lost.wall,
+                blocked_cpu + len(meanwhile) * lost.cpu,
+            )
+        )
         return blocked
 
     def accelerate_save_state(_: int) -> float:
@@ -130,9 +172,12 @@ def measure(
         shutil.rmtree(folder / "accelerate")
         return blocked
 
+    copy_cpu: list[float] = []
+
     def copy(_: int) -> float:
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.thread_time()
         target.copy_(source)
+        copy_cpu.append(time.thread_time() - cpu_started)
         return time.perf_counter() - started
 
     print(f"first checkpoint: {ours(0):.2f} s")
@@ -149,15 +194,21 @@ def measure(
                 seconds[name].append(pause)
     print_pauses(seconds)
     print(f"sm-train, until complete: {statistics.median(complete_seconds):.2f} s")
-    copy_seconds = statistics.median(seconds["one copy in memory"])
-    total, slowdown = statistics.median(totals[2:]), statistics.median(slowdowns[2:])
+    copies = Seconds(statistics.median(seconds["one copy in memory"]), statistics.median(copy_cpu))
+    total, slowdown = median(totals[2:]), median(slowdowns[2:])
     print(
-        f"total cost of a checkpoint: {total:.2f} s, {total / copy_seconds:.1f} × one copy in "
-        "memory (goal: 3.0)"
+        f"total cost of a checkpoint: {total.wall:.2f} s, {total.wall / copies.wall:.1f} × one "
+        f"copy in memory (goal: 3.0); in CPU time of the training's thread {total.cpu:.2f} s, "
+        f"{total.cpu / copies.cpu:.1f} × one copy"
     )
     print(
-        f"a step of {statistics.median(alone):.2f} s takes {slowdown:+.0%} while a checkpoint is "
-        "copied and written (goal: +20%)"
+        f"a step of {median(alone).wall:.2f} s takes {slowdown.wall:+.0%} while a checkpoint is "
+        f"copied and written (goal: +20%), in CPU time {slowdown.cpu:+.0%}"
+    )
+    print(
+        f"copying and writing take {statistics.median(background_seconds[2:]):.2f} s of CPU time "
+        f"in their own threads, {statistics.median(background_seconds[2:]) / copies.cpu:.1f} × one "
+        "copy"
     )
 
 

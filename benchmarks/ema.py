@@ -6,7 +6,7 @@ memory, which moves two thirds of those bytes. The variants are interleaved; the
 spread and the median ratio of a round, also in CPU time, which other programs on the machine
 disturb less. Runs on a GPU if there is one.
 
-    python benchmarks/ema.py [PRESET]
+    python benchmarks/ema.py [PRESET [MILLIONS]]  # a part of the weights, where memory is short
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ ROUNDS = 9
 def main() -> None:
     """Measure on the GPU or the CPU."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = Network(read_preset((sys.argv[1:] or ["dit-xl"])[0])["network"], None, 64).module
-    parameters = [
-        torch.nn.Parameter(torch.randn(weight.shape, device=device))
-        for weight in network.parameters()
-    ]
-    count = sum(parameter.numel() for parameter in parameters)
+    preset, limit = (*sys.argv[1:], *["dit-xl", "inf"][len(sys.argv) - 1 :])
+    with torch.device("meta"):
+        network = Network(read_preset(preset)["network"], None, 64).module
+    parameters: list[torch.nn.Parameter] = []
+    count = 0
+    for weight in network.parameters():
+        if count < float(limit) * 1e6:
+            parameters.append(torch.nn.Parameter(torch.randn(weight.shape, device=device)))
+            count += weight.numel()
     ema = ExponentialMovingAverage(parameters, 0.999)
     reference = EMAModel(parameters, decay=0.999)
     fused = EMAModel(parameters, decay=0.999, foreach=True)

@@ -4,6 +4,8 @@ Prints the time and the memory in which one of 128 ranks plans an epoch of 500,0
 million samples; the time until the first batch of a loader that resumes at several positions of an
 epoch; and how far neighbors in the tars are apart after shuffling, compared with webdataset's
 shuffle of shards and a buffer of equal memory, and with a full permutation.
+
+    python benchmarks/loader_order.py [SHARDS]
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from sm_train.entrypoints.data.shard_format import Shard, find_shards
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.packing.describe_shard import describe_shard
 
-SHARDS, SHARD_SAMPLES = 500_000, 200
+SHARDS = int(sys.argv[1]) if len(sys.argv) == 2 else 500_000
+SHARD_SAMPLES = 200
 NUM_NODES, LOCAL_WORLD_SIZE = 16, 8
 SAMPLE_BYTES = 250 * 1024
 DATA_CONFIG = DataConfig(
@@ -108,7 +111,7 @@ def measure_planning(folder: Path, count: int, *, replicated: bool) -> None:
             gathered.append((node_rank, np.packbits(mask), count))
         return gathered
 
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     shard_catalog.find_shards = lambda _: visible
     index = folder / f"{count}.parquet"
     catalog = build_catalog(Path(), index, rank, all_gather, folder / "scan")
@@ -128,12 +131,13 @@ def measure_planning(folder: Path, count: int, *, replicated: bool) -> None:
     partition.locate(epoch_pass.schedule.indices(0))
     for number in np.unique(partition.ranges.shard[:30]).tolist():
         catalog.offsets(number)
-    seconds = time.perf_counter() - started
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_started
     used = (peak_kib() - baseline) / 1024
     print(
         f"planned for rank 3 of {NUM_NODES * LOCAL_WORLD_SIZE} over {count:,} shards"
         f"{', all on every node' if replicated else ''}: "
-        f"{seconds:.1f} s, {used:.0f} MiB at most; {loader.epoch_size().steps:,} steps an epoch"
+        f"{seconds:.1f} s ({cpu:.2f} s of CPU time), {used:.0f} MiB at most; "
+        f"{loader.epoch_size().steps:,} steps an epoch"
     )
 
 
@@ -266,7 +270,7 @@ def buffer_order(shards: int, shard_samples: int, in_memory: int) -> NDArray[np.
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) == 4:
         measure_planning(
             Path(sys.argv[1]), int(sys.argv[2]), replicated=sys.argv[3] == "replicated"
         )

@@ -134,6 +134,7 @@ def step_collectives(
     parameters: int,
     network: GpuNetwork,
     *,
+    trained: int | None = None,
     units: int | None = None,
     bf16: bool = True,
     reduce_bf16: bool = False,
@@ -142,13 +143,15 @@ def step_collectives(
 ) -> tuple[CollectiveCalls, ...]:
     """Return the collectives of one step with ``passes`` micro-batches.
 
-    ``units`` are DDP's buckets or FSDP's units, None for an estimate. Weights are gathered in bf16
-    with ``bf16``, gradients are reduced in bf16 with ``reduce_bf16``, and otherwise in fp32.
+    ``trained`` of the ``parameters`` have gradients, None means all. ``units`` are DDP's buckets or
+    FSDP's units, None for an estimate. Weights are gathered in bf16 with ``bf16``, gradients are
+    reduced in bf16 with ``reduce_bf16``, and otherwise in fp32.
     """
     if network.gpus == 1:
         return ()
-    count = units or estimated_units(sharding, parameters)
-    gradients = parameters * (_BF16 if reduce_bf16 else _FP32) / count
+    with_gradients = parameters if trained is None else trained
+    count = units or estimated_units(sharding, with_gradients)
+    gradients = with_gradients * (_BF16 if reduce_bf16 else _FP32) / count
     if sharding == "none":
         return (CollectiveCalls("all_reduce", "world", gradients, count, "backward"),)
     scope: Scope = "node" if sharding == "hybrid_shard" else "world"

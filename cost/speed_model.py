@@ -40,7 +40,8 @@ class StepWork:
     recomputation, ``encoder_flops`` the forward pass of frozen encoders that run in the job.
     ``activation_bytes`` are those kept for one image without activation checkpointing, and
     ``score_bytes`` those of its attention scores, which only a kernel that is not fused (math)
-    writes to memory. ``communication_units`` are DDP's buckets or FSDP's units, None if unknown.
+    writes to memory. ``trained_parameters`` have gradients, None means all. ``communication_units``
+    are DDP's buckets or FSDP's units, None if unknown.
     """
 
     images: int
@@ -48,6 +49,7 @@ class StepWork:
     flops: float
     activation_bytes: float
     parameters: int
+    trained_parameters: int | None = None
     precision: str = "bf16"
     reduce_dtype: str = "fp32"
     sharding: str = "none"
@@ -143,6 +145,7 @@ def step_seconds(
     """Return the median prediction of a step's seconds."""
     ampere = gpu.name.startswith(("A100", "A10G"))
     reached = (calibration.ampere_efficiency if ampere else calibration.efficiency) * gpu.peak_flops
+    trained = work.parameters if work.trained_parameters is None else work.trained_parameters
     moved = calibration.traffic * (calibration.fused_share if work.compiled else 1.0)
     repeated = RECOMPUTATION if work.activation_checkpointing else 1.0
     flops = work.flops * repeated + work.encoder_flops
@@ -156,6 +159,7 @@ def step_seconds(
         work.sharding,
         work.parameters,
         network,
+        trained=trained,
         units=work.communication_units,
         bf16=work.precision == "bf16",
         reduce_bf16=work.reduce_dtype == "bf16",
@@ -168,7 +172,7 @@ def step_seconds(
         launch=work.passes * launch,
         arithmetic=work.passes * arithmetic,
         memory=work.passes * memory,
-        optimizer=OPTIMIZER_BYTES * work.parameters / ranks / gpu.memory_bandwidth,
+        optimizer=OPTIMIZER_BYTES * trained / ranks / gpu.memory_bandwidth,
         exposed_communication=exposed,
     )
 

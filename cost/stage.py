@@ -17,7 +17,7 @@ _LONGEST_SECONDS = 100 * 365 * 86400
 
 _POSITIVE = (
     "resolution instances per_device_batch_size gradient_accumulation_steps max_steps "
-    "checkpoint_every flops_per_image parameters checkpoint_bytes "
+    "checkpoint_every flops_per_image parameters trained_parameters checkpoint_bytes "
     "activation_bytes_per_image".split()
 )
 
@@ -28,8 +28,9 @@ class CostStage:
 
     ``max_steps`` counts optimizer steps. ``flops_per_image`` counts the forward and backward pass
     of the trained network for one image, and ``activation_bytes_per_image`` what autograd keeps of
-    it, both without activation checkpointing; ``parameters`` counts the trained network's, and
-    ``checkpoint_bytes`` its weights, optimizer state and EMA.
+    it, both without activation checkpointing; ``parameters`` counts the network's,
+    ``trained_parameters`` those with gradients (None: all of them), and ``checkpoint_bytes`` the
+    trained weights, optimizer state and EMA.
     ``encoder_flops_per_image`` is the forward pass of frozen encoders that run in the job.
     ``communication_units`` are the buckets or units in which gradients are reduced.
 
@@ -49,6 +50,7 @@ class CostStage:
     checkpoints_kept: int = 3
     flops_per_image: float | None = None
     parameters: int | None = None
+    trained_parameters: int | None = None
     checkpoint_bytes: int | None = None
     keep_alive_seconds: float = 0.0
     activation_bytes_per_image: float | None = None
@@ -138,6 +140,7 @@ class CostStage:
             flops=self.flops_per_image,
             activation_bytes=self.activation_bytes_per_image,
             parameters=self.parameters,
+            trained_parameters=self.trained_parameters or self.parameters,
             precision=self.precision,
             reduce_dtype=self.reduce_dtype,
             sharding=self.sharding,

@@ -100,8 +100,9 @@ def _train(process: TrainingProcess) -> None:
     writer.enter(Phase.START, 0)
     if accelerator.is_main_process:
         source = _existing(paths.channel("model"))
-        record = _training_record(config, components, catalog)
-        save_components(components, source, record, paths.checkpoints / COMPONENTS_FOLDER)
+        record = _training_record(config, components, catalog, source)
+        folder = paths.checkpoints / COMPONENTS_FOLDER
+        save_components(components, source, record, folder, config.training.seed)
     trainer = Trainer(
         config, components, accelerator, paths, events, catalog, data_rank, validation
     )
@@ -112,12 +113,16 @@ def _train(process: TrainingProcess) -> None:
 
 
 def _training_record(
-    config: JobConfig, components: ModelComponents, catalog: ShardCatalog
+    config: JobConfig, components: ModelComponents, catalog: ShardCatalog, source: Path | None
 ) -> TrainingRecord:
     """Return what the final model's card says about this job."""
+    from sm_train.entrypoints.models.component_files import LocalComponents
     from sm_train.entrypoints.models.model_card import TrainingRecord, bundle_variables
+    from sm_train.entrypoints.models.model_manifest import read_manifest
 
     bundle, commit = bundle_variables()
+    manifest = None if source is None else read_manifest(LocalComponents(source))
+    starts_from_source = components.network_init.folder is not None
     return TrainingRecord(
         run=config.run,
         stage=config.stage.name,
@@ -129,6 +134,7 @@ def _training_record(
         bundle=bundle,
         commit=commit,
         prompts=config.evaluation.prompts,
+        base_model=manifest.repository if manifest and starts_from_source else None,
     )
 
 

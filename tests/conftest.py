@@ -56,8 +56,9 @@ _PRELUDES = {"none": _NO_NETWORK, "loopback": _LOOPBACK_ONLY}
 
 @pytest.fixture(scope="session", autouse=True)
 def state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep the claims of code that runs in this process out of the user's home folder."""
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    """Keep code that runs in this process out of the user's home folder and configuration."""
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        os.environ[name] = str(tmp_path_factory.mktemp(name.lower()))
 
 
 @pytest.fixture
@@ -91,7 +92,9 @@ def cli(tmp_path: Path) -> Cli:
 def clean_environment(home: Path) -> dict[str, str]:
     """Return this process's environment with another home folder and without AWS's variables."""
     kept = {
-        key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "XDG_STATE"))
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("AWS_", "SM_TRAIN_", "XDG_"))
     }
     return kept | {"HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true", "COLUMNS": "100"}
 

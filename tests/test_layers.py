@@ -22,6 +22,10 @@ MAY_IMPORT = {
 }
 """Top-level folder → the top-level folders that it may import."""
 
+PUBLIC_API = "sm_train.entrypoints.api"
+"""``import sm_train``: names also what only a laptop has, for type checkers; it imports it lazily,
+and a job's bundle holds nothing of it."""
+
 SHARED_WITH_ESTIMATORS = "sm_train.entrypoints.common"
 """All that ``estimators`` may import of ``entrypoints``."""
 
@@ -37,20 +41,23 @@ LEVELS = {
         {"launch", "run_entry", "train"},
     ],
     "estimators": [
+        {"regions"},
         {"config"},
         {"bundle", "cost_stages"},
         {"request"},
         {"sdk"},
     ],
     "toolkit": [
-        {"errors"},
+        {"errors", "placeholders"},
+        {"extras", "settings"},
         {"aws", "hub", "report_html", "run_file", "terminal"},
         {"jobs"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
         {"checks", "runs"},
-        {"models", "submit"},
+        {"init", "models", "submit"},
         {"doctor", "watch"},
         {"review"},
+        {"api"},
         {"commands"},
         {"cli"},
         {"__main__"},
@@ -70,6 +77,7 @@ TORCH_FREE = [
     "common.events",
     "common.index_location",
     "common.job_config",
+    "common.lora_layers",
     "common.sagemaker_paths",
     "data.shard_format",
     "data.shard_index",
@@ -111,7 +119,10 @@ def modules() -> dict[str, Path]:
 def imports(name: str) -> frozenset[str]:
     """What a module imports, at its top or inside functions; ``from package import module`` too."""
     found = set()
-    for node in ast.walk(ast.parse(modules()[name].read_text())):
+    tree = ast.parse(modules()[name].read_text())
+    if name == PUBLIC_API:
+        tree.body = [node for node in tree.body if not _is_for_type_checkers(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -121,6 +132,11 @@ def imports(name: str) -> frozenset[str]:
                 module = f"{source}.{alias.name}"
                 found.add(module if module in modules() else source)
     return frozenset(found)
+
+
+def _is_for_type_checkers(node: ast.stmt) -> bool:
+    """Whether the statement is ``if TYPE_CHECKING:``."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def sub_package(name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 from contextlib import suppress
@@ -12,38 +11,11 @@ from importlib import import_module
 from typing import Any
 
 import click
-from sm_train.entrypoints.common.bucket_owner import declare_owners
+from sm_train.toolkit.commands._command import global_options
+from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.settings import default_profile
 from sm_train.toolkit.terminal.printable import printable
-
-# Name → the line in `sm-train --help`. Kept here so that help imports no command.
-COMMANDS = {
-    "init": "Write a commented run file.",
-    "pack": "Pack images and captions into WebDataset shards.",
-    "index": "Build the index of existing shards.",
-    "fetch-model": "Copy a pretrained model from the Hugging Face Hub.",
-    "check": "Find errors and waste before money is spent.",
-    "cost": "Estimate what a run costs, in dollars and days.",
-    "submit": "Show plan and cost, ask for confirmation, and start the run.",
-    "list": "List the runs of this account and region.",
-    "status": "Show a run's progress, its cost so far and its projected cost.",
-    "logs": "Print or follow the log of a run's job.",
-    "watch": "Follow a run, restart lost jobs and enforce the budget.",
-    "alarms": "Create CloudWatch alarms for a run.",
-    "stop": "Stop a run after a checkpoint.",
-    "resume": "Continue a run at the step where it ended.",
-    "image": "Print the container image of a run, or a Dockerfile for your own.",
-    "iam": "Print the least-privilege IAM policies for a run: yours and its job's.",
-    "review": "Report how well a job used its time, with evidence and fixes.",
-    "diagnose": "Find out why a job failed, from its logs.",
-    "doctor": "Test a cluster's GPUs, network and storage, and their effect on the run.",
-    "sample": "Sample images from a checkpoint into a grid.",
-    "export": "Turn a checkpoint into a model for other tools.",
-    "compare": "Build a page for blind comparison of two checkpoints.",
-    "template": "Print a template for packing or watching in AWS Lambda.",
-    "schema": "Print the run file's JSON Schema.",
-    "completion": "Print the completion script for a shell.",
-}
 
 
 class _OutputClosedError(Exception):
@@ -77,8 +49,10 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), line) for name, line in commands.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -86,43 +60,53 @@ class _LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from difflib import get_close_matches
-
-            matches = get_close_matches(args[0], COMMANDS, n=1)
-            if not matches:
-                raise
-            message = f"{error.message} Did you mean {matches[0]!r}?"
-            raise click.UsageError(message, error.ctx) from None
+            raise click.UsageError(f"{error.message}{_hint(args[0])}", error.ctx) from None
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--region", metavar="R", help="AWS region; default: the run file's.")
-@click.option("--profile", metavar="P", help="AWS profile for credentials.")
-@click.option(
-    "--bucket-owner",
-    "owners",
-    multiple=True,
-    metavar="B=ACCOUNT",
-    help="Account that owns bucket B, if not yours; `any` accepts every owner.",
+def _hint(name: str) -> str:
+    """Return what to type in place of the unknown command ``name``."""
+    if name in HINTS:
+        return f" {HINTS[name]}."
+    from difflib import get_close_matches
+
+    matches = get_close_matches(name, COMMANDS, n=1)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=global_options(),
+    epilog="RUN is a run file (run.yaml), or for commands that follow a run also its name, one of "
+    "its jobs, or the folder of a local run. Options in this list are accepted before and after "
+    "the command. `sm-train COMMAND --help` has examples.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show the traceback of a failure.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.version_option(package_name="sm-train")
 @click.pass_context
-def cli(
-    ctx: click.Context,
-    region: str | None,
-    profile: str | None,
-    owners: tuple[str, ...],
-    verbose: bool,
-) -> None:
+def cli(ctx: click.Context, as_json: bool) -> None:
     """Train foundation diffusion models on Amazon SageMaker from a laptop."""
-    for owner in owners:
-        if not re.fullmatch(r"[a-z0-9.-]+=([0-9]{12}|any)", owner):
-            raise UserError(
-                f"--bucket-owner: {owner!r} must be BUCKET=ACCOUNT with 12 digits, or BUCKET=any"
-            )
-    declare_owners(dict(owner.split("=") for owner in owners))
-    ctx.obj = {"region": region, "profile": profile, "verbose": verbose}
+    options = ctx.ensure_object(dict)
+    for name in ("region", "profile"):
+        options.setdefault(name, None)
+    if options["profile"] is None:
+        options["profile"] = default_profile()
+    if as_json:
+        _request_json(ctx)
+
+
+def _request_json(ctx: click.Context) -> None:
+    """Give the command ``--json``, as if it were after the command.
+
+    Raises:
+        UsageError: the command has no such option.
+    """
+    name = ctx.invoked_subcommand or ""
+    command = cli.get_command(ctx, name)
+    flag = next((one.name for one in command.params if "--json" in one.opts), None)  # type: ignore[union-attr]
+    if flag is None:
+        raise click.UsageError(f"--json: {name} prints no JSON")
+    ctx.default_map = {name: {flag: True}}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -141,13 +125,22 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         code = ExitCode.OK
         _discard_output()
+    if code == ExitCode.INTERRUPTED:
+        # Commands have cleaned up. Python's own exit would also end libraries, which the interrupt
+        # may have left in the middle of a native call: pyarrow then aborts the process.
+        with suppress(BrokenPipeError):
+            sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 
 def _run(arguments: list[str], interrupts: list[int]) -> int:
     """Run a command; ``interrupts`` holds the signals that have arrived."""
+    options: dict[str, Any] = {"arguments": arguments}
     try:
-        result: Any = cli.main(args=arguments, prog_name="sm-train", standalone_mode=False)
+        result: Any = cli.main(
+            args=arguments, prog_name="sm-train", standalone_mode=False, obj=options
+        )
         return result if isinstance(result, int) else ExitCode.OK
     except UserError as error:
         return _fail(str(error), error.exit_code)
@@ -168,7 +161,7 @@ def _run(arguments: list[str], interrupts: list[int]) -> int:
             # pyarrow's compiled modules drop a KeyboardInterrupt while they import pandas, which is
             # then half imported and fails with another exception.
             return _fail("interrupted", ExitCode.INTERRUPTED)
-        if "-v" in arguments or "--verbose" in arguments:
+        if options.get("verbose"):
             raise
         return _fail(
             f"unexpected {type(error).__name__}: {error} (-v shows the traceback)",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.bucket_owner import declare_owners
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.settings import from_config, from_environment
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
@@ -19,16 +20,81 @@ RUN_FILE_ENDINGS = (".yaml", ".yml")
 def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
     """Load the run file at ``path`` with ``changes`` such as ``cluster.retries=5``.
 
-    From then on, S3 requests expect the owners of buckets that it names.
+    A role or bucket of the environment replaces the run file's; one of the configuration file
+    stands in where the run file has none. From then on, S3 requests expect the owners of buckets
+    that it names.
 
     Raises:
         UserError: it is invalid; one line for each error.
     """
-    from sm_train.estimators.config.load import RunFileError, load_run
+    from sm_train.estimators.config.load import RunFileError
 
     try:
-        config = load_run(path, changes)
+        return load_or_problems(path, changes)
     except RunFileError as error:
         raise UserError(str(error)) from None
+
+
+def load_or_problems(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+    """Load as :func:`load` does, for a caller that shows each problem.
+
+    Raises:
+        RunFileError: it is invalid.
+        UserError: a default of the environment or the configuration file is invalid.
+    """
+    config = with_defaults(_load_run(path, changes), changes)
     declare_owners(config.bucket_owners)
+    return config
+
+
+def load_dict(document: dict[str, Any]) -> RunConfig:
+    """Validate the content of a run file, as :func:`load` does with a file.
+
+    Raises:
+        UserError: it is invalid; one line for each error.
+    """
+    from sm_train.estimators.config.load import RunFileError, load_document
+
+    try:
+        config = load_document(document, (), "run")
+    except RunFileError as error:
+        raise UserError(str(error)) from None
+    config = with_defaults(config)
+    declare_owners(config.bucket_owners)
+    return config
+
+
+def load_without_defaults(path: Path) -> RunConfig:
+    """Return what the run file itself says.
+
+    Raises:
+        UserError: it is invalid; one line for each error.
+    """
+    from sm_train.estimators.config.load import RunFileError
+
+    try:
+        return _load_run(path)
+    except RunFileError as error:
+        raise UserError(str(error)) from None
+
+
+def _load_run(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+    from sm_train.estimators.config.load import load_run
+
+    return load_run(path, changes)
+
+
+def with_defaults(config: RunConfig, changes: Sequence[str] = ()) -> RunConfig:
+    """Return ``config`` with the user's role and bucket; those of ``changes`` stay.
+
+    Raises:
+        UserError: a default is invalid.
+    """
+    given = {change.partition("=")[0] for change in changes}
+    for key in ("role", "bucket"):
+        setting = from_environment(key)
+        if setting is None and getattr(config, key) is None:
+            setting = from_config(key)
+        if setting is not None and key not in given:
+            config = config.model_copy(update={key: setting.value})
     return config

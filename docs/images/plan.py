@@ -17,13 +17,13 @@ COMMAND = "sm-train submit run.yaml --dry-run"
 
 
 def run(*arguments: str, cwd: Path) -> str:
-    """Run a command; return what it prints for the user, with colors."""
+    """Run a command; return what it prints on standard output, with colors."""
     program = [sys.executable, "-m", "sm_train.toolkit", *arguments]
     environment = os.environ | {"COLUMNS": str(COLUMNS), "FORCE_COLOR": "1"}
     result = subprocess.run(
         program, cwd=cwd, env=environment, capture_output=True, text=True, check=True
     )
-    return result.stderr
+    return result.stdout
 
 
 def main() -> None:

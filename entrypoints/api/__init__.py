@@ -1,13 +1,20 @@
 """sm-train in Python.
 
+On a laptop, :class:`Run` loads a run file, checks and prices it, and starts it on SageMaker or on
+this machine. :class:`Job` follows, reviews and diagnoses what was started. :func:`pack` makes
+shards and :func:`sample` draws images from a checkpoint.
+
 Inside a job, a script of your own (``entry``) builds its loop from ``current_job``,
-``ShardDataset``, ``Checkpointer``, ``EventLog`` and ``Heartbeat`` (docs/jobs.md). Importing this
-package imports neither torch nor boto3: each name is loaded when it is used.
+``ShardDataset``, ``Checkpointer``, ``EventLog`` and ``Heartbeat`` (docs/jobs.md).
+
+Errors are subclasses of :class:`Error`. Importing this package imports neither torch nor boto3:
+each name is loaded when it is used.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,38 +23,136 @@ if TYPE_CHECKING:
     from sm_train.entrypoints.script.current_job import CurrentJob, Heartbeat, current_job
     from sm_train.entrypoints.script.current_job import LoopEventLog as EventLog
     from sm_train.entrypoints.script.shard_dataset import ShardDataset
+    from sm_train.toolkit.api.checks import Checks
+    from sm_train.toolkit.api.job import Job
+    from sm_train.toolkit.api.local_run import LocalRun
+    from sm_train.toolkit.api.metrics import Metrics
+    from sm_train.toolkit.api.packing import pack
+    from sm_train.toolkit.api.run import Run
+    from sm_train.toolkit.api.sampling import Samples, sample
+    from sm_train.toolkit.api.status import Status
+    from sm_train.toolkit.costing.result import Cost
+    from sm_train.toolkit.diagnose.diagnosis import Diagnosis
+    from sm_train.toolkit.errors import (
+        AccessError,
+        CapacityError,
+        JobFailedError,
+        OverBudgetError,
+        PreflightError,
+        ServiceError,
+        StalledError,
+        UsageError,
+    )
+    from sm_train.toolkit.packing.pack import PackResult
+    from sm_train.toolkit.review.model import Review
+
+    __version__: str
 
 __all__ = [
+    "AccessError",
+    "CapacityError",
     "Checkpointer",
+    "Checks",
+    "Cost",
     "CurrentJob",
+    "Diagnosis",
     "Error",
     "EventLog",
     "Heartbeat",
+    "Job",
+    "JobFailedError",
+    "LocalRun",
+    "Metrics",
+    "OverBudgetError",
+    "PackResult",
+    "PreflightError",
+    "Review",
+    "Run",
+    "Samples",
+    "ServiceError",
     "ShardDataset",
+    "StalledError",
+    "Status",
+    "UsageError",
+    "__version__",
     "current_job",
+    "pack",
+    "sample",
 ]
 
 _SCRIPT = "sm_train.entrypoints.script"
+_TOOLKIT = "sm_train.toolkit"
 _SOURCES = {
     "Checkpointer": (f"{_SCRIPT}.checkpointer", "Checkpointer"),
+    "Checks": (f"{_TOOLKIT}.api.checks", "Checks"),
+    "Cost": (f"{_TOOLKIT}.costing.result", "Cost"),
     "CurrentJob": (f"{_SCRIPT}.current_job", "CurrentJob"),
+    "Diagnosis": (f"{_TOOLKIT}.diagnose.diagnosis", "Diagnosis"),
     "Error": ("sm_train.entrypoints.common.error", "Error"),
     "EventLog": (f"{_SCRIPT}.current_job", "LoopEventLog"),
     "Heartbeat": (f"{_SCRIPT}.current_job", "Heartbeat"),
+    "Job": (f"{_TOOLKIT}.api.job", "Job"),
+    "LocalRun": (f"{_TOOLKIT}.api.local_run", "LocalRun"),
+    "Metrics": (f"{_TOOLKIT}.api.metrics", "Metrics"),
+    "PackResult": (f"{_TOOLKIT}.packing.pack", "PackResult"),
+    "Review": (f"{_TOOLKIT}.review.model", "Review"),
+    "Run": (f"{_TOOLKIT}.api.run", "Run"),
+    "Samples": (f"{_TOOLKIT}.api.sampling", "Samples"),
     "ShardDataset": (f"{_SCRIPT}.shard_dataset", "ShardDataset"),
+    "Status": (f"{_TOOLKIT}.api.status", "Status"),
     "current_job": (f"{_SCRIPT}.current_job", "current_job"),
+    "pack": (f"{_TOOLKIT}.api.packing", "pack"),
+    "sample": (f"{_TOOLKIT}.api.sampling", "sample"),
+    **{
+        name: (f"{_TOOLKIT}.errors", name)
+        for name in (
+            "AccessError",
+            "CapacityError",
+            "JobFailedError",
+            "OverBudgetError",
+            "PreflightError",
+            "ServiceError",
+            "StalledError",
+            "UsageError",
+        )
+    },
 }
 """Name → module and name of its definition, which is imported at the first use (PEP 562)."""
 
+_BUNDLE_VERSION = Path(__file__).with_name("version.txt")
+"""Only a job's bundle has this file: the version that made it. A bundle has no toolkit."""
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _SOURCES:
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _SOURCES:
+        module, attribute = _SOURCES[name]
+        if module.startswith(_TOOLKIT) and _BUNDLE_VERSION.exists():
+            raise _laptop_only(name)
+        value = getattr(import_module(module), attribute)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _SOURCES[name]
-    value = getattr(import_module(module), attribute)
     globals()[name] = value
     return value
 
 
+def _version() -> str:
+    if _BUNDLE_VERSION.exists():
+        return _BUNDLE_VERSION.read_text(encoding="utf-8").strip()
+    from importlib.metadata import version
+
+    return version("sm-train")
+
+
+def _laptop_only(name: str) -> Exception:
+    from sm_train.entrypoints.common.error import Error
+
+    return Error(
+        f"sm_train.{name} works on a laptop, not in a job: a job has ShardDataset, Checkpointer, "
+        "EventLog, Heartbeat, current_job and Error"
+    )
+
+
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__})

@@ -12,16 +12,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
+from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX
 from sm_train.entrypoints.common.background import BackgroundWork, lower_priority
 from sm_train.entrypoints.common.checkpoint_layout import (
     CheckpointFile,
@@ -113,14 +116,35 @@ class AsyncCheckpointer:
         self, step: int, folder: Path, files: dict[str, Callable[[Path], None]]
     ) -> list[CheckpointFile]:
         """Write this rank's files, on the checkpoint thread."""
-        if self.rank.local_main:
-            # Not when the previous checkpoint became complete here: its upload takes a while, and
-            # S3 must always hold a complete one.
-            manifest.prune(self._checkpoints, self._keep, step)
-        share = self.snapshot.share()
         folder.mkdir(parents=True, exist_ok=True)
-        files[shard_file_name(self.rank.rank)] = lambda path: save_shards(path, share)
-        return [manifest.write_file(folder, name, save) for name, save in files.items()]
+        shards = shard_file_name(self.rank.rank)
+        reusable = self._prune(step, folder, shards)
+        share = self.snapshot.share()
+        written = [manifest.write_file(folder, name, save) for name, save in files.items()]
+        save = partial(save_shards, shards=share)
+        return [*written, manifest.write_file(folder, shards, save, reusable)]
+
+    def _prune(self, step: int, folder: Path, shards: str) -> Path | None:
+        """Remove old checkpoints; keep one file of this rank, to be overwritten.
+
+        Not when the previous checkpoint became complete here: its upload takes a while, and S3 must
+        always hold a complete one. The memory and disk blocks of a file are worth more than its
+        content: see :func:`save_shards`.
+        """
+        reusable = folder / f".{shards}{NOT_UPLOADED_SUFFIX}"
+        reusable.unlink(missing_ok=True)
+        found = False
+        for old in manifest.surplus(self._checkpoints, self._keep, step):
+            if self.rank.local_main:
+                manifest.invalidate(old)
+            # The node's other ranks do the same at about this time.
+            with contextlib.suppress(OSError):
+                if not found:
+                    (old / shards).replace(reusable)
+                    found = True
+            if self.rank.local_main:
+                manifest.remove(old)
+        return reusable if found else None
 
     @property
     def step(self) -> int | None:

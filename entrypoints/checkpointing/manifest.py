@@ -15,13 +15,15 @@ Reconsider when SMDDP support is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX
 from sm_train.entrypoints.common.checkpoint_layout import (
@@ -66,18 +68,32 @@ def shard_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def architecture_hash(state: dict[str, Tensor]) -> str:
-    """Return a digest of an architecture: the names and shapes of its weights."""
-    shapes = sorted((name, list(tensor.shape)) for name, tensor in state.items())
+def architecture_hash(state: Mapping[str, Tensor], base: str | None = None) -> str:
+    """Return a digest of an architecture: the names and shapes of its weights.
+
+    ``base`` identifies the weights that are not trained and in no checkpoint; None if there are
+    none.
+    """
+    shapes: list[Any] = sorted((name, list(tensor.shape)) for name, tensor in state.items())
+    if base is not None:
+        shapes.append(base)
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
 
 
-def write_file(folder: Path, name: str, save: Callable[[Path], None]) -> CheckpointFile:
-    """Write one file atomically: ``save`` it under a temporary name, digest it, rename it."""
+def write_file(
+    folder: Path, name: str, save: Callable[[Path], str | None], reusable: Path | None = None
+) -> CheckpointFile:
+    """Write one file atomically: ``save`` it under a temporary name, digest it, rename it.
+
+    ``save`` may return the file's digest. It overwrites ``reusable``, a file that nobody needs.
+    """
     temporary = folder / f".{name}.{secrets.token_hex(4)}{NOT_UPLOADED_SUFFIX}"
     try:
-        save(temporary)
-        file = CheckpointFile(name, temporary.stat().st_size, _digest(temporary))
+        if reusable is not None:
+            with contextlib.suppress(FileNotFoundError):
+                reusable.replace(temporary)
+        digest = save(temporary) or _digest(temporary)
+        file = CheckpointFile(name, temporary.stat().st_size, digest)
         temporary.replace(folder / name)
     finally:
         temporary.unlink(missing_ok=True)
@@ -165,23 +181,28 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def prune(checkpoints: Path, keep: int, step: int) -> None:
-    """Remove old checkpoints before that of ``step`` is written.
+def surplus(checkpoints: Path, keep: int, step: int) -> list[Path]:
+    """Return the folders that go before the checkpoint of ``step`` is written.
 
     Of the earlier steps the newest ``keep`` complete ones stay. Those of later steps go as well:
     the job skipped them when it resumed, and they would count as the newest.
     """
     complete = 0
+    folders = []
     for folder in step_folders(checkpoints):
         number = parse_step_folder(folder.name)
         assert number is not None
-        if number > step:
-            remove(folder)
-        elif number < step:
-            if complete < keep and (folder / MARKER).exists():
-                complete += 1
-            else:
-                remove(folder)
+        if number < step and complete < keep and (folder / MARKER).exists():
+            complete += 1
+        elif number != step:
+            folders.append(folder)
+    return folders
+
+
+def prune(checkpoints: Path, keep: int, step: int) -> None:
+    """Remove the :func:`surplus` checkpoints."""
+    for folder in surplus(checkpoints, keep, step):
+        remove(folder)
 
 
 def save_bytes(content: bytes) -> Callable[[Path], None]:

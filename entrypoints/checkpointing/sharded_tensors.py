@@ -7,6 +7,7 @@ so a reader needs to know neither how many ranks wrote nor how they had sharded 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 _STARTS_KEY = "boxes"
@@ -23,6 +25,8 @@ _STARTS_KEY = "boxes"
 class ShardedTensorError(ValueError):
     """The shards do not cover a requested tensor; the message is one line."""
 
+
+_CHUNK_BYTES = 16 << 20
 
 _DTYPES = {
     "F64": torch.float64,
@@ -38,6 +42,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 """Types by their names in safetensors files."""
 
 SAVED_DTYPES = frozenset(_DTYPES.values())
@@ -65,13 +70,62 @@ def partition_by_size(sizes: Mapping[ShardSpec, int], ranks: int) -> list[list[S
     return assigned
 
 
-def save_shards(path: Path, shards: Mapping[ShardSpec, Tensor]) -> None:
-    """Write a rank's shards, at most one per tensor."""
-    from safetensors.torch import save_file
+def save_shards(path: Path, shards: Mapping[ShardSpec, Tensor]) -> str:
+    """Write a rank's shards, at most one per tensor; return the file's BLAKE3 digest.
 
+    An existing file is overwritten in place. On a CPU that trains as well, memory for new pages
+    costs the system twice as much as all other work here; the library's ``save_file`` also copies
+    every tensor, and digesting the file would read it again. Format: safetensors README (2026-11).
+    """
     starts = {spec.name: spec.start for spec in shards}
-    tensors = {spec.name: tensor for spec, tensor in shards.items()}
-    save_file(tensors, path, metadata={_STARTS_KEY: json.dumps(starts)})
+    header: dict[str, Any] = {"__metadata__": {_STARTS_KEY: json.dumps(starts)}}
+    contents: list[memoryview] = []
+    end = 0
+    # The library's order: each tensor's data is aligned to the size of its elements.
+    for spec, tensor in sorted(shards.items(), key=_alignment):
+        content = _content(tensor)
+        begin, end = end, end + len(content)
+        header[spec.name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        contents.append(content)
+    document = json.dumps(header, separators=(",", ":")).encode()
+    # The data must start at a multiple of 8 bytes; spaces may follow the JSON.
+    document += b" " * (-len(document) % 8)
+    prefix = len(document).to_bytes(8, "little") + document
+    return _write([memoryview(prefix), *contents], path)
+
+
+def _alignment(shard: tuple[ShardSpec, Tensor]) -> tuple[int, str]:
+    spec, tensor = shard
+    return -tensor.element_size(), spec.name
+
+
+def _content(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor in host memory, without a copy if it is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def _write(contents: Sequence[memoryview], path: Path) -> str:
+    """Write ``contents`` in order, and digest them in the same pass.
+
+    Both calls release the GIL for a chunk, which the training thread would wait for otherwise.
+    """
+    digest = blake3()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        for content in contents:
+            for start in range(0, len(content), _CHUNK_BYTES):
+                chunk = content[start : start + _CHUNK_BYTES]
+                digest.update(chunk)
+                while chunk:
+                    # A full disk may take a part of it.
+                    chunk = chunk[file.write(chunk) :]
+        file.truncate()
+    return digest.hexdigest()
 
 
 def load_into(files: Iterable[Path], targets: Mapping[ShardSpec, Tensor]) -> None:

@@ -64,10 +64,26 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """A low-rank adapter (LoRA, arXiv 2106.09685); all other weights are frozen.
+
+    A layer's output grows by ``alpha / rank`` · B A x; A has ``rank`` rows. ``targets`` are names
+    of layers within their blocks, such as ``to_q``; None takes the attention's projections.
+    ``dropout`` applies to x.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] | None
+    dropout: float
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The network; None takes the pretrained model's value, or else the preset's.
 
-    ``preset_content`` is the JSON of a preset that does not ship with sm-train.
+    ``preset_content`` is the JSON of a preset that does not ship with sm-train. ``lora`` is None
+    if all weights are trained.
     """
 
     preset: str
@@ -76,6 +92,7 @@ class ModelConfig:
     min_snr_gamma: float | None
     timestep_shift: float | None
     preset_content: str | None = None
+    lora: LoraConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -294,8 +311,11 @@ def _parse(kind: type[T], document: dict[str, Any]) -> T:
     values: dict[str, Any] = {}
     for name, field_type in get_type_hints(kind).items():
         value = document[name]
-        if isinstance(field_type, type) and is_dataclass(field_type):
-            value = _parse(field_type, value)
+        # Either a dataclass, or one of a union with None.
+        options = (field_type, *get_args(field_type))
+        classes = [one for one in options if isinstance(one, type) and is_dataclass(one)]
+        if classes and isinstance(value, dict):
+            value = _parse(classes[0], value)
         elif isinstance(value, list):
             item = next(iter(get_args(field_type)), None)
             if isinstance(item, type) and is_dataclass(item):

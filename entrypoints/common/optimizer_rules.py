@@ -19,8 +19,6 @@ _MIN_PYTORCH = {
 NEEDS_WHOLE_WEIGHTS = {
     "Adafactor": "factors the second moment over all rows of a weight, and FSDP2 shards rows; "
     "write sharding: none, or name: adamw",
-    "AdamW8bit": "a run with its state in shards did not train in a test; write sharding: none, or "
-    "name: adamw",
     "Muon": "orthogonalizes whole matrices, and FSDP2 shards their rows; write sharding: none, or "
     "name: adamw",
 }
@@ -39,9 +37,7 @@ def problem(name: str, pytorch: str | None, *, sharded: bool) -> str | None:
     if not sharded:
         return None
     # Also as torch.optim:Adafactor.
-    class_name = {"adafactor": "Adafactor", "muon": "Muon", "adamw8bit": "AdamW8bit"}.get(
-        name, name.rpartition(":")[2]
-    )
+    class_name = {"adafactor": "Adafactor", "muon": "Muon"}.get(name, name.rpartition(":")[2])
     return NEEDS_WHOLE_WEIGHTS.get(class_name)
 
 

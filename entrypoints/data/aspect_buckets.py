@@ -7,9 +7,12 @@ which SDXL was trained with, too. Sides are pixels, shapes are (height, width).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.data.sample_ranges import SampleRanges
 
 MAX_ASPECT_RATIO = 2.0
 """Longer side over shorter side, at most; images beyond that are cropped."""
@@ -40,9 +43,36 @@ def nearest_shape(
 
     An image of unknown size (0) counts as a square.
     """
-    heights, widths = np.maximum(heights, 1), np.maximum(widths, 1)
-    image_ratios = np.log(widths / heights)[..., None]  # (num_images, 1)
-    shape_ratios = np.log([width / height for height, width in shapes])  # (num_shapes,)
-    distances = np.abs(image_ratios - shape_ratios)  # (num_images, num_shapes)
-    nearest: NDArray[np.int16] = distances.argmin(axis=-1).astype(np.int16)
+    image_ratios = np.maximum(widths, 1) / np.maximum(heights, 1)
+    shape_ratios = np.array([width / height for height, width in shapes])
+    order = np.argsort(shape_ratios, kind="stable").astype(np.int16)
+    ascending = shape_ratios[order]
+    # The nearest is that with the least difference of logarithms, so the limit between neighbors is
+    # their geometric mean. Billions of images are compared with it, so no logarithm of each.
+    limits = np.sqrt(ascending[1:] * ascending[:-1])
+    nearest: NDArray[np.int16] = order[np.searchsorted(limits, image_ratios)]
     return nearest
+
+
+@dataclass(frozen=True, eq=False)
+class SampleShapes:
+    """The numbers of the batch shapes of samples, by shard.
+
+    Sample ``i`` of shard ``s`` has the shape ``numbers[first[s] + i]``, less than ``num_shapes``.
+    ``first`` is int64 (num_shards,), negative for shards whose shapes were not asked for;
+    ``numbers`` is int16 (num_samples,).
+    """
+
+    first: Ints
+    numbers: NDArray[np.int16]
+    num_shapes: int
+
+    def of(self, ranges: SampleRanges) -> NDArray[np.int16]:
+        """Return the number of the shape at each position of ``ranges``, int16 (num_samples,)."""
+        # The entry of a range's first sample, less the position of that sample.
+        offsets = self.first[ranges.shard] + ranges.stop - ranges.ends
+        lengths = ranges.stop - ranges.start
+        numbers: NDArray[np.int16] = self.numbers[
+            np.arange(ranges.num_samples) + np.repeat(offsets, lengths)
+        ]
+        return numbers

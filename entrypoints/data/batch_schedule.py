@@ -15,21 +15,21 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.data.aspect_buckets import SampleShapes
 from sm_train.entrypoints.data.partition import RankPartition, StreamPartition
-from sm_train.entrypoints.data.sample_ranges import SampleRanges
+from sm_train.entrypoints.data.sample_ranges import SampleRanges, merge
 
 
 @dataclass(frozen=True, eq=False)
 class BatchSchedule:
     """The batches of a partition, in order.
 
-    ``shapes`` is the number of the batch shape for each index, int16 (num_samples,); None if all
-    batches have the same shape.
+    ``shapes`` are the batch shapes of its samples; None if all batches have the same shape.
     """
 
     partition: RankPartition
     batch_size: int
-    shapes: NDArray[np.int16] | None = None
+    shapes: SampleShapes | None = None
 
     @property
     def num_steps(self) -> int:
@@ -57,7 +57,7 @@ class BatchSchedule:
 
     def shape(self, step: int) -> int:
         """Return the number of the batch's shape."""
-        return 0 if self.shapes is None else int(self.shapes[self._table[step, 0]])
+        return 0 if self.shapes is None else int(self._shape_numbers[self._table[step, 0]])
 
     def high_water_mark(self, steps: int) -> int:
         """Return the index after the furthest one that the first ``steps`` batches take."""
@@ -65,21 +65,21 @@ class BatchSchedule:
             return min(steps * self.batch_size, self.partition.num_samples)
         return int(self._table[:steps].max(initial=-1)) + 1
 
-    def pending(self, step: int) -> Ints:
-        """Return the indices that no batch before ``step`` takes, ascending."""
-        samples = self.partition.num_samples
-        if self.shapes is None:
-            return np.arange(min(step * self.batch_size, samples), samples)
-        is_pending = np.ones(samples, np.bool_)
-        is_pending[self._table[:step]] = False
-        return np.flatnonzero(is_pending)
-
     def remaining(self, steps: int) -> SampleRanges:
         """Return the samples that are in none of the first ``steps`` batches."""
         if self.shapes is None:
             read = min(steps * self.batch_size, self.partition.num_samples)
             return self.partition.remaining_from(read)
-        return self.partition.take(self.pending(min(steps, self.num_steps)))
+        return _unread_with_shapes(self.partition, self.batch_size, self.shapes, steps)
+
+    @cached_property
+    def _shape_numbers(self) -> NDArray[np.int16]:
+        """The number of the shape for each index, int16 (num_samples,)."""
+        assert self.shapes is not None
+        numbers: NDArray[np.int16] = self.shapes.of(self.partition.ranges)[
+            self.partition.all_positions()
+        ]
+        return numbers
 
     @cached_property
     def _table(self) -> Ints:
@@ -93,12 +93,12 @@ class BatchSchedule:
 
     @cached_property
     def _table_and_num_new(self) -> tuple[Ints, Ints]:
-        assert self.shapes is not None
+        numbers = self._shape_numbers
         tables, num_new, due = [], [], []
-        for shape in np.unique(self.shapes):
+        for shape in np.unique(numbers):
             # The indices of this shape, in reading order, cut into rows of batch_size. Wrapping
             # around (%) fills the last row with the shape's first samples.
-            indices = np.flatnonzero(self.shapes == shape)
+            indices = np.flatnonzero(numbers == shape)
             steps = -(-len(indices) // self.batch_size)
             cells = np.arange(steps * self.batch_size)
             tables.append(indices[cells % len(indices)].reshape(steps, self.batch_size))
@@ -106,12 +106,92 @@ class BatchSchedule:
             # A full batch is due when the sample in its last column is read. A padded batch comes
             # after all full ones: beyond the last index, in the order of the shapes.
             last = tables[-1][:, -1].copy()
-            last[num_new[-1] < self.batch_size] = len(self.shapes) + int(shape)
+            last[num_new[-1] < self.batch_size] = len(numbers) + int(shape)
             due.append(last)
         if not tables:
             return np.zeros((0, self.batch_size), np.int64), np.zeros(0, np.int64)
         order = np.argsort(np.concatenate(due), kind="stable")
         return np.concatenate(tables)[order], np.concatenate(num_new)[order]
+
+
+def _unread_with_shapes(
+    partition: RankPartition, batch_size: int, shapes: SampleShapes, steps: int
+) -> SampleRanges:
+    """Return the samples that are in none of the first ``steps`` batches of several shapes.
+
+    A restart in another topology computes this for every rank of the previous one, so it does not
+    permute all shuffle blocks. The samples of a block are counted by shape; only the block in
+    which batch ``steps - 1`` is due, and for each shape the block with the first sample that waits
+    for its batch, are permuted.
+    """
+    samples, block_size = partition.num_samples, partition.shuffle_block_size
+    # At most batch_size - 1 samples of each shape wait for their batch.
+    bound = min(samples, steps * batch_size + shapes.num_shapes * (batch_size - 1))
+    blocks = -(-bound // block_size)
+    if not (steps and blocks):
+        return partition.remaining_from(0)
+    numbers = shapes.of(partition.ranges.slice(0, min(samples, blocks * block_size)))
+    cells = np.arange(len(numbers)) // block_size * shapes.num_shapes + numbers
+    counts = np.bincount(cells, minlength=blocks * shapes.num_shapes)
+    # Row b: the samples of each shape, and the full batches, before block b.
+    before = np.zeros((blocks + 1, shapes.num_shapes), np.int64)
+    np.cumsum(counts.reshape(blocks, -1), axis=0, out=before[1:])
+    full = (before // batch_size).sum(axis=1)
+    block = int(np.searchsorted(full, steps)) - 1
+    missing = steps - int(full[block])
+    if block < blocks:
+        order = partition.block_positions(block)
+        due = _samples_until_due(numbers[order], before[block], batch_size, missing)
+        order = order[:due]
+        read = before[block] + np.bincount(numbers[order], minlength=shapes.num_shapes)
+        waiting = read % batch_size
+        rest = partition.remaining_from(block * block_size + due)
+    else:
+        # All full batches are read, and of those that are padded the first, in order of shapes.
+        order, rest = np.zeros(0, np.int64), partition.remaining_from(samples)
+        waiting = before[blocks] % batch_size
+        waiting[np.flatnonzero(waiting)[:missing]] = 0
+    positions = [np.zeros(0, np.int64)]
+    for shape in np.flatnonzero(waiting).tolist():
+        here = order[numbers[order] == shape][-int(waiting[shape]) :]
+        earlier = int(waiting[shape]) - len(here)
+        positions.append(here)
+        if earlier:
+            totals = before[: block + 1, shape]
+            positions += _last_of_shape(partition, numbers, totals, shape, earlier)
+    return merge([partition.ranges.take(np.sort(np.concatenate(positions))), rest])
+
+
+def _samples_until_due(
+    numbers: NDArray[np.int16], before: Ints, batch_size: int, batches: int
+) -> int:
+    """Return after how many samples of a block ``batches`` more batches are full.
+
+    ``numbers`` are the shapes of its samples in reading order, ``before`` the samples of each shape
+    in earlier blocks, int64 (num_shapes,).
+    """
+    completes = np.zeros(len(numbers), np.bool_)
+    for shape in np.unique(numbers).tolist():
+        indices = np.flatnonzero(numbers == shape)
+        completes[indices] = (before[shape] + np.arange(1, len(indices) + 1)) % batch_size == 0
+    return int(np.flatnonzero(completes)[batches - 1]) + 1
+
+
+def _last_of_shape(
+    partition: RankPartition, numbers: NDArray[np.int16], before: Ints, shape: int, count: int
+) -> list[Ints]:
+    """Return the positions of the last ``count`` samples of a shape in the first blocks.
+
+    ``before`` are the samples of the shape before each of these blocks, and before the next one,
+    int64 (num_blocks + 1,).
+    """
+    size = partition.shuffle_block_size
+    # The block of the first of them is taken in part, those after it whole.
+    first_block = int(np.searchsorted(before, before[-1] - count, side="right")) - 1
+    order = partition.block_positions(first_block)
+    in_part = order[numbers[order] == shape][int(before[-1] - count - before[first_block]) :]
+    begin, stop = (first_block + 1) * size, (len(before) - 1) * size
+    return [in_part, begin + np.flatnonzero(numbers[begin:stop] == shape)]
 
 
 @dataclass(frozen=True, eq=False)

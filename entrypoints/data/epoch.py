@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.data.aspect_buckets import SampleShapes
 from sm_train.entrypoints.data.batch_schedule import (
     BatchSchedule,
     StreamSchedule,
@@ -23,21 +24,20 @@ from sm_train.entrypoints.data.partition import (
     UNASSIGNED,
     DataTopology,
     NodePartition,
-    RankPartition,
     StreamPartition,
     node_partition,
     stream_partition,
 )
 from sm_train.entrypoints.data.sample_ranges import SampleRanges, merge, split_shards
 
-BatchShapes = Callable[[DataTopology, RankPartition], NDArray[np.int16] | None]
-"""Returns the number of the batch shape for each index of a partition, int16 (num_samples,).
+BatchShapes = Callable[[DataTopology, Ints], SampleShapes | None]
+"""Returns the batch shapes of the samples of shards, which are given by their numbers.
 
 None in a topology whose batches all have the same shape.
 """
 
 
-def single_batch_shape(_topology: DataTopology, _partition: RankPartition) -> None:
+def single_batch_shape(_topology: DataTopology, _shards: Ints) -> None:
     """Return :data:`BatchShapes` of a topology whose batches all have the same shape."""
 
 
@@ -82,13 +82,12 @@ class Epoch:
                 ]
                 ranges = merge(unread)
                 continue
+            sample_shapes = shapes(topology, np.unique(ranges.shard))
             for node_rank in range(topology.num_nodes):
                 node = self.node_partition(ranges, topology, number, node_rank)
                 for local_rank in range(topology.local_world_size):
                     partition = node.rank_partition(local_rank, topology)
-                    schedule = BatchSchedule(
-                        partition, topology.batch_size, shapes(topology, partition)
-                    )
+                    schedule = BatchSchedule(partition, topology.batch_size, sample_shapes)
                     unread.append(schedule.remaining(segment.steps))
             ranges = merge(unread)
         return ranges

@@ -139,12 +139,21 @@ class RankPartition:
         positions = np.empty_like(indices)
         blocks = indices // self.shuffle_block_size
         for block in np.unique(blocks).tolist():
-            first = block * self.shuffle_block_size
-            length = min(self.shuffle_block_size, self.num_samples - first)
             in_block = blocks == block
-            order = seeded_permutation(length, *self.key, _BLOCK_KEY, block)
-            positions[in_block] = first + order[indices[in_block] - first]
+            first = block * self.shuffle_block_size
+            positions[in_block] = self.block_positions(block)[indices[in_block] - first]
         return positions
+
+    def block_positions(self, block: int) -> Ints:
+        """Return the positions of a shuffle block in the order of their indices, int64 (n,)."""
+        first = block * self.shuffle_block_size
+        length = min(self.shuffle_block_size, self.num_samples - first)
+        return first + seeded_permutation(length, *self.key, _BLOCK_KEY, block)
+
+    def all_positions(self) -> Ints:
+        """Return the position for each index of the partition, int64 (num_samples,)."""
+        blocks = range(-(-self.num_samples // self.shuffle_block_size))
+        return np.concatenate([np.zeros(0, np.int64), *map(self.block_positions, blocks)])
 
     def replacement(self, index: int, attempt: int) -> tuple[int, int]:
         """Return shard and sample to read instead of the bad sample at ``index``.

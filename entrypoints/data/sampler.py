@@ -257,7 +257,8 @@ class Sampler:
             yield EpochPass(number, self._stream_schedule(number), step, steps, 0, is_new=True)
             return
         partition, is_own = self._partition(number)
-        schedule = BatchSchedule(partition, topology.batch_size, self.shapes(topology, partition))
+        shapes = self.shapes(topology, np.unique(partition.ranges.shard))
+        schedule = BatchSchedule(partition, topology.batch_size, shapes)
         # All ranks take the same number of steps. A rank whose schedule is shorter repeats it:
         # pass k covers the steps k * num_steps to (k + 1) * num_steps - 1 of the epoch, and the
         # last pass is cut where the epoch ends.

@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import Ints
-from sm_train.entrypoints.data.aspect_buckets import nearest_shape
+from sm_train.entrypoints.data.aspect_buckets import SampleShapes, nearest_shape
 from sm_train.entrypoints.data.epoch import BatchShapes
-from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology, RankPartition
+from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology
 from sm_train.entrypoints.data.shard_format import ShardError, find_shards
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.tar_reader import scan_tar
@@ -173,44 +173,39 @@ class _IndexedOffsets:
 
 
 @dataclass(frozen=True)
-class _IndexedShapes:
+class IndexedShapes:
     """Chooses each image's batch shape by its size in the index."""
 
     index: ShardIndex
     rows: Ints
 
-    def __call__(
-        self, topology: DataTopology, partition: RankPartition
-    ) -> NDArray[np.int16] | None:
-        """Return the number of the shape for each index of ``partition``, int16 (num_samples,).
+    def __call__(self, topology: DataTopology, shards: Ints) -> SampleShapes | None:
+        """Return the shapes of the samples of ``shards``.
 
         Raises:
             DataError: the index does not have the sizes of its images.
         """
         if not topology.shapes:
             return None
-        ranges = partition.ranges
-        shapes = np.zeros(partition.num_samples, np.int16)  # by position among the ranges
-        # Ranges in the order of the index, so that each row group of it is decoded once.
-        for number in np.argsort(self.rows[ranges.shard], kind="stable").tolist():
-            start, stop = int(ranges.start[number]), int(ranges.stop[number])
-            widths, heights = self._image_sizes(int(self.rows[ranges.shard[number]]))
-            end = int(ranges.ends[number])
-            shapes[end - (stop - start) : end] = nearest_shape(
-                topology.shapes, heights[start:stop], widths[start:stop]
-            )
-        positions = partition.positions(np.arange(partition.num_samples))
-        by_index: NDArray[np.int16] = shapes[positions]
-        return by_index
+        first = np.full(len(self.rows), -1)
+        shards = shards[np.argsort(self.rows[shards])]  # in the order of the index
+        numbers, done, end = [np.zeros(0, np.int16)], 0, 0
+        for lengths, widths, heights in self.index.image_sizes_by_group(self.rows[shards]):
+            group = shards[done : done + len(lengths)]
+            self._require_sizes(self.rows[group], lengths)
+            first[group] = end + np.cumsum(lengths) - lengths
+            numbers.append(nearest_shape(topology.shapes, heights, widths))
+            done, end = done + len(group), end + len(widths)
+        return SampleShapes(first, np.concatenate(numbers), len(topology.shapes))
 
-    def _image_sizes(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        sizes = self.index.image_sizes(row)
-        if sizes is None:
+    def _require_sizes(self, rows: Ints, lengths: Ints) -> None:
+        """Raise unless the index has an image's size for each sample of these rows."""
+        missing = rows[lengths != self.index.samples[rows]]
+        if len(missing):
             raise DataError(
-                f"data.aspect_buckets: the index has no image sizes of {self.index.names[row]}; "
-                "run `sm-train index` again"
+                f"data.aspect_buckets: the index has no image sizes of "
+                f"{self.index.names[missing[0]]}; run `sm-train index` again"
             )
-        return sizes
 
 
 def _list_by_index(
@@ -242,7 +237,7 @@ def _list_by_index(
         total_bytes=index.header.bytes,
         visible=dict(zip(visible, numbers, strict=True)),
         offsets=_IndexedOffsets(index, rows),
-        shapes=_IndexedShapes(index, rows),
+        shapes=IndexedShapes(index, rows),
         options=index.header.options,
     )
 
@@ -348,7 +343,7 @@ def _merge_scans(
     )
 
 
-def _unknown_shapes(topology: DataTopology, _partition: RankPartition) -> None:
+def _unknown_shapes(topology: DataTopology, _shards: Ints) -> None:
     """Return :data:`BatchShapes` without an index: scanning reads headers, not images."""
     if topology.shapes:
         raise DataError(

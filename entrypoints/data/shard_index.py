@@ -292,6 +292,22 @@ class ShardIndex:
         )
         return (widths, heights) if len(widths) else None
 
+    def image_sizes_by_group(
+        self, shards: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]]:
+        """Yield image sizes of ascending ``shards``, row group by row group.
+
+        That is, of the next shards, for each the number of its images, int64 (n,), and the widths
+        and heights of all of them, int32 (num_images,) each. Nothing is kept in memory.
+        """
+        groups = np.searchsorted(self._group_ends, shards, side="right")
+        for group in np.unique(groups).tolist():
+            rows = shards[groups == group] - (self._group_ends[group - 1] if group else 0)
+            columns = self._read(("widths", "heights"), [group]).take(rows)
+            widths, heights = (columns[name].combine_chunks() for name in ("widths", "heights"))
+            lengths = widths.value_lengths().to_numpy().astype(np.int64)
+            yield lengths, widths.flatten().to_numpy(), heights.flatten().to_numpy()
+
     def shard(self, number: int) -> Shard:
         """Return everything that the index has on a shard."""
         sizes = self.image_sizes(number)

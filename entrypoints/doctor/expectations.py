@@ -166,7 +166,8 @@ def workload(
     local_ranks = max(1, len({one.local_rank for one in cluster.ranks}))
     work = Workload(
         compute_seconds=0.0,
-        gradient_bytes=(2 if config.training.reduce_dtype == "bf16" else 4) * plan.parameters,
+        gradient_bytes=(2 if config.training.reduce_dtype == "bf16" else 4)
+        * plan.trained_parameters,
         parameter_bytes=(2 if bf16 else 4) * plan.parameters,
         units=plan.communication_units(stage.sharding),
         gradient_accumulation_steps=stage.gradient_accumulation_steps,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig, TrainingConfig
+from sm_train.entrypoints.common.lora_layers import TRAINS_TEXT_ENCODER
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.models.component_check import component_problems, pretrained_scheduler
 from sm_train.entrypoints.models.component_files import (
@@ -182,12 +183,15 @@ def build_components(
     """Build a preset for images of ``resolution`` pixels.
 
     ``components`` is a folder with frozen components and, optionally, a network to start from.
-    ``previous`` is the final model of the previous stage; its trained components take precedence.
+    ``previous`` is the final model of the previous stage, or its adapter; its trained components
+    take precedence.
 
     Raises:
         JobConfigError: there is no such preset, or a folder holds another model.
     """
     preset = read_preset(model.preset, model.preset_content)
+    if model.lora is not None and preset["train_text_encoder"]:
+        raise JobConfigError(f"model.lora: {TRAINS_TEXT_ENCODER}")
     scheduler = None
     if components is not None:
         require_components(components, preset, model)
@@ -215,12 +219,18 @@ def build_components(
     network_folders = [
         network_folder(folder) for folder in (previous, components) if folder is not None
     ]
+    start = next((folder for folder in network_folders if folder is not None), None)
+    network = Network(
+        preset["network"],
+        start,
+        resolution // vae_scale_factor,
+        lora=model.lora,
+        adapter=previous,
+    )
+    if model.lora is not None and start is None:
+        random_frozen.append(network.component)
     built = ModelComponents(
-        network_init=Network(
-            preset["network"],
-            next((folder for folder in network_folders if folder is not None), None),
-            resolution // vae_scale_factor,
-        ),
+        network_init=network,
         text_encoders=text_encoders,
         vae=vae,
         objective=build_objective(preset, model, resolution, scheduler),

@@ -25,7 +25,7 @@ from sm_train.entrypoints.checkpointing.manifest import (
 )
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, TensorReader
 from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
-from sm_train.entrypoints.models.export import TrainedWeights, save_model
+from sm_train.entrypoints.models.export import TrainedWeights, merged_weights, save_model
 from sm_train.entrypoints.models.model_card import TrainingRecord
 from sm_train.entrypoints.models.network import network_folder
 from sm_train.entrypoints.models.sampling import ModelSource, latest_grid
@@ -52,11 +52,15 @@ _ORDER = ("network.", "text_encoder.")
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to write; None keeps the EMA weights if there are any, and the stored precision."""
+    """What to write; None keeps the EMA weights if there are any, and the stored precision.
+
+    ``merge`` adds an adapter to the weights of the model that it extends.
+    """
 
     format: ExportFormat
     weights: WeightsKind | None = None
     dtype: torch.dtype | None = None
+    merge: bool = False
 
 
 def export(
@@ -67,38 +71,59 @@ def export(
     Raises:
         CheckpointError: the checkpoint is damaged, or the model has no such format or weights.
     """
-    require_format(source, options.format)
+    require_format(source, options.format, merge=options.merge)
     folder = out if options.format == "diffusers" else scratch / "model"
     folder.mkdir(parents=True)
     copy = _copier(options.dtype, progress)
     if source.checkpoint is None:
         if options.weights == "raw":
             raise CheckpointError(
-                f"{source.model}: a final model has only its final weights; give a checkpoint "
+                f"{source.weights}: a final model has only its final weights; give a checkpoint "
                 "(step-…) for --weights raw"
             )
+        if options.merge:
+            raise CheckpointError(
+                f"{source.weights}: --merge reads checkpoints; give the run's checkpoints or a "
+                "step-… folder"
+            )
         ignore = shutil.ignore_patterns(UPLOAD_NOTES)
-        shutil.copytree(source.model, folder, ignore=ignore, copy_function=copy, dirs_exist_ok=True)
+        shutil.copytree(
+            source.weights, folder, ignore=ignore, copy_function=copy, dirs_exist_ok=True
+        )
     else:
         weights = _checkpoint_weights(source.checkpoint, options)
         grid = latest_grid(source.checkpoint.parent, weights.step)
         try:
+            if options.merge:
+                weights = merged_weights(source.model, weights).converted(options.dtype)
             save_model(source.model, weights, folder, grid=grid, copy=copy, on_tensor=progress)
         except ShardedTensorError as error:
             raise CheckpointError(f"{source.checkpoint}: {error}") from None
+        except RuntimeError:
+            raise CheckpointError(
+                f"{source.checkpoint}: belongs to another model than {source.model}"
+            ) from None
     if options.format == "single-file":
         write_single_file(folder, out, progress)
     elif options.format == "dcp":
         _write_dcp(folder, out)
 
 
-def require_format(source: ModelSource, wanted: ExportFormat) -> None:
+def require_format(source: ModelSource, wanted: ExportFormat, *, merge: bool) -> None:
     """Refuse a format that the model does not have, before anything is copied.
 
     Raises:
-        CheckpointError: only some pipelines have a single-file layout.
+        CheckpointError: only some pipelines have a single-file layout, and an adapter has no other
+            format than its own.
     """
-    class_name = _pipeline_class(source)
+    class_name, is_adapter = _pipeline_class(source)
+    if merge and not is_adapter:
+        raise CheckpointError(f"--merge: {source.weights} holds no adapter; remove --merge")
+    if is_adapter and not merge and wanted != "diffusers":
+        raise CheckpointError(
+            f"--format {wanted}: {source.weights} holds an adapter; add --merge to write the whole "
+            "model, or use --format diffusers"
+        )
     if wanted == "single-file" and class_name not in SINGLE_FILE_CLASSES:
         raise CheckpointError(
             f"--format single-file: {class_name} has no original single-file layout here, only sd2 "
@@ -106,33 +131,39 @@ def require_format(source: ModelSource, wanted: ExportFormat) -> None:
         )
 
 
-def _pipeline_class(source: ModelSource) -> str:
-    """Return the class that the model's index names.
+def _pipeline_class(source: ModelSource) -> tuple[str, bool]:
+    """Return the class that the model's index names, and whether an adapter was trained.
 
     Raises:
         CheckpointError: the index cannot be read.
     """
-    path = source.model / ("model_index.json" if source.checkpoint is None else "components.json")
+    path = source.model / ("model_index.json" if source.is_model_folder else "components.json")
+    is_adapter = False
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if source.checkpoint is not None:
+        if not source.is_model_folder:
             TrainingRecord.parse(document["record"])
+            is_adapter = document["base"] is not None
             document = document["index"]
         class_name = document["_class_name"]
     except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(
             f"{path}: is missing, damaged or of an earlier version; resume the run once to write it"
         ) from None
-    return str(class_name if isinstance(class_name, str) else class_name[-1])
+    return str(class_name if isinstance(class_name, str) else class_name[-1]), is_adapter
 
 
 def export_bytes(source: ModelSource, options: ExportOptions) -> int:
     """Return the bytes that :func:`export` reports as progress."""
+    _, is_adapter = _pipeline_class(source)
+    copied = source.weights if source.checkpoint is None else source.model
     frozen = [
         path
-        for path in source.model.rglob("*")
+        for path in copied.rglob("*")
         if path.is_file() and not path.match(UPLOAD_NOTES) and path.name != "components.json"
     ]
+    if is_adapter and not options.merge and source.checkpoint is not None:
+        frozen = []
     total = sum(path.stat().st_size for path in frozen)
     if source.checkpoint is not None:
         layout = _checkpoint_weights(source.checkpoint, options).layout

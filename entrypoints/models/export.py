@@ -12,21 +12,31 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
+from sm_train.entrypoints.common.job_config import LoraConfig
 from sm_train.entrypoints.models import pipeline as pipeline_module
 from sm_train.entrypoints.models.builder import (
     ModelComponents,
     load_autoencoder,
     load_text_encoders,
 )
+from sm_train.entrypoints.models.component_files import LocalComponents, weight_files
 from sm_train.entrypoints.models.components import components_digest
+from sm_train.entrypoints.models.lora import (
+    base_digest,
+    file_names,
+    is_adapter,
+    merge,
+    scaled,
+    write_adapter,
+)
 from sm_train.entrypoints.models.model_card import (
     CARD_FILE,
     GRID_FILE,
@@ -41,7 +51,11 @@ from sm_train.entrypoints.models.network import (
 )
 from sm_train.entrypoints.models.objectives import INFERENCE_SCHEDULERS
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
-from sm_train.entrypoints.models.pipeline_class import standard_index, standard_pipeline
+from sm_train.entrypoints.models.pipeline_class import (
+    loads_adapters,
+    standard_index,
+    standard_pipeline,
+)
 from sm_train.entrypoints.models.weight_files import (
     Layout,
     TensorSpec,
@@ -58,17 +72,24 @@ _HALF_PRECISIONS = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def save_components(
-    parts: ModelComponents, source: Path | None, record: TrainingRecord, folder: Path
+    parts: ModelComponents,
+    source: Path | None,
+    record: TrainingRecord,
+    folder: Path,
+    seed: int = 0,
 ) -> bool:
     """Save the components folder, with which any checkpoint can be sampled from.
 
     ``source`` is the folder that the frozen components were loaded from, None if they are random.
-    ``record`` is for the model's card. The components are written in the precision that ``source``
+    ``record`` is for the model's card. ``seed`` is that of random weights. A network that an
+    adapter extends is frozen, too. The components are written in the precision that ``source``
     stores, and not at all if ``folder`` has them already, as after a restart. Return whether they
     were written. Call it before training, which may convert them to bf16.
     """
-    frozen = _frozen_components(parts)
+    frozen, network_init = _frozen_components(parts), parts.network_init
     digest = components_digest(source) if source is not None else None
+    if digest is not None and network_init.lora is not None and network_init.folder is not None:
+        digest += f"-{base_digest(network_init.folder)}"
     saved = _read_manifest(folder) if is_components_folder(folder) else {}
     unchanged = digest is not None and not parts.random_frozen and _holds(folder, saved, digest)
     if unchanged:
@@ -77,16 +98,49 @@ def save_components(
         # Without the manifest the folder counts as incomplete while files are replaced.
         (folder / _MANIFEST).unlink(missing_ok=True)
         index, files = _save_frozen(frozen, source, folder)
+        if network_init.lora is not None and network_init.folder is not None:
+            files |= _copy_network(network_init.folder, folder)
     document = {"source": digest, "frozen_index": dict(index), "files": files}
     if parts.train_text_encoder:
         _save_text_config(parts, folder)
         index["text_encoder"] = ["transformers", _class_name(parts.text_encoders.encoders[0])]
-    index[parts.network_init.component] = ["diffusers", parts.network_init.class_name]
-    network = parts.network_init.config()
+    index[network_init.component] = ["diffusers", network_init.class_name]
+    network = network_init.config()
     document |= {"index": _model_index(parts, index, network), "network": network}
-    document |= {"record": record.as_dict()}
+    document |= {"record": record.as_dict(), "base": _base(network_init, seed)}
     _write_json(document, folder / _MANIFEST)
     return not unchanged
+
+
+def _base(network: Network, seed: int) -> dict[str, Any] | None:
+    """Return what :func:`_merged_network` needs; None if all weights are trained."""
+    if network.lora is None:
+        return None
+    return {
+        "lora": asdict(network.lora),
+        "config": dict(network.preset_config),
+        "side": network.side,
+        "random": network.folder is None,
+        "seed": seed,
+    }
+
+
+def _copy_network(source: Path, folder: Path) -> dict[str, int]:
+    """Copy the files of a network to a components folder; return their sizes."""
+    weights = weight_files(LocalComponents(source.parent), source.name)
+    index = [weights.index] if weights.index else []
+    names = [f"{source.name}/config.json", *weights.paths, *index]
+    (folder / source.name).mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+        try:
+            os.link(source.parent / name, folder / name)
+        except OSError:
+            # Atomic: an interrupted copy leaves no file under this name.
+            partial = (folder / name).with_suffix(NOT_UPLOADED_SUFFIX)
+            shutil.copyfile(source.parent / name, partial)
+            partial.replace(folder / name)
+    return {name: (folder / name).stat().st_size for name in names}
 
 
 def _model_index(
@@ -140,6 +194,11 @@ class TrainedWeights:
     step: int
     kind: str
 
+    def converted(self, dtype: torch.dtype | None) -> TrainedWeights:
+        """Return the same weights, to write in another precision."""
+        layout = {name: spec.converted(dtype) for name, spec in self.layout.items()}
+        return replace(self, layout=layout)
+
 
 def save_model(
     components_folder: Path,
@@ -152,17 +211,23 @@ def save_model(
 ) -> None:
     """Save the trained model to ``folder``, with its card and, if needed, the pipeline's code.
 
-    ``components_folder`` provides what was not trained: ``copy`` copies each file. ``grid`` is a
-    PNG of samples for the card. ``on_tensor`` receives the bytes of each trained tensor once it is
-    written. ``model_index.json`` is written last: a folder without it is incomplete.
+    Of an adapter only its file and the card are saved. ``components_folder`` provides what was not
+    trained: ``copy`` copies each file. ``grid`` is a PNG of samples for the card. ``on_tensor``
+    receives the bytes of each trained tensor once it is written. ``model_index.json`` is written
+    last: a folder without it is incomplete.
     """
     document = _read_manifest(components_folder)
-    ignore = shutil.ignore_patterns(_MANIFEST, UPLOAD_NOTES)
+    if document.get("base") and is_adapter(next(iter(weights.layout))):
+        _save_adapter(document, weights, folder, grid, on_tensor)
+        return
+    network, index = document["network"], document["index"]
+    component_name = network_component(network["_class_name"])
+    # An adapter's frozen network is replaced by the one with the adapter.
+    ignore = shutil.ignore_patterns(_MANIFEST, UPLOAD_NOTES, component_name)
     shutil.copytree(
         components_folder, folder, ignore=ignore, copy_function=copy, dirs_exist_ok=True
     )
-    network, index = document["network"], document["index"]
-    target = folder / network_component(network["_class_name"])
+    target = folder / component_name
     target.mkdir(exist_ok=True)
     _write_json(network, target / "config.json")
     tensors = iter(weights.tensors)
@@ -178,6 +243,33 @@ def save_model(
         shutil.copyfile(grid, folder / GRID_FILE)
     write_atomic(folder / CARD_FILE, _card(document, weights, has_grid=grid is not None).encode())
     _write_json(index, folder / _INDEX)
+
+
+def _save_adapter(
+    document: Mapping[str, Any],
+    weights: TrainedWeights,
+    folder: Path,
+    grid: Path | None,
+    on_tensor: Callable[[int], None],
+) -> None:
+    network, lora = document["network"], LoraConfig(**document["base"]["lora"])
+    component = network_component(network["_class_name"])
+    folder.mkdir(parents=True, exist_ok=True)
+    named = ((name.partition(".")[2], tensor) for name, tensor in weights.tensors)
+    layout = {name.partition(".")[2]: spec for name, spec in weights.layout.items()}
+    names = dict(zip(layout, file_names(layout), strict=True))
+    write_adapter(
+        folder,
+        component,
+        network["_class_name"],
+        {names[name]: spec for name, spec in layout.items()},
+        scaled(lora, named),
+        peft_format=not loads_adapters(document["index"]["_class_name"]),
+    )
+    on_tensor(sum(spec.bytes for spec in layout.values()))
+    if grid is not None:
+        shutil.copyfile(grid, folder / GRID_FILE)
+    write_atomic(folder / CARD_FILE, _card(document, weights, has_grid=grid is not None).encode())
 
 
 def _by_component(layout: Layout) -> dict[str, dict[str, TensorSpec]]:
@@ -204,7 +296,17 @@ def _card(document: Mapping[str, Any], weights: TrainedWeights, *, has_grid: boo
         step=weights.step,
         weights=weights.kind,
         has_grid=has_grid,
+        adapter=_adapter_usage(document) if is_adapter(next(iter(weights.layout))) else None,
     )
+
+
+def _adapter_usage(document: Mapping[str, Any]) -> str:
+    """Return the line of Python that adds the adapter in ``folder`` to ``pipeline``."""
+    if loads_adapters(document["index"]["_class_name"]):
+        return "pipeline.load_lora_weights(folder)"
+    component = network_component(document["network"]["_class_name"])
+    loaded = f"peft.PeftModel.from_pretrained(pipeline.{component}, folder)"
+    return f"pipeline.{component} = {loaded}.merge_and_unload()"
 
 
 def share_model(components_folder: Path, model: Path, folder: Path) -> None:
@@ -331,14 +433,19 @@ def load_model(folder: Path) -> TextToImagePipeline:
 
 
 def load_with_weights(folder: Path, weights: Mapping[str, Tensor]) -> TextToImagePipeline:
-    """Load a components folder's pipeline with trained ``weights``.
+    """Load a components folder's pipeline with trained ``weights``, an adapter merged.
 
-    Their names are those of :meth:`ModelComponents.trained_module`.
+    Their names are those of :meth:`ModelComponents.trained_module`, without the prefix in a
+    :func:`~sm_train.entrypoints.models.lora.scaled` adapter.
 
     Raises:
         RuntimeError: the weights belong to another model.
     """
-    config = _read_manifest(folder)["network"]
+    document = _read_manifest(folder)
+    config = document["network"]
+    if document.get("base"):
+        network = _merged_network(folder, document["base"], _adapter(document["base"], weights))
+        return _load_pipeline(folder, {network.component: network.module.eval()})
     network = Network(config | {"class": config["_class_name"]}, None, config["sample_size"])
     network.allocate(torch.device("cpu"))
     network.module.load_state_dict(_strip_prefix("network.", weights))
@@ -346,6 +453,44 @@ def load_with_weights(folder: Path, weights: Mapping[str, Tensor]) -> TextToImag
     if text_encoder := _strip_prefix("text_encoder.", weights):
         pipeline.text_encoder.load_state_dict(text_encoder)
     return pipeline
+
+
+def _adapter(base: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the scaled adapter among trained weights, which may be scaled already."""
+    trained = _strip_prefix("network.", weights)
+    return dict(scaled(LoraConfig(**base["lora"]), trained.items())) if trained else dict(weights)
+
+
+def _merged_network(
+    folder: Path, base: Mapping[str, Any], adapter: Mapping[str, Tensor]
+) -> Network:
+    """Load the frozen network of a components folder and add a scaled adapter to its weights.
+
+    Raises:
+        RuntimeError: they do not belong together, or the network's files are missing.
+    """
+    source = None if base["random"] else network_folder(folder)
+    if source is None and not base["random"]:
+        raise RuntimeError(f"{folder}: has no network")
+    network = Network(base["config"], source, base["side"])
+    network.materialize(torch.device("cpu"), base["seed"])
+    merge(network.module, adapter)
+    return network
+
+
+def merged_weights(folder: Path, weights: TrainedWeights) -> TrainedWeights:
+    """Return the weights of the whole network with its adapter, in memory.
+
+    Raises:
+        RuntimeError: the weights belong to another model.
+    """
+    base = _read_manifest(folder)["base"]
+    tensors = _merged_network(
+        folder, base, _adapter(base, dict(weights.tensors))
+    ).module.state_dict()
+    named = {f"network.{name}": tensor for name, tensor in tensors.items()}
+    layout = {name: TensorSpec.of(tensor) for name, tensor in named.items()}
+    return TrainedWeights(named.items(), layout, weights.step, weights.kind)
 
 
 def _strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

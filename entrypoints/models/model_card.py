@@ -24,7 +24,8 @@ class TrainingRecord:
     """Where a model comes from; None is unknown.
 
     ``data_digest`` identifies the shards, ``bundle`` is the SHA-256 of the job's source bundle,
-    ``commit`` that of the run file's repository.
+    ``commit`` that of the run file's repository. ``base_model`` is the Hub repository of the
+    network that training started from.
     """
 
     run: str
@@ -37,6 +38,7 @@ class TrainingRecord:
     bundle: str | None
     commit: str | None
     prompts: tuple[str, ...]
+    base_model: str | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as plain data, for a components folder's manifest."""
@@ -62,20 +64,27 @@ def model_card(
     step: int,
     weights: str,
     has_grid: bool,
+    adapter: str | None = None,
 ) -> str:
     """Return the card of the model after optimizer ``step``.
 
     ``weights`` is ``ema`` or ``raw``. ``standard`` is whether ``pipeline_class`` is diffusers' own,
-    ``absent`` the components that it needs to be passed as None.
+    ``absent`` the components that it needs to be passed as None. ``adapter`` is the line of Python
+    that loads an adapter, None for a model.
     """
     title = f"{record.run}, {record.stage}"
-    lines = [*_front_matter(record), "", f"# {title}", ""]
-    lines += [f"A `{record.preset}` text-to-image model, trained with sm-train."]
+    lines = [*_front_matter(record, is_adapter=adapter is not None), "", f"# {title}", ""]
+    kind = "text-to-image model" if adapter is None else "LoRA adapter of a text-to-image model"
+    lines += [f"A `{record.preset}` {kind}, trained with sm-train."]
     if has_grid:
         lines += ["", f"![Samples of the prompts below]({GRID_FILE})"]
     lines += [
         "",
-        *_usage(pipeline_class, standard, absent),
+        *(
+            _usage(pipeline_class, standard, absent)
+            if adapter is None
+            else _adapter_usage(record, adapter)
+        ),
         "",
         "## Training",
         "",
@@ -89,17 +98,20 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def _front_matter(record: TrainingRecord) -> list[str]:
+def _front_matter(record: TrainingRecord, *, is_adapter: bool) -> list[str]:
     """Return the card's metadata as YAML; JSON strings are valid YAML."""
+    base = [f"base_model: {json.dumps(record.base_model)}"] if record.base_model else []
     return [
         "---",
         f"license: {json.dumps(record.license or UNKNOWN_LICENSE)}",
+        *base,
         "library_name: diffusers",
         "pipeline_tag: text-to-image",
         "tags:",
         "- text-to-image",
         "- diffusers",
         "- sm-train",
+        *(["- lora"] if is_adapter else []),
         "---",
     ]
 
@@ -115,6 +127,23 @@ def _usage(pipeline_class: str, standard: bool, absent: Sequence[str]) -> list[s
         "from diffusers import DiffusionPipeline",
         "",
         f"pipeline = DiffusionPipeline.from_pretrained(folder{argument})",
+        'image = pipeline("a photograph of a lighthouse").images[0]',
+        "```",
+    ]
+
+
+def _adapter_usage(record: TrainingRecord, adapter: str) -> list[str]:
+    base = "BASE_MODEL" if record.base_model is None else json.dumps(record.base_model)
+    imports = ["import peft"] if "peft." in adapter else []
+    return [
+        "The adapter extends the model that it was trained from:",
+        "",
+        "```python",
+        *imports,
+        "from diffusers import DiffusionPipeline",
+        "",
+        f"pipeline = DiffusionPipeline.from_pretrained({base})",
+        adapter,
         'image = pipeline("a photograph of a lighthouse").images[0]',
         "```",
     ]

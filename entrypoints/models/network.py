@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  the field's own name for it
 from sm_train.entrypoints.checkpointing.sharded_tensors import slices
-from sm_train.entrypoints.common.job_config import JobConfigError
+from sm_train.entrypoints.common.job_config import JobConfigError, LoraConfig
 from sm_train.entrypoints.common.rng import hash64
 from sm_train.entrypoints.distributed.local_shard import local_shard
 from sm_train.entrypoints.models.component_check import (
@@ -29,6 +29,13 @@ from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
     LocalComponents,
     weight_files,
+)
+from sm_train.entrypoints.models.lora import (
+    add_adapter,
+    base_digest,
+    base_name,
+    is_adapter,
+    load_adapter,
 )
 from torch import Tensor, nn
 
@@ -46,6 +53,9 @@ _ZERO = {
     ),
 }
 """Layers that are initialized to zero, by network class and end of the layer's name."""
+
+_ADAPTER_OUTPUT = "lora_B.default"
+"""An adapter starts as zero, so that the network starts as its frozen weights."""
 
 NETWORKS = tuple(_ZERO)
 """Diffusers' classes that can be trained."""
@@ -70,18 +80,29 @@ class Network:
 
     ``config`` is a preset's. Weights are loaded from ``folder`` (in diffusers' layout) or, if that
     is None, initialized at random. ``side`` is the side of the training input in latent pixels.
-    ``component`` is the name of its folder, ``module`` the network of class ``class_name``.
+    ``component`` is the name of its folder, ``module`` the network of class ``class_name``. With
+    ``lora`` an adapter is trained, which starts from that of the folder ``adapter``.
     """
 
-    def __init__(self, config: Mapping[str, Any], folder: Path | None, side: int) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        folder: Path | None,
+        side: int,
+        *,
+        lora: LoraConfig | None = None,
+        adapter: Path | None = None,
+    ) -> None:
         import diffusers
 
+        self.preset_config, self.folder, self.side, self.lora = config, folder, side, lora
+        self._adapter = adapter
         settings = dict(config)
         self.class_name: str = settings.pop("class")
         self.component = network_component(self.class_name)
         if folder is not None:
             settings = _read_config(folder, self.class_name)
-        self._folder, self._stretch = folder, side / settings["sample_size"]
+        self._stretch = side / settings["sample_size"]
         self._drop_sigma = folder is not None and learned_sigma(settings)
         if self._drop_sigma:
             settings["out_channels"] = settings["in_channels"]
@@ -95,6 +116,15 @@ class Network:
             self.module: Any = getattr(diffusers, self.class_name).from_config(settings)
         # The pipeline takes its default image size from here.
         self.module.register_to_config(sample_size=side)
+        if lora is not None:
+            add_adapter(self.module, lora, self.class_name)
+
+    def base_digest(self, seed: int) -> str | None:
+        """Return a digest of the frozen weights and alpha; None if all weights are trained."""
+        if self.lora is None:
+            return None
+        base = f"random-{seed}" if self.folder is None else base_digest(self.folder)
+        return f"{base}-{self.lora.alpha:g}"
 
     def config(self) -> dict[str, Any]:
         """Return the configuration as diffusers saves it.
@@ -114,10 +144,18 @@ class Network:
             JobConfigError: the folder's weights do not match this network.
         """
         self.allocate(device)
-        if self._folder is None:
-            _initialize(self.module, _ZERO[self.class_name], device, seed)
+        zero = (*_ZERO[self.class_name], _ADAPTER_OUTPUT)
+        if self.folder is None:
+            _initialize(self.module, zero, device, seed)
         else:
-            _load_weights(self.module, self._folder, drop_sigma=self._drop_sigma)
+            _initialize(self.module, zero, device, seed, adapter_only=True)
+            _load_weights(self.module, self.folder, drop_sigma=self._drop_sigma)
+        if self.lora is not None and self._adapter is not None:
+            adapter = load_adapter(self.module, self.lora, self._adapter)
+            for name, parameter in self.module.named_parameters():
+                if name in adapter:
+                    shard = local_shard(parameter)
+                    shard.tensor.copy_(adapter[name][shard.rows])
         if self._stretch != 1.0 and _POSITIONS in self.module.state_dict():
             table = self.module.get_buffer(_POSITIONS)
             table.copy_(resize_positions(table, self._stretch))
@@ -180,17 +218,27 @@ def resize_positions(table: Tensor, factor: float) -> Tensor:
     return resized.permute(0, 2, 3, 1).reshape(table.shape)
 
 
-def _initialize(module: nn.Module, zero: tuple[str, ...], device: torch.device, seed: int) -> None:
+def _initialize(
+    module: nn.Module,
+    zero: tuple[str, ...],
+    device: torch.device,
+    seed: int,
+    *,
+    adapter_only: bool = False,
+) -> None:
     """Initialize all parameters; layers whose names end with one of ``zero`` are set to zero.
 
     Each rank generates the full parameter from a seed of its name, and keeps its own rows: the
-    values are the same for any sharding.
+    values are the same for any sharding. An adapter does not change those of other parameters.
     """
     generator = torch.Generator(device)
-    for layer_name, layer in module.named_modules():
+    for path, layer in module.named_modules():
+        layer_name = base_name(path)
         set_to_zero = layer_name.endswith(zero)
         for name, parameter in layer.named_parameters(recurse=False):
             full_name = f"{layer_name}.{name}".lstrip(".")
+            if adapter_only and not is_adapter(full_name):
+                continue
             generator.manual_seed(int(hash64(seed, zlib.crc32(full_name.encode()))) - 2**63)
             values = torch.zeros(parameter.shape, device=device)
             if not set_to_zero:
@@ -224,7 +272,10 @@ def _load_weights(module: nn.Module, folder: Path, *, drop_sigma: bool = False) 
         patch: int = module.config.patch_size  # type: ignore[union-attr, assignment]
         for name in ("proj_out.weight", "proj_out.bias"):
             slices_of[name] = _MeanRows(slices_of[name], patch * patch)
-    for name, tensor in module.state_dict().items():
+    for path, tensor in module.state_dict().items():
+        name = base_name(path)
+        if is_adapter(name):
+            continue
         if name not in slices_of:
             raise JobConfigError(f"{folder}: has no weight {name}")
         stored = slices_of[name]

@@ -64,6 +64,14 @@ def _pixart_pipeline(network: Mapping[str, Any]) -> str | None:
     return "PixArtAlphaPipeline" if network["sample_size"] == 128 else None
 
 
+def loads_adapters(class_name: str | list[str]) -> bool:
+    """Return whether the pipeline class of a model's index has ``load_lora_weights``."""
+    import diffusers
+
+    pipeline = getattr(diffusers, class_name, None) if isinstance(class_name, str) else None
+    return hasattr(pipeline, "load_lora_weights")
+
+
 def standard_index(class_name: str, components: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of ``model_index.json`` for a standard class.
 

@@ -20,7 +20,9 @@ from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorErro
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, parse_step_folder
 from sm_train.entrypoints.common.rng import hash64
 from sm_train.entrypoints.models.export import is_components_folder, load_model, load_with_weights
+from sm_train.entrypoints.models.lora import adapter_file, read_adapter
 from sm_train.entrypoints.models.network import network_folder
+from torch import Tensor
 
 COMPONENTS_FOLDER = "components"
 """The folder next to checkpoints that holds the components that training does not change."""
@@ -43,10 +45,23 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model folder, or a components folder with the weights of ``checkpoint``."""
+    """A model folder, or a components folder with the weights of ``checkpoint`` or ``adapter``.
+
+    ``adapter`` is the folder of an exported adapter.
+    """
 
     model: Path
     checkpoint: Path | None = None
+    adapter: Path | None = None
+
+    @property
+    def is_model_folder(self) -> bool:
+        return self.checkpoint is None and self.adapter is None
+
+    @property
+    def weights(self) -> Path:
+        """The folder that was trained: the most specific one."""
+        return self.checkpoint or self.adapter or self.model
 
 
 def find_source(folder: Path) -> ModelSource:
@@ -57,6 +72,8 @@ def find_source(folder: Path) -> ModelSource:
     """
     if (folder / "model_index.json").is_file():
         return ModelSource(folder)
+    if adapter_file(folder) is not None:
+        return _from_adapter(folder)
     if parse_step_folder(folder.name) is not None:
         return _from_checkpoint(read_marker(folder).folder)
     skip_reasons: list[str] = []
@@ -65,6 +82,8 @@ def find_source(folder: Path) -> ModelSource:
         return _from_checkpoint(checkpoint.folder)
     if (folder / FINAL_MODEL / "model_index.json").is_file():
         return ModelSource(folder / FINAL_MODEL)
+    if adapter_file(folder / FINAL_MODEL) is not None:
+        return _from_adapter(folder / FINAL_MODEL)
     reason = skip_reasons[0] if skip_reasons else f"{folder}: holds no model and no checkpoint"
     raise CheckpointError(reason)
 
@@ -83,13 +102,23 @@ def _from_checkpoint(folder: Path) -> ModelSource:
     return ModelSource(components, folder)
 
 
+def _from_adapter(folder: Path) -> ModelSource:
+    components = folder.parent / COMPONENTS_FOLDER
+    if not is_components_folder(components):
+        raise CheckpointError(
+            f"{folder}: holds an adapter without the model that it extends; give the run's "
+            "checkpoints, or open it with diffusers (README.md)"
+        )
+    return ModelSource(components, adapter=folder)
+
+
 def load_pipeline(source: ModelSource) -> Any:
     """Load the pipeline of ``source``, onto the GPU if there is one.
 
     Raises:
         CheckpointError: the model cannot be read, or the weights belong to another model.
     """
-    network = network_folder(source.model) if source.checkpoint is None else source.model
+    network = network_folder(source.model) if source.is_model_folder else source.model
     for component, folder in [
         ("network", network),
         *((name, source.model / name) for name in ("scheduler", "text_encoder", "tokenizer")),
@@ -101,8 +130,8 @@ def load_pipeline(source: ModelSource) -> Any:
     try:
         pipeline = (
             load_model(source.model)
-            if source.checkpoint is None
-            else _load_checkpoint(source.model, source.checkpoint)
+            if source.is_model_folder
+            else _load_trained(source.model, source.weights, _trained_weights(source))
         )
     except CheckpointError:
         raise
@@ -114,17 +143,24 @@ def load_pipeline(source: ModelSource) -> Any:
     return pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _load_checkpoint(components: Path, checkpoint: Path) -> Any:
-    """Load EMA weights if the run kept them; buffers have no EMA and come from the model."""
-    files = shard_files(checkpoint)
+def _trained_weights(source: ModelSource) -> dict[str, Tensor]:
+    """Return EMA weights if the run kept them; buffers have no EMA and come from the model."""
+    if source.adapter is not None:
+        _, tensors = read_adapter(source.adapter)
+        return dict(tensors)
+    assert source.checkpoint is not None
+    files = shard_files(source.checkpoint)
     try:
-        weights = load_full(files, MODEL) | load_full(files, EMA)
+        return load_full(files, MODEL) | load_full(files, EMA)
     except ShardedTensorError as error:
-        raise CheckpointError(f"{checkpoint}: {error}") from None
+        raise CheckpointError(f"{source.checkpoint}: {error}") from None
+
+
+def _load_trained(components: Path, origin: Path, weights: dict[str, Tensor]) -> Any:
     try:
         return load_with_weights(components, weights)
     except RuntimeError:
-        raise CheckpointError(f"{checkpoint}: belongs to another model than {components}") from None
+        raise CheckpointError(f"{origin}: belongs to another model than {components}") from None
 
 
 def generate(

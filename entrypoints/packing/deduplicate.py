@@ -45,7 +45,7 @@ def digest_shards(
     processes, threads = split_cores(missing, work, max_processes=work.workers)
     task = partial(_digest_shard, work.destination, work.access, threads)
     for progress in run_tasks(task, missing, processes, work.decoders(processes)):
-        on_progress(replace(progress, total=total))
+        on_progress(replace(progress, total=total, label="1/2 hashing"))
 
 
 def find_duplicates(plans: Sequence[ShardPlan], destination: Storage) -> dict[int, RejectedInput]:

@@ -123,8 +123,9 @@ def build_shards(
             names = {plan.name for plan in missing}
             work.destination.abort_uploads(SHARDS_FOLDER, names=names)
     already_done = total - sum(len(plan.inputs) for plan in missing)
+    label = "2/2 packing" if pack.plans[0].options.deduplicates else "packing"
     for progress in build_in_parallel(missing, work, dropped):
-        on_progress(replace(progress, done=progress.done + already_done, total=total))
+        on_progress(replace(progress, done=progress.done + already_done, total=total, label=label))
 
 
 def _wait_for_digests(plans: Sequence[ShardPlan], destination: Storage) -> None:

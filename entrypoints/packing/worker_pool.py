@@ -58,12 +58,16 @@ class WorkerPlan:
 
 @dataclass(frozen=True)
 class PackProgress:
-    """Progress in inputs; ``bytes`` is the size of the accepted samples in the shards."""
+    """Progress in inputs; ``bytes`` is the size of the accepted samples in the shards.
+
+    ``label`` names the pass over the inputs: with deduplication there are two.
+    """
 
     done: int
     total: int
     bytes: int
     rejected: int
+    label: str = "packing"
 
 
 def build_in_parallel(

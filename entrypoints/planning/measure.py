@@ -29,6 +29,7 @@ from sm_train.entrypoints.models.components import (
     preset_names,
     read_preset,
 )
+from sm_train.entrypoints.models.lora import layer_sizes
 from sm_train.entrypoints.models.network import Network
 from sm_train.entrypoints.models.pipeline import Text, predict
 from sm_train.entrypoints.planning.memory import (
@@ -297,6 +298,7 @@ def measure_preset(name: str, content: str | None = None) -> dict[str, Any]:
         "preset_digest": preset_digest(preset),
         "resolution_step": step,
         "parameters": _count(network),
+        "lora_layers": layer_sizes(network),
         "optimizer_bytes": _optimizer_bytes(network),
         "fsdp_block_parameters": [_count(block) for block in blocks(network)],
         "ddp_buckets": len(gradient_buckets(preset)),

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import JobConfig, ModelConfig
+from sm_train.entrypoints.common.job_config import JobConfig, LoraConfig, ModelConfig
+from sm_train.entrypoints.common.lora_layers import adapter_shapes
+from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
 from sm_train.entrypoints.models.components import encodes_in_fp32, read_preset
 
 _FP32, _BF16 = 4, 2
@@ -57,6 +60,7 @@ class StateBytes:
 class ModelPlan:
     """A preset's network at one resolution and in one precision.
 
+    ``trained_parameters`` of the ``parameters`` have gradients: all of them, or an adapter's.
     ``kept_bytes`` and ``checkpointed_bytes`` are the activations of one image, without and with
     activation checkpointing. ``fsdp_block_parameters`` are the parameters of each block that FSDP2
     gathers, in order; ``ddp_buckets`` are the buckets in which DDP reduces the gradients.
@@ -65,6 +69,7 @@ class ModelPlan:
     """
 
     parameters: int
+    trained_parameters: int
     optimizer_bytes: Mapping[str, int]
     training_flops_per_image: int
     precision: str
@@ -86,8 +91,8 @@ class ModelPlan:
         return max(images * per_image, min(images, self.encoded_at_once) * self.encoding_bytes)
 
     def checkpoint_bytes(self, *, ema: bool, optimizer: str) -> int:
-        """Return the size of a checkpoint: weights, optimizer state and EMA."""
-        return _FP32 * self.parameters * (1 + ema) + self._optimizer_bytes(optimizer)
+        """Return the size of a checkpoint: trained weights, optimizer state and EMA."""
+        return _FP32 * self.trained_parameters * (1 + ema) + self._optimizer_bytes(optimizer)
 
     def _optimizer_bytes(self, optimizer: str) -> int:
         """Return the bytes of an optimizer's state; a user's function counts as AdamW."""
@@ -105,28 +110,34 @@ class ModelPlan:
         """Return the states of one GPU among ``world_size``, ``per_node`` on each node.
 
         Weights, gradients and, with ``ema``, the average are fp32; FSDP2 shards them and the
-        optimizer's state. It computes with gathered weights: all of them (``shard_grad_op``), or
-        those of a block and the next one, which it prefetches. A block's gradients are unsharded
-        in fp32 until they are reduced. Under DDP autocast keeps a bf16 copy of the weights.
+        optimizer's state. Frozen weights have none of these; unsharded, they are stored in the
+        precision of the arithmetic. FSDP2 computes with gathered weights: all of them
+        (``shard_grad_op``), or those of a block and the next one, which it prefetches. A block's
+        gradients are unsharded in fp32 until they are reduced. Under DDP autocast keeps a bf16 copy
+        of the trained weights.
         """
         count, bf16 = self.parameters, self.precision == "bf16"
+        trained = self.trained_parameters
         ranks = 1 if strategy == "none" else world_size
         if strategy == "hybrid_shard":
             ranks = min(per_node, world_size)
         # torch.chunk rounds up for each parameter, by less than one row.
-        sharded = -(-count // ranks)
+        sharded = -(-trained // ranks)
         width = _BF16 if bf16 else _FP32
         if strategy == "none":
-            gathered = _BF16 * count * bf16
+            frozen = width * (count - trained)
+            gathered = _BF16 * trained * bf16
         else:
+            frozen = _FP32 * -(-(count - trained) // ranks)
             blocks = self.fsdp_block_parameters
             two_blocks = max(map(sum, pairwise(blocks)), default=sum(blocks))
             weights = count if strategy == "shard_grad_op" else two_blocks
-            gathered = width * weights + (width + _FP32) * max(blocks)
+            trained_in_block = max(blocks) * trained // count
+            gathered = width * weights + (width + _FP32) * trained_in_block
         return StateBytes(
-            weights=_FP32 * sharded,
+            weights=_FP32 * sharded + frozen,
             gradients=_FP32 * sharded,
-            optimizer=-(-self._optimizer_bytes(optimizer) * sharded // count),
+            optimizer=-(-self._optimizer_bytes(optimizer) * sharded // trained),
             ema=_FP32 * sharded * ema,
             gathered=gathered,
         )
@@ -195,12 +206,40 @@ def plan_model(
         vae_precision=vae_precision,
         content=model.preset_content,
         stored=plan,
+        lora=model.lora,
     )
 
 
 def preset_digest(preset: Mapping[str, Any]) -> str:
     """Return a digest of a preset's configuration, by which a plan of an older one is refused."""
     return hashlib.sha256(json.dumps(preset, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The weights that have gradients; ``added`` of them are not the preset's."""
+
+    parameters: int
+    added: int
+    optimizer_bytes: Mapping[str, int]
+    ddp_buckets: int
+
+
+def _all_weights(plan: Mapping[str, Any]) -> _Trained:
+    return _Trained(plan["parameters"], 0, plan["optimizer_bytes"], plan["ddp_buckets"])
+
+
+def _adapter(lora: LoraConfig, preset: Mapping[str, Any], plan: Mapping[str, Any]) -> _Trained:
+    shapes = adapter_shapes(lora, preset["network"]["class"], plan["lora_layers"])
+    count = sum(number * prod(shape) for shape, number in shapes)
+    optimizers = {
+        # The names only matter to optimizers that adapters are refused with.
+        name: sum(number * state_bytes(name, {"": shape}) for shape, number in shapes)
+        for name in OPTIMIZERS
+    }
+    # DDP's first bucket has 1 MiB, the others 25.
+    buckets = 1 + max(0, -(-(_FP32 * count - 2**20) // (25 * 2**20)))
+    return _Trained(count, count, optimizers, buckets)
 
 
 @cache
@@ -212,13 +251,15 @@ def plan_preset(
     vae_precision: str = "auto",
     content: str | None = None,
     stored: str | None = None,
+    lora: LoraConfig | None = None,
 ) -> ModelPlan:
     """Return the plan of the preset ``name`` for images of ``resolution`` pixels a side.
 
-    ``content`` is the JSON of a custom preset, ``stored`` that of its plan.
+    ``content`` is the JSON of a custom preset, ``stored`` that of its plan. With ``lora`` only an
+    adapter is trained.
 
     Raises:
-        JobConfigError: there is no such preset.
+        JobConfigError: there is no such preset, or a target of the adapter is no layer of it.
         UnplannedModelError: it was not measured, or has changed since.
     """
     preset = read_preset(name, content)
@@ -228,7 +269,8 @@ def plan_preset(
         raise UnplannedModelError(
             f"preset {name}: not planned; run python -m {MEASURE_MODULE} {name}"
         ) from None
-    if plan["preset_digest"] != preset_digest(preset):
+    # Plans of custom presets in a cache may be of an earlier version, without layers.
+    if plan["preset_digest"] != preset_digest(preset) or "lora_layers" not in plan:
         raise UnplannedModelError(
             f"preset {name}: changed since it was planned; run python -m {MEASURE_MODULE} {name}"
         )
@@ -244,18 +286,21 @@ def plan_preset(
 
     text_width = _BF16 if precision == "bf16" else _FP32
     text = 0 if preset["train_text_encoder"] else plan["text_encoder_parameters"]
+    trained = _all_weights(plan) if lora is None else _adapter(lora, preset, plan)
     return ModelPlan(
-        parameters=plan["parameters"],
-        optimizer_bytes=plan["optimizer_bytes"],
+        parameters=plan["parameters"] + trained.added,
+        trained_parameters=trained.parameters,
+        optimizer_bytes=trained.optimizer_bytes,
         # The backward pass takes twice the forward pass: a product for the gradient of each factor.
-        training_flops_per_image=3 * at_resolution(figures["forward_flops"]),
+        # Frozen weights need no gradient; the adapter's own products are left out.
+        training_flops_per_image=(2 if lora else 3) * at_resolution(figures["forward_flops"]),
         precision=precision,
         kept_bytes=at_resolution(figures["kept_bytes"]),
         # Checkpointing recomputes one block at a time.
         checkpointed_bytes=at_resolution(figures["checkpointed_bytes"])
         + max(map(at_resolution, figures["block_bytes"]), default=0),
         fsdp_block_parameters=tuple(plan["fsdp_block_parameters"]),
-        ddp_buckets=plan["ddp_buckets"],
+        ddp_buckets=trained.ddp_buckets,
         frozen_bytes=text_width * text + _FP32 * plan["vae_parameters"],
         encoding_bytes=at_resolution(encoding["encoding_bytes"]),
         encoded_at_once=images_at_once(resolution**2),
@@ -296,4 +341,4 @@ def keeps_unsharded_gradients(
     )
     # FSDP2 accumulates in the precision in which it reduces.
     width = _BF16 if training.reduce_dtype == "bf16" else _FP32
-    return fixed + activations + width * plan.parameters <= _USABLE * gpu_memory
+    return fixed + activations + width * plan.trained_parameters <= _USABLE * gpu_memory

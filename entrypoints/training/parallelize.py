@@ -23,6 +23,7 @@ class ParallelPlan:
     compile: bool
     channels_last: bool
     text_encoder_bf16: bool
+    frozen_weights_bf16: bool
     unsharded_grad_accumulation: bool
 
     @classmethod
@@ -50,6 +51,11 @@ class ParallelPlan:
             # Autocast computes in bf16 anyway, and a T5 of 4.7 billion weights takes 9 GB
             # instead of 19.
             text_encoder_bf16=gpu and config.training.precision == "bf16",
+            # As diffusers' LoRA scripts store them. FSDP2 gathers fp32 shards in bf16.
+            frozen_weights_bf16=gpu
+            and config.training.precision == "bf16"
+            and config.model.lora is not None
+            and sharding == "none",
             unsharded_grad_accumulation=keeps_unsharded_gradients(
                 config, world_size, local_world_size, gpu_memory
             ),
@@ -94,6 +100,10 @@ def parallelize(
     )
     components.network_init.materialize(device, config.training.seed)
     module.to(device)
+    if plan.frozen_weights_bf16:
+        for parameter in module.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
     if plan.channels_last:
         network.to(memory_format=torch.channels_last)
     return module.train()

@@ -6,7 +6,7 @@ Names are ``model.…`` (weights and buffers), ``ema.…``, and ``optimizer.…`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ class TrainStateDict:
         ema: ExponentialMovingAverage | None,
     ) -> None:
         self._module, self._ema = module, ema
-        parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        parameters = dict(trained_parameters(module))
         self._trained = {
             name: replace(local_shard(parameter), tensor=weight)
             for (name, parameter), weight in zip(parameters.items(), local_weights, strict=True)
@@ -61,8 +61,7 @@ class TrainStateDict:
         return self._model() | self.optimizer.tensors() | self._averages()
 
     def _model(self) -> dict[ShardSpec, LocalShard]:
-        """Return weights and buffers."""
-        shards = {name: local_shard(tensor) for name, tensor in self._module.state_dict().items()}
+        shards = {name: local_shard(one) for name, one in model_tensors(self._module).items()}
         return {_spec(f"{MODEL}{name}", shard): shard for name, shard in shards.items()}
 
     def _averages(self) -> dict[ShardSpec, LocalShard]:
@@ -134,6 +133,24 @@ class TrainStateDict:
     def _reset_ema(self) -> None:
         if self._ema is not None:
             torch._foreach_copy_(self._ema.averages, list(self._local_weights))
+
+
+def trained_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters that are trained, by name."""
+    return ((name, one) for name, one in module.named_parameters() if one.requires_grad)
+
+
+def model_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the model that a checkpoint holds, by name.
+
+    They are all weights and buffers, or, if a part of the weights is frozen, those that are
+    trained.
+    """
+    state: dict[str, Tensor] = module.state_dict()
+    trained = {name for name, _ in trained_parameters(module)}
+    if len(trained) == sum(1 for _ in module.parameters()):
+        return state
+    return {name: tensor for name, tensor in state.items() if name in trained}
 
 
 def _load_files(files: Sequence[Path], targets: Mapping[ShardSpec, LocalShard]) -> None:

@@ -20,7 +20,7 @@ from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 from sm_train.entrypoints.training.lr_schedule import LearningRate, build_schedule
 from sm_train.entrypoints.training.optimizer_state import UnsavableStateError
 from sm_train.entrypoints.training.optimizers import build_optimizers, is_fused_adamw
-from sm_train.entrypoints.training.state_dict import TrainStateDict
+from sm_train.entrypoints.training.state_dict import TrainStateDict, trained_parameters
 from torch import Tensor, nn
 
 
@@ -28,13 +28,17 @@ class TrainState:
     """One rank's replica of ``module``, or its shard if the module is sharded.
 
     Optimizers and the EMA work on the local shards, without any communication. ``step`` is the
-    number of optimizer steps taken.
+    number of optimizer steps taken. ``base_digest`` identifies frozen weights of the module, None
+    if all are trained.
     """
 
-    def __init__(self, config: JobConfig, module: nn.Module) -> None:
+    def __init__(
+        self, config: JobConfig, module: nn.Module, base_digest: str | None = None
+    ) -> None:
         training = config.training
         self.module = module
-        self.parameters = [one for one in module.parameters() if one.requires_grad]
+        named = dict(trained_parameters(module))
+        self.parameters = [*named.values()]
         self.background = BackgroundWork(self.parameters[0].device)
         self._sharded = any(is_dtensor(parameter) for parameter in self.parameters)
         self._local_weights: list[Tensor] = [*self.parameters]
@@ -43,10 +47,9 @@ class TrainState:
             self._local_weights = [
                 to_local(parameter).detach().requires_grad_() for parameter in self.parameters
             ]
-        names = [name for name, one in module.named_parameters() if one.requires_grad]
         self._optimizers = build_optimizers(
             training.optimizer,
-            dict(zip(names, self._local_weights, strict=True)),
+            dict(zip(named, self._local_weights, strict=True)),
             config.stage.learning_rate,
             sharded=self._sharded,
         )
@@ -62,7 +65,7 @@ class TrainState:
                 self._local_weights, training.ema_decay, training.ema_start
             )
         self.step = 0
-        self.fingerprint = manifest.architecture_hash(module.state_dict())
+        self.fingerprint = manifest.architecture_hash(module.state_dict(), base_digest)
         self._state_dict = TrainStateDict(module, self._local_weights, self._optimizers, self._ema)
 
     @property

@@ -19,6 +19,7 @@ from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove
 from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, SAMPLER_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.rng import hash64
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.batches import Batch
@@ -51,6 +52,7 @@ from sm_train.entrypoints.training.parallelize import (
     move_frozen,
     parallelize,
 )
+from sm_train.entrypoints.training.state_dict import model_tensors
 from sm_train.entrypoints.training.train_state import TrainState
 from sm_train.entrypoints.training.training_loss import TrainingLoss
 from torch import Tensor, nn
@@ -100,7 +102,8 @@ class Trainer:
         self.model: nn.Module = fsdp.wrap(
             module, accelerator, reduce_bf16=config.training.reduce_dtype == "bf16"
         )
-        self.state = TrainState(config, module)
+        base_digest = components.network_init.base_digest(config.training.seed)
+        self.state = TrainState(config, module, base_digest)
         self._loss = TrainingLoss(config.training.objective)
         self._checkpointer = self._create_checkpointer(data_rank)
         checkpoint = self._find_latest_checkpoint()
@@ -266,6 +269,7 @@ class Trainer:
             samples += batch.origins
             self.metrics.log_epoch()
             last = index == micro_batches - 1
+            self._seed_dropout(index)
             with nullcontext() if last else self._no_sync():
                 with self._autocast():
                     target, text = self.model_inputs.prepare(batch)
@@ -285,6 +289,15 @@ class Trainer:
         skipped = state.update(norm)
         busy.end_step()
         window.add(state.step, losses, norm, skipped, samples)
+
+    def _seed_dropout(self, micro_batch: int) -> None:
+        """Make an adapter's dropout a function of seed, step, micro-batch and rank."""
+        lora = self.config.model.lora
+        if lora is not None and lora.dropout:
+            rank = self.accelerator.process_index
+            seed = hash64(self.config.training.seed, self.state.step, micro_batch, rank)
+            # PyTorch takes signed seeds.
+            torch.manual_seed(int(seed) - 2**63)
 
     def _no_sync(self) -> AbstractContextManager[None]:
         """Defer the sum of gradients over ranks to the step's last micro-batch."""
@@ -324,7 +337,7 @@ class Trainer:
         For a sharded model all ranks must iterate over the tensors to the end: a collective.
         """
         self.state.copy_ema_to_weights()
-        tensors = self.state.module.state_dict()
+        tensors = model_tensors(self.state.module)
         return TrainedWeights(
             ((name, full_tensor(tensor)) for name, tensor in tensors.items()),
             {name: TensorSpec.of(tensor) for name, tensor in tensors.items()},

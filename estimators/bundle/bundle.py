@@ -17,6 +17,7 @@ import re
 import tarfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from importlib.resources import files
 
 from sm_train.entrypoints.common.job_config import JOB_FILE, tracker_requirements
@@ -204,8 +205,11 @@ def _user_files(config: RunConfig, user_code: UserCode) -> dict[str, bytes]:
 
 def _training_code() -> dict[str, bytes]:
     folder = entrypoints_folder()
-    # The same `import sm_train` as on a laptop.
-    package = {f"{_PACKAGE}__init__.py": (folder / "api" / "__init__.py").read_bytes()}
+    # The same `import sm_train` as on a laptop; the version marks it as a job's.
+    package = {
+        f"{_PACKAGE}__init__.py": (folder / "api" / "__init__.py").read_bytes(),
+        f"{_PACKAGE}version.txt": f"{version('sm-train')}\n".encode(),
+    }
     return package | {
         f"{_PACKAGE}entrypoints/{path.relative_to(folder).as_posix()}": path.read_bytes()
         for path in folder.rglob("*")
@@ -252,7 +256,11 @@ def requirements(framework_version: str | None) -> str:
 
 
 def _optional_packages(config: RunConfig) -> set[str]:
-    return {"bitsandbytes"} if config.training.optimizer.name == "adamw8bit" else set()
+    needed = {
+        "bitsandbytes": config.training.optimizer.name == "adamw8bit",
+        "peft": config.model.lora is not None,
+    }
+    return {name for name, is_needed in needed.items() if is_needed}
 
 
 def _tracker_requirements(config: RunConfig) -> dict[str, bytes]:

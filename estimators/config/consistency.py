@@ -9,6 +9,8 @@ from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.common.optimizer_rules import problem
 from sm_train.estimators.config.cluster import SMDDP_PYTORCH, ClusterSection, major_minor
 from sm_train.estimators.config.fields import MAX_JOB_NAME
+from sm_train.estimators.config.model import ModelSection
+from sm_train.estimators.config.presets import resolution_factor
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.config.training import TrainingSection
 
@@ -41,11 +43,14 @@ def cross_section_problems(
     gpus_per_instance: int | None,
     cluster: ClusterSection | None,
     training: TrainingSection | None,
+    model: ModelSection | None,
+    *,
+    own_script: bool,
 ) -> list[Problem]:
     """Return the mistakes between the stages and between stages and cluster.
 
-    ``stages`` are the valid ones, each with its index in the file. ``cluster`` and ``training`` are
-    None if they are not valid, ``gpus_per_instance`` if the instance type is not known.
+    ``stages`` are the valid ones, each with its index in the file. Sections are None if they are
+    not valid, ``gpus_per_instance`` if the instance type is not known.
     """
     problems: list[Problem] = []
     names: set[str] = set()
@@ -57,6 +62,8 @@ def cross_section_problems(
             )
         names.add(stage.name)
         problems += _job_name_problems(run, stage, path)
+        if model is not None and not own_script:
+            problems += _resolution_problems(stage, model, path)
         if index == 0:
             problems += _first_stage_problems(stage, path)
         if cluster is not None:
@@ -69,7 +76,34 @@ def cross_section_problems(
     if cluster is not None and training is not None:
         problems += _reduce_dtype_problems(training, cluster)
         problems += _optimizer_version_problems(training, cluster)
+    if model is not None and training is not None:
+        problems += _adapter_problems(model, training)
     return problems
+
+
+def _resolution_problems(
+    stage: StageSection, model: ModelSection, path: KeyPath
+) -> Iterator[Problem]:
+    """Check that latents and patches have whole sizes."""
+    factor = resolution_factor(model.preset, model.preset_content)
+    if stage.resolution % factor:
+        lower = stage.resolution // factor * factor
+        near = [one for one in (lower, lower + factor) if one]
+        yield Problem(
+            (*path, "resolution"),
+            stage.resolution,
+            f"must be a multiple of {factor} for {model.preset} (its autoencoder and patches); "
+            f"write {' or '.join(map(str, near))}",
+        )
+
+
+def _adapter_problems(model: ModelSection, training: TrainingSection) -> Iterator[Problem]:
+    if model.lora is not None and training.optimizer.name == "muon":
+        reason = (
+            "orthogonalizes each factor of a LoRA adapter, and not their product, which is the "
+            "update; write name: adamw"
+        )
+        yield Problem(("training", "optimizer", "name"), "muon", reason)
 
 
 def _job_name_problems(run: str, stage: StageSection, path: KeyPath) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from sm_train.cost.durations import duration_seconds
 from sm_train.entrypoints.common import entry_arguments
+from sm_train.estimators.regions import region_problem
 
 T = TypeVar("T")
 
@@ -62,13 +63,13 @@ Fraction = Annotated[float, BeforeValidator(reject_bool), Field(ge=0, lt=1, allo
 
 # A quote breaks the container's start script, a line break its environment file.
 _PLAIN = r"^[^'\"\\\x00-\x1f\x7f]*$"
-_NAME = r"^[a-zA-Z0-9](-?[a-zA-Z0-9])*$"
-_S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\\\x00-\x1f\x7f]*)?$"
+NAME_PATTERN = r"^[a-zA-Z0-9](-?[a-zA-Z0-9])*$"
+S3_URI_PATTERN = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\\\x00-\x1f\x7f]*)?$"
 _VARIABLE = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
 _VERSION = r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
-_REGION = r"^[a-z]{2}(-[a-z]+)+-[0-9]$"
-_ROLE = r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/-]+$"
-_BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+_REGION = r"^[a-z]{2,4}(-[a-z]+)+-[0-9]$"
+ROLE_PATTERN = r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/-]+$"
+BUCKET_PATTERN = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 _BUCKET_OWNER = r"^([0-9]{12}|any)$"
 _VPC_ID = r"^[a-zA-Z0-9-]{1,32}$"
 _IMAGE = r"^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
@@ -79,6 +80,8 @@ _CHANNEL = r"^[a-zA-Z0-9_]+$"
 _FUNCTION = r"^[a-z0-9]+$|^[a-zA-Z_][a-zA-Z0-9_.]*:[a-zA-Z_][a-zA-Z0-9_.]*$"
 _ENTRY = r"^[a-zA-Z0-9_]([a-zA-Z0-9_/-]*[a-zA-Z0-9_-])?\.py$"
 _CAPTION_SOURCE = r"^[A-Za-z0-9_-]+(\.[^.\s]+)*$"
+_LICENSE = r"^[a-z0-9][a-z0-9.+-]*$"
+_LAYER = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*$"
 
 # Colons are allowed only in ssm: and in an ARN, so a pasted URL (the secret itself) is refused.
 SECRET_PATTERN = (
@@ -89,13 +92,13 @@ TOPIC_PATTERN = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_-]+$"
 
 _PATTERN_MESSAGES = {
     _PLAIN: "must not contain quotes, backslashes, line breaks or control characters",
-    _NAME: "must be letters and digits with single hyphens between them",
-    _S3_URI: "must be an S3 URI such as s3://bucket/prefix/, without quotes",
+    NAME_PATTERN: "must be letters and digits with single hyphens between them",
+    S3_URI_PATTERN: "must be an S3 URI such as s3://bucket/prefix/, without quotes",
     _VARIABLE: "must be letters, digits and underscores, and must not start with a digit",
     _VERSION: "must be a version such as 2.3.0",
     _REGION: "must be a region such as us-east-1",
-    _ROLE: "must be a role ARN such as arn:aws:iam::111122223333:role/sm-train",
-    _BUCKET: "must be a bucket name, without s3://",
+    ROLE_PATTERN: "must be a role ARN such as arn:aws:iam::111122223333:role/sm-train",
+    BUCKET_PATTERN: "must be a bucket name, without s3://",
     _BUCKET_OWNER: "must be an account of 12 digits, in quotes, or any",
     _VPC_ID: "must be an ID such as subnet-0123abcd or sg-0123abcd",
     _IMAGE: "must be an image such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1",
@@ -107,6 +110,8 @@ _PATTERN_MESSAGES = {
     TOPIC_PATTERN: "must be a topic ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
     _FUNCTION: "must be a name from the list in `sm-train schema`, or module:function",
     _CAPTION_SOURCE: "must be a file extension such as txt, or a JSON field such as json.alt_text",
+    _LICENSE: "must be an identifier such as apache-2.0, in lower case",
+    _LAYER: "must be the name of a layer such as to_q or ff.net.2",
     _ENTRY: "must be the path of a Python file below code, such as train.py",
 }
 
@@ -143,6 +148,13 @@ def _check_channel_name(value: str) -> str:
     return value
 
 
+def _check_region(value: T) -> T:
+    problem = region_problem(value) if isinstance(value, str) else None
+    if problem:
+        raise ValueError(problem)
+    return value
+
+
 def _number_to_text(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError(f"is a truth value; write the script's own text in quotes: '{value}'")
@@ -172,18 +184,20 @@ def _end_folder_with_slash(uri: str) -> str:
 
 
 PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
-Name = Annotated[str, Field(pattern=_NAME, max_length=MAX_JOB_NAME)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_JOB_NAME)]
 PromptText = Annotated[str, Field(min_length=1, max_length=1000)]
 # The service takes 1,024; the file name of the index is appended to the prefix.
-S3Folder = Annotated[str, Field(pattern=_S3_URI, max_length=1000), AfterValidator(_end_with_slash)]
+S3Folder = Annotated[
+    str, Field(pattern=S3_URI_PATTERN, max_length=1000), AfterValidator(_end_with_slash)
+]
 """An S3 prefix of SageMaker is a string: without the slash, ``data`` also matches ``data-old/``."""
 S3FolderOrObject = Annotated[
-    str, Field(pattern=_S3_URI, max_length=1000), AfterValidator(_end_folder_with_slash)
+    str, Field(pattern=S3_URI_PATTERN, max_length=1000), AfterValidator(_end_folder_with_slash)
 ]
 """An object if its last part has a file extension, otherwise a folder."""
-Region = Annotated[str, Field(pattern=_REGION, max_length=32)]
-Role = Annotated[str, Field(pattern=_ROLE, max_length=2048)]
-Bucket = Annotated[str, Field(pattern=_BUCKET)]
+Region = Annotated[str, BeforeValidator(_check_region), Field(pattern=_REGION, max_length=32)]
+Role = Annotated[str, Field(pattern=ROLE_PATTERN, max_length=2048)]
+Bucket = Annotated[str, Field(pattern=BUCKET_PATTERN)]
 BucketOwner = Annotated[str, Field(pattern=_BUCKET_OWNER)]
 VpcId = Annotated[str, Field(pattern=_VPC_ID)]
 Image = Annotated[str, Field(pattern=_IMAGE, max_length=255)]
@@ -200,6 +214,8 @@ EntryArgument = Annotated[
 """An argument of a script: text, or a number as written in YAML."""
 CaptionSource = Annotated[str, Field(pattern=_CAPTION_SOURCE, max_length=200)]
 FunctionName = Annotated[str, Field(pattern=_FUNCTION, max_length=200)]
+License = Annotated[str, Field(pattern=_LICENSE, max_length=64)]
+LayerName = Annotated[str, Field(pattern=_LAYER, max_length=200)]
 TagKey = Annotated[
     str,
     Field(min_length=1, max_length=128),

@@ -20,6 +20,7 @@ from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import KeyPath, Problem, cross_section_problems
 from sm_train.estimators.config.fields import SECRET_PATTERN, pattern_message
+from sm_train.estimators.config.model import ModelSection
 from sm_train.estimators.config.placement import fallback_problems
 from sm_train.estimators.config.preset_file import (
     PresetFileError,
@@ -308,8 +309,13 @@ def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
     training = None
     if not _validation_errors(TrainingSection, raw.get("training", {})):
         training = TrainingSection.model_validate(raw.get("training", {}))
+    model = None
+    if not _validation_errors(ModelSection, raw.get("model")):
+        model = ModelSection.model_validate(raw.get("model"))
     run_name = name if isinstance(name, str) else ""
-    problems = cross_section_problems(run_name, stages, gpus, cluster, training)
+    problems = cross_section_problems(
+        run_name, stages, gpus, cluster, training, model, own_script=raw.get("entry") is not None
+    )
     return problems or _find_fallback_problems(raw)
 
 
@@ -351,7 +357,8 @@ def _problem(raw: Any, error: ErrorDetails) -> Problem:
         # Without the value: a secret may be a number.
         kind = _YAML_SCALARS[type(error["input"])]
         return Problem(path, None, f"YAML reads this as {kind}, not as text: quote it")
-    return Problem(path, error["input"], message.replace("Input should be", "must be"))
+    message = message.replace("Input should be", "must be").partition(", unable to parse")[0]
+    return Problem(path, error["input"], message.replace("a valid", "a").replace("a i", "an i"))
 
 
 _YAML_SCALARS = {
@@ -370,11 +377,35 @@ def _description(path: KeyPath) -> str:
     return f": {field.description}" if field and field.description else ""
 
 
+_HINTS = {
+    "lr": "write learning_rate in each of stages",
+    "batch_size": "write per_device_batch_size in each of stages",
+    "train_batch_size": "write per_device_batch_size in each of stages",
+    "global_batch_size": "write effective_batch_size in each of stages",
+    "grad_accum": "write gradient_accumulation_steps in each of stages",
+    "accumulation": "write gradient_accumulation_steps in each of stages",
+    "epochs": "write max_steps in each of stages (optimizer steps)",
+    "steps": "write max_steps in each of stages (optimizer steps)",
+    "iterations": "write max_steps in each of stages (optimizer steps)",
+    "max_train_steps": "write max_steps in each of stages (optimizer steps)",
+    "fp16": "write precision: bf16 in training",
+    "bf16": "write precision: bf16 in training",
+    "mixed_precision": "write precision: bf16 in training",
+    "gpus": "write instances in each of stages, and instance_type in cluster",
+    "num_gpus": "write instances in each of stages, and instance_type in cluster",
+    "spot": "write capacity: spot in cluster",
+    "warmup": "write warmup_steps in training",
+}
+"""Keys of other trainers: what to write instead."""
+
+
 def _suggestion(path: KeyPath) -> str:
     parent = _model_at(path[:-1])
     if parent is None:
         return ""
     known = list(parent.model_fields)
+    if (hint := _HINTS.get(str(path[-1]).lower())) and path[-1] not in known:
+        return f"; {hint}"
     close = get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{hint} (known: {', '.join(known)})"

@@ -5,10 +5,59 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field, model_validator
-from sm_train.entrypoints.common.job_config import ModelConfig, PredictionType
-from sm_train.estimators.config.fields import PositiveFloat, S3Folder, Section
+from sm_train.entrypoints.common.job_config import (
+    JobConfigError,
+    LoraConfig,
+    ModelConfig,
+    PredictionType,
+)
+from sm_train.entrypoints.common.lora_layers import TRAINS_TEXT_ENCODER, require_targets
+from sm_train.estimators.config.fields import (
+    Fraction,
+    LayerName,
+    License,
+    PositiveFloat,
+    PositiveInt,
+    S3Folder,
+    Section,
+)
 from sm_train.estimators.config.preset_file import PresetFileError, canonical, is_preset_file
-from sm_train.estimators.config.presets import preset_names, preset_prediction_types
+from sm_train.estimators.config.presets import (
+    preset_layers,
+    preset_names,
+    preset_prediction_types,
+    preset_trains_text_encoder,
+    unknown_preset,
+)
+
+
+class LoraSection(Section):
+    """A low-rank adapter (LoRA, arXiv 2106.09685), trained on frozen pretrained weights."""
+
+    rank: PositiveInt = Field(
+        default=16,
+        description="Rank of each layer's update: more is more capacity and a larger file.",
+    )
+    alpha: PositiveFloat | None = Field(
+        default=None,
+        description="The update is multiplied by alpha / rank. None takes the rank.",
+    )
+    targets: Annotated[list[LayerName], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Names of layers that are extended, in every block, as in PEFT: to_q, "
+        "attn1.to_q, ff.net.2. None takes the projections of attention.",
+    )
+    dropout: Fraction = Field(
+        default=0.0, description="Dropout of the input of each extended layer's update."
+    )
+
+    def job_config(self) -> LoraConfig:
+        return LoraConfig(
+            rank=self.rank,
+            alpha=float(self.rank) if self.alpha is None else self.alpha,
+            targets=None if self.targets is None else tuple(self.targets),
+            dropout=self.dropout,
+        )
 
 
 class ModelSection(Section):
@@ -61,7 +110,12 @@ class ModelSection(Section):
         "pretrained model's shift, or else resolution / 256.",
     )
 
-    license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=64)] | None = Field(
+    lora: LoraSection | None = Field(
+        default=None,
+        description="Train a low-rank adapter instead of the weights; {} takes the defaults. The "
+        "final model is then a LoRA file.",
+    )
+    license: License | None = Field(
         default=None,
         description="License of the trained model for its model card, as Hugging Face abbreviates "
         "it: apache-2.0, openrail++, cc-by-nc-4.0, other. None writes `unknown`.",
@@ -75,6 +129,7 @@ class ModelSection(Section):
             zero_terminal_snr=self.zero_terminal_snr,
             min_snr_gamma=self.min_snr_gamma,
             timestep_shift=self.timestep_shift,
+            lora=None if self.lora is None else self.lora.job_config(),
         )
 
     def _check_preset_exists(self) -> None:
@@ -89,8 +144,19 @@ class ModelSection(Section):
         if self.preset_content is not None:
             raise ValueError("preset_content: is that of a preset file; remove it")
         if self.preset not in preset_names():
-            names = ", ".join(preset_names())
-            raise ValueError(f"preset: {self.preset!r} is not one of {names}, nor a .json file")
+            raise ValueError(f"preset: {self.preset!r} {unknown_preset(self.preset)}")
+
+    def _check_lora(self, lora: LoraSection) -> None:
+        if preset_trains_text_encoder(self.preset, self.preset_content):
+            raise ValueError(f"lora: {TRAINS_TEXT_ENCODER}")
+        class_name, layers = preset_layers(self.preset, self.preset_content)
+        try:
+            # A new preset that is not measured yet has no list of layers.
+            require_targets(lora.job_config(), class_name, layers)
+        except JobConfigError as error:
+            if layers:
+                reason = str(error).removeprefix("model.lora.")
+                raise ValueError(f"lora: {reason}") from None
 
     @model_validator(mode="after")
     def _check_preset(self) -> ModelSection:
@@ -113,6 +179,8 @@ class ModelSection(Section):
                 "min_snr_gamma: gives the last timestep of zero_terminal_snr, whose SNR is 0, the "
                 "weight 0, so it would never be trained; remove one of the two"
             )
+        if self.lora is not None:
+            self._check_lora(self.lora)
         for key, applies in (("min_snr_gamma", not is_flow), ("timestep_shift", is_flow)):
             if getattr(self, key) is not None and not applies:
                 raise ValueError(f"{key}: does not apply to {prediction_type}; remove it")

@@ -180,7 +180,15 @@ class RunConfig(Section):
     def _check_sections_fit(self) -> RunConfig:
         gpus = instance_type(self.cluster.instance_type).accelerators
         stages = list(enumerate(self.stages))
-        problems = cross_section_problems(self.name, stages, gpus, self.cluster, self.training)
+        problems = cross_section_problems(
+            self.name,
+            stages,
+            gpus,
+            self.cluster,
+            self.training,
+            self.model,
+            own_script=self.entry is not None,
+        )
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))
         return self

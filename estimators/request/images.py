@@ -94,6 +94,7 @@ def dockerfile(config: RunConfig, region: str, packages: tuple[str, ...] = ()) -
         text.replace("@BASE@", base)
         .replace("@REGISTRY@", base.split("/")[0])
         .replace("@REGION@", region)
+        .replace("@ACCOUNT@", config.role.split(":")[4] if config.role else "ACCOUNT")
         .replace("@PACKAGES@", "\n".join(pinned))
         .replace("@USER_PACKAGES@", _install_user_packages(packages))
     )

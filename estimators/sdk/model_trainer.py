@@ -11,11 +11,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, LAUNCHER, Bundle
@@ -31,6 +33,7 @@ from sm_train.estimators.request.training import (
 
 if TYPE_CHECKING:
     import boto3
+    from sagemaker.train import ModelTrainer
 
 _TIMESTAMP = re.compile(r"-\d{14}(?=$|/)")
 
@@ -67,49 +70,118 @@ def quiet_sdk() -> Iterator[None]:
                     os.environ[name] = value
 
 
+Sending = AbstractContextManager[Callable[[TrainingRequest], None]]
+"""Entered before a job is created: yields a function that is called with the final request, which
+names the staged code. If that function raises, the job is not created."""
+
+
 def create_training_job(
     request: TrainingRequest,
     bundle: Bundle,
     *,
     boto_session: boto3.Session,
     bucket: str,
-    before_send: Callable[[TrainingRequest], None] = lambda sent: None,
 ) -> None:
-    """Create the training job of ``request``.
+    """Create the training job of ``request`` and return at once (:func:`job_trainer`)."""
+    trainer = job_trainer(
+        request, bundle, boto_session=boto_session, bucket=bucket, sending=nothing_else
+    )
+    trainer.train(wait=False, logs=False)
 
-    ``before_send`` is called with the final request, which names the staged code; if it raises,
-    the job is not created.
 
-    Raises:
-        RequestDriftError: the SDK would have sent another request; the job was not created.
-        botocore.exceptions.ClientError: AWS refused.
+@contextmanager
+def nothing_else() -> Iterator[Callable[[TrainingRequest], None]]:
+    """A :data:`Sending` without effect."""
+    yield lambda sent: None
+
+
+def job_trainer(
+    request: TrainingRequest,
+    bundle: Bundle,
+    *,
+    boto_session: boto3.Session,
+    bucket: str,
+    sending: Callable[[], Sending],
+) -> ModelTrainer:
+    """Build the SDK's trainer whose ``train()`` creates exactly the job of ``request``.
+
+    ``train()`` stages the code and enters ``sending()`` until the job is created. It raises
+    RequestDriftError before the call if the SDK would send another request, and
+    botocore.exceptions.ClientError if AWS rejects it.
     """
-    sent: list[TrainingRequest] = []
+    calls: list[Callable[[TrainingRequest], None]] = []
 
-    def remember(params: TrainingRequest, **_: object) -> None:
-        before_send(params)
-        sent.append(params)
+    def before_send(params: TrainingRequest, **_: object) -> None:
+        for call in calls:
+            call(params)
 
     # Register before any client is created: clients copy the session's event handlers.
     reject_drift(boto_session, request, "CreateTrainingJob")
-    boto_session.events.register("provide-client-params.sagemaker.CreateTrainingJob", remember)
-    with quiet_sdk(), tempfile.TemporaryDirectory() as folder:
+    boto_session.events.register("provide-client-params.sagemaker.CreateTrainingJob", before_send)
+    folder = Path(tempfile.mkdtemp(prefix="sm-train-"))
+    archive = folder / ARCHIVE_NAME
+    archive.write_bytes(bundle.archive)
+    with quiet_sdk():
         from sagemaker.core.helper.session_helper import Session
 
-        archive = Path(folder) / ARCHIVE_NAME
-        archive.write_bytes(bundle.archive)
         session = Session(boto_session=boto_session, default_bucket=bucket)
         # On the smddp route AWS's toolkit downloads the code; the SDK stages none.
         is_smddp = hyperparameter(request, "sagemaker_submit_directory") is not None
-        if is_smddp:
-            _upload(code_uri(request) or "", archive, session)
         source = {} if is_smddp else _source(archive, bundle)
-        trainer = _model_trainer(request, session, source)
-        try:
-            trainer.train(wait=False, logs=False)
-        except ClientError as error:
-            if not sent or not _was_accepted_before(error, sent[-1], boto_session):
-                raise
+
+        @contextmanager
+        def creating() -> Iterator[list[TrainingRequest]]:
+            """Prepare one call of CreateTrainingJob; yields the list of requests sent in it."""
+            sent: list[TrainingRequest] = []
+            with sending() as call, quiet_sdk():
+                calls[:] = [call, sent.append]
+                if is_smddp:
+                    _upload(code_uri(request) or "", archive, session)
+                yield sent
+
+        trainer = _model_trainer(_job_trainer_class(request, creating), request, session, source)
+    weakref.finalize(trainer, shutil.rmtree, folder, ignore_errors=True)
+    return cast("ModelTrainer", trainer)
+
+
+def _job_trainer_class(
+    request: TrainingRequest, creating: Callable[[], AbstractContextManager[list[TrainingRequest]]]
+) -> Any:
+    """Return a trainer class whose ``train`` calls CreateTrainingJob inside ``creating()``."""
+    from sagemaker.core.resources import TrainingJob
+
+    class JobTrainer(pinned_trainer_class(request)):  # type: ignore[misc]
+        """Trains the job of one request of sm-train."""
+
+        def train(
+            self,
+            input_data_config: Any = None,
+            wait: bool = True,
+            logs: bool = True,
+            dry_run: bool = False,
+        ) -> None:
+            """Stage the code and create the job; ``wait`` until it has ended, with its ``logs``.
+
+            ``dry_run`` only validates.
+            """
+            if dry_run:
+                with quiet_sdk():
+                    super().train(input_data_config, wait=False, logs=False, dry_run=True)
+                return
+            with creating() as sent:
+                try:
+                    super().train(input_data_config, wait=False, logs=False)
+                except ClientError as error:
+                    session = self.sagemaker_session.boto_session
+                    if not sent or not _was_accepted_before(error, sent[-1], session):
+                        raise
+                    name = sent[-1]["TrainingJobName"]
+                    self._latest_training_job = TrainingJob.get(name, session=session)
+            if wait:
+                with quiet_sdk():
+                    self._latest_training_job.wait(logs=logs)
+
+    return JobTrainer
 
 
 def _was_accepted_before(
@@ -148,7 +220,9 @@ def _source(archive: Path, bundle: Bundle) -> dict[str, Any]:
     return {"source_code": source}
 
 
-def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any]) -> Any:
+def _model_trainer(
+    trainer_class: Any, request: TrainingRequest, session: Any, source: dict[str, Any]
+) -> Any:
     """Build the SDK's trainer with every setting taken from the request."""
     from sagemaker.core.training.configs import (
         CheckpointConfig,
@@ -162,7 +236,7 @@ def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any
     )
 
     algorithm = request["AlgorithmSpecification"]
-    trainer = pinned_trainer_class(request)(
+    trainer = trainer_class(
         sagemaker_session=session,
         role=request["RoleArn"],
         base_job_name=stage_name(request),

@@ -76,10 +76,10 @@ def test_packing_on_sagemaker_uses_the_uploaded_components(
 ) -> None:
     """Two instances of a job produce what a local run produces, from the uploaded files alone."""
     # A job expects the buckets of its role's account, which is moto's.
-    run = write_run(tmp_path, bucket="my-bucket", role=f"arn:aws:iam::{ACCOUNT}:role/own")
+    run = write_run(tmp_path, bucket="ai-bucket", role=f"arn:aws:iam::{ACCOUNT}:role/own")
     size = ("--shard-size", "10KB")
     assert pack(cli, tmp_path, components, *size, "--for", str(run)).returncode == 0
-    for bucket in ("raw", "packed", "my-bucket"):
+    for bucket in ("raw", "packed", "ai-bucket"):
         aws.make_bucket(bucket)
     upload_folder(aws, tmp_path / "in", "photos/")
     sent = cli(

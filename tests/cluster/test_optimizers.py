@@ -69,6 +69,12 @@ SIGNUM = {
             3, {"optimizer": "adafactor", "lr_schedule": "cosine"}, marks=pytest.mark.slow
         ),
         pytest.param(2, {"optimizer": "adamw8bit"}, marks=pytest.mark.slow),
+        pytest.param(
+            3, {"optimizer": "adamw8bit", "sharding": "full_shard"}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            2, {"optimizer": "adamw8bit", "sharding": "shard_grad_op"}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_killed_run_resumes_bit_for_bit(

@@ -76,18 +76,18 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
     session = aws_session()
     sent: list[TrainingRequest] = []
     create_training_job(
-        request, bundle, boto_session=session, bucket="my-bucket", before_send=sent.append
+        request, bundle, boto_session=session, bucket="ai-bucket", before_send=sent.append
     )
     [request] = sent
     s3 = aws.client("s3")
     for channel in request["InputDataConfig"]:
         uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
-        prefix = uri.removeprefix("s3://my-bucket/")
-        listed = s3.list_objects_v2(Bucket="my-bucket", Prefix=prefix).get("Contents", ())
+        prefix = uri.removeprefix("s3://ai-bucket/")
+        listed = s3.list_objects_v2(Bucket="ai-bucket", Prefix=prefix).get("Contents", ())
         for path, key in channel_files([entry["Key"] for entry in listed], prefix).items():
             target = base / "input" / "data" / channel["ChannelName"] / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            s3.download_file("my-bucket", key, str(target))
+            s3.download_file("ai-bucket", key, str(target))
     settings = base / "input" / "config"
     settings.mkdir(parents=True)
     hosts = {
@@ -111,11 +111,11 @@ def test_sigterm_to_the_first_process_ends_with_a_checkpoint(
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
     base = tmp_path / "ml"
     config = tiny_run(max_steps=10**6, checkpoint_every=10**6, log_every=5)
-    aws.make_bucket("my-bucket")
+    aws.make_bucket("ai-bucket")
     write_shards(tmp_path / "packed", shards=2, each=20)
     for shard in (tmp_path / "packed").iterdir():
         for folder in ("shards", "shards-old"):
-            aws.client("s3").upload_file(str(shard), "my-bucket", f"{folder}/{shard.name}")
+            aws.client("s3").upload_file(str(shard), "ai-bucket", f"{folder}/{shard.name}")
     request = stage_job(aws, config, base)
     algorithm = request["AlgorithmSpecification"]
     container = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]

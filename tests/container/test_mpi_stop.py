@@ -146,7 +146,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     launch = launch_plan(config, stage, IMAGE)
     assert launch.route == "smddp"
     request = training_request(
-        config, stage, launch, bundle, region="us-east-1", staged="s3://my-bucket/staged"
+        config, stage, launch, bundle, region="us-east-1", staged="s3://ai-bucket/staged"
     )
     algorithm = request["AlgorithmSpecification"]
     [entrypoint] = algorithm["ContainerEntrypoint"]

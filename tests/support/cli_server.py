@@ -48,11 +48,17 @@ def run(
     cwd: Path,
     stdin: str,
     timeout: float,
+    terminal: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Execute ``prelude`` and ``sm-train arguments``; return the same as :func:`subprocess.run`."""
+    """Execute ``prelude`` and ``sm-train arguments``; return the same as :func:`subprocess.run`.
+
+    All streams are the device ``terminal``, if it is given; then nothing is captured.
+    """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdin", "stdout", "stderr")]
         files[0].write_text(stdin, encoding="utf-8")
+        if terminal is not None:
+            files = [Path(terminal)] * 3
         with _START_LOCK:
             process = _context().Process(
                 target=_become_command, args=(prelude, list(arguments), dict(env), cwd, files)
@@ -63,6 +69,8 @@ def run(
             process.kill()
             process.join()
             raise subprocess.TimeoutExpired(list(arguments), timeout)
+        if terminal is not None:
+            return subprocess.CompletedProcess(list(arguments), process.exitcode)
         output, errors = (path.read_text(encoding="utf-8") for path in files[1:])
         return subprocess.CompletedProcess(list(arguments), process.exitcode, output, errors)
 
@@ -88,7 +96,8 @@ def _become_command(
     ``files`` are the paths for standard input, output and error.
     """
     for descriptor, path in enumerate(files):
-        file = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT)
+        flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT
+        file = os.open(path, flags | os.O_NOCTTY)
         os.dup2(file, descriptor)
         os.close(file)
     # The fork inherits Python's stream objects of the server: replace them by new ones on the

@@ -44,7 +44,7 @@ class FakeSageMaker:
         return response
 
     def _jobs(self, region: str) -> dict[str, Any]:
-        jobs: dict[str, Any] = get_backend("sagemaker")["123456789012"][region].training_jobs
+        jobs: dict[str, Any] = get_backend("sagemaker")["345678901234"][region].training_jobs
         return jobs
 
     def _stop(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -122,7 +122,7 @@ class FakeSageMaker:
         *,
         run: str = "demo",
         complete: bool = True,
-        bucket: str = "my-bucket",
+        bucket: str = "ai-bucket",
     ) -> None:
         """Store a checkpoint as SageMaker uploads it: complete, or without one of its files."""
         s3 = self._aws.client("s3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 BACKENDS = ("s3", "sagemaker", "iam", "sts", "logs", "cloudwatch", "events", "sns")
 """Loaded when a pytest worker starts its first server, instead of in the middle of a test."""
 
-ACCOUNT = "123456789012"
-"""moto's account, which owns every bucket unless a test names another owner."""
+ACCOUNT = "345678901234"
+"""moto's account, which owns every bucket unless a test names another owner.
+
+moto's default is an account of documentation, which sm-train refuses."""
+
+os.environ["MOTO_ACCOUNT_ID"] = ACCOUNT
 
 _SETUP_KEY = "test-setup"
 """Access key of the clients with which tests prepare an account and inspect it."""

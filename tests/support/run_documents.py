@@ -34,9 +34,9 @@ def run(**changes: Any) -> dict[str, Any]:
     return {
         "name": "demo",
         "region": "us-east-1",
-        "role": "arn:aws:iam::111122223333:role/sm-train",
-        "bucket": "my-bucket",
-        "data": {"uri": "s3://my-bucket/shards/"},
+        "role": "arn:aws:iam::210987654321:role/sm-train",
+        "bucket": "ai-bucket",
+        "data": {"uri": "s3://ai-bucket/shards/"},
         "model": {"preset": "sd2"},
         "stages": [stage()],
         "cluster": {"instance_type": "ml.p4de.24xlarge"},
@@ -71,8 +71,8 @@ def monitored_jobs(run: RunConfig) -> list[MonitoredJob]:
     ]
 
 
-ECR = "111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1"
-PLAN = "arn:aws:sagemaker:us-east-1:111122223333:training-plan/"
+ECR = "210987654321.dkr.ecr.us-east-1.amazonaws.com/own:1"
+PLAN = "arn:aws:sagemaker:us-east-1:210987654321:training-plan/"
 
 _name_texts = st.from_regex(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,10}", fullmatch=True)
 _plain_texts = st.text(

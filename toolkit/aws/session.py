@@ -6,9 +6,12 @@ import os
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
+from sm_train.cost.prices import REFERENCE_REGION
 from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
+from sm_train.estimators.regions import region_problem
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.settings import from_config, from_environment
 
 if TYPE_CHECKING:
     import boto3
@@ -18,29 +21,71 @@ if TYPE_CHECKING:
 
 
 def resolve_region(option: str | None, run_file: str | None, profile: str | None) -> str:
-    """Return the region of the command line, the run file, the environment or the profile.
+    """Return the region of the command line, `SM_TRAIN_REGION`, the run file, the environment, the
+    configuration file or the AWS profile: the first that names one.
 
     Raises:
-        UserError: none of them names one, or there is no such profile.
+        UserError: none of them names one, it is not a region, or there is no such profile.
     """
-    region = option or run_file or os.environ.get("AWS_REGION")
-    region = region or os.environ.get("AWS_DEFAULT_REGION")
-    if region is None:
-        import botocore.exceptions
-        import botocore.session
-
-        try:
-            region = botocore.session.Session(profile=profile).get_config_variable("region")
-        except botocore.exceptions.ProfileNotFound:
-            raise UserError(
-                f"--profile: {profile!r} is not in the AWS configuration", ExitCode.PERMISSION
-            ) from None
+    if option is not None:
+        require_region("--region", option)
+        return option
+    if (setting := from_environment("region")) is not None:
+        return setting.value
+    if run_file is not None:
+        return run_file
+    if (setting := from_config("region")) is not None:
+        require_region(setting.origin, setting.value)
+        return setting.value
+    region = profile_region(profile)
     if region is None:
         raise UserError(
-            "region: not set; write region: us-east-1 in the run file or give --region",
-            ExitCode.PERMISSION,
+            "region: not set; give --region us-east-1, or set a default with "
+            "`sm-train config set region us-east-1`"
         )
     return region
+
+
+def price_region(option: str | None) -> str:
+    """Return the region of the command line or the user's defaults, else us-east-1; read no AWS
+    configuration, so that prices are shown quickly.
+
+    Raises:
+        UserError: it is not a region.
+    """
+    setting = from_environment("region") or from_config("region")
+    region = option or (setting.value if setting else REFERENCE_REGION)
+    require_region(setting.origin if setting and not option else "--region", region)
+    return region
+
+
+def profile_region(profile: str | None) -> str | None:
+    """Return the region that AWS's configuration has for ``profile``.
+
+    Raises:
+        UserError: there is no such profile.
+    """
+    import botocore.exceptions
+    import botocore.session
+
+    try:
+        region: str | None = botocore.session.Session(profile=profile).get_config_variable("region")
+    except botocore.exceptions.ProfileNotFound:
+        raise UserError(
+            f"--profile: {profile!r} is not in the AWS configuration", ExitCode.PERMISSION
+        ) from None
+    return region
+
+
+def require_region(source: str, region: str) -> None:
+    """Refuse a mistyped region.
+
+    Raises:
+        UserError: ``region``, from ``source``, is not one of AWS's.
+    """
+    problem = region_problem(region)
+    if problem:
+        raise UserError(f"{source}: {region!r} {problem}")
 
 
 def open_session(profile: str | None, region: str) -> boto3.Session:
@@ -64,6 +109,34 @@ def open_session(profile: str | None, region: str) -> boto3.Session:
             "or give --profile",
             ExitCode.PERMISSION,
         )
+    require_bucket_owners(session)
+    return session
+
+
+def open_session_if_possible(profile: str | None, region: str) -> boto3.Session | None:
+    """Return a session for an optional look at the account, whose calls fail within seconds.
+
+    Return None without credentials in the environment or in a profile. An instance's own role is
+    left out: asking for it takes seconds on a machine that has none.
+    """
+    import boto3
+    import botocore.config
+    import botocore.exceptions
+    import botocore.session
+
+    inner = botocore.session.Session(profile=profile)
+    inner.set_default_client_config(
+        botocore.config.Config(
+            connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 2}
+        )
+    )
+    try:
+        inner.get_component("credential_provider").remove("iam-role")
+        session = boto3.Session(botocore_session=inner, region_name=region)
+        if session.get_credentials() is None:
+            return None
+    except botocore.exceptions.BotoCoreError:
+        return None
     require_bucket_owners(session)
     return session
 

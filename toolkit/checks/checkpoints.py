@@ -150,8 +150,10 @@ _SIZE_RATIO = 1.38
 
 def _expected_bytes(config: RunConfig, stage: StageSection) -> int | None:
     plan = plan_for(config, stage.resolution)
-    bytes_per_parameter = 16 if config.training.ema_decay else 12
-    return None if plan is None else plan.parameters * bytes_per_parameter
+    if plan is None:
+        return None
+    optimizer = config.training.optimizer.name
+    return plan.checkpoint_bytes(ema=config.training.ema_decay > 0, optimizer=optimizer)
 
 
 def latest_checkpoint(s3: S3Client, uri: str) -> CheckpointSummary | None:

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.models.component_check import component_problems
-from sm_train.entrypoints.models.component_files import ComponentReader, LocalComponents
+from sm_train.entrypoints.models.component_check import TRANSFORMER, UNET, component_problems
+from sm_train.entrypoints.models.component_files import (
+    ComponentReader,
+    LocalComponents,
+    has_component,
+)
 from sm_train.entrypoints.models.components import read_preset
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.s3_components import S3Components
@@ -31,11 +35,43 @@ COMPONENTS = Check(
 )
 
 
+LORA_RANDOM_BASE = Check(
+    "lora-random-base",
+    ("warning",),
+    means="`model.lora` trains an adapter, and there is no pretrained network that it extends.",
+    impact="The frozen network has random weights: an adapter cannot make up for them, and its "
+    "images are meaningless.",
+    fix="Name a model with a network (`unet/` or `transformer/`) in `model.components`; "
+    "`sm-train fetch-model` copies one.",
+)
+
+
+def base_findings(config: RunConfig, components: str | None) -> Iterator[Finding]:
+    """Check that an adapter has a pretrained model; ``components`` is the option of that name."""
+    model = config.model
+    named = model.components or model.local_components or components
+    if config.entry is None and model.lora is not None and named is None:
+        yield _random_base("model.components is not set")
+
+
+def _random_base(reason: str) -> Finding:
+    return LORA_RANDOM_BASE.found(
+        "warning",
+        "model.lora",
+        f"the adapter would extend a network of random weights: {reason}",
+        "set model.components to a pretrained model with a network",
+    )
+
+
 def components_findings(
     config: RunConfig, where: str, reader: ComponentReader
 ) -> Iterator[Finding]:
     """Check a model folder; ``where`` is the key or option that names it."""
     model = config.model.job_config()
+    if model.lora is not None and not any(
+        has_component(reader, one) for one in (UNET, TRANSFORMER)
+    ):
+        yield _random_base(f"{reader.location} has no network")
     preset = read_preset(model.preset, model.preset_content)
     for problem in component_problems(reader, preset, model):
         message, _, fix = problem.rpartition("; ")

@@ -19,6 +19,7 @@ from sm_train.toolkit.checks import storage
 from sm_train.toolkit.checks.budget import alternative_budget_findings, budget_findings
 from sm_train.toolkit.checks.checkpoints import checkpoint_findings
 from sm_train.toolkit.checks.components import (
+    base_findings,
     local_components_findings,
     named_components_findings,
     stored_components_findings,
@@ -38,6 +39,7 @@ from sm_train.toolkit.checks.relocation import (
     relocation_findings,
 )
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings, secret_findings
+from sm_train.toolkit.checks.run_file import placeholder_findings
 from sm_train.toolkit.checks.shards import (
     Shards,
     augmentation_findings,
@@ -63,6 +65,7 @@ def offline_findings(subject: Subject, today: date) -> list[Finding]:
     findings = [
         *_run_file_findings(subject, today),
         *problems,
+        *base_findings(subject.config, subject.components),
         *local_components_findings(subject.config, subject.base),
         *_named_components(subject, None),
         *default_runtime_findings(subject.config),
@@ -87,6 +90,7 @@ def online_findings(
         findings = [
             *_run_file_findings(subject, today),
             *problems,
+            *base_findings(config, subject.components),
             *local_components_findings(config, subject.base),
             *_named_components(subject, session),
         ]
@@ -149,6 +153,7 @@ def _quota_findings(config: RunConfig, session: boto3.Session, region: str) -> l
 def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     """Check the run file and its estimate, on every cluster that the run may get."""
     config, document = subject.config, as_document(subject.estimate)
+    yield from placeholder_findings(config)
     yield from budget_findings(config, document)
     others = alternative_costs(config, subject.region)
     yield from alternative_budget_findings(config, document, others)

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sm_train.estimators.config.load import RunFileError, dotted
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
+from sm_train.toolkit.placeholders import find_placeholders
 
 RUN_FILE = Check(
     "run-file",
@@ -25,6 +27,22 @@ BATCH_ARITHMETIC = Check(
     "command accepts the file.",
     fix="Set the gradient_accumulation_steps in the finding, or the intended batch size.",
 )
+PLACEHOLDER = Check(
+    "placeholder",
+    ("error",),
+    means="The run file holds an account or a bucket of documentation, such as 111122223333 or "
+    "my-bucket, which `sm-train init` writes where it does not know yours.",
+    impact="Nobody can use them: `submit` refuses the run, and `submit --dry-run` warns.",
+    fix="Write your own role and buckets; `sm-train init` lists those of your account.",
+    source="S3 user guide, General purpose bucket naming rules (2026-11)",
+)
+
+
+def placeholder_findings(config: RunConfig) -> Iterator[Finding]:
+    """Return a finding for each value of documentation in the run file."""
+    for one in find_placeholders(config):
+        message = f"{one.value} is a placeholder of documentation"
+        yield PLACEHOLDER.found("error", dotted(one.path), message, one.fix)
 
 
 def run_file_findings(path: Path, error: RunFileError) -> Iterator[Finding]:

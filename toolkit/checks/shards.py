@@ -61,6 +61,18 @@ SHARED_SHARDS = Check(
     "leave most of them without data.",
     fix="None needed.",
 )
+ORDER_DEPENDS_ON_RANKS = Check(
+    "order-depends-on-ranks",
+    ("info",),
+    means="`ShardedByS3Key` gives each instance its own shards, so the samples of a global batch "
+    "depend on the number of instances. With `data.sharded: false` every instance sees all shards, "
+    "and the same steps train on the same samples for any number of GPUs.",
+    impact="Losses of two cluster sizes cannot be compared step by step, and a run that resumes on "
+    "another number of GPUs reassigns the rest of the epoch. Otherwise none.",
+    fix="Set `data.sharded: false` if that matters: FastFile streams, so each instance still reads "
+    "only what it needs.",
+    source="`entrypoints/data/loader.py`; the job reports the same once at its start",
+)
 FEW_SAMPLES = Check(
     "few-samples",
     ("warning",),
@@ -173,6 +185,14 @@ def shard_findings(
     largest = max(document["stages"], key=lambda stage: int(stage["world_size"]))
     if not sharded or len(shards) >= largest["instances"]:
         yield from _shared_shards(shards, largest, decode_workers)
+    if sharded and largest["instances"] > 1:
+        yield ORDER_DEPENDS_ON_RANKS.found(
+            "info",
+            "data.sharded",
+            f"{largest['name']} assigns shards to {largest['instances']} instances: another number "
+            "of GPUs would train on the samples in another order",
+            "set data.sharded: false if the order must not depend on the cluster",
+        )
     yield from _shard_sizes(shards, largest["instances"])
 
 

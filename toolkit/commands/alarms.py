@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ class Target(NamedTuple):
     kms_key: str | None
 
 
-@click.command()
+@sm_train_command(
+    "sm-train alarms run.yaml --email team@example.com",
+    "sm-train alarms my-model --remove",
+)
 @click.argument("run", metavar="RUN|JOB")
 @click.option(
     "--topic", metavar="ARN", help="SNS topic to notify. [default: alerts.sns_topic of the run]"
@@ -124,7 +128,7 @@ def _create(
     from sm_train.toolkit.alarms.view import AlarmPlan, changes_document, changes_lines
     from sm_train.toolkit.runs.resolve import open_run
     from sm_train.toolkit.submit.submit import ask
-    from sm_train.toolkit.terminal.console import write_json
+    from sm_train.toolkit.terminal.console import note, write_json
 
     session, resolved = open_run(run, options)
     name, region, config = resolved.name, resolved.region, resolved.config
@@ -153,7 +157,7 @@ def _create(
         ask(plan.question())
     if wanted.email is not None:
         create_topic(session, name, region, wanted.email, key)
-        click.echo(f"AWS sends a confirmation request to {wanted.email}; confirm it", err=True)
+        note(f"AWS sends a confirmation request to {wanted.email}; confirm it")
     changes = put_alarms(session, name, region, plan.alarms, target)
     if as_json:
         write_json(changes_document(plan, changes) | {"warnings": warnings})
@@ -161,5 +165,7 @@ def _create(
 
 
 def _print(lines: Iterable[str]) -> None:
+    from sm_train.toolkit.terminal.console import note
+
     for line in lines:
-        click.echo(line, err=True)
+        note(line)

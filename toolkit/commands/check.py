@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.checks.storage import Progress
 
 
-@click.command()
+@sm_train_command(
+    "sm-train check run.yaml --offline",
+    "sm-train check run.yaml",
+    "sm-train check run.yaml --offline --index packed/index.parquet --json",
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--offline", is_flag=True, help="Skip the checks that need AWS.")
 @click.option(
@@ -47,41 +52,37 @@ def command(
     shards, components, existing checkpoints.
     docs/checks.md describes every finding.
     """
-    from dataclasses import replace
-    from datetime import UTC, datetime
-
-    from sm_train.toolkit.aws.session import open_session, resolve_region
-    from sm_train.toolkit.checks.finding import Subject
-    from sm_train.toolkit.checks.preflight import offline_findings, online_findings
-    from sm_train.toolkit.checks.report import document, is_ok, show
-    from sm_train.toolkit.costing.run_price import estimate_run
+    from sm_train.toolkit.api.run import Run
+    from sm_train.toolkit.checks.report import document, show
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
-    if offline and components is not None and components.startswith("s3://"):
-        raise UserError("--components: s3://… needs AWS; remove --offline")
-    config = _load(run, as_json)
-    region = resolve_region(options["region"], config.region, options["profile"])
-    subject = Subject(config, region, estimate_run(config, region), run.parent, index)
-    subject = replace(subject, components=components)
-    today = datetime.now(UTC).date()
-    if offline:
-        findings = offline_findings(subject, today)
-    else:
-        session = open_session(options["profile"], region)
-        with _listing_progress() as progress:
-            findings = online_findings(subject, session, today, progress)
+    checked = Run(_load(run, as_json), run.parent, options["region"], options["profile"])
+    refused: AccessError | None = None
+    try:
+        with _listing_progress(offline) as progress:
+            checks = checked.check(
+                offline=offline, index=index, components=components, progress=progress
+            )
+    except AccessError as error:
+        # Without an account, the checks that need none still count.
+        if components is not None and components.startswith("s3://"):
+            raise
+        refused, checks = error, checked.check(offline=True, index=index, components=components)
     if as_json:
-        write_json(document(findings))
+        write_json(document(checks.findings))
     else:
-        show(findings, stderr_console())
-    return ExitCode.OK if is_ok(findings) else ExitCode.PREFLIGHT
+        show(checks.findings, stderr_console(shows_results=True))
+    if refused is not None:
+        raise UserError(f"{refused}; only the offline checks ran", refused.exit_code)
+    return ExitCode.OK if checks.ok else ExitCode.PREFLIGHT
 
 
 def _load(run: Path, as_json: bool) -> RunConfig:
-    from sm_train.estimators.config.load import RunFileError, load_run
+    from sm_train.estimators.config.load import RunFileError
+    from sm_train.toolkit.run_file import load_or_problems
 
     try:
-        return load_run(run)
+        return load_or_problems(run)
     except RunFileError as error:
         if as_json:
             from sm_train.toolkit.checks.report import document
@@ -93,9 +94,9 @@ def _load(run: Path, as_json: bool) -> RunConfig:
 
 
 @contextmanager
-def _listing_progress() -> Iterator[Progress]:
+def _listing_progress(offline: bool) -> Iterator[Progress]:
     """Yield a callback that shows the number of listed objects, on a terminal only."""
-    if not sys.stderr.isatty():
+    if offline or not sys.stderr.isatty():
         yield lambda count: None
         return
     from sm_train.toolkit.terminal.console import stderr_console

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.commands._options import sampling_options
 
 
-@click.command()
+@sm_train_command(
+    "sm-train compare step-00001000 step-00002000 --prompts prompts.txt",
+)
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
 @sampling_options

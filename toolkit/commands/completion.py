@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import UserError
 
 
-@click.command()
+@sm_train_command(
+    'eval "$(sm-train completion bash)"',
+)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -14,7 +15,29 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command()
+@sm_train_command(
+    "sm-train cost run.yaml",
+    "sm-train cost run.yaml --explain",
+    "sm-train cost run.yaml --alternatives --deadline 14d",
+    "sm-train cost run.yaml --measured local-runs/my-model",
+    "sm-train cost --instance ml.p5.48xlarge --instances 4 --its 1.8 --steps 100000",
+    option_groups={
+        "Speed and steps": ("--its", "--steps", "--measured", "--rescale-batch", "--samples"),
+        "A cluster without RUN": ("--instance", "--instances"),
+        "Prices": ("--purchase", "--prices", "--refresh", "--price-list"),
+        "Assumptions": ("--assume", "--learn", "--history"),
+        "Alternatives and comparisons": (
+            "--alternatives",
+            "--regions",
+            "--deadline",
+            "--budget",
+            "--rows",
+            "--compare",
+            "--actual",
+        ),
+        "Output": ("--explain", "--html", "--csv", "--json"),
+    },
+)
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--stage", metavar="S", help="Price one stage of RUN.")
 @click.option("--instance", metavar="T", help="Instance type, without RUN.")
@@ -44,7 +67,6 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--learn", is_flag=True, help="Use the history of RUN's finished jobs (from S3).")
 @click.option("--history", type=_FILE, metavar="FILE", help="Use a downloaded history.")
-@click.option("--region", metavar="R", help="AWS region of the prices.")
 @click.option(
     "--purchase",
     default="on-demand",
@@ -92,12 +114,11 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
     Prices come from a dated table with a source for each. Only --refresh, --learn, --actual and
     --measured JOB send requests to AWS.
     """
-    from sm_train.toolkit.costing.command import resolve_inputs
+    from sm_train.toolkit.costing.command import resolve_inputs, usage_errors
 
-    parameters["region"] = parameters["region"] or options["region"]
-    cost_options = _cost_options(parameters, options["profile"])
+    cost_options = _cost_options(parameters, options)
     _check_exclusive(parameters)
-    try:
+    with usage_errors():
         if parameters["refresh"] or parameters["price_list"]:
             _update_prices(cost_options, parameters)
             if cost_options.run is None and cost_options.instance is None:
@@ -115,18 +136,17 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
             return _show_alternatives(inputs, parameters)
         else:
             _show_estimate(inputs, parameters)
-    except ValueError as error:
-        raise UserError(str(error)) from None
     return None
 
 
-def _cost_options(parameters: dict[str, Any], profile: str | None) -> CostOptions:
+def _cost_options(parameters: dict[str, Any], options: dict[str, Any]) -> CostOptions:
     from dataclasses import fields
 
     from sm_train.toolkit.costing.command import CostOptions
 
-    names = {field.name for field in fields(CostOptions)} - {"profile"}
-    return CostOptions(profile=profile, **{name: parameters[name] for name in names})
+    globals_ = {name: options[name] for name in ("region", "profile")}
+    names = {field.name for field in fields(CostOptions)} - globals_.keys()
+    return CostOptions(**globals_, **{name: parameters[name] for name in names})
 
 
 def _check_exclusive(parameters: dict[str, Any]) -> None:
@@ -145,16 +165,17 @@ def _check_exclusive(parameters: dict[str, Any]) -> None:
 
 def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
     from sm_train.toolkit.costing import view
-    from sm_train.toolkit.terminal.console import write_json
+    from sm_train.toolkit.costing.result import price
+    from sm_train.toolkit.terminal.console import note, write_json
 
-    priced = inputs.estimate()
-    document = inputs.document(priced)
+    cost = price(inputs)
+    document = cost.document
     if parameters["html"]:
         from sm_train.toolkit.costing.html_report import write_report
 
         name = inputs.config.name if inputs.config else "cluster"
         write_report(parameters["html"], name, document, inputs.purchase.region)
-        click.echo(f"Wrote {parameters['html']}", err=True)
+        note(f"Wrote {parameters['html']}")
     if parameters["as_json"]:
         write_json(document)
     elif parameters["as_csv"]:
@@ -162,7 +183,7 @@ def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
     elif parameters["explain"]:
         from sm_train.cost.explain import explain
 
-        view.show_explanation(document, inputs.purchase.region, explain(priced))
+        view.show_explanation(document, inputs.purchase.region, explain(cost.estimate))
     else:
         run = parameters["run"]
         view.show_cost(document, None if run is None else str(run))
@@ -175,11 +196,12 @@ def _show_comparison(
 
     from sm_train.cost.comparison import compare
     from sm_train.toolkit.costing.command import resolve_inputs
+    from sm_train.toolkit.costing.result import price
     from sm_train.toolkit.costing.view import show_comparison
     from sm_train.toolkit.terminal.console import write_json
 
     other = resolve_inputs(replace(cost_options, run=parameters["compare"]))
-    before, after = (each.document(each.estimate()) for each in (inputs, other))
+    before, after = (price(each).document for each in (inputs, other))
     difference = compare(before, after)
     if parameters["as_json"]:
         write_json({"before": before, "after": after, "difference": difference})
@@ -235,6 +257,7 @@ def _update_prices(cost_options: CostOptions, parameters: dict[str, Any]) -> Non
     from datetime import UTC, datetime
 
     from sm_train.toolkit.costing import price_table
+    from sm_train.toolkit.terminal.console import note
 
     if parameters["price_list"]:
         table = price_table.import_price_lists(parameters["price_list"])
@@ -247,4 +270,4 @@ def _update_prices(cost_options: CostOptions, parameters: dict[str, Any]) -> Non
         session = open_session(cost_options.profile, region)
         with stderr_console().status(f"Fetching the prices of {region}"):
             table = price_table.fetch_prices(session, region, datetime.now(UTC).date())
-    click.echo(f"{len(table.rows)} prices cached in {price_table.cache_path()}", err=True)
+    note(f"{len(table.rows)} prices cached in {price_table.cache_path()}")

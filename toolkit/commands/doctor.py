@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.commands._options import local_options
 from sm_train.toolkit.errors import ExitCode, UserError
 
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from sm_train.toolkit.doctor.doctor import DoctorJob
 
 
-@click.command()
+@sm_train_command(
+    "sm-train doctor run.yaml --canary",
+    "sm-train doctor run.yaml --stage 512px",
+    "sm-train doctor run.yaml --local --nodes 2",
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--stage", metavar="S", help="Stage whose cluster is examined (default: the first).")
 @click.option(
@@ -128,7 +133,7 @@ def _examine_local(
         output=output or Path("local-runs") / config.name,
         console=stderr_console(),
     )
-    show_result(document, stderr_console())
+    show_result(document, stderr_console(shows_results=True))
     if as_json:
         write_json(document)
     if document["verdict"]["level"] == "fail":
@@ -160,7 +165,7 @@ def _submit(
     from sm_train.toolkit.aws.errors import translate_aws_errors
     from sm_train.toolkit.submit.submit import ask, session_for_jobs
     from sm_train.toolkit.submit.training_data import require_shards
-    from sm_train.toolkit.terminal.console import write_json
+    from sm_train.toolkit.terminal.console import note, write_json
 
     region, stage = job.submission.region, job.submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
@@ -173,4 +178,4 @@ def _submit(
     name = job.request["TrainingJobName"]
     if as_json:
         write_json({"training_job_name": name, "region": region, "results": job.results_uri})
-    click.echo(f"Started {name}", err=True)
+    note(f"Started {name}")

@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train export my-model model/",
+    "sm-train export local-runs/my-model model.safetensors --format single-file --dtype bf16",
+    "sm-train export s3://photos/my-model/checkpoints/512px model/ --push-to-hub org/name",
+)
 @click.argument("checkpoint")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
@@ -29,6 +34,9 @@ import click
     show_default=True,
     help="A diffusers folder, one safetensors file (sd2, sdxl), or PyTorch's DCP.",
 )
+@click.option(
+    "--merge", is_flag=True, help="Add a LoRA adapter to the weights of the model that it extends."
+)
 @click.option("--stage", help="Stage of the run; default: the last one with a checkpoint.")
 @click.option("--push-to-hub", metavar="ORG/NAME", help="Also upload to this Hub repository.")
 @click.option("--private", is_flag=True, help="Create the Hub repository as private.")
@@ -42,6 +50,7 @@ def command(
     weights: Any,
     dtype: str | None,
     kind: Any,
+    merge: bool,
     stage: str | None,
     push_to_hub: str | None,
     private: bool,
@@ -50,13 +59,13 @@ def command(
 ) -> None:
     """Write the model of a checkpoint to OUT: from any step, also of a stopped run.
 
-    CHECKPOINT is a run's name, a checkpoint (step-…), a stage's checkpoints, of which the latest
-    complete one is used, or a model folder; the last three local or s3://….
+    CHECKPOINT is a run's name, a local run's folder, a checkpoint (step-…), a stage's checkpoints,
+    of which the latest complete one is used, or a model folder; the last three local or s3://….
     """
     from functools import partial
 
     from sm_train.toolkit.hub.client import create_repository, require_token, upload
-    from sm_train.toolkit.models.checkpoint_source import find_stored
+    from sm_train.toolkit.models.checkpoint_source import find_stored, local_stage
     from sm_train.toolkit.models.export import (
         ExportRequest,
         check_request,
@@ -68,22 +77,22 @@ def command(
     from sm_train.toolkit.terminal.formatting import format_bytes
 
     console = stderr_console()
-    request = ExportRequest(kind, weights, dtype, out)
+    request = ExportRequest(kind, weights, dtype, out, merge)
     check_request(request)
     if push_to_hub is not None:
         require_token()
-    stored = find_stored(checkpoint, stage, options)
+    stored = find_stored(checkpoint, stage, options, whole_model=merge)
     origin, size, commit_url = "", None, None
     if stored is not None:
         origin, size = stored.uri, stored.bytes
     elif dry_run:
-        source = find_source(Path(checkpoint))
-        origin = str(source.checkpoint or source.model)
+        source = find_source(local_stage(checkpoint, stage))
+        origin = str(source.weights)
     if not dry_run:
         if push_to_hub is not None:
             create_repository(push_to_hub, private=private)
         if stored is None:
-            origin = str(export_local(Path(checkpoint), request))
+            origin = str(export_local(local_stage(checkpoint, stage), request))
         else:
             export_stored(stored, request, partial(console.print, soft_wrap=True))
         if push_to_hub is not None:
@@ -95,5 +104,11 @@ def command(
     if commit_url:
         console.print(f"pushed to {commit_url}", soft_wrap=True)
     if as_json:
-        document = {"out": str(out), "source": origin, "format": kind, "dry_run": dry_run}
+        document = {
+            "out": str(out),
+            "source": origin,
+            "format": kind,
+            "merge": merge,
+            "dry_run": dry_run,
+        }
         write_json(document | {"download_bytes": size, "commit_url": commit_url})

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train fetch-model stabilityai/stable-diffusion-2-base s3://models/sd2/",
+    "sm-train fetch-model black-forest-labs/FLUX.1-schnell flux/ --dry-run",
+)
 @click.argument("hub_id")
 @click.argument("destination")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit; default: main.")
@@ -39,6 +43,7 @@ def command(
         describe,
         fetch_to_folder,
         fetch_to_s3,
+        is_copy,
         plan_fetch,
         staging_folder,
     )
@@ -48,19 +53,22 @@ def command(
 
     console = stderr_console()
     is_s3, folder = destination.startswith("s3://"), Path(destination)
-    if not is_s3 and folder.exists():
-        raise UserError(f"{folder}: exists; remove it or name another folder")
     if not is_s3 and not folder.absolute().parent.is_dir():
         raise UserError(f"{folder.parent}: no such folder; create it first")
     plan = plan_fetch(read_repository(hub_id, revision), fp16=fp16)
     source = plan.source
+    is_complete = not is_s3 and is_copy(plan, folder)
+    if not is_s3 and folder.exists() and not is_complete:
+        raise UserError(f"{folder}: exists; remove it or name another folder")
     console.print(
         f"{source.repository} at commit {source.revision}: {format_bytes(plan.bytes)}",
         soft_wrap=True,
     )
     for name, folder_bytes in describe(plan):
         console.print(f"  {name:<16} {format_bytes(folder_bytes):>8}")
-    if not dry_run:
+    if is_complete:
+        console.print(f"{folder}: already copied", soft_wrap=True)
+    elif not dry_run:
         with byte_progress("copying", plan.bytes) as progress:
             if is_s3:
                 session = open_bucket_session(destination, options["region"], options["profile"])

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import UserError
 
 
-@click.command()
+@sm_train_command(
+    "sm-train iam run.yaml",
+    "sm-train iam run.yaml --only job",
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--only",
@@ -27,7 +31,7 @@ def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool)
     from sm_train.estimators.request.images import image_uri
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.terminal.console import write_json
+    from sm_train.toolkit.terminal.console import note, write_json
 
     config = load(run)
     region = resolve_region(options["region"], config.region, options["profile"])
@@ -41,7 +45,7 @@ def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool)
         )
     if only is None and not as_json:
         for name, purpose in _PURPOSES.items():
-            click.echo(f"{name}: {purpose}", err=True)
+            note(f"{name}: {purpose}")
     write_json(documents if only is None else documents[only])
 
 

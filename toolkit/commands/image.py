@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import UserError
 
 
-@click.command()
+@sm_train_command(
+    "sm-train image run.yaml",
+    "sm-train image run.yaml --dockerfile > Dockerfile",
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--dockerfile", is_flag=True, help="Print a Dockerfile that installs all packages.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train index packed/shards",
+    "sm-train index s3://photos/shards/",
+)
 @click.argument("shards", metavar="SHARDS")
 @click.option(
     "--workers",

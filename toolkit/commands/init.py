@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    from sm_train.toolkit.init.template import Values
 
 PRESETS = ("default", "bria-2.0", "demo", "tiny-pixels")
 
 
-@click.command()
+@sm_train_command(
+    "sm-train init",
+    "sm-train init run.yaml --region eu-west-1 --data s3://photos/shards/",
+    "sm-train init run.yaml --model sdxl --instance-type ml.p5.48xlarge --instances 4",
+    "sm-train init digits.yaml --preset demo",
+)
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default="run.yaml")
 @click.option(
     "--preset",
@@ -21,16 +31,80 @@ PRESETS = ("default", "bria-2.0", "demo", "tiny-pixels")
     help="bria-2.0: its three published stages; demo: handwritten digits on this machine; "
     "tiny-pixels: your own photos on this machine.",
 )
+@click.option("--name", metavar="NAME", help="Name of the run.")
+@click.option("--role", metavar="ARN", help="IAM role of the jobs.")
+@click.option("--bucket", metavar="BUCKET", help="Bucket for code, checkpoints and results.")
+@click.option("--data", metavar="URI", help="S3 prefix of the shards.")
+@click.option("--model", metavar="PRESET", help="Model preset, such as sd2, sdxl or mmdit-2b.")
+@click.option("--instance-type", metavar="TYPE", help="Instance type; `sm-train instances`.")
+@click.option(
+    "--instances", type=click.IntRange(1), metavar="N", help="Number of instances of the stage."
+)
+@click.option("--no-input", is_flag=True, help="Ask nothing, also on a terminal.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def command(path: Path, preset: str, force: bool) -> None:
-    """Write a commented run file to PATH (run.yaml)."""
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@click.pass_obj
+def command(
+    options: dict[str, Any],
+    /,
+    path: Path,
+    preset: str,
+    no_input: bool,
+    force: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Write a commented run file to PATH (run.yaml).
+
+    On a terminal, it asks for the values that no flag gives, and lists roles, buckets and quotas of
+    the AWS account if there are credentials. Your defaults (`sm-train config`) are filled in. The
+    effective batch size of each stage is kept on another cluster.
+    """
     from sm_train.entrypoints.common.atomic_write import write_atomic
+    from sm_train.toolkit.init.template import Values, fill, placeholders_in, read_template
+    from sm_train.toolkit.terminal.console import note, write_json
 
     if path.exists() and not force:
         raise UserError(f"{path}: already exists; --force overwrites it")
-    text = (files("sm_train.toolkit") / "presets" / f"{preset}.yaml").read_bytes()
-    try:
-        write_atomic(path, text)
-    except FileNotFoundError:
-        raise UserError(f"{path.parent}: no such folder; create it first") from None
-    click.echo(f"Wrote {path}. Next: sm-train submit {path} --dry-run", err=True)
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{path.parent}: no such folder; create it first")
+    template = read_template(preset)
+    values = _with_defaults(Values(region=options["region"], **flags))
+    fill(template, values)  # a mistake in a flag is reported before the first question
+    on_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if on_terminal and not no_input and not as_json and preset != "demo":
+        from sm_train.toolkit.init.wizard import ask_values
+
+        values = ask_values(values, options["profile"], default_type=_instance_type(template))
+    text = fill(template, values)
+    missing = placeholders_in(text, str(path))
+    write_atomic(path, text.encode())
+    note(f"Wrote {path}")
+    if missing and preset != "demo":
+        note(f"Fill in: {', '.join(missing)}")
+    note(f"Next: sm-train submit {path} --dry-run")
+    if as_json:
+        write_json({"path": str(path), "placeholders": missing})
+
+
+def _with_defaults(values: Values) -> Values:
+    """Return ``values`` with the user's defaults where a flag is missing."""
+    from dataclasses import replace
+
+    from sm_train.toolkit.settings import from_config, from_environment
+
+    found = {key: from_environment(key) or from_config(key) for key in ("region", "role", "bucket")}
+    defaults = {key: setting.value for key, setting in found.items() if setting is not None}
+    return replace(
+        values,
+        region=values.region or defaults.get("region"),
+        role=values.role or defaults.get("role"),
+        bucket=values.bucket or defaults.get("bucket"),
+    )
+
+
+def _instance_type(template: str) -> str:
+    import yaml
+
+    name: str = yaml.safe_load(template)["cluster"]["instance_type"]
+    return name

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train list",
+    "sm-train list --days 90 --region us-west-2",
+)
 @click.option(
     "--days",
     type=click.IntRange(1),

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
-@click.argument("run", metavar="RUN|JOB")
+@sm_train_command(
+    "sm-train logs my-model --follow",
+    "sm-train logs my-model --node 3 --since 30m",
+    "sm-train logs local-runs/my-model",
+)
+@click.argument("run", metavar="RUN|JOB|FOLDER")
 @click.option("--follow", "-f", is_flag=True, help="Keep printing until the job has ended.")
 @click.option("--node", type=click.IntRange(1), metavar="N", help="Only the node algo-N.")
 @click.option("--since", metavar="T", help="Only lines of the last 90s, 30m, 36h, 5d.")
@@ -24,27 +29,30 @@ def command(
     raw: bool,
     as_json: bool,
 ) -> None:
-    """Print the log of a job, or of a run's newest job.
+    """Print the log of a job, of a run's newest job, or of a local run's newest stage.
 
     Lines of several nodes are in order of time.
     """
     import time
     from functools import partial
 
-    from sm_train.toolkit.aws.cloudwatch_logs import search
-    from sm_train.toolkit.jobs.log_tail import follow_log, print_line, streams_of
+    from sm_train.toolkit.jobs.local_folder import find_local_run
+    from sm_train.toolkit.jobs.log_tail import print_line
+    from sm_train.toolkit.runs.logs import read_logs
     from sm_train.toolkit.runs.resolve import open_run
-    from sm_train.toolkit.runs.stop import named_job
     from sm_train.toolkit.terminal.console import stderr_console
     from sm_train.toolkit.terminal.formatting import parse_duration
 
+    if (local := find_local_run(run)) is not None:
+        from sm_train.toolkit.runs.local_view import print_log, reject_options
+
+        reject_options(local, node=node, since=since)
+        print_log(local, follow=follow, raw=raw, as_json=as_json)
+        return
     session, resolved = open_run(run, options)
     begin = time.time() - parse_duration("--since", since) if since else 0.0
-    job = named_job(session, resolved, run)
-    if follow:
-        on_error = partial(stderr_console().print, markup=False)
-        lines = follow_log(session, job, begin, on_error, node=node)
-    else:
-        lines = search(session, streams_of(job, node), region=job.region, since=begin)
-    for line in lines:
+    on_error = partial(stderr_console(shows_results=True).print, markup=False)
+    for line in read_logs(
+        session, resolved, run, since=begin, node=node, follow=follow, on_error=on_error
+    ):
         print_line(line, raw=raw, as_json=as_json)

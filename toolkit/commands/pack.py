@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
-    from sm_train.entrypoints.packing.storage import S3Access
     from sm_train.toolkit.packing.pack import PackJob
 
 _SIDE = click.IntRange(min=1)
 
 
-@click.command()
+@sm_train_command(
+    "sm-train pack photos/ packed/",
+    "sm-train pack photos/ s3://photos/ --for run.yaml --drop-duplicates",
+    "sm-train pack captions.csv packed/ --min-side 512",
+    "sm-train pack s3://raw/ s3://photos/ --on sagemaker --for run.yaml --dry-run",
+)
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @click.option(
@@ -198,73 +202,22 @@ def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[st
 
 
 def _job(options: dict[str, Any], arguments: dict[str, Any]) -> PackJob:
-    from sm_train.entrypoints.packing.plan import PackOptions
-    from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.packing.pack import PackJob, parse_size
+    from sm_train.toolkit.api.packing import pack_job
+    from sm_train.toolkit.packing.pack import parse_size
 
-    if arguments["headers_only"] and arguments["near_duplicates"] is not None:
-        raise UserError("--headers-only: excludes --near-duplicates, which compares pixels")
-    if (arguments["latents"] is None) != (arguments["resolution"] is None):
-        raise UserError("--latents: requires --resolution, and the reverse")
-    if arguments["latents"] is not None:
-        _require_latents_model(
-            arguments["latents"], arguments["resolution"], packs_locally=not arguments["on"]
-        )
-    near_bits = arguments["near_duplicates"]
-    return PackJob(
-        source=arguments["source"],
-        destination=arguments["destination"],
-        captions=arguments["captions"],
-        shard_bytes=parse_size(arguments["shard_size"]),
-        image_column=arguments["image_column"],
-        caption_column=arguments["caption_column"],
-        workers=arguments["workers"] or os.cpu_count() or 1,
-        instances=_max_instances(arguments["run"]),
-        options=PackOptions(
-            pixels=not arguments["headers_only"],
-            min_side=arguments["min_side"],
-            max_aspect=arguments["max_aspect"],
-            max_side=arguments["max_side"],
-            quality=arguments["quality"],
-            convert=arguments["convert"],
-            duplicates=arguments["drop_duplicates"] or near_bits is not None,
-            near_bits=near_bits,
-            latents=str(arguments["latents"]) if arguments["latents"] else None,
-            latents_resolution=arguments["resolution"],
-        ),
-        access=_access(options, arguments),
+    same = (
+        "source destination captions image_column caption_column workers min_side max_aspect "
+        "max_side quality convert drop_duplicates near_duplicates headers_only latents resolution"
     )
-
-
-def _require_latents_model(model: Path, resolution: int, *, packs_locally: bool) -> None:
-    from importlib.util import find_spec
-
-    from sm_train.entrypoints.models.components import ComponentsError, describe_latents
-    from sm_train.toolkit.errors import UserError
-
-    try:
-        describe_latents(model, resolution)
-    except ComponentsError as error:
-        raise UserError(f"--latents: {error}") from None
-    if packs_locally and find_spec("diffusers") is None:
-        raise UserError("--latents: requires diffusers and PyTorch: pip install 'sm-train[train]'")
+    return pack_job(
+        **{name: arguments[name] for name in same.split()},
+        shard_bytes=parse_size(arguments["shard_size"]),
+        instances=_max_instances(arguments["run"]),
+        region=options["region"],
+        profile=options["profile"],
+        on_sagemaker=bool(arguments["on"]),
+    )
 
 
 def _max_instances(run: Path | None) -> int:
     return 1 if run is None else max(stage.instances for stage in load(run).stages)
-
-
-def _access(options: dict[str, Any], arguments: dict[str, Any]) -> S3Access:
-    """Return how to reach S3; require credentials and a region only if an address is in S3."""
-    from sm_train.entrypoints.packing.storage import S3Access
-
-    table = str(arguments["captions"] or arguments["source"])
-    if not any(str(arguments[name]).startswith("s3://") for name in ("source", "destination")):
-        if not table.endswith((".csv", ".jsonl", ".parquet")):
-            return S3Access()
-        return S3Access(options["profile"], options["region"])  # the table may name s3:// URIs
-    from sm_train.toolkit.aws.session import open_session, resolve_region
-
-    region = resolve_region(options["region"], None, options["profile"])
-    open_session(options["profile"], region)
-    return S3Access(options["profile"], region)

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import UserError
 
 
-@click.command()
+@sm_train_command(
+    "sm-train resume my-model",
+    "sm-train resume run.yaml --stage 512px",
+)
 @click.argument("run", metavar="RUN|JOB")
 @click.option("--stage", metavar="S", help="A stage other than the first unfinished one.")
 @click.option(

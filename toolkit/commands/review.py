@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train review my-model",
+    "sm-train review my-model --html review.html",
+    "sm-train review local-runs/my-model",
+)
 @click.argument("targets", metavar="RUN|JOB|LOGS...", nargs=-1, required=True)
 @click.option(
     "--html",
@@ -56,11 +61,13 @@ def command(
     run's folder or saved logs: a file, or a folder with one log per node.
     """
     from sm_train.toolkit.errors import UserError
+    from sm_train.toolkit.jobs.local_folder import local_path
     from sm_train.toolkit.review.build import build_review, export
     from sm_train.toolkit.review.document import as_document
     from sm_train.toolkit.review.view import csv_table, show
     from sm_train.toolkit.terminal.console import stderr_console, stdout_console, write_json
 
+    targets = tuple(local_path(target) for target in targets)
     if as_json and as_csv:
         raise UserError("--json: cannot be combined with --csv; both write to standard output")
     if export_format is not None:
@@ -93,5 +100,5 @@ def command(
         write_json(as_document(review))
     elif as_csv:
         click.echo(csv_table(review), nl=False)
-    elif html is None:
+    else:
         show(review, stdout_console())

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.commands._options import sampling_options
 
 
-@click.command()
+@sm_train_command(
+    "sm-train sample local-runs/my-model --prompts prompts.txt",
+    "sm-train sample checkpoints/step-00001000 --prompts prompts.txt --out grid.png",
+)
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @sampling_options
 @click.option(
@@ -38,22 +42,18 @@ def command(
 ) -> None:
     """Sample one image for each prompt and write them as one grid.
 
-    CHECKPOINT is a final model's folder, a checkpoint (step-…), or the folder of a run's
-    checkpoints, of which the latest complete one is used.
+    CHECKPOINT is a local run's folder (or its stage's), a final model's folder, a checkpoint
+    (step-…), or a folder of checkpoints, of which the latest complete one is used.
     """
-    from sm_train.entrypoints.common.atomic_write import write_atomic
-    from sm_train.entrypoints.models.image_grid import draw_grid, png
+    from sm_train.toolkit.api.sampling import sample
     from sm_train.toolkit.sampling.prompts import read_prompts
-    from sm_train.toolkit.sampling.sample import find_source, require_writable, sample_images
+    from sm_train.toolkit.sampling.sample import require_writable
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     texts = read_prompts(prompts)
     require_writable(out, "PNG")
-    source = find_source(checkpoint)
-    images = sample_images(source, texts, steps=steps, guidance=guidance, seed=seed)
-    write_atomic(out, png(draw_grid(images, texts, min(columns, len(texts)))))
-    stderr_console().print(
-        f"wrote {len(images)} images from {source.checkpoint or source.model} to {out}"
-    )
+    samples = sample(checkpoint, texts, steps=steps, guidance=guidance, seed=seed)
+    samples.save(out, columns)
+    stderr_console().print(f"wrote {len(texts)} images from {samples.checkpoint} to {out}")
     if as_json:
-        write_json({"out": str(out), "images": len(images), "seed": seed})
+        write_json({"out": str(out), "images": len(texts), "seed": seed})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train schema > run.schema.json",
+)
 def command() -> None:
     """Print the JSON Schema of run files.
 

@@ -5,18 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
-@click.argument("run", metavar="RUN|JOB")
+@sm_train_command(
+    "sm-train status my-model",
+    "sm-train status local-runs/my-model",
+    "sm-train status run.yaml --json",
+)
+@click.argument("run", metavar="RUN|JOB|FOLDER")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], run: str, as_json: bool) -> None:
-    """Show the stages of a run, given by its run file, its name or one of its jobs."""
+    """Show the stages of a run, given by its run file, its name, one of its jobs, or the folder of
+    a local run.
+    """
+    from sm_train.toolkit.jobs.local_folder import find_local_run
     from sm_train.toolkit.runs.resolve import open_run, read_state
     from sm_train.toolkit.runs.status_view import as_document, show_status
     from sm_train.toolkit.terminal.console import stdout_console, write_json
 
+    if (local := find_local_run(run)) is not None:
+        from sm_train.toolkit.runs.local_view import local_document, show_local_status
+
+        if as_json:
+            write_json(local_document(local))
+        else:
+            show_local_status(local, stdout_console())
+        return
     session, resolved = open_run(run, options)
     state = read_state(session, resolved)
     if as_json:

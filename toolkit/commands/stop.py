@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 
 
-@click.command()
+@sm_train_command(
+    "sm-train stop my-model",
+    "sm-train stop run.yaml --after-stage",
+)
 @click.argument("run", metavar="RUN|JOB")
 @click.option("--after-stage", is_flag=True, help="Finish the current stage and start no other.")
 @click.option("--wait", is_flag=True, help="Return when the job has ended.")
@@ -23,7 +27,7 @@ def command(
     """
     from sm_train.toolkit.runs.resolve import open_run
     from sm_train.toolkit.runs.stop import pause_after_stage, stop_run
-    from sm_train.toolkit.terminal.console import write_json
+    from sm_train.toolkit.terminal.console import note, write_json
 
     session, resolved = open_run(run, options)
     if after_stage:
@@ -35,4 +39,4 @@ def command(
         message = f"{job.name} {outcome}"
     if as_json:
         write_json({"training_job_name": job.name, "stage": job.stage, "status": job.status})
-    click.echo(f"{message}. To continue: sm-train resume {resolved.name}", err=True)
+    note(f"{message}. To continue: sm-train resume {resolved.name}")

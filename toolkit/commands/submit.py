@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.commands._options import local_options
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
     from sm_train.estimators.bundle.bundle import Bundle
     from sm_train.estimators.config.schema import RunConfig
+    from sm_train.toolkit.api.run import Run
     from sm_train.toolkit.submit.submission import Submission
 
 
-@click.command()
+@sm_train_command(
+    "sm-train submit run.yaml --dry-run",
+    "sm-train submit run.yaml",
+    "sm-train submit run.yaml --local --nodes 2",
+    "sm-train submit run.yaml --stage 512px --auto-advance --yes",
+    "sm-train submit run.yaml --set cluster.capacity=spot --set cluster.max_wait=6d",
+)
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--clone", metavar="JOB", help="Re-run an earlier job with the exact code it used.")
 @click.option(
@@ -28,7 +37,10 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let `sm-train watch` start each stage when the previous one is done.",
 )
-@click.option("--dry-run", is_flag=True, help="Print plan and requests without network access.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and its price; start nothing.")
+@click.option(
+    "--request", is_flag=True, help="Print the requests of a dry run as JSON; start nothing."
+)
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option(
@@ -50,6 +62,14 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="--local: folder for checkpoints, logs and the model (local-runs/NAME).",
 )
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    help="--local: train N steps of each stage only, as a quick test.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Follow the run as `sm-train watch` does.")
+@click.option("--web", is_flag=True, help="Open the job's page in the AWS console.")
 @click.pass_obj
 def command(
     options: dict[str, Any],
@@ -59,6 +79,7 @@ def command(
     stage: str | None,
     auto_advance: bool,
     dry_run: bool,
+    request: bool,
     yes: bool,
     as_json: bool,
     local: str | None,
@@ -66,43 +87,48 @@ def command(
     processes: int,
     image: str,
     output: Path | None,
-) -> None:
+    steps: int | None,
+    follow: bool,
+    web: bool,
+) -> int | None:
     """Show the plan and cost of RUN, ask for confirmation, and start it on SageMaker.
 
     A run of several stages is several jobs, each starting from the previous one's weights. submit
     starts the first stage, or the one given by --stage; with --auto-advance the others follow
-    while `watch` runs. --local trains on this machine, stage after stage. --clone starts an
-    earlier run again, under a new name unless --set gives it one.
-    """
-    from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.submit.bundle import bundle_of, commit_of
-    from sm_train.toolkit.submit.submission import prepare
-    from sm_train.toolkit.submit.submit import check_budget, submit
+    while `watch` runs. --clone starts an earlier run again, under a new name unless --set gives it
+    one.
 
+    --local trains on this machine, stage after stage. Ctrl-C saves a checkpoint; the same command
+    resumes from it.
+    """
+    from sm_train.toolkit.api.run import Run, submission_of
+    from sm_train.toolkit.submit.submission import prepare
+    from sm_train.toolkit.submit.submit import submit
+
+    dry_run = dry_run or request
+    if request and as_json:
+        raise UserError("--request: cannot be combined with --json; both print JSON")
     if (run is None) == (clone is None):
         raise UserError("RUN: give a run file, or --clone JOB")
+    _check_modes(local, dry_run, steps, follow=follow, web=web, as_json=as_json)
     if run is None:
         _reject_local_clone(local)
         config, bundle, commit, region = _clone(options, clone or "", changes)
+        chosen = stage if dry_run else stage or config.stages[0].name
+        submission = prepare(config, chosen, bundle, region, datetime.now(), commit)
     else:
-        config = load(run, changes)
-        bundle = bundle_of(config, run.parent)
+        loaded = Run.load(run, set=changes, region=options["region"], profile=options["profile"])
+        loaded = loaded if steps is None else _shortened(loaded, steps)
         if local and not dry_run:
             container = image if local == "container" else None
-            _run_locally(
-                config, bundle, run.parent, stage, nodes, processes, output, container, as_json
-            )
-            return
-        region = resolve_region(options["region"], config.region, options["profile"])
-        commit = commit_of(run.parent)
-    if stage is None and not dry_run:
-        stage = config.stages[0].name
-    submission = prepare(config, stage, bundle, region, datetime.now(), commit)
+            command_line = shlex.join(["sm-train", *options.get("arguments", ())])
+            _run_locally(loaded, stage, nodes, processes, output, container, as_json, command_line)
+            return None
+        submission = submission_of(loaded, stage if dry_run else stage or loaded.stages[0])
+        region, config = submission.region, submission.config
     if dry_run:
-        _show(submission, as_json)
-        check_budget(config, region)
-        return
+        _show(submission, options["profile"], request=request, as_json=as_json)
+        return None
     submit(
         submission,
         options["profile"],
@@ -111,6 +137,62 @@ def command(
         yes=yes,
         as_json=as_json,
     )
+    return _after_start(options, config.name, region, submission, follow=follow, web=web)
+
+
+def _check_modes(
+    local: str | None,
+    dry_run: bool,
+    steps: int | None,
+    *,
+    follow: bool,
+    web: bool,
+    as_json: bool,
+) -> None:
+    """Refuse options that do not apply to what the command is about to do."""
+    if steps is not None and not local:
+        raise UserError("--steps: requires --local; for a job give --set stages.NAME.max_steps=N")
+    for name, given in (("--follow", follow), ("--web", web)):
+        if given and (local or dry_run):
+            other = "--local" if local else "--dry-run"
+            raise UserError(f"{name}: applies to a job that is started; remove {other}")
+    if follow and as_json:
+        raise UserError("--follow: cannot be combined with --json; use `sm-train watch --json`")
+
+
+def _shortened(run: Run, steps: int) -> Run:
+    """Return the run with ``steps`` optimizer steps in each stage, and ten lines of progress."""
+    from sm_train.toolkit.api.run import Run
+
+    config = run.config
+    stages = [stage.model_copy(update={"max_steps": steps}) for stage in config.stages]
+    log_every = min(config.training.log_every, max(1, steps // 10))
+    training = config.training.model_copy(update={"log_every": log_every})
+    changed = config.model_copy(update={"stages": stages, "training": training})
+    return Run(changed, run.folder, run.region, run.profile)
+
+
+def _after_start(
+    options: dict[str, Any],
+    run: str,
+    region: str,
+    submission: Submission,
+    *,
+    follow: bool,
+    web: bool,
+) -> int | None:
+    """Open the started job in a browser, and follow the run until it ends."""
+    if web:
+        from sm_train.toolkit.aws.console import training_job_url
+        from sm_train.toolkit.terminal.browser import open_in_browser
+
+        open_in_browser(training_job_url(region, submission.requests[0]["TrainingJobName"]))
+    if follow:
+        from sm_train.toolkit.commands.watch import follow_run
+
+        options["region"] = region
+        return follow_run(run, options, dry_run=False, interval=60.0, as_json=False)
+    return None
 
 
 def _reject_local_clone(local: str | None) -> None:
@@ -123,50 +205,52 @@ def _clone(
 ) -> tuple[RunConfig, Bundle, str | None, str]:
     from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.submit.clone import clone
+    from sm_train.toolkit.terminal.console import note
 
     region = resolve_region(options["region"], None, options["profile"])
     config, bundle, commit = clone(open_session(options["profile"], region), job, changes, region)
-    click.echo(f"Cloning {job} as {config.name}", err=True)
+    note(f"Cloning {job} as {config.name}")
     return config, bundle, commit, region
 
 
-def _show(submission: Submission, as_json: bool) -> None:
+def _show(submission: Submission, profile: str | None, *, request: bool, as_json: bool) -> None:
     from sm_train.toolkit.submit.plan_view import show_plan
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.submit.submit import check_budget, dry_run
+    from sm_train.toolkit.terminal.console import stdout_console, write_json
 
-    if as_json:
-        write_json(submission.as_dict())
+    if request:
+        for one in submission.requests:
+            write_json(one)
         return
-    for request in submission.requests:
-        write_json(request)
-    show_plan(submission, stderr_console())
+    plan = dry_run(submission, profile)
+    if as_json:
+        changes = None if plan.changes is None else plan.changes.as_dict()
+        write_json(submission.as_dict() | {"changes": changes})
+    else:
+        show_plan(plan, stdout_console())
+    for line in check_budget(submission.config, submission.region):
+        click.echo(f"warning: {line}", err=True)
 
 
 def _run_locally(
-    config: RunConfig,
-    bundle: Bundle,
-    base: Path,
+    run: Run,
     stage: str | None,
     nodes: int | None,
     processes: int,
     output: Path | None,
     container: str | None,
     as_json: bool,
+    command_line: str,
 ) -> None:
-    from sm_train.toolkit.submit.local_run import default_output, run_locally
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.entrypoints.common.atomic_write import write_atomic
+    from sm_train.toolkit.jobs.local_folder import COMMAND_NAME
+    from sm_train.toolkit.submit.local_run import default_output
+    from sm_train.toolkit.terminal.console import write_json
 
-    results = run_locally(
-        config,
-        bundle,
-        base=base,
-        stage=stage,
-        nodes=nodes,
-        processes=processes,
-        output=output or default_output(config),
-        image=container,
-        console=stderr_console(),
-    )
+    folder = output or default_output(run.config)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / COMMAND_NAME, f"{command_line}\n".encode())
+    result = run.local(stage, nodes=nodes, processes=processes, image=container, output=folder)
     if as_json:
         stages = [
             {
@@ -175,6 +259,6 @@ def _run_locally(
                 "checkpoints": str(one.checkpoints),
                 "log": str(one.log),
             }
-            for one in results
+            for one in result.stages
         ]
         write_json({"stages": stages})

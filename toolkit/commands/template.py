@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import UserError
 
 TEMPLATES = {
@@ -19,7 +20,10 @@ TEMPLATES = {
 }
 
 
-@click.command()
+@sm_train_command(
+    "sm-train template pack-lambda > pack-lambda.yaml",
+    "sm-train template watch-lambda run.yaml > watch-lambda.yaml",
+)
 @click.argument("name", type=click.Choice(sorted(TEMPLATES)))
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
 @click.pass_obj

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import ON_DEMAND, SPOT, TRAINING_PLAN, PriceTable, staleness
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import resolve_speed, stated_speed
-from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
+from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -98,10 +100,20 @@ def resolve_inputs(options: CostOptions) -> EstimateInputs:
         ValueError: a figure is implausible.
     """
     _check_options(options)
-    assumptions = _parse_assumptions(options.assume)
     if options.run is None:
-        return _from_options(options, assumptions)
-    return _from_run_file(options, options.run, assumptions)
+        return _from_options(options, _parse_assumptions(options.assume))
+    from sm_train.toolkit.run_file import load
+
+    return inputs_of_run(options, load(options.run), options.run.parent)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Raise the cost model's ValueError of an implausible figure as a :class:`UserError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _check_options(options: CostOptions) -> None:
@@ -131,9 +143,13 @@ def _parse_assumptions(texts: Iterable[str]) -> Assumptions:
     figures: dict[str, float] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or name not in parameter_names():
-            known = ", ".join(parameter_names())
-            raise UserError(f"--assume: {text!r} is not NAME=VALUE; names: {known}")
+        if not equals:
+            raise UserError(f"--assume: {text!r} must be NAME=VALUE")
+        if name not in parameter_names():
+            known = parameter_names()
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            raise UserError(f"--assume: {name!r} is not a figure of the cost model; {hint}")
         try:
             figures[name] = float(value)
         except ValueError:
@@ -145,13 +161,16 @@ def _parse_assumptions(texts: Iterable[str]) -> Assumptions:
 
 
 def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInputs:
+    from sm_train.toolkit.aws.session import price_region
+
     if options.instance is None:
         raise UserError("RUN or --instance: give a run file, or an instance type and its figures")
     if options.instances is None:
         raise UserError("--instances: is missing; give the number of instances")
     if options.max_steps is None:
         raise UserError("--steps: is missing; give the number of optimizer steps")
-    measured = read_measurements(options, options.region or DEFAULT_REGION)
+    region = price_region(options.region)
+    measured = read_measurements(options, region)
     if options.its is None and not measured:
         raise UserError("--its: is missing; give optimizer steps a second, or --measured FILE")
     stage = CostStage(
@@ -168,14 +187,12 @@ def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInp
         if options.its
         else resolve_speed(stage, [one.measurement for one in measured])
     )
-    defaults_used = (
-        () if options.region else (f"region: {DEFAULT_REGION}, the default (set --region)",)
-    )
+    defaults_used = () if options.region else (f"region: {region}, the default (set --region)",)
     return EstimateInputs(
         config=None,
         stages=(stage.at(speed),),
         measured=tuple(measured),
-        purchase=_purchase(options.region or DEFAULT_REGION, ON_DEMAND, options.purchase),
+        purchase=_purchase(region, ON_DEMAND, options.purchase),
         assumptions=assumptions,
         prices=price_table(options.prices),
         samples=None,
@@ -185,21 +202,26 @@ def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInp
 
 def region_of(options: CostOptions) -> str:
     """Return the region of the prices: that of the options, the run file or the environment."""
-    from sm_train.estimators.config.load import load_run
-    from sm_train.toolkit.aws.session import resolve_region
+    from sm_train.toolkit.aws.session import price_region, resolve_region
+    from sm_train.toolkit.run_file import load
 
-    config = load_run(options.run) if options.run else None
-    if config is None and options.region is None:
-        return DEFAULT_REGION
+    config = load(options.run) if options.run else None
+    if config is None:
+        return price_region(options.region)
     return resolve_region(options.region, config.region if config else None, options.profile)
 
 
-def _from_run_file(options: CostOptions, run: Path, assumptions: Assumptions) -> EstimateInputs:
-    from sm_train.estimators.config.load import load_run
+def inputs_of_run(options: CostOptions, config: RunConfig, base: Path) -> EstimateInputs:
+    """Resolve the options for a run whose file is in ``base``.
+
+    Raises:
+        UserError: an option or a file cannot be used.
+        ValueError: a figure is implausible.
+    """
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.costing.stages import stages_to_price
 
-    config = load_run(run)
+    assumptions = _parse_assumptions(options.assume)
     region = resolve_region(options.region, config.region, options.profile)
     history = _history(options, config, region)
     from_history = history.stage_measurements() if history else []
@@ -208,7 +230,7 @@ def _from_run_file(options: CostOptions, run: Path, assumptions: Assumptions) ->
     chosen = [stage for stage in stages if options.stage in (None, stage.name)]
     if not chosen:
         names = ", ".join(stage.name for stage in stages)
-        raise UserError(f"--stage: {options.stage!r} is not in {run}; it has {names}")
+        raise UserError(f"--stage: {options.stage!r} is not in the run file; it has {names}")
     return EstimateInputs(
         config=config,
         stages=tuple(_override(chosen, options)),
@@ -216,7 +238,7 @@ def _from_run_file(options: CostOptions, run: Path, assumptions: Assumptions) ->
         purchase=_purchase(region, config.cluster.capacity, options.purchase),
         assumptions=learned(assumptions, history.observed) if history else assumptions,
         prices=price_table(options.prices),
-        samples=options.samples or config.data.samples or _local_samples(config, run.parent),
+        samples=options.samples or config.data.samples or _local_samples(config, base),
         defaults_used=(),
     )
 
@@ -251,7 +273,7 @@ def read_measurements(options: CostOptions, region: str) -> list[StageMeasuremen
     for name in options.measured:
         # A local file takes precedence; names of training jobs have neither dots nor slashes.
         if Path(name).exists() or "." in name or os.sep in name:
-            measurements.append(read_measured(Path(name)))
+            measurements += read_measured(Path(name))
         else:
             measurements.append(read_measured_job(name, region, options.profile))
     return measurements

@@ -96,7 +96,7 @@ def _items(sentences: Iterable[str]) -> str:
 
 
 def _table(document: Document) -> str:
-    head = ("stage", "cluster", "it/s", "it/s by", "days", "cost", "P10 to P90")
+    head = ("stage", "cluster", "it/s", "it/s by", "time", "cost", "P10 to P90")
     rows = [
         (
             stage["name"],

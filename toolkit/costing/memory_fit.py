@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import InstanceType, instance_type
+from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
 from sm_train.entrypoints.planning.memory import (
     MEASURE_MODULE,
     ModelPlan,
@@ -77,7 +78,8 @@ def unplanned(config: RunConfig) -> Unplanned | None:
     Shipped presets have plans. Where PyTorch is installed, an added, edited or custom preset is
     measured now, once.
     """
-    return _unplanned(config.model.preset, config.model.preset_content)
+    model = config.model.job_config()
+    return _unplanned(model.preset, model.preset_content) or _wrong_targets(model)
 
 
 def custom_plan(config: RunConfig) -> str | None:
@@ -108,6 +110,15 @@ def _unplanned(preset: str, content: str | None) -> Unplanned | None:
         reason = f"{preset}: the model cannot be built: {line.removeprefix(f'{argument}: ')}"
         return Unplanned(reason, "correct the preset's sizes", broken=True)
     return _plan_problem(preset, content)
+
+
+def _wrong_targets(model: ModelConfig) -> Unplanned | None:
+    """Return which target of an adapter is no layer of a preset that was measured just now."""
+    try:
+        plan_model(model, 64, precision="fp32")
+    except JobConfigError as error:
+        return Unplanned(str(error), "name layers of the preset", broken=True)
+    return None
 
 
 def _plan_problem(preset: str, content: str | None) -> Unplanned | None:

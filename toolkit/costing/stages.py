@@ -85,6 +85,7 @@ def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
         flops_per_image=plan.training_flops_per_image,
         activation_bytes_per_image=plan.kept_bytes,
         parameters=plan.parameters,
+        trained_parameters=plan.trained_parameters,
         communication_units=plan.communication_units(stage.sharding),
         checkpoint_bytes=plan.checkpoint_bytes(
             ema=config.training.ema_decay > 0, optimizer=config.training.optimizer.name

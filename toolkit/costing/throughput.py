@@ -12,6 +12,7 @@ from sm_train.cost.instances import instance_types
 from sm_train.cost.throughput import Measurement
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import Event, read_events
+from sm_train.toolkit.jobs.local_folder import find_local_run
 
 _MIN_INTERVALS = 10
 """Minimum number of intervals for deciles."""
@@ -25,14 +26,16 @@ class StageMeasurement:
     measurement: Measurement
 
 
-def read_measured(path: Path) -> StageMeasurement:
-    """Measure the steady speed from the event lines of a log or a local run's folder.
+def read_measured(path: Path) -> list[StageMeasurement]:
+    """Measure the steady speed from the event lines of a log, or of each stage of a local run.
 
     Raises:
         UserError: the file does not exist or has no step event.
     """
+    run = find_local_run(path)
+    logs = [path] if run is None else run.stages
     try:
-        return measure_speed(read_events(path), str(path))
+        return [measure_speed(read_events(log), str(log)) for log in logs]
     except FileNotFoundError:
         raise UserError(
             f"--measured: {path}: no event lines; give a job's log or the folder of a local run"

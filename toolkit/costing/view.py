@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -72,7 +72,7 @@ def show_cost(document: Document, run: str | None) -> None:
 def _stage_table(document: Document, width: int) -> list[str]:
     """Return the table; columns that do not fit are left out, the least important first."""
     rows = [_total_row(document["total"]), *map(_stage_row, document["stages"])]
-    header = ("stage", "cluster", "it/s", "days", "cost", "P10 to P90")
+    header = ("stage", "cluster", "it/s", "time", "cost", "P10 to P90")
     for left_out in ((), (2,), (2, 5)):
         kept = [index for index in range(len(header)) if index not in left_out]
         names = [header[index] for index in kept]
@@ -131,6 +131,15 @@ def show_terms(terms: Iterable[Term]) -> None:
         _echo(f"= {term.figures}   [{term.source}]", "      ")
 
 
+_COMPARED_FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "max_steps": ("max_steps", lambda steps: f"{steps:,}"),
+    "steps_per_second": ("it/s", format_number),
+    "billable_seconds": ("time", format_days),
+    "price_per_instance_hour_usd": ("price of an instance-hour", format_usd),
+}
+"""Fields of a comparison that are not shown as they are in JSON: label and format."""
+
+
 def show_comparison(document: Document) -> None:
     """Print the differences between two estimates and their effect on the cost."""
     rows = []
@@ -139,8 +148,8 @@ def show_comparison(document: Document) -> None:
             (
                 stage["name"],
                 stage["change"],
-                format_usd(stage["before_usd"]),
-                format_usd(stage["after_usd"]),
+                "–" if stage["change"] == "added" else format_usd(stage["before_usd"]),
+                "–" if stage["change"] == "removed" else format_usd(stage["after_usd"]),
                 format_signed_usd(stage["difference_usd"]),
             )
         )
@@ -156,7 +165,9 @@ def show_comparison(document: Document) -> None:
     _print(text_table(header, [total_row, *rows], left=2, width=terminal_width()))
     for stage in document["stages"]:
         for field in stage["fields"]:
-            _echo(f"{stage['name']}: {field['field']}: {field['before']} → {field['after']}", "  ")
+            name, show = _COMPARED_FIELDS.get(field["field"], (field["field"], str))
+            before, after = (show(field[side]) for side in ("before", "after"))
+            _echo(f"{stage['name']}: {name}: {before} → {after}", "  ")
 
 
 def show_actual(document: Document) -> None:
@@ -197,7 +208,7 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
     ]
     header = [
         "cluster",
-        "days",
+        "time",
         "on demand",
         "spot",
         *plans,

@@ -17,10 +17,13 @@ from sm_train.toolkit.diagnose.log_scanner import scan
 from sm_train.toolkit.diagnose.matches import PROGRAM_ERROR, LogStream, Match, ScanReport
 from sm_train.toolkit.diagnose.origins import FirstFailing, first_failing
 from sm_train.toolkit.diagnose.signatures import Confidence, signatures
+from sm_train.toolkit.report_html.notebook import html_table
 
 NO_FAILURE, UNKNOWN = "no-failure", "unknown"
 
 _MAX_EVIDENCE = 10
+_MAX_SHOWN = 3
+"""Lines of evidence in a notebook."""
 _CLOCK_SKEW_SECONDS = 5.0
 """Clocks of two nodes may differ by this much: events that are closer have no known order."""
 _INEXACT_SKEW_SECONDS = 60.0
@@ -36,7 +39,7 @@ _EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w+(?:Error|Exception): ")
 _COLLECTIVE = re.compile(r"\[Rank (\d+)\].*SeqNum=(\d+), OpType=(\w+)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """``cause`` is a signature's code, ``program-error``, ``unknown`` or ``no-failure``.
 
@@ -52,6 +55,23 @@ class Diagnosis:
     action: str | None = None
     evidence: tuple[Match, ...] = ()
     details: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        confidence = f", {self.confidence} confidence" if self.confidence else ""
+        return f"Diagnosis({self.cause}{confidence}: {self.title})"
+
+    def _repr_html_(self) -> str:
+        retry = {True: "may help", False: "will not help on its own", None: "unknown"}
+        first = self.first
+        failing = "" if first is None else f"{first.node or '?'}, rank {first.rank}"
+        rows = [
+            ["cause", f"{self.title} ({self.cause})"],
+            ["first failure", failing],
+            ["retry", retry[self.retryable]],
+            ["fix", self.action or ""],
+            *(["evidence", match.text] for match in self.evidence[:_MAX_SHOWN]),
+        ]
+        return html_table(("", ""), rows, notes=self.details)
 
 
 def diagnose(

@@ -25,7 +25,7 @@ from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.submit.bundle import bundle_of
 from sm_train.toolkit.submit.submission import prepare
 from sm_train.toolkit.submit.submit import ask, session_for_jobs
-from sm_train.toolkit.terminal.console import write_json
+from sm_train.toolkit.terminal.console import note, write_json
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 
@@ -110,7 +110,7 @@ def _finish(document: CanaryDocument, options: CanaryOptions, name: str) -> None
         write_json(document)
     else:
         click.echo(report)
-    click.echo(f"report: {path} and {path.with_suffix('.json').name}", err=True)
+    note(f"report: {path} and {path.with_suffix('.json').name}")
     if not is_confirmed(document):
         states = [
             f"{fact['code']} {fact['state']}"

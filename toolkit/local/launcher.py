@@ -17,6 +17,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.events import Event, parse_event
+from sm_train.toolkit.jobs.local_folder import LOCK_NAME
 from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
 from sm_train.toolkit.local.folders import LocalFolders, lay_out
 from sm_train.toolkit.local.processes import LocalProcesses, NodeFailure
@@ -73,7 +74,8 @@ def run_stage(
         stack.enter_context(_synced_checkpoints(folders))
         running = stack.enter_context(start())
         try:
-            _follow(running, folders, stage, console)
+            # A doctor's run takes no step, so it has no bar.
+            _follow(running, folders, stage, console, with_bar=not options)
         except KeyboardInterrupt:
             console.print("Stopping: each process writes a checkpoint and exits …")
             running.end()
@@ -123,7 +125,7 @@ def _locked(output: Path) -> Iterator[None]:
         UserError: another local run holds it.
     """
     output.mkdir(parents=True, exist_ok=True)
-    with (output / ".lock").open("w") as lock:
+    with (output / LOCK_NAME).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -182,9 +184,17 @@ def _without_gpu() -> bool:
 
 
 def _follow(
-    running: _RunningStage, folders: LocalFolders, stage: StageSection, console: Console
+    running: _RunningStage,
+    folders: LocalFolders,
+    stage: StageSection,
+    console: Console,
+    *,
+    with_bar: bool,
 ) -> None:
-    with folders.log.open("a", encoding="utf-8") as log, _progress(console, stage) as display:
+    with (
+        folders.log.open("a", encoding="utf-8") as log,
+        _progress(console, stage, with_bar=with_bar) as display,
+    ):
         for line in running.lines():
             log.write(line)
             log.flush()
@@ -194,9 +204,11 @@ def _follow(
 
 
 @contextlib.contextmanager
-def _progress(console: Console, stage: StageSection) -> Iterator[_ProgressDisplay]:
+def _progress(
+    console: Console, stage: StageSection, *, with_bar: bool
+) -> Iterator[_ProgressDisplay]:
     """Show a progress bar on a terminal, else a line for each event."""
-    if not console.is_terminal:
+    if not console.is_terminal or not with_bar:
         yield _ProgressLines(console, stage)
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -222,6 +234,8 @@ class _ProgressDisplay:
         elif event["kind"] == "doctor":
             self._print(f"doctor ({event['level']}): {event['sentence']}")
         elif event["rank"] == 0:
+            if event["kind"] == "start" and event["resumed_from_step"]:
+                self._print(f"{event['stage']}: resumed from step {event['resumed_from_step']:,}")
             self._show_progress(event)
 
     def _print(self, text: str) -> None:
@@ -260,7 +274,9 @@ class _ProgressBar(_ProgressDisplay):
         self._progress.console.print(text, markup=False)
 
     def _show_progress(self, event: Event) -> None:
-        if event["kind"] == "step":
+        if event["kind"] == "start":
+            self._progress.update(self._task, completed=event["resumed_from_step"], speed="")
+        elif event["kind"] == "step":
             self._progress.update(
                 self._task,
                 completed=event["step"],

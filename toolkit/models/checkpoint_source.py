@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     UPLOAD_NOTES,
     parse_step_folder,
 )
+from sm_train.entrypoints.common.lora_layers import LORA_FILE, PEFT_FILE
 from sm_train.estimators.config.naming import checkpoint_uri
 from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
 from sm_train.toolkit.aws.s3_download import StoredObject, download_all, list_objects
@@ -21,6 +23,7 @@ from sm_train.toolkit.jobs.checkpoints import (
     require_stored,
     stored_checkpoints,
 )
+from sm_train.toolkit.jobs.local_folder import find_local_run
 from sm_train.toolkit.runs.resolve import open_run
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 _COMPONENTS, _SAMPLES = "components", "samples"
 """Folders next to the checkpoints (entrypoints/models/sampling.py, which imports PyTorch)."""
+
+_COMPONENTS_FILE = f"{_COMPONENTS}/components.json"
 
 _MODEL_INDEX = "model_index.json"
 
@@ -60,21 +65,62 @@ class StoredModel:
         return folder / self.source
 
 
-def find_stored(target: str, stage: str | None, options: dict[str, Any]) -> StoredModel | None:
-    """Return the checkpoint or model in S3 that ``target`` names; None for a local folder.
+def find_stored(
+    target: str, stage: str | None, options: dict[str, Any], *, whole_model: bool = False
+) -> StoredModel | None:
+    """Return the checkpoint or model in S3 that ``target`` names; None for a local folder
+    or run.
+
+    Of an adapter, the model that it extends is left out unless ``whole_model``.
 
     Raises:
         UserError: there is none, it is incomplete, or ``--stage`` does not apply.
     """
     is_uri = target.startswith("s3://")
+    if find_local_run(target) is not None:
+        return None
     if stage is not None and (is_uri or Path(target).is_dir()):
         raise UserError("--stage: applies to the name of a run only")
     if is_uri:
         session = open_bucket_session(target, options["region"], options["profile"])
-        return _at_uri(session, target.rstrip("/"), session.region_name)
-    if Path(target).is_dir():
+        stored = _at_uri(session, target.rstrip("/"), session.region_name)
+    elif Path(target).is_dir():
         return None
-    return _of_run(target, stage, options)
+    else:
+        stored = _of_run(target, stage, options)
+    return stored if whole_model else _without_base(stored)
+
+
+def _without_base(stored: StoredModel) -> StoredModel:
+    """Leave out the components of a model that an adapter extends: its export needs none."""
+    manifest = stored.files.get(_COMPONENTS_FILE)
+    if manifest is None:
+        return stored
+    client = stored.session.client("s3", region_name=stored.region)
+    body = client.get_object(Bucket=stored.bucket, Key=manifest.key)["Body"].read()
+    if json.loads(body).get("base") is None:
+        return stored
+    files = {
+        path: one
+        for path, one in stored.files.items()
+        if path == _COMPONENTS_FILE or not path.startswith(f"{_COMPONENTS}/")
+    }
+    return replace(stored, files=files)
+
+
+def local_stage(target: str, stage: str | None) -> Path:
+    """Return the local folder of ``target``: of a run, that of ``stage`` if it is set.
+
+    Raises:
+        UserError: the run has no such stage.
+    """
+    run = find_local_run(target)
+    if run is None or stage is None:
+        return Path(target)
+    if run.stage is not None or stage not in [one.name for one in run.stages]:
+        names = ", ".join(one.name for one in run.stages)
+        raise UserError(f"--stage: {stage!r} is not in {run.target}; it has {names}")
+    return run.path / stage
 
 
 def _of_run(target: str, stage: str | None, options: dict[str, Any]) -> StoredModel:
@@ -108,6 +154,8 @@ def _at_uri(session: boto3.Session, uri: str, region: str) -> StoredModel:
     if _MODEL_INDEX in listed:
         bucket = split_uri(uri)[0]
         return StoredModel(session, region, bucket, uri, listed, ".")
+    if LORA_FILE in listed or PEFT_FILE in listed:
+        return _adapter(session, region, uri, listed)
     stored = stored_checkpoints(session, uri, region)
     if stored.step is not None:
         return _checkpoint(session, region, uri, _own_format(stored))
@@ -121,6 +169,24 @@ def _at_uri(session: boto3.Session, uri: str, region: str) -> StoredModel:
         "a model folder",
         ExitCode.PREFLIGHT,
     )
+
+
+def _adapter(
+    session: boto3.Session, region: str, uri: str, files: dict[str, StoredObject]
+) -> StoredModel:
+    """Return a final adapter, with the description of the model that it extends."""
+    parent, _, name = uri.rpartition("/")
+    described = _relative(session, region, f"{parent}/{_COMPONENTS}").get("components.json")
+    if described is None:
+        raise UserError(
+            f"{uri}: holds an adapter without the model that it extends; give the run's "
+            "checkpoints, or open it with diffusers (README.md)",
+            ExitCode.PREFLIGHT,
+        )
+    paths = {f"{name}/{path}": one for path, one in files.items()}
+    bucket = split_uri(uri)[0]
+    paths[_COMPONENTS_FILE] = described
+    return StoredModel(session, region, bucket, uri, paths, name)
 
 
 def _own_format(stored: StoredCheckpoint) -> str:
@@ -145,7 +211,7 @@ def _checkpoint(session: boto3.Session, region: str, uri: str, name: str) -> Sto
         for folder in (name, _COMPONENTS)
         for path, stored in _relative(session, region, f"{uri}/{folder}").items()
     }
-    if f"{_COMPONENTS}/components.json" not in files:
+    if _COMPONENTS_FILE not in files:
         raise UserError(
             f"{uri}/{_COMPONENTS}: is missing or incomplete; resume the run once to write it",
             ExitCode.PREFLIGHT,

@@ -26,6 +26,7 @@ class ExportRequest:
     weights: WeightsKind | None
     dtype: str | None
     out: Path
+    merge: bool = False
 
     @property
     def staging(self) -> Path:
@@ -63,11 +64,12 @@ def export_local(folder: Path, request: ExportRequest) -> Path:
         request.format,
         request.weights,
         checkpoint_export.DTYPES[request.dtype] if request.dtype else None,
+        merge=request.merge,
     )
     scratch = request.staging / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        checkpoint_export.require_format(source, options.format)
+        checkpoint_export.require_format(source, options.format, merge=options.merge)
         total = checkpoint_export.export_bytes(source, options)
         require_space(request.out, total)
         scratch.mkdir(parents=True)
@@ -81,7 +83,7 @@ def export_local(folder: Path, request: ExportRequest) -> Path:
         shutil.rmtree(scratch, ignore_errors=True)
         if not any(request.staging.glob("*")):
             shutil.rmtree(request.staging, ignore_errors=True)
-    return source.checkpoint or source.model
+    return source.weights
 
 
 def export_stored(

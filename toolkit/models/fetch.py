@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from sm_train.entrypoints.models.component_files import (
     VARIANT,
     ComponentFileError,
+    LocalComponents,
     has_component,
     read_json,
     weight_files,
@@ -26,6 +27,7 @@ from sm_train.entrypoints.models.model_manifest import (
     FileDigest,
     ModelManifest,
     file_sha256,
+    read_manifest,
 )
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
@@ -105,6 +107,22 @@ def staging_folder(source: HubComponents) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = f"{source.repository.replace('/', '--')}@{source.revision}"
     return cache / "sm-train" / "fetch" / name
+
+
+def is_copy(plan: FetchPlan, folder: Path) -> bool:
+    """Return whether ``folder`` is a complete copy of the plan's commit, by its manifest and sizes.
+
+    An interrupt may arrive after the copy is complete; the same command then has nothing to do.
+    """
+    reader = LocalComponents(folder)
+    try:
+        manifest = read_manifest(reader) if folder.is_dir() else None
+    except ComponentFileError:
+        return False
+    if manifest is None or manifest.revision != plan.source.revision:
+        return False
+    sizes = {path: entry.bytes for path, entry in manifest.files.items()}
+    return sizes == plan.files == {path: reader.files.get(path) for path in plan.files}
 
 
 def fetch_to_folder(plan: FetchPlan, folder: Path, progress: Progress) -> ModelManifest:

@@ -75,7 +75,7 @@ class PackJob:
     access: S3Access = field(default_factory=S3Access)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PackResult:
     """A finished pack; ``up_to_date`` if an earlier command had finished it.
 
@@ -88,17 +88,40 @@ class PackResult:
     skipped: dict[str, SkippedKind]
 
     @property
+    def samples(self) -> int:
+        """The number of packed images with their captions."""
+        return self.index.header.samples
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self.index)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all shards."""
+        return self.index.header.bytes
+
+    @property
     def index_path(self) -> str:
+        """The path or S3 address of the index."""
         return self.destination.address(INDEX_NAME)
 
     @property
     def shards_path(self) -> str:
+        """The path or S3 address of the folder of shards: the run file's ``data``."""
         return self.destination.address(SHARDS_FOLDER)
 
     @property
     def rejected_by_reason(self) -> dict[str, int]:
         """Number of rejected inputs for each reason, most frequent first."""
         return dict(Counter(item.reason for item in self.index.rejected()).most_common())
+
+    def __repr__(self) -> str:
+        return (
+            f"PackResult({self.samples:,} samples in {self.shards:,} shards, "
+            f"{sum(self.rejected_by_reason.values()):,} rejected)"
+        )
 
 
 def parse_size(text: str) -> int:

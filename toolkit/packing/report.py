@@ -73,7 +73,7 @@ def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(
-        TextColumn("packing"),
+        TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[rate]}"),
@@ -90,6 +90,7 @@ def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
             images, megabytes = progress.done / seconds, progress.bytes / seconds / 1e6
             bar.update(
                 task,
+                description=progress.label,
                 completed=progress.done,
                 total=progress.total,
                 rate=f"{images:,.0f} images/s  {megabytes:,.0f} MB/s",
@@ -131,9 +132,9 @@ def pack_summary(result: PackResult) -> list[str]:
 def pack_document(result: PackResult) -> PackDocument:
     """Return the document that ``pack --json`` prints."""
     return {
-        "shards": len(result.index),
-        "samples": result.index.header.samples,
-        "bytes": result.index.header.bytes,
+        "shards": result.shards,
+        "samples": result.samples,
+        "bytes": result.bytes,
         "rejected": result.rejected_by_reason,
         "skipped": {
             kind: {"count": files.count, "first": files.first}

@@ -112,7 +112,7 @@ GROUPS: tuple[tuple[str, tuple[ComparedFigure, ...]], ...] = (
             ComparedFigure("status", "status", str),
             ComparedFigure("instance_type", "instance type", str),
             ComparedFigure("instances", "instances", _integer),
-            ComparedFigure("world_size", "GPUs", _integer),
+            ComparedFigure("world_size", "processes", _integer),
             ComparedFigure("backend", "backend", str),
             ComparedFigure("resolution", "resolution", lambda side: f"{side} px"),
             ComparedFigure("effective_batch_size", "effective batch size", _integer),

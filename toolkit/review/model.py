@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sm_train.toolkit.report_html.notebook import html_table
+
 Level = Literal["good", "warning", "bad", "unknown"]
 """``unknown`` if no measurement allows a verdict."""
 
@@ -162,10 +164,31 @@ class JobReview:
         return min((one.level for one in self.verdicts), key=LEVELS.index, default="unknown")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Review:
-    """The reviews of several jobs, in the order in which the jobs began."""
+    """The reviews of several jobs, in the order in which the jobs began.
+
+    In a notebook the verdicts are shown as a table.
+    """
 
     jobs: tuple[JobReview, ...]
     warnings: tuple[str, ...] = ()
     """What could not be read, and what is missing because of it."""
+
+    def __repr__(self) -> str:
+        return f"Review({', '.join(f'{job.name}: {job.level}' for job in self.jobs)})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                job.name,
+                f"{SYMBOLS[one.level]} {one.level}",
+                one.question,
+                one.sentence,
+                one.fix or "",
+            ]
+            for job in self.jobs
+            for one in job.verdicts
+        ]
+        columns = ("job", "verdict", "question", "answer", "fix")
+        return html_table(columns, rows, notes=self.warnings)

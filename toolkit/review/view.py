@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import PARTS
@@ -116,12 +117,26 @@ def _compare(jobs: Sequence[JobReview], console: Console) -> None:
     table.add_column("job")
     for title, _, _ in _COMPARED:
         table.add_column(title, justify="right")
-    for job in jobs:
+    names = _short_names([job.name for job in jobs])
+    for job, name in zip(jobs, names, strict=True):
         values = [(getattr(job.figures, name), text) for _, name, text in _COMPARED]
         cells = ["unknown" if value is None else text(value) for value, text in values]
-        table.add_row(_symbol(job.level), escape(job.name), *cells)
+        table.add_row(_symbol(job.level), escape(name), *cells)
     console.print(table)
     console.print()
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Return names without the folders that all of them have: those tell no job from another."""
+    parts = [Path(name).parts for name in names]
+    common = 0
+    while len({one[common] if common < len(one) - 1 else None for one in parts}) == 1:
+        if common >= min(map(len, parts)) - 1:
+            break
+        common += 1
+    if not common:
+        return list(names)
+    return [f"…/{'/'.join(one[common:])}" for one in parts]
 
 
 def csv_table(review: Review) -> str:

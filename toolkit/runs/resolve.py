@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from sm_train.toolkit.jobs.checkpoints import latest_stored
 from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
 from sm_train.toolkit.jobs.live_events import progress_of, read_live
 from sm_train.toolkit.jobs.live_state import LiveState
+from sm_train.toolkit.jobs.local_folder import DEFAULT_FOLDER, find_local_run
 from sm_train.toolkit.jobs.stage_state import StageState, current, live_or_newest, stage_state
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run, server_time
 from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
@@ -188,16 +190,30 @@ def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, Resol
         config = load(Path(target))
         session, region = _open(config.region, options)
         return session, _run_of_file(session, config, region)
-    session, region = _open(None, options)
-    run = resolve_run(session, target, region)
+    with _local_run_hint(target):
+        session, region = _open(None, options)
+        run = resolve_run(session, target, region)
     return session_in_region(session, run.region), run
 
 
 def open_session_for(target: str, options: dict[str, Any]) -> tuple[boto3.Session, str]:
     """Open a session in the region of ``target``, if it is a run file, or of the options."""
-    return _open(load(Path(target)).region if is_run_file(target) else None, options)
+    with _local_run_hint(target):
+        return _open(load(Path(target)).region if is_run_file(target) else None, options)
 
 
 def _open(run_file_region: str | None, options: dict[str, Any]) -> tuple[boto3.Session, str]:
     region = resolve_region(options["region"], run_file_region, options["profile"])
     return open_session(options["profile"], region), region
+
+
+@contextmanager
+def _local_run_hint(target: str) -> Iterator[None]:
+    """Add the path of the local run of the same name, if there is one, to an error."""
+    try:
+        yield
+    except UserError as error:
+        path = DEFAULT_FOLDER / target
+        if find_local_run(path) is None:
+            raise
+        raise UserError(f"{error}; the run on this machine is {path}", error.exit_code) from None

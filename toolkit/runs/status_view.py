@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypedDict
 
 from sm_train.toolkit.jobs.stage_state import StageState, State
@@ -11,6 +12,7 @@ from sm_train.toolkit.terminal.formatting import format_duration, format_number,
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 class JobStatus(TypedDict):
@@ -46,7 +48,7 @@ class RunStatus(TypedDict):
     """The document of ``status --json``; null is unknown."""
 
     run: str
-    region: str
+    region: str | None
     state: State
     stage: str | None
     spent_usd: float | None
@@ -66,11 +68,12 @@ def as_document(state: RunState) -> RunStatus:
         "spent_usd": state.spent_usd,
         "projected_usd": state.projected_usd,
         "next_command": next_command(state),
-        "stages": [_stage_status(one, state.now) for one in state.stages],
+        "stages": [stage_status(one, state.now.timestamp()) for one in state.stages],
     }
 
 
-def _stage_status(stage: StageState, now: datetime) -> StageStatus:
+def stage_status(stage: StageState, now: float) -> StageStatus:
+    """Return one stage of the document; ``now`` is in Unix seconds by the clock of its events."""
     job, progress = stage.job, stage.progress
     return {
         "name": stage.name,
@@ -83,7 +86,7 @@ def _stage_status(stage: StageState, now: datetime) -> StageStatus:
         "remaining_seconds": stage.remaining_seconds,
         "seconds_since_activity": None
         if progress.last_activity is None
-        else max(0.0, now.timestamp() - progress.last_activity),
+        else max(0.0, now - progress.last_activity),
         "jobs": [
             {
                 "name": one.name,
@@ -91,7 +94,7 @@ def _stage_status(stage: StageState, now: datetime) -> StageStatus:
                 "status": one.status,
                 "secondary_status": one.secondary_status,
                 "failure_reason": one.failure_reason or None,
-                "billable_seconds": one.billable_seconds(now),
+                "billable_seconds": one.billable_seconds(datetime.fromtimestamp(now, UTC)),
             }
             for one in stage.jobs
         ],
@@ -104,13 +107,22 @@ def _stage_status(stage: StageState, now: datetime) -> StageStatus:
 
 def show_status(state: RunState, console: Console) -> None:
     """Print stages, the newest job, cost and the next command, at most 100 columns wide."""
+    console.print(f"[bold]{state.run.name}[/] in {state.run.region}\n")
+    console.print(stage_table(state.stages, with_jobs=True))
+    console.print()
+    for line in _summary(state):
+        console.print(line, markup=False)
+
+
+def stage_table(stages: Sequence[StageState], *, with_jobs: bool) -> Table:
+    """Return a row for each stage."""
     from rich.table import Table
 
-    console.print(f"[bold]{state.run.name}[/] in {state.run.region}\n")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("stage", "state", "step", "of", "checkpoint", "it/s", "remaining", "jobs"):
+    names = ["stage", "state", "step", "of", "checkpoint", "it/s", "remaining"]
+    for name in names + ["jobs"] * with_jobs:
         table.add_column(name, justify="left" if name in ("stage", "state") else "right")
-    for stage in state.stages:
+    for stage in stages:
         remaining = stage.remaining_seconds
         table.add_row(
             stage.name,
@@ -120,12 +132,9 @@ def show_status(state: RunState, console: Console) -> None:
             "" if stage.stored.step is None else f"{stage.stored.step:,}",
             format_number(stage.progress.steps_per_second) if stage.progress.step else "",
             "" if remaining is None or stage.state == "done" else format_duration(remaining),
-            str(len(stage.jobs)),
+            *([str(len(stage.jobs))] if with_jobs else []),
         )
-    console.print(table)
-    console.print()
-    for line in _summary(state):
-        console.print(line, markup=False)
+    return table
 
 
 def _summary(state: RunState) -> list[str]:

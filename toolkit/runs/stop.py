@@ -42,11 +42,14 @@ def stop_run(session: boto3.Session, run: ResolvedRun, *, wait: bool) -> Trainin
     # A job that is stopping already keeps its reason.
     if job.live and job.status != "Stopping":
         stop_job(session, job, USER)
-    stopped = refresh(session, job)
-    while wait and stopped.live:
+    return wait_for_end(session, job) if wait else refresh(session, job)
+
+
+def wait_for_end(session: boto3.Session, job: TrainingJob) -> TrainingJob:
+    """Return the job as it is when it has ended."""
+    while (current := refresh(session, job)).live:
         time.sleep(_POLL_SECONDS)
-        stopped = refresh(session, job)
-    return stopped
+    return current
 
 
 def pause_after_stage(session: boto3.Session, run: ResolvedRun) -> TrainingJob:

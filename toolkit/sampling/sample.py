@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.jobs.local_folder import find_local_run, newest_checkpoints
 from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
@@ -32,22 +34,20 @@ def require_training_packages() -> None:
     Raises:
         UserError: PyTorch or diffusers is not installed.
     """
-    from importlib.util import find_spec
-
-    # Importing them takes seconds, which a mistake in the arguments need not cost.
-    for package in ("torch", "diffusers", "transformers", "safetensors"):
-        if find_spec(package) is None:
-            raise UserError(f"{package} is not installed; pip install 'sm-train[train]'")
+    packages = ("torch", "diffusers", "transformers", "safetensors")
+    require_extra("train", *packages, purpose="a model's use")
     # Transformers warns about image processors that diffusers imports and nothing here uses.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def find_source(checkpoint: Path) -> ModelSource:
-    """Find the model or checkpoint to sample from.
+    """Find the model or checkpoint to sample from; of a local run, the newest checkpoints.
 
     Raises:
         UserError: there is none, or PyTorch or diffusers is not installed.
     """
+    if (run := find_local_run(checkpoint)) is not None:
+        checkpoint = newest_checkpoints(run)
     if not checkpoint.is_dir():
         raise UserError(f"{checkpoint}: no such folder; give a model's or a run's checkpoints")
     require_training_packages()
@@ -79,7 +79,7 @@ def sample_images(
         raise UserError(str(error)) from None
     images: list[Any] = []
     options = sampling.SamplingOptions(steps, guidance, seed)
-    label = f"sampling from {(source.checkpoint or source.model).name}"
+    label = f"sampling from {source.weights.name}"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=len(prompts))
         for batch in sampling.generate(pipeline, prompts, options):

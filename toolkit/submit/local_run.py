@@ -6,9 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.jobs.checkpoints import local_checkpoints
+from sm_train.toolkit.jobs.events import LOG_NAME
+from sm_train.toolkit.jobs.local_folder import (
+    DEFAULT_FOLDER,
+    FINISHED_NAME,
+    LocalRunFolder,
+    final_model,
+    finished_step,
+)
 from sm_train.toolkit.local.folders import LocalFolders, has_model
 from sm_train.toolkit.local.launcher import default_nodes, run_stage
 from sm_train.toolkit.submit.submission import choose_stages
@@ -29,7 +38,7 @@ class LocalStage:
 
 def default_output(config: RunConfig) -> Path:
     """Return the folder of a local run, below the current folder."""
-    return Path("local-runs") / config.name
+    return DEFAULT_FOLDER / config.name
 
 
 def run_locally(
@@ -59,27 +68,66 @@ def run_locally(
         require_docker(image, build_command())
     results = []
     for chosen in choose_stages(config, stage):
+        if config.entry is None and (step := finished_step(output / chosen.name, chosen.max_steps)):
+            results.append(_finished(output / chosen.name))
+            console.print(
+                f"{chosen.name}: already finished, {step:,}/{chosen.max_steps:,} steps; model in "
+                f"{results[-1].model}. Remove {output / chosen.name} to train it again",
+                soft_wrap=True,
+                markup=False,
+            )
+            continue
+        finished = output / chosen.name / FINISHED_NAME
+        finished.unlink(missing_ok=True)
         count = nodes or default_nodes(chosen)
         per_process = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
         console.print(
-            f"{chosen.name}: emulating {count} of {chosen.instances} nodes, {processes} processes "
-            f"each; effective batch {per_process * count * processes} here"
+            f"{chosen.name}: emulating {count} of {_count(chosen.instances, 'node')}, "
+            f"{_count(processes, 'process')} each; effective batch "
+            f"{per_process * count * processes} here"
         )
-        folders = run_stage(
-            config,
-            chosen,
-            bundle,
-            base=base,
-            nodes=count,
-            processes=processes,
-            output=output,
-            image=image,
-            console=console,
-        )
+        try:
+            folders = run_stage(
+                config,
+                chosen,
+                bundle,
+                base=base,
+                nodes=count,
+                processes=processes,
+                output=output,
+                image=image,
+                console=console,
+            )
+        except KeyboardInterrupt:
+            _print_stopped(output / chosen.name, console)
+            raise
+        write_atomic(finished, f"{chosen.max_steps}\n".encode())
         model = folders.model if has_model(folders) else None
         results.append(LocalStage(chosen.name, model, folders.checkpoints, folders.log))
         console.print(_result_line(chosen.name, folders, config.entry), soft_wrap=True)
     return tuple(results)
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def _finished(folder: Path) -> LocalStage:
+    return LocalStage(folder.name, final_model(folder), folder / "checkpoints", folder / LOG_NAME)
+
+
+def _print_stopped(folder: Path, console: Console) -> None:
+    """Print the step of the last checkpoint, from which the stage resumes."""
+    stored = local_checkpoints(folder / "checkpoints")
+    if stored.name is None:
+        line = f"{folder.name}: stopped before its first checkpoint"
+    else:
+        checkpoint = folder / "checkpoints" / stored.name
+        line = f"{folder.name}: stopped at step {stored.step:,}; checkpoint in {checkpoint}"
+    console.print(line, soft_wrap=True, markup=False)
+    if (command := LocalRunFolder(folder.parent).command) is not None:
+        console.print(f"To resume: {command}", soft_wrap=True, markup=False)
 
 
 def _result_line(stage: str, folders: LocalFolders, entry: str | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.estimate import Purchase, hourly_price
@@ -9,9 +11,13 @@ from sm_train.cost.instances import instance_type
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.bundle.bundle import LARGE_BYTES
+from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.placeholders import find_placeholders
+from sm_train.toolkit.submit.changes import Changes
+from sm_train.toolkit.submit.planned_job import RunPlan
 from sm_train.toolkit.submit.relocation import relocation_rows
 from sm_train.toolkit.submit.submission import Submission
 from sm_train.toolkit.terminal.formatting import (
@@ -22,28 +28,32 @@ from sm_train.toolkit.terminal.formatting import (
     format_usd,
     format_usd_range,
 )
+from sm_train.toolkit.terminal.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+
+_COLUMNS = ("stage", "cluster", "GPUs", "batch", "max_steps", "it/s", "time", "cost", "range")
+_MAX_VALUE = 60
+"""Characters of a changed value; longer ones are cut."""
 
 
-def show_plan(submission: Submission, console: Console) -> None:
-    """Print the plan, at most 100 columns wide on a wide terminal."""
+def show_plan(plan: RunPlan, console: Console) -> None:
+    """Print the plan of the whole run and what starts now, at most 100 columns wide."""
+    submission = plan.submission
     console.print(f"\n[bold]Plan for {submission.config.name}[/] in {submission.region}\n")
-    console.print(_stage_table(submission))
-    for stage in submission.stages:
-        launch = submission.launches[stage.name]
-        console.print(f"  {stage.name} starts by {launch.route}: {launch.reason}")
+    console.print(_stage_table(plan))
     console.print()
-    for label, value in _details(submission):
-        console.print(f"  {label:<12} {value}", markup=False)
+    console.print(_two_columns((*_starts_now(plan), *_details(submission))))
     for line in warnings(submission):
         console.print(f"\n[bold]Warning[/] {line}")
-    unknown = unknowns(submission)
-    if unknown:
-        console.print("\n[bold]Unknown[/]")
-        for line in unknown:
-            console.print(f"  - {line}", markup=False)
+    missing = not_measured(plan)
+    if missing:
+        console.print("\n[bold]Not measured[/]")
+        console.print(_two_columns(("-", line) for line in missing))
+    for line in _changes(plan.changes):
+        console.print(line, markup=False)
     console.print()
 
 
@@ -51,49 +61,80 @@ def _distribution(config: RunConfig) -> str:
     return "ShardedByS3Key" if config.train_sharded else "FullyReplicated"
 
 
-def _stage_table(submission: Submission) -> Any:
+def _stage_table(plan: RunPlan) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for name in (
-        "stage",
-        "cluster",
-        "GPUs",
-        "batch",
-        "max_steps",
-        "it/s",
-        "days",
-        "cost",
-        "range",
-    ):
+    for name in _COLUMNS:
         table.add_column(name, justify="left" if name in ("stage", "cluster") else "right")
-    document = as_document(submission.cost)
-    for stage, priced in zip(submission.stages, document["stages"], strict=True):
+    document = as_document(plan.whole)
+    for stage, priced in zip(plan.submission.config.stages, document["stages"], strict=True):
         gpus = instance_type(priced["instance_type"]).accelerators
+        firm = priced["throughput_basis"] in FIRM or priced["steps_per_second"] is None
         table.add_row(
             stage.name,
             f"{priced['instances']} × {priced['instance_type']}",
             str(priced["instances"] * gpus),
             str(priced["effective_batch_size"]),
             f"{stage.max_steps:,}",
-            format_number(priced["steps_per_second"]),
+            ("" if firm else "~") + format_number(priced["steps_per_second"]),
             format_days(priced["billable_seconds"]),
             format_usd(priced["cost_usd"]),
             format_usd_range(priced),
+            style="bold" if stage.name == plan.stage.name else None,
         )
     total = document["total"]
-    table.add_row(
-        "[bold]total[/]",
-        "",
-        "",
-        "",
-        "",
-        "",
-        format_days(total["wall_seconds"]),
-        format_total_usd(total),
-        format_usd_range(total),
-    )
+    days, cost = format_days(total["wall_seconds"]), format_total_usd(total)
+    table.add_row("total", "", "", "", "", "", days, cost, format_usd_range(total), style="bold")
     return table
+
+
+def _two_columns(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return labels with values that wrap below themselves, not below the labels."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(f"  {label}", Text(printable(value)))
+    return table
+
+
+def _starts_now(plan: RunPlan) -> Iterator[tuple[str, str]]:
+    """Yield what this submission starts, at what cost, and how each of its stages is launched."""
+    now, whole = (as_document(cost)["total"] for cost in (plan.cost, plan.whole))
+    steps = f" at step {plan.from_step:,} of {plan.stage.max_steps:,}" if plan.from_step else ""
+    of_run = "" if now == whole else f" of {format_total_usd(whole)}"
+    yield "starts now", f"{plan.stage.name}{steps}, {format_total_usd(now)}{of_run}"
+    for stage in plan.submission.stages:
+        launch = plan.submission.launches[stage.name]
+        yield "launch", f"{stage.name} by {launch.route}: {launch.reason}"
+
+
+def _changes(changes: Changes | None) -> Iterator[str]:
+    """Yield what has changed since the run's last submitted job."""
+    if changes is None:
+        return
+    job = f"{changes.job} ({changes.created:%Y-%m-%d %H:%M})"
+    if not changes.keys:
+        yield f"\nNo changes since {job}"
+        return
+    yield f"\nChanges since {job}"
+    width = max(len(one.key) for one in changes.keys)
+    for one in changes.keys:
+        yield f"  {one.key:<{width}}  {_format_value(one.before)} → {_format_value(one.after)}"
+
+
+def _format_value(value: Any) -> str:
+    """Format a value of the run file as YAML does; a section or list by its size if it is long."""
+    if value is None:
+        return "not set"
+    if isinstance(value, str):
+        return value
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}…"
 
 
 def _details(submission: Submission) -> list[tuple[str, str]]:
@@ -141,27 +182,32 @@ def _alternative_rows(submission: Submission) -> list[tuple[str, str]]:
 
 def warnings(submission: Submission) -> list[str]:
     """Return what is unusual about the submission, though it may be intended."""
+    lines = [
+        f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}: submit refuses it"
+        for one in find_placeholders(submission.config)
+    ]
     size = len(submission.bundle.archive)
     if size <= LARGE_BYTES:
-        return []
+        return lines
     largest = max(submission.bundle.files, key=lambda file: file.bytes)
     return [
+        *lines,
         f"the bundle has {size / 1e6:.0f} MB, and every instance downloads it at every start; its "
         f"largest file is {largest.path} ({largest.bytes / 1e6:.0f} MB): exclude what the job does "
-        "not need in .smtrainignore, or provide data through channels"
+        "not need in .smtrainignore, or provide data through channels",
     ]
 
 
-def unknowns(submission: Submission) -> list[str]:
-    """Return the values that the plan does not know, each with its fix."""
+def not_measured(plan: RunPlan) -> list[str]:
+    """Return the values that the plan estimates or does not know, each with its fix."""
     lines = []
-    if submission.requests[0]["RoleArn"] == ROLE_NOT_SET:
+    if plan.submission.requests[0]["RoleArn"] == ROLE_NOT_SET:
         lines.append("role: not in the run file; submit requires it")
-    for stage in as_document(submission.cost)["stages"]:
+    for stage in as_document(plan.whole)["stages"]:
         if stage["throughput_basis"] not in FIRM:
             lines.append(
-                f"time and cost of {stage['name']}: its it/s was not measured "
-                f"({stage['throughput_basis']}); measure it and write steps_per_second"
+                f"it/s of {stage['name']}: estimated ({stage['throughput_basis']}), and with it "
+                "its time and cost; measure it and set steps_per_second"
             )
         if stage["price_per_instance_hour_usd"] is None:
             lines.append(f"price of {stage['instance_type']}: no published training price")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_train.toolkit.costing.run_price import estimate_remaining
+import click
+from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
 from sm_train.toolkit.costing.worst_case import remaining_alternative_costs
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.stage_state import current
 from sm_train.toolkit.runs.resolve import ResolvedRun, stages_without_logs
+from sm_train.toolkit.submit.planned_job import next_start
 from sm_train.toolkit.submit.relocation import launch_where_last
 from sm_train.toolkit.submit.replicate import replicate_inputs
 from sm_train.toolkit.submit.start_job import resolve_job_name, start_next_job
@@ -17,7 +19,6 @@ from sm_train.toolkit.submit.submit import (
     check_budget,
     confirm,
     describe_start,
-    next_start,
     report_alarms,
     report_started,
 )
@@ -59,14 +60,16 @@ def resume_recorded(
     stages = stages_without_logs(session, run)
     start = next_start(run.name, stages, chosen, cause="resume", auto_advance=auto_advance)
     launch = resolve_job_name(session, launch_where_last(run, stages, start))
-    check_budget(run.config, run.region)
+    for line in check_budget(run.config, run.region):
+        click.echo(f"warning: {line}", err=True)
     if not yes:
         [relocated] = choose_stages(launch.config, stage)
         cost = estimate_remaining(
             launch.config, launch.region, relocated, start.from_step, stated=run.config
         )
         alternatives = remaining_alternative_costs(run.config, run.region, stage, start.from_step)
-        confirm(describe_start(chosen, start), cost, alternatives)
+        whole = estimate_run(run.config, run.region)
+        confirm(describe_start(chosen, start), cost, whole, alternatives)
     with bytes_bar(f"copying to {launch.region}") as progress:
         replicate_inputs(session, launch.request, launch.region, stages, progress)
     name = start_next_job(session, launch)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 from sm_train.cost.estimate import Estimate
+from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.alarms.alarms import sync_alarms
-from sm_train.toolkit.aws.errors import translate_aws_errors
-from sm_train.toolkit.aws.session import open_session
-from sm_train.toolkit.costing.history import History, history_uri, read_history
-from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
+from sm_train.toolkit.aws.console import training_job_url
+from sm_train.toolkit.aws.session import open_session, open_session_if_possible
+from sm_train.toolkit.costing.history import History
+from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.worst_case import (
     PricedCluster,
     alternative_costs,
@@ -27,23 +26,27 @@ from sm_train.toolkit.costing.worst_case import (
     total,
     up_to_suffix,
 )
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.jobs.launch_record import JobNameClaim
-from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.errors import AccessError, ExitCode, UserError
+from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.resolve import ResolvedRun, stages_without_logs
 from sm_train.toolkit.submit.plan_view import show_plan
-from sm_train.toolkit.submit.relocation import (
-    job_launch,
-    require_run_buckets,
-    require_run_data,
-    stage_relocated_code,
+from sm_train.toolkit.submit.planned_job import (
+    RunPlan,
+    changes_of,
+    plan_job,
+    plan_offline,
+    start_planned,
 )
-from sm_train.toolkit.submit.replicate import replicate_inputs
-from sm_train.toolkit.submit.start_job import resolve_job_name, with_attempt
-from sm_train.toolkit.submit.submission import Submission, launch_record
-from sm_train.toolkit.submit.training_data import require_components
-from sm_train.toolkit.terminal.console import bytes_bar, stderr_console, write_json
+from sm_train.toolkit.submit.relocation import require_run_buckets
+from sm_train.toolkit.submit.submission import Submission
+from sm_train.toolkit.terminal.console import (
+    bytes_bar,
+    messages_are_hidden,
+    note,
+    stderr_console,
+    write_json,
+)
 from sm_train.toolkit.terminal.formatting import format_total_usd, format_usd
 
 if TYPE_CHECKING:
@@ -68,59 +71,55 @@ def submit(
         UserError: the stage is running or done already, something is missing, the user did not
             confirm, or AWS returns an error.
     """
-    from sm_train.estimators.sdk.model_trainer import create_training_job
-
     config, region, stage = submission.config, submission.region, submission.stages[0]
-    session, bucket = session_for_jobs(config, profile, region)
-    require_run_data(session, config, region, stage.name)
-    require_components(session, config)
-    run = ResolvedRun(
-        config.name, region, bucket, config, launch_record(submission, submission.requests[0])
-    )
-    stages = stages_without_logs(session, run)
-    start = next_start(run.name, stages, stage, cause=cause, auto_advance=auto_advance)
-    start = resolve_job_name(session, job_launch(run, start)).start
-    history = _history(session, config, region)
-    cost = estimate_remaining(config, region, stage, start.from_step, history)
+    try:
+        session, bucket = session_for_jobs(config, profile, region)
+    except AccessError:
+        if with_plan:  # of the whole run: checkpoints are unknown without an account
+            show_plan(plan_offline(submission), stderr_console())
+        raise
+    planned = plan_job(submission, session, bucket, cause=cause, auto_advance=auto_advance)
+    _warn(planned.warnings)
     if with_plan:
-        show_plan(replace(submission, cost=cost), stderr_console())
-    check_budget(config, region, history)
+        show_plan(planned.plan, stderr_console())
+    _warn(check_budget(config, region, planned.history))
     if not yes:
         alternatives = remaining_alternative_costs(
-            config, region, stage.name, start.from_step, history
+            config, region, stage.name, planned.start.from_step, planned.history
         )
-        confirm(describe_start(stage, start), cost, alternatives)
-    request = submission.requests[0]
-    if start.attempt > 1 or start.from_step or auto_advance:
-        request = with_attempt(request, config.name, start)
+        action = describe_start(stage, planned.start)
+        confirm(action, planned.plan.cost, planned.plan.whole, alternatives)
     with bytes_bar(f"copying to {region}") as progress:
-        replicate_inputs(session, request, region, stages, progress)
-
-    name, claims = request["TrainingJobName"], ExitStack()
-
-    def record_and_claim(sent: TrainingRequest) -> None:
-        """Called with the staged code's location, just before the job is created."""
-        stage_relocated_code(session, config, submission.bundle, sent)
-        record = launch_record(submission, sent)
-        claims.enter_context(JobNameClaim(session, bucket, name, record))
-
-    with claims, translate_aws_errors("CreateTrainingJob"):
-        create_training_job(
-            request,
-            submission.bundle,
-            boto_session=session,
-            bucket=bucket,
-            before_send=record_and_claim,
-        )
+        name = start_planned(planned, progress)
     report_started(name, region, stage.name, as_json=as_json)
     report_alarms(session, config, region)
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not auto_advance:
         next_stage = config.stages[following].name
-        click.echo(
-            f"After it has ended: sm-train resume {config.name} --stage {next_stage}", err=True
-        )
-    click.echo(f"To follow it: sm-train watch {config.name}", err=True)
+        note(f"To start {next_stage} after it: sm-train resume {config.name} --stage {next_stage}")
+    note(f"To follow it: sm-train watch {config.name}")
+
+
+def dry_run(submission: Submission, profile: str | None) -> RunPlan:
+    """Return the plan, compared with the last submitted job if this machine has credentials.
+
+    Without credentials in the environment or in a profile, nothing is sent.
+    """
+    plan = plan_offline(submission)
+    session = open_session_if_possible(profile, submission.region)
+    if session is None:
+        return plan
+    bucket = staging_bucket(submission.config, submission.region)
+    try:
+        return replace(plan, changes=changes_of(session, bucket, submission))
+    except UserError as error:
+        _warn([f"not compared with the last job: {error}"])
+        return plan
+
+
+def _warn(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(f"warning: {line}", err=True)
 
 
 def session_for_jobs(
@@ -136,88 +135,86 @@ def session_for_jobs(
             "role: not set; write role: arn:aws:iam::ACCOUNT:role/NAME in the run file",
             ExitCode.PERMISSION,
         )
+    require_own_values(config)
+    require_extra("aws", "sagemaker", purpose="a job's start")
     session = open_session(profile, region)
     require_run_buckets(session, config, region)
     return session, staging_bucket(config, region)
 
 
-def next_start(
-    run: str, stages: Sequence[StageState], stage: StageSection, *, cause: str, auto_advance: bool
-) -> StartJob:
-    """Return the start of the stage's next job.
+def require_own_values(config: RunConfig) -> None:
+    """Refuse a run file that still holds accounts or buckets of documentation.
 
     Raises:
-        UserError: a job of the stage is live, or the stage is done.
+        UserError: it does; one line for each.
     """
-    [state] = [one for one in stages if one.name == stage.name]
-    job = state.job
-    if job is not None and job.live:
-        raise UserError(
-            f"{stage.name}: {job.name} is {job.status}; a stage has one job at a time: `sm-train "
-            f"status {run}` shows it, `sm-train stop {run}` ends it"
-        )
-    if state.state == "done":
-        raise UserError(
-            f"{stage.name}: is done; choose another with --stage, raise its max_steps, or give "
-            "the run another name"
-        )
-    attempt = job.attempt + 1 if job else 1
-    return StartJob(stage.name, attempt, state.resumes_from, cause, "", auto_advance)
+    found = find_placeholders(config)
+    if found:
+        lines = [f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}" for one in found]
+        raise UserError("\n".join(lines))
 
 
-def check_budget(config: RunConfig, region: str, history: History | None = None) -> None:
-    """Compare the whole run's expected cost with its budget; warn, or stop as the run file says.
+def check_budget(config: RunConfig, region: str, history: History | None = None) -> list[str]:
+    """Compare the whole run's expected cost with its budget; return warnings.
 
     Raises:
-        UserError: the run costs more, and the run file says to stop then.
+        UserError: the run costs more, and the run file says to stop then (exit 7).
     """
     if config.budget is None:
-        return
+        return []
+    limit = config.budget.usd
     expected = total(estimate_run(config, region, history=history))
-    if expected["cost_at_least_usd"] <= config.budget.usd:
-        if expected["cost_usd"] is None:
-            click.echo(
-                f"warning: budget.usd: {format_usd(config.budget.usd)} cannot be enforced: a price "
-                f"or a speed is unknown; the run costs {format_total_usd(expected)}",
-                err=True,
-            )
-        _warn_worst_case(config, config.budget.usd, region, history)
-        return
-    message = (
-        f"budget.usd: the run costs {format_total_usd(expected)}, "
-        f"more than {format_usd(config.budget.usd)}"
-    )
-    if config.budget.on_exceed == "stop":
-        raise UserError(f"{message}; raise it or shorten the run", ExitCode.OVER_BUDGET)
-    click.echo(f"warning: {message}", err=True)
+    if expected["cost_at_least_usd"] > limit:
+        message = (
+            f"budget.usd: the run costs {format_total_usd(expected)}, more than {format_usd(limit)}"
+        )
+        if config.budget.on_exceed == "stop":
+            raise UserError(f"{message}; raise it or shorten the run", ExitCode.OVER_BUDGET)
+        return [message]
+    unknown = []
+    if expected["cost_usd"] is None:
+        unknown = [
+            f"budget.usd: {format_usd(limit)} cannot be enforced: a price or a speed is unknown; "
+            f"the run costs {format_total_usd(expected)}"
+        ]
+    return [*unknown, *_worst_case_warnings(config, limit, region, history)]
 
 
-def _warn_worst_case(
+def _worst_case_warnings(
     config: RunConfig, budget_usd: float, region: str, history: History | None
-) -> None:
+) -> list[str]:
     """Warn if the run is within its budget, but not on the most expensive cluster it may get."""
     worst = most_expensive(alternative_costs(config, region, history))
     if worst is None:
-        return
+        return []
     cluster, cost = worst
-    if total(cost)["cost_at_least_usd"] > budget_usd:
-        instance_type = cluster.config.cluster.instance_type
-        click.echo(
-            f"warning: budget.usd: on {instance_type} in {cluster.region} ({cluster.key}) the run "
-            f"would cost {format_total_usd(total(cost))}, more than {format_usd(budget_usd)}",
-            err=True,
-        )
+    if total(cost)["cost_at_least_usd"] <= budget_usd:
+        return []
+    instance_type = cluster.config.cluster.instance_type
+    return [
+        f"budget.usd: on {instance_type} in {cluster.region} ({cluster.key}) the run "
+        f"would cost {format_total_usd(total(cost))}, more than {format_usd(budget_usd)}"
+    ]
 
 
-def confirm(action: str, cost: Estimate, alternatives: list[PricedCluster]) -> None:
-    """Ask before money is spent; ``alternatives`` is the cost on other clusters the job may get.
+def confirm(
+    action: str, cost: Estimate, whole: Estimate, alternatives: list[PricedCluster]
+) -> None:
+    """Ask before money is spent on ``cost``, which is a part of the ``whole`` run's.
+
+    ``alternatives`` is the cost on other clusters that the job may get.
 
     Raises:
         UserError: the user did not confirm.
     """
+    amount, of_run = _amount(cost), _amount(whole)
+    suffix = "" if total(cost) == total(whole) else f" of {of_run}"
+    ask(f"{action}, {amount}{suffix}{up_to_suffix(cost, alternatives)}?")
+
+
+def _amount(cost: Estimate) -> str:
     expected = total(cost)
-    amount = "an unknown price" if not expected["cost_at_least_usd"] else format_total_usd(expected)
-    ask(f"{action} for {amount}{up_to_suffix(cost, alternatives)}?")
+    return format_total_usd(expected) if expected["cost_at_least_usd"] else "an unknown price"
 
 
 def ask(question: str) -> None:
@@ -237,21 +234,22 @@ def ask(question: str) -> None:
 
 
 def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None:
-    """Print the name of the started job and its page in the console."""
+    """Print the name of the started job and its page in the console; with `--quiet` the name only,
+    as the result.
+    """
     if as_json:
         write_json({"training_job_name": name, "region": region, "stage": stage})
-    click.echo(f"Started {name}", err=True)
-    click.echo(
-        f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}",
-        err=True,
-    )
+    elif messages_are_hidden():
+        click.echo(name)
+    note(f"Started {name}")
+    note(training_job_url(region, name))
 
 
 def report_alarms(session: boto3.Session, config: RunConfig, region: str) -> None:
     """Update the run's alarms, if it has any, to its live job."""
     message = sync_alarms(session, config, region)
     if message is not None:
-        click.echo(message, err=True)
+        note(message)
 
 
 def describe_start(stage: StageSection, start: StartJob) -> str:
@@ -259,12 +257,3 @@ def describe_start(stage: StageSection, start: StartJob) -> str:
     if not start.from_step:
         return f"Start {stage.name}"
     return f"Resume {stage.name} at step {start.from_step:,} of {stage.max_steps:,}"
-
-
-def _history(session: boto3.Session, config: RunConfig, region: str) -> History | None:
-    """Return the measurements of the run's finished jobs; None, with a warning, if unreadable."""
-    try:
-        return read_history(session, history_uri(config, region))
-    except UserError as error:
-        click.echo(f"warning: estimated without the run's history: {error}", err=True)
-        return None

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.terminal.printable import printable
+from sm_train.toolkit.terminal.text_table import terminal_width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,9 +25,34 @@ def write_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
-def stderr_console() -> Console:
-    """Return the console for messages: standard error."""
-    return _console(stderr=True)
+def hide_messages() -> None:
+    """Print results, warnings and errors only from now on (`--quiet`)."""
+    global _messages_hidden
+    _messages_hidden = True
+
+
+def messages_are_hidden() -> bool:
+    """Return whether `--quiet` was given."""
+    return _messages_hidden
+
+
+_messages_hidden = False
+
+
+def note(text: str) -> None:
+    """Print a message for the user on standard error, unless `--quiet` was given."""
+    if not _messages_hidden:
+        sys.stderr.write(f"{printable(text)}\n")
+
+
+def stderr_console(*, shows_results: bool = False) -> Console:
+    """Return the console for messages and progress: standard error, silent with `--quiet`.
+
+    A command whose results or warnings are on standard error prints them with ``shows_results``.
+    """
+    console = _console(stderr=True)
+    console.quiet = _messages_hidden and not shows_results
+    return console
 
 
 def stdout_console() -> Console:
@@ -74,9 +100,10 @@ def bytes_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _console(*, stderr: bool) -> Console:
-    """Return a console: colors only on a terminal without NO_COLOR, otherwise 100 columns."""
+    """Return a console: colors only on a terminal without NO_COLOR; elsewhere COLUMNS, or 100."""
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return _console_class()(stderr=stderr, highlight=False, width=None if terminal else 100)
+    width = None if terminal else terminal_width()
+    return _console_class()(stderr=stderr, highlight=False, width=width)
 
 
 @cache

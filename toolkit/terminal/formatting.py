@@ -21,18 +21,18 @@ def parse_duration(option: str, text: str) -> float:
 
 
 def format_days(seconds: float | None) -> str:
-    """Format as days with one decimal; below a day as hours, minutes or seconds with the unit."""
+    """Format as days with one decimal; below a day as hours, minutes or seconds."""
     if seconds is None:
         return "unknown"
     if seconds >= 86400:
-        return f"{seconds / 86400:.1f}"
+        return f"{seconds / 86400:.1f} days"
     if seconds >= 3600:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def format_duration(seconds: float) -> str:
-    """Format like :func:`format_days`, always with the unit."""
+    """Format like :func:`format_days`, with three significant digits."""
     return f"{seconds / 86400:.3g} days" if seconds >= 86400 else format_days(seconds)
 
 

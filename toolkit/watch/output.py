@@ -157,7 +157,7 @@ class JsonWatchView:
         print_json(self._session, result)
 
     def poll_failed(self, error: UserError, seconds: float) -> None:
-        _print_error(stderr_console(), error, seconds)
+        _print_error(stderr_console(shows_results=True), error, seconds)
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.checkpointing.sharded_tensors import (
@@ -16,6 +17,39 @@ from sm_train.entrypoints.checkpointing.sharded_tensors import (
     partition_by_size,
     save_shards,
 )
+
+
+def test_the_library_reads_every_type_and_layout(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    tensors = {
+        "a bool": torch.tensor([True, False, True]),
+        "b half": torch.arange(5, dtype=torch.bfloat16),
+        "c long": torch.tensor(7),
+        "d empty": torch.empty(0, 3),
+        "e transposed": counting([3, 4]).T,
+        "f byte": torch.arange(3, dtype=torch.uint8),
+        "g eight bits": torch.ones(3, dtype=torch.float8_e4m3fn),
+    }
+    path = tmp_path / "x.safetensors"
+    digest = save_shards(path, {ShardSpec(name): tensor for name, tensor in tensors.items()})
+    assert digest == blake3(path.read_bytes()).hexdigest()
+    read = load_file(path)
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype
+        assert torch.equal(read[name].float(), tensor.float()), name
+
+
+def test_a_longer_file_is_overwritten_in_place(tmp_path: Path) -> None:
+    path, fresh = tmp_path / "x", tmp_path / "fresh"
+    save_shards(path, {ShardSpec("t"): torch.ones(10_000)})
+    inode = path.stat().st_ino
+    shards = {ShardSpec("t", (3,)): torch.zeros(10)}
+    assert save_shards(path, shards) == save_shards(fresh, shards)
+    assert path.read_bytes() == fresh.read_bytes()
+    assert path.stat().st_ino == inode
+
 
 SHAPES = st.lists(st.integers(1, 7), max_size=3)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sm_train.entrypoints.common.job_config import JobConfigError, read_job_config
+from sm_train.estimators.bundle.job_configs import job_configs
 
 from tests.support.run_documents import config, job_document, write_job_file
 
@@ -39,3 +41,12 @@ def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
     expected = read_job_config(path, "256px")
     path.write_text(json.dumps(document))
     assert read_job_config(path, "256px") == expected
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "targets": ["to_q"]}])
+def test_optional_sections_are_read_as_they_were_written(
+    tmp_path: Path, lora: dict[str, Any] | None
+) -> None:
+    settings = config(model={"preset": "sd2", "lora": lora}, trackers=["tensorboard"])
+    [expected] = job_configs(settings).values()
+    assert read_job_config(write_job_file(tmp_path, settings), "256px") == expected

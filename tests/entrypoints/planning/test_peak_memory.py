@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sm_train.entrypoints.common.job_config import LoraConfig
 from sm_train.entrypoints.planning.memory import plan_preset
 
 from tests.support.deadline import DEADLINE
@@ -20,7 +21,8 @@ NODE = 8
 
 
 def planned_bytes(run: FakeRun) -> int:
-    plan = plan_preset(run.preset, run.resolution, precision="bf16")
+    lora = LoraConfig(run.lora_rank, 1.0, None, 0.0) if run.lora_rank else None
+    plan = plan_preset(run.preset, run.resolution, precision="bf16", lora=lora)
     fixed = plan.fixed_bytes(
         ema=True,
         optimizer="adamw",
@@ -42,6 +44,9 @@ def planned_bytes(run: FakeRun) -> int:
         FakeRun("sd2", 512, 16, gradient_accumulation_steps=2),
         FakeRun("sdxl", 1024, 4, gradient_accumulation_steps=2, activation_checkpointing=True),
         FakeRun("mmdit-8b", 512, 4, sharding="full_shard", world_size=128),
+        FakeRun("mmdit-8b", 512, 4, lora_rank=16),
+        FakeRun("sd2", 512, 16, gradient_accumulation_steps=2, lora_rank=64),
+        FakeRun("mmdit-8b", 512, 4, sharding="full_shard", world_size=128, lora_rank=16),
         FakeRun(
             "mmdit-20b",
             1024,
@@ -51,7 +56,7 @@ def planned_bytes(run: FakeRun) -> int:
             world_size=128,
         ),
     ],
-    ids=lambda run: f"{run.preset} {run.resolution}px",
+    ids=lambda run: f"{run.preset} {run.resolution}px {run.sharding} {run.lora_rank}",
 )
 def test_peak_of_a_stage_is_planned_within_ten_percent(run: FakeRun) -> None:
     [report] = run_on_fake_gpu([replace(run, track_memory=True)], timeout=8 * DEADLINE).reports

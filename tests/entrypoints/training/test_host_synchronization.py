@@ -24,8 +24,12 @@ SMALL = {
         "tiny-mmdit", 64, 2, 2, steps=STEPS, activation_checkpointing=True
     ),
     "precomputed latents": FakeRun("tiny-mmdit", 64, 2, steps=STEPS, latents=True),
+    "an adapter": FakeRun("tiny-sdxl", 64, 2, 2, steps=STEPS, lora_rank=4),
     "DDP": FakeRun("tiny-mmdit", 64, 2, 2, steps=STEPS, world_size=128),
     "FSDP2": FakeRun("tiny-mmdit", 64, 2, 2, STEPS, "full_shard", world_size=128),
+    "FSDP2 of an adapter": FakeRun(
+        "tiny-mmdit", 64, 2, 2, STEPS, "full_shard", world_size=128, lora_rank=4
+    ),
 }
 PRESETS = {
     "sd2": FakeRun("sd2", 512, 16),

@@ -65,10 +65,10 @@ def test_file_list_matches_the_archive() -> None:
 
 
 def test_run_file_is_complete_except_for_local_folders() -> None:
-    run = config(data={"uri": "s3://my-bucket/shards/", "local": "/home/someone/shards"})
+    run = config(data={"uri": "s3://ai-bucket/shards/", "local": "/home/someone/shards"})
     archive = build_bundle(run, "2.13.0").archive
     document = json.loads(unpack(archive)["run.json"])
-    without_local = config(data={"uri": "s3://my-bucket/shards/"})
+    without_local = config(data={"uri": "s3://ai-bucket/shards/"})
     assert RunConfig.model_validate(document) == without_local
     assert "local" not in document["data"]
     assert b"/home/someone" not in archive
@@ -108,7 +108,7 @@ def test_jobs_receive_the_stated_or_the_predicted_speed() -> None:
 def test_job_config_has_every_value_of_its_section() -> None:
     """A field of the same name has the same value on both ends."""
     run = config(
-        data={"uri": "s3://my-bucket/shards/", "crop": "random", "captions": {"txt": 2}},
+        data={"uri": "s3://ai-bucket/shards/", "crop": "random", "captions": {"txt": 2}},
         training={"seed": 7, "warmup_steps": 3, "ema_start": 5, "log_every": 11},
     )
     job = job_configs(run)["256px"]

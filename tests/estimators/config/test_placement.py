@@ -23,7 +23,7 @@ from sm_train.toolkit.submit.relocation import placement_request
 from tests.support.run_documents import ECR, PLAN, config, run, runs, stage
 from tests.support.service_model import request_errors
 
-WEST = {"region": "us-west-2", "buckets": {"my-bucket": "west"}}
+WEST = {"region": "us-west-2", "buckets": {"ai-bucket": "west"}}
 BUNDLE = build_bundle(config(), None)
 P5 = {"instance_type": "ml.p5.48xlarge"}
 
@@ -57,7 +57,7 @@ def fallbacks(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
             document["model"].get("components"),
             *(channel["uri"] for channel in document["channels"].values()),
         ]
-        buckets = {"my-bucket", *(uri.split("/")[2] for uri in uris if uri)}
+        buckets = {"ai-bucket", *(uri.split("/")[2] for uri in uris if uri)}
         fallback |= {
             "region": "us-west-2",
             "buckets": {name: f"{name}-west" for name in buckets},
@@ -96,7 +96,7 @@ def test_valid_fallback_keeps_the_batch_and_uses_regional_resources(data: st.Dat
                 if channel["ChannelName"] not in ("code", "sm_drivers")
             ]
             assert all(uri.split("/")[2].endswith("-west") for uri in uris)
-            assert "my-bucket-west" in text
+            assert "ai-bucket-west" in text
 
 
 def test_gradient_accumulation_adapts_to_the_micro_batch() -> None:
@@ -140,7 +140,7 @@ def test_each_possible_instance_type_is_a_placement() -> None:
     ("fallback", "changes", "message"),
     [
         ({}, {}, "recovery.fallbacks[0]: {}: changes nothing"),
-        ({"region": "us-west-2"}, {}, "recovery.fallbacks[0].buckets: lacks my-bucket"),
+        ({"region": "us-west-2"}, {}, "recovery.fallbacks[0].buckets: lacks ai-bucket"),
         (WEST, {"region": None}, "recovery.fallbacks[0].region: needs region in the run file"),
         (
             WEST,
@@ -149,10 +149,10 @@ def test_each_possible_instance_type_is_a_placement() -> None:
         ),
         (
             WEST,
-            {"output_kms_key": "arn:aws:kms:us-east-1:111122223333:key/1"},
-            "output_kms_key arn:aws:kms:us-east-1:111122223333:key/1 is a key of one region",
+            {"output_kms_key": "arn:aws:kms:us-east-1:210987654321:key/1"},
+            "output_kms_key arn:aws:kms:us-east-1:210987654321:key/1 is a key of one region",
         ),
-        ({"buckets": {"my-bucket": "west"}}, {}, "fallbacks[0].buckets: needs region"),
+        ({"buckets": {"ai-bucket": "west"}}, {}, "fallbacks[0].buckets: needs region"),
         ({"instance_type": "ml.p9"}, {}, "recovery.fallbacks[0].instance_type"),
         (
             P5 | {"stages": {"256px": {"instances": 3}}},

@@ -25,7 +25,7 @@ from sm_train.estimators.request.metrics import metric_definitions
 from tests.support.run_documents import config, monitored_jobs, runs, stage
 from tests.support.service_model import field_errors
 
-TOPIC = "arn:aws:sns:us-east-1:111122223333:team"
+TOPIC = "arn:aws:sns:us-east-1:210987654321:team"
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -116,7 +116,7 @@ def send_request(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, *, cluster: dict[str, Any], **changes: Any
 ) -> tuple[Any, Bundle]:
     """Submit a job; return the request as it was sent, and the bundle that it stages."""
-    aws.make_bucket("my-bucket")
+    aws.make_bucket("ai-bucket")
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
     run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster, **changes)
@@ -129,7 +129,7 @@ def send_request(
         now=datetime(2026, 11, 20),
     )
     session = aws_session()
-    create_training_job(request, bundle, boto_session=session, bucket="my-bucket")
+    create_training_job(request, bundle, boto_session=session, bucket="ai-bucket")
     [sent] = aws.bodies("CreateTrainingJob")
     return sent, bundle
 

@@ -75,10 +75,10 @@ _LENGTHS = (0, 1, 13, 32, 33, 63, 64, 65, 128, 129, 255, 256, 257, 512, 513, 990
 _TEXTS = [
     *("a" * length for length in _LENGTHS),
     *(f"s3://user/{'a' * length}/" for length in _LENGTHS),
-    *(f"arn:aws:iam::111122223333:role/{'a' * length}" for length in _LENGTHS),
+    *(f"arn:aws:iam::210987654321:role/{'a' * length}" for length in _LENGTHS),
     *(f"s3://user/{'a' * length}/b/" for length in _LENGTHS),
     *(f"{PLAN}{'a' * length}" for length in _LENGTHS),
-    "arn:aws:sagemaker:r:111122223333:training-plan/a",
+    "arn:aws:sagemaker:r:210987654321:training-plan/a",
     *(f"arn:aws:iam::{digits}:role/{name}" for digits in ("1" * 11, "١" * 12) for name in "aé"),
     *("a b", "a/b", "a:b", "a_b", "-a", "a-", "..", "é", "a\n", "a\tb", "a'b", "\x00", "aws:a"),
     *("sg-1", "2.3.0", "٢.٣", "us-east-1", "us-east-٢", "alias/own", "train", "arn:aws:kms:a.b"),
@@ -141,26 +141,26 @@ def test_each_channel_has_its_distribution_and_input_mode() -> None:
     """Only the training shards are split: an instance needs all of everything else."""
     run = config(
         stages=[stage("a", max_steps=300), stage("b", optimizer_state="keep")],
-        data={"uri": "s3://my-bucket/shards/", "validation": "s3://my-bucket/held-out/"},
-        model={"preset": "sd2", "components": "s3://my-bucket/components/"},
+        data={"uri": "s3://ai-bucket/shards/", "validation": "s3://ai-bucket/held-out/"},
+        model={"preset": "sd2", "components": "s3://ai-bucket/components/"},
         cluster={"instance_type": "ml.p5.48xlarge"},
         channels={
-            "masks": {"uri": "s3://my-bucket/masks/", "mode": "File", "sharded": True},
-            "labels": {"uri": "s3://my-bucket/labels/"},
+            "masks": {"uri": "s3://ai-bucket/masks/", "mode": "File", "sharded": True},
+            "labels": {"uri": "s3://ai-bucket/labels/"},
         },
     )
-    staged = "s3://my-bucket/demo/code/b-20261120120000/input"
-    checkpoints = "s3://my-bucket/demo/checkpoints/a"
+    staged = "s3://ai-bucket/demo/code/b-20261120120000/input"
+    checkpoints = "s3://ai-bucket/demo/checkpoints/a"
     _, request = requests(run)
     assert channel_modes(request) == {
-        "train": ("s3://my-bucket/shards/", SHARDED, "FastFile"),
-        "index": ("s3://my-bucket/index.parquet", REPLICATED, "File"),
-        "validation": ("s3://my-bucket/held-out/", REPLICATED, "FastFile"),
-        "model": ("s3://my-bucket/components/", REPLICATED, "File"),
+        "train": ("s3://ai-bucket/shards/", SHARDED, "FastFile"),
+        "index": ("s3://ai-bucket/index.parquet", REPLICATED, "File"),
+        "validation": ("s3://ai-bucket/held-out/", REPLICATED, "FastFile"),
+        "model": ("s3://ai-bucket/components/", REPLICATED, "File"),
         "previous": (f"{checkpoints}/final/", REPLICATED, "File"),
         "previous_state": (f"{checkpoints}/step-00000300/", REPLICATED, "File"),
-        "masks": ("s3://my-bucket/masks/", SHARDED, "File"),
-        "labels": ("s3://my-bucket/labels/", REPLICATED, "FastFile"),
+        "masks": ("s3://ai-bucket/masks/", SHARDED, "File"),
+        "labels": ("s3://ai-bucket/labels/", REPLICATED, "FastFile"),
         "code": (f"{staged}/code/sourcedir.tar.gz", REPLICATED, "File"),
         "sm_drivers": (f"{staged}/sm_drivers/", REPLICATED, "File"),
     }
@@ -172,7 +172,7 @@ def test_job_has_retries_and_a_checkpoint_location() -> None:
     [request] = requests(config(cluster={"instance_type": "ml.p5.48xlarge", "retries": 7}))
     assert request["RetryStrategy"] == {"MaximumRetryAttempts": 7}
     assert request["CheckpointConfig"] == {
-        "S3Uri": "s3://my-bucket/demo/checkpoints/256px/",
+        "S3Uri": "s3://ai-bucket/demo/checkpoints/256px/",
         "LocalPath": "/opt/ml/checkpoints",
     }
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 5 * 86400}
@@ -185,12 +185,12 @@ def test_folders_end_with_a_slash_and_objects_do_not(slash: str) -> None:
     """
     run = config(
         stages=[stage("a"), stage("b", optimizer_state="keep")],
-        data={"uri": f"s3://my-bucket/shards{slash}", "validation": f"s3://my-bucket/v1.5{slash}"},
-        model={"preset": "sd2", "components": f"s3://my-bucket{slash}"},
+        data={"uri": f"s3://ai-bucket/shards{slash}", "validation": f"s3://ai-bucket/v1.5{slash}"},
+        model={"preset": "sd2", "components": f"s3://ai-bucket{slash}"},
         cluster={"instance_type": "ml.p5.48xlarge"},
         channels={
-            "masks": {"uri": f"s3://my-bucket/masks{slash}"},
-            "words": {"uri": "s3://my-bucket/words.v2/words.txt"},
+            "masks": {"uri": f"s3://ai-bucket/masks{slash}"},
+            "words": {"uri": "s3://ai-bucket/words.v2/words.txt"},
             "bucket": {"uri": f"s3://own.images.org{slash}"},
         },
     )
@@ -198,7 +198,7 @@ def test_folders_end_with_a_slash_and_objects_do_not(slash: str) -> None:
     uris = {name: uri for name, (uri, _, _) in channel_modes(request).items()}
     objects = {"index", "words", "code"}
     assert {name for name, uri in uris.items() if not uri.endswith("/")} == objects
-    assert uris["words"] == "s3://my-bucket/words.v2/words.txt"
+    assert uris["words"] == "s3://ai-bucket/words.v2/words.txt"
     assert not any(uri.endswith("//") for uri in uris.values())
     assert request["CheckpointConfig"]["S3Uri"].endswith("/checkpoints/b/")
 
@@ -218,7 +218,7 @@ def test_later_stage_starts_from_the_previous_final_model() -> None:
     first, second = requests(config(stages=[stage("a"), stage("b")]))
     assert "previous" not in channels(first)
     source = channels(second)["previous"]["DataSource"]["S3DataSource"]
-    assert source["S3Uri"] == "s3://my-bucket/demo/checkpoints/a/final/"
+    assert source["S3Uri"] == "s3://ai-bucket/demo/checkpoints/a/final/"
     assert source["S3DataDistributionType"] == "FullyReplicated"
     assert "previous_state" not in channels(second)
 
@@ -228,7 +228,7 @@ def test_stage_that_needs_state_gets_the_last_checkpoint(settings: dict[str, str
     stages = [stage("a", max_steps=300), stage("b", **settings)]
     _, second = requests(config(stages=stages))
     source = channels(second)["previous_state"]["DataSource"]["S3DataSource"]
-    assert source["S3Uri"] == "s3://my-bucket/demo/checkpoints/a/step-00000300/"
+    assert source["S3Uri"] == "s3://ai-bucket/demo/checkpoints/a/step-00000300/"
 
 
 def test_channel_names_are_valid_shell_variables() -> None:
@@ -351,7 +351,7 @@ def test_isolated_smddp_reads_its_code_from_a_channel() -> None:
     assert hyperparameter(request, "sagemaker_submit_directory") == archive
     assert "sm_drivers" not in channels(request)
     assert code_uri(request) == (
-        "s3://my-bucket/demo/code/256px-20261120120000/input/code/sourcedir.tar.gz"
+        "s3://ai-bucket/demo/code/256px-20261120120000/input/code/sourcedir.tar.gz"
     )
 
 

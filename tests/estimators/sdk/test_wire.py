@@ -63,11 +63,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "every-channel": {
         "cluster": P5,
         "stages": [stage("a"), stage("b", optimizer_state="keep")],
-        "data": {"uri": "s3://my-bucket/shards", "validation": "s3://my-bucket/held-out/"},
-        "model": {"preset": "sd2", "components": "s3://my-bucket/components/"},
+        "data": {"uri": "s3://ai-bucket/shards", "validation": "s3://ai-bucket/held-out/"},
+        "model": {"preset": "sd2", "components": "s3://ai-bucket/components/"},
         "channels": {
-            "masks": {"uri": "s3://my-bucket/masks/", "sharded": True},
-            "words": {"uri": "s3://my-bucket/words/", "mode": "File"},
+            "masks": {"uri": "s3://ai-bucket/masks/", "sharded": True},
+            "words": {"uri": "s3://ai-bucket/words/", "mode": "File"},
         },
     },
 }
@@ -91,13 +91,13 @@ def _request(run: RunConfig) -> TrainingRequest:
 def test_sdk_sends_the_displayed_request(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    aws.make_bucket("my-bucket")
+    aws.make_bucket("ai-bucket")
     for variable, value in aws.environment.items():
         monkeypatch.setenv(variable, value)
     run = config(**{"tags": {"team": "imaging"}} | RUNS[name])
     request, bundle = _request(run), build_bundle(run, framework_version(run))
     session = aws_session()
-    create_training_job(request, bundle, boto_session=session, bucket="my-bucket")
+    create_training_job(request, bundle, boto_session=session, bucket="ai-bucket")
     [sent] = aws.bodies("CreateTrainingJob")
     assert without_timestamps(sent) == without_timestamps(request)
     assert request_errors(sent) == []
@@ -112,6 +112,6 @@ def test_sdk_sends_the_displayed_request(
         if channel["ChannelName"] == "sm_drivers"
     ] or [None]
     if drivers is not None:
-        key = f"{drivers.removeprefix('s3://my-bucket/')}sm_train.sh"
-        script = aws.client("s3").get_object(Bucket="my-bucket", Key=key)["Body"].read().decode()
+        key = f"{drivers.removeprefix('s3://ai-bucket/')}sm_train.sh"
+        script = aws.client("s3").get_object(Bucket="ai-bucket", Key=key)["Body"].read().decode()
         assert "entrypoints.launch train.py\n" in script

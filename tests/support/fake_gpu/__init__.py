@@ -11,11 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import pytest
 
+from tests.support.capabilities import link_optional_package
 from tests.support.deadline import DEADLINE
 
 
@@ -23,8 +26,8 @@ from tests.support.deadline import DEADLINE
 class FakeRun:
     """A run of ``steps`` optimizer steps, seen from rank 0 of ``world_size``, 8 to a node.
 
-    ``latents`` feeds precomputed latents instead of images. With ``track_memory`` the report has
-    ``peak_bytes``.
+    ``latents`` feeds precomputed latents instead of images. ``lora_rank`` is that of an adapter, 0
+    to train all weights. With ``track_memory`` the report has ``peak_bytes``.
     """
 
     preset: str
@@ -37,6 +40,7 @@ class FakeRun:
     world_size: int = 1
     latents: bool = False
     track_memory: bool = False
+    lora_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,15 +93,20 @@ def run_on_fake_gpu(runs: Sequence[FakeRun], timeout: float = DEADLINE) -> FakeG
         pytest.skip("a fake CUDA device needs g++")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("ACCELERATE_USE_CPU", None)
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.support.fake_gpu.program"],
-        input=json.dumps([asdict(run) for run in runs]),
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=timeout,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as packages:
+        if any(run.lora_rank for run in runs):
+            link_optional_package("peft", Path(packages))
+        path = (packages, environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        finished = subprocess.run(
+            [sys.executable, "-m", "tests.support.fake_gpu.program"],
+            input=json.dumps([asdict(run) for run in runs]),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=timeout,
+            check=False,
+        )
     assert finished.returncode == 0, finished.stderr[-4000:]
     result = json.loads(finished.stdout.splitlines()[-1])
     reports = [

@@ -36,7 +36,7 @@ class _FsdpMemTracker(_PeakOnly, FSDPMemTracker):
 
 
 class _MemTracker(_PeakOnly, MemTracker):
-    """PyTorch's tracker, extended for frozen modules and for several calls of an encoder (2.13)."""
+    """PyTorch's tracker, extended for frozen weights and for several calls of an encoder (2.13)."""
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
         name = self._mod_tracker.get_known_fqn(module)
@@ -48,8 +48,17 @@ class _MemTracker(_PeakOnly, MemTracker):
     def _track_module_params_and_buffers(
         self, module: nn.Module, install_grad_hooks: bool = True
     ) -> tuple[int, int]:
-        trained = any(parameter.requires_grad for parameter in module.parameters())
-        return super()._track_module_params_and_buffers(module, install_grad_hooks and trained)
+        for parameter in module.parameters():
+            if not parameter.requires_grad:
+                # The tracker installs no hooks where there are some.
+                self._param_to_grad_hook_handles.setdefault(parameter, (_NoHook(), _NoHook()))
+        return super()._track_module_params_and_buffers(module, install_grad_hooks)
+
+
+class _NoHook:
+    """The handle of a hook on a parameter that has no gradient."""
+
+    def remove(self) -> None: ...
 
 
 class MemoryTracker:

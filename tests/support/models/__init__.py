@@ -32,6 +32,7 @@ def record(**changes: Any) -> TrainingRecord:
         "bundle": "b1",
         "commit": None,
         "prompts": ("a grey of 3",),
+        "base_model": None,
     }
     return TrainingRecord(**(values | changes))
 

@@ -15,7 +15,7 @@ from tests.support.run_documents import config, monitored_jobs
 from tests.toolkit.runs.test_run_lifecycle import FIRST, SECOND, Laptop
 
 OTHER_ALARM = "sm-train/demo-2--256px-0001/heartbeat"
-TOPIC = "arn:aws:sns:us-east-1:123456789012:team"
+TOPIC = "arn:aws:sns:us-east-1:345678901234:team"
 KINDS = ("disk", "gpu", "heartbeat", "stall")
 SERVICES = ["cloudwatch.amazonaws.com", "events.amazonaws.com"]
 
@@ -130,7 +130,7 @@ def test_email_gets_a_topic_that_is_deleted_with_the_alarms(
     error = laptop("alarms", "demo", "--yes", code=2).stderr
     assert "demo: no topic to notify; write alerts.sns_topic in the run file, or pass" in error
     created = laptop.json("alarms", "demo", "--email", "team@example.com", "--yes")
-    sns, topic = aws.client("sns"), "arn:aws:sns:us-east-1:123456789012:sm-train-alarms-demo"
+    sns, topic = aws.client("sns"), "arn:aws:sns:us-east-1:345678901234:sm-train-alarms-demo"
     assert created["topic"] == topic
     policy = json.loads(sns.get_topic_attributes(TopicArn=topic)["Attributes"]["Policy"])
     assert [statement["Principal"]["Service"] for statement in policy["Statement"]] == SERVICES
@@ -169,7 +169,7 @@ def test_invalid_options_fail_without_calling_aws(
 
 
 def test_errors_are_one_line_and_nothing_is_created(laptop: Laptop) -> None:
-    topics = "arn:aws:sns:{}:123456789012:{}".format
+    topics = "arn:aws:sns:{}:345678901234:{}".format
     for topic, code, message in (
         (topics("eu-west-1", "team"), 3, "is in eu-west-1 and the run in us-east-1"),
         (topics("us-east-1", "gone"), 2, "gone: does not exist"),
@@ -202,7 +202,7 @@ def test_errors_are_one_line_and_nothing_is_created(laptop: Laptop) -> None:
                 "Effect": "Allow",
                 "Principal": {"AWS": "*"},
                 "Action": ["SNS:Publish"],
-                "Condition": {"StringEquals": {"AWS:SourceOwner": "123456789012"}},
+                "Condition": {"StringEquals": {"AWS:SourceOwner": "345678901234"}},
             },
             SERVICES[1:],
         ),

@@ -20,18 +20,18 @@ SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet":
 def test_bucket_of_another_account_is_rejected_with_one_line(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
-    aws.bucket_owners["my-bucket"] = OTHER
+    aws.make_bucket("ai-bucket", **SHARDS)
+    aws.bucket_owners["ai-bucket"] = OTHER
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 4
     line = one_line(result.stderr)
-    assert "bucket my-bucket: AWS returned AccessDenied" in line
-    assert "account 123456789012 does not own the bucket" in line
+    assert "bucket ai-bucket: AWS returned AccessDenied" in line
+    assert "account 345678901234 does not own the bucket" in line
     assert "bucket_owners" in line
     assert aws.bodies("CreateTrainingJob") == []
     checked = cli("check", tmp_path / "run.yaml", network="loopback", env=aws.environment)
-    assert "if it is not account 123456789012" in " ".join(checked.stderr.split())
-    stored = aws.client("s3").list_objects_v2(Bucket="my-bucket")["Contents"]
+    assert "if it is not account 345678901234" in " ".join(checked.stderr.split())
+    stored = aws.client("s3").list_objects_v2(Bucket="ai-bucket")["Contents"]
     assert {entry["Key"] for entry in stored} == SHARDS.keys(), "nothing was uploaded"
 
 
@@ -40,9 +40,9 @@ def test_run_file_names_the_owner_of_a_shared_bucket(
     cli: Cli, aws: Aws, tmp_path: Path, owner: str
 ) -> None:
     """Also by the run's name alone: the job's tag and its record name the owner."""
-    aws.make_bucket("my-bucket", **SHARDS)
-    aws.bucket_owners["my-bucket"] = OTHER
-    run = write_run(tmp_path, bucket_owners={"my-bucket": owner})
+    aws.make_bucket("ai-bucket", **SHARDS)
+    aws.bucket_owners["ai-bucket"] = OTHER
+    run = write_run(tmp_path, bucket_owners={"ai-bucket": owner})
     options = {"network": "loopback", "env": aws.environment}
     submitted = cli("submit", run, "--yes", **options)
     aws.without_owner.clear()  # `any` names none
@@ -96,20 +96,20 @@ def test_transfers_in_parts_expect_both_owners(
 
 def test_a_request_without_an_owner_fails_the_test_that_sends_it(aws: Aws) -> None:
     """The ``aws`` fixture requires that this list is empty."""
-    aws.make_bucket("my-bucket")
+    aws.make_bucket("ai-bucket")
     session = boto3.Session("testing", "testing", region_name="us-east-1")
     s3 = session.client("s3", endpoint_url=aws.url)
-    s3.put_object(Bucket="my-bucket", Key="a", Body=b"x")
+    s3.put_object(Bucket="ai-bucket", Key="a", Body=b"x")
     s3.copy_object(
-        Bucket="my-bucket",
+        Bucket="ai-bucket",
         Key="b",
-        CopySource="my-bucket/a",
-        ExpectedBucketOwner="123456789012",  # but none for the source
+        CopySource="ai-bucket/a",
+        ExpectedBucketOwner="345678901234",  # but none for the source
     )
-    s3.list_objects_v2(Bucket="my-bucket")
+    s3.list_objects_v2(Bucket="ai-bucket")
     assert aws.without_owner == [
-        "PUT my-bucket/a?",
-        "PUT my-bucket/b?",
-        "GET my-bucket?list-type=2&encoding-type=url",
+        "PUT ai-bucket/a?",
+        "PUT ai-bucket/b?",
+        "GET ai-bucket?list-type=2&encoding-type=url",
     ]
     aws.without_owner.clear()

@@ -81,7 +81,7 @@ def test_latents_cannot_be_augmented(
     data: dict[str, Any], resolution: int, found: list[tuple[str, str, str]]
 ) -> None:
     shards = Shards("data", "s3://b/p/", np.array([3 * GB]), None, resolution)
-    run = config(data={"uri": "s3://my-bucket/shards/"} | data)
+    run = config(data={"uri": "s3://ai-bucket/shards/"} | data)
     findings = augmentation_findings(shards, run)
     assert [(one.level, one.code, one.where) for one in findings] == found
 
@@ -97,6 +97,12 @@ def test_idle_instances_are_charged_their_share_of_training() -> None:
     assert (idle.level, idle.where) == ("error", "stages[0].instances")
     assert f"1 of them idle but billed, ${training_usd() / 4:,.2f} of its training" in idle.message
     assert "shared-shards" not in found
+
+
+def test_order_of_samples_is_reported_once_for_a_sharded_channel() -> None:
+    found = shards_checked([3 * GB] * 4)["order-depends-on-ranks"]
+    assert (found.level, found.where) == ("info", "data.sharded")
+    assert "data.sharded: false" in found.fix
 
 
 def test_idle_instances_cost_usd_per_day_without_measured_speed() -> None:
@@ -202,7 +208,7 @@ def test_expensive_checkpoint_interval_names_a_better_one() -> None:
 
 # ------------------------------------------------------------------ the container
 
-CUSTOM_IMAGE = "111122223333.dkr.ecr.eu-west-1.amazonaws.com/team/own:1.2"
+CUSTOM_IMAGE = "210987654321.dkr.ecr.eu-west-1.amazonaws.com/team/own:1.2"
 
 
 def images(today: date = date(2026, 11, 22), **cluster: Any) -> dict[str, Finding]:
@@ -220,7 +226,7 @@ def test_image_of_another_region_is_an_error() -> None:
 def test_parses_ecr_address() -> None:
     image = ecr_image(CUSTOM_IMAGE + "@sha256:" + "0" * 64)
     assert image is not None
-    assert (image.account, image.repository, image.tag) == ("111122223333", "team/own", "1.2")
+    assert (image.account, image.repository, image.tag) == ("210987654321", "team/own", "1.2")
     assert image.digest == "sha256:" + "0" * 64
     assert ecr_image("pytorch/pytorch:latest") is None
 
@@ -356,10 +362,10 @@ def allow(**changes: Any) -> dict[str, Any]:
         ([allow()], True),
         ([allow(Principal={"Service": ["lambda.amazonaws.com", "sagemaker.amazonaws.com"]})], True),
         ([allow(Principal={"Service": "lambda.amazonaws.com"})], False),
-        ([allow(Principal={"AWS": "arn:aws:iam::111122223333:root"})], False),
+        ([allow(Principal={"AWS": "arn:aws:iam::210987654321:root"})], False),
         ([allow(Action=["sts:TagSession"])], False),
         ([allow(Action=["sts:TagSession", "sts:*"])], True),
-        ([allow(Condition={"StringEquals": {"aws:SourceAccount": "111122223333"}})], True),
+        ([allow(Condition={"StringEquals": {"aws:SourceAccount": "210987654321"}})], True),
         ([allow(), allow(Effect="Deny")], False),
         ([], False),
     ],

@@ -27,13 +27,14 @@ def findings(cli: Cli, run: Path, code: int, *more: str, **options: Any) -> dict
 
 def run_with_local_shards(tmp_path: Path, shards: int, **changes: Any) -> Path:
     write_shards(tmp_path / "shards", shards=shards, each=2)
-    data = {"uri": "s3://my-bucket/shards/", "local": "shards"}
+    data = {"uri": "s3://ai-bucket/shards/", "local": "shards"}
     return write_run(tmp_path, data=data, **changes)
 
 
 def test_valid_run_is_ok(cli: Cli, tmp_path: Path) -> None:
     assert findings(cli, run_with_local_shards(tmp_path, 4), 0, "--offline") == {
         "smddp-tradeoff": "info",
+        "order-depends-on-ranks": "info",
         "shared-shards": "info",
         "small-shards": "info",
     }

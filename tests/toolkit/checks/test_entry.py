@@ -11,7 +11,7 @@ from tests.support.run_documents import config, stage
 
 RESUMES = ["--data", "{channel.train}", "--resume", "{resume}"]
 OWN = {"code": ".", "entry": "own.py", "entry_args": RESUMES}
-DATA = {"uri": "s3://my-bucket/shards/"}
+DATA = {"uri": "s3://ai-bucket/shards/"}
 MASKS = {"masks": {"uri": "s3://own/masks/"}}
 
 

@@ -20,7 +20,7 @@ from tests.support.run_documents import ECR, config
 from tests.support.run_files import write_run
 
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
-ROLE = "arn:aws:iam::111122223333:role/sm-train"
+ROLE = "arn:aws:iam::210987654321:role/sm-train"
 
 # Actions that no command of this test calls, and what needs them.
 NOT_RECORDED = {
@@ -64,8 +64,8 @@ def allowed(policy: Any, action: str, resource: str, prefix: str | None = None) 
     return None
 
 
-_LOG_GROUP = "arn:aws:logs:us-east-1:111122223333:log-group:/aws/sagemaker/TrainingJobs:*"
-_ALARM = "arn:aws:cloudwatch:us-east-1:111122223333:alarm:"
+_LOG_GROUP = "arn:aws:logs:us-east-1:210987654321:log-group:/aws/sagemaker/TrainingJobs:*"
+_ALARM = "arn:aws:cloudwatch:us-east-1:210987654321:alarm:"
 _OTHER_SERVICES = {
     "ListServiceQuotas": ("servicequotas:ListServiceQuotas", "*"),
     "DescribeLogStreams": ("logs:DescribeLogStreams", _LOG_GROUP),
@@ -73,7 +73,7 @@ _OTHER_SERVICES = {
     "GetMetricData": ("cloudwatch:GetMetricData", "*"),
     "DescribeAlarms": ("cloudwatch:DescribeAlarms", "*"),
 } | {
-    operation: (f"events:{operation}", "arn:aws:events:us-east-1:111122223333:rule/sm-train-Demo")
+    operation: (f"events:{operation}", "arn:aws:events:us-east-1:210987654321:rule/sm-train-Demo")
     for operation in (
         "DescribeRule",
         "ListTagsForResource",
@@ -89,7 +89,7 @@ _OTHER_SERVICES = {
 
 def calls(aws: Aws) -> Iterator[tuple[str, str] | tuple[str, str, str]]:
     """Yield the action, the resource and the prefix that IAM checks for every recorded call."""
-    job = "arn:aws:sagemaker:us-east-1:111122223333:training-job/"
+    job = "arn:aws:sagemaker:us-east-1:210987654321:training-job/"
     for operation, body in aws.calls:
         name = body.get("TrainingJobName", "").lower()
         if operation in _OTHER_SERVICES:
@@ -125,7 +125,7 @@ def calls(aws: Aws) -> Iterator[tuple[str, str] | tuple[str, str, str]]:
 
 
 def test_laptop_policy_equals_what_commands_call(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket")
+    aws.make_bucket("ai-bucket")
     aws.make_bucket("their-bucket", **SHARDS)
     topic = aws.client("sns").create_topic(Name="team")["TopicArn"]
     run = write_run(
@@ -174,15 +174,15 @@ def test_laptop_policy_equals_what_commands_call(cli: Cli, aws: Aws, tmp_path: P
 
 def test_other_runs_are_not_allowed() -> None:
     laptop = policies(config(), "us-east-1", ECR)["laptop"]
-    jobs = "arn:aws:sagemaker:us-east-1:111122223333:training-job/"
+    jobs = "arn:aws:sagemaker:us-east-1:210987654321:training-job/"
     assert allowed(laptop, "sagemaker:StopTrainingJob", f"{jobs}demo-256px-1") == "ManageJobs"
     for action, resource in (
         ("sagemaker:StopTrainingJob", f"{jobs}other-256px-1"),
-        ("s3:PutObject", "arn:aws:s3:::my-bucket/shards/0.tar"),
+        ("s3:PutObject", "arn:aws:s3:::ai-bucket/shards/0.tar"),
         ("s3:GetObject", "arn:aws:s3:::other/demo/x"),
-        ("iam:PassRole", "arn:aws:iam::111122223333:role/admin"),
-        ("s3:DeleteObject", "arn:aws:s3:::my-bucket/demo/x"),
-        ("s3:ListBucket", "arn:aws:s3:::my-bucket"),
+        ("iam:PassRole", "arn:aws:iam::210987654321:role/admin"),
+        ("s3:DeleteObject", "arn:aws:s3:::ai-bucket/demo/x"),
+        ("s3:ListBucket", "arn:aws:s3:::ai-bucket"),
         (
             "logs:GetLogEvents",
             f"{_LOG_GROUP.removesuffix(':*')}:log-stream:other-256px-1/algo-1-1",
@@ -194,17 +194,17 @@ def test_other_runs_are_not_allowed() -> None:
 @pytest.mark.parametrize("name", ["laptop", "job", "watch"])
 def test_buckets_are_listed_below_the_run_and_its_inputs_only(name: str) -> None:
     run = config(
-        data={"uri": "s3://my-bucket/shards/"},
+        data={"uri": "s3://ai-bucket/shards/"},
         model={"preset": "sd2", "components": "s3://models.own/sd2/"},
     )
     policy = policies(run, "us-east-1", ECR)[name]
     for bucket, prefix, is_allowed in (
-        ("my-bucket", "demo/", True),
-        ("my-bucket", "demo/checkpoints/256px/", True),
-        ("my-bucket", "shards/", True),
-        ("my-bucket", "", False),
-        ("my-bucket", "demo-2/", False),
-        ("my-bucket", "other/", False),
+        ("ai-bucket", "demo/", True),
+        ("ai-bucket", "demo/checkpoints/256px/", True),
+        ("ai-bucket", "shards/", True),
+        ("ai-bucket", "", False),
+        ("ai-bucket", "demo-2/", False),
+        ("ai-bucket", "other/", False),
         ("models.own", "sd2/vae/", True),
         ("models.own", "demo/", False),
     ):
@@ -223,21 +223,21 @@ def test_function_of_watch_may_touch_its_runs_only(cli: Cli, tmp_path: Path) -> 
     function = template["Resources"]["Watcher"]["Properties"]
     assert function["Environment"]["Variables"]["SM_TRAIN_RUNS"] == "Demo,other"
     [policy] = function["Policies"]
-    jobs = "arn:aws:sagemaker:us-east-1:111122223333:training-job/"
+    jobs = "arn:aws:sagemaker:us-east-1:210987654321:training-job/"
     for action, resource, is_allowed in (
         ("sagemaker:StopTrainingJob", f"{jobs}demo-256px-1", True),
         ("sagemaker:StopTrainingJob", f"{jobs}other-256px-1", True),
         ("sagemaker:StopTrainingJob", f"{jobs}third-256px-1", False),
-        ("s3:PutObject", "arn:aws:s3:::my-bucket/other/claims/a", True),
-        ("s3:PutObject", "arn:aws:s3:::my-bucket/third/claims/a", False),
+        ("s3:PutObject", "arn:aws:s3:::ai-bucket/other/claims/a", True),
+        ("s3:PutObject", "arn:aws:s3:::ai-bucket/third/claims/a", False),
         ("iam:PassRole", ROLE, True),
-        ("iam:PassRole", "arn:aws:iam::111122223333:role/admin", False),
+        ("iam:PassRole", "arn:aws:iam::210987654321:role/admin", False),
         ("iam:GetRole", ROLE, False),
-        ("sns:DeleteTopic", "arn:aws:sns:us-east-1:111122223333:sm-train-alarms-Demo", False),
+        ("sns:DeleteTopic", "arn:aws:sns:us-east-1:210987654321:sm-train-alarms-Demo", False),
     ):
         assert (allowed(policy, action, resource) is not None) == is_allowed, (action, resource)
     for prefix, is_allowed in (("Demo/", True), ("other/", True), ("third/", False)):
-        sid = allowed(policy, "s3:ListBucket", "arn:aws:s3:::my-bucket", prefix)
+        sid = allowed(policy, "s3:ListBucket", "arn:aws:s3:::ai-bucket", prefix)
         assert (sid is not None) == is_allowed, prefix
 
 
@@ -266,14 +266,14 @@ def test_job_reads_its_channels_and_writes_below_its_run() -> None:
         "models/sd2/vae/a",
         "masks/a/b",
         "whole/a",
-        "my-bucket/demo/checkpoints/256px/a",
+        "ai-bucket/demo/checkpoints/256px/a",
     ):
         assert allowed(job, "s3:GetObject", f"arn:aws:s3:::{path}") == "Read", path
-    assert allowed(job, "s3:PutObject", "arn:aws:s3:::my-bucket/demo/output/a") == "Write"
+    assert allowed(job, "s3:PutObject", "arn:aws:s3:::ai-bucket/demo/output/a") == "Write"
     assert allowed(job, "s3:PutObject", "arn:aws:s3:::data/shards/0.tar") is None
-    assert allowed(job, "s3:GetObject", "arn:aws:s3:::my-bucket/other/a") is None
+    assert allowed(job, "s3:GetObject", "arn:aws:s3:::ai-bucket/other/a") is None
     assert allowed(job, "s3:GetObject", "arn:aws:s3:::whole-other/a") is None
-    image = "arn:aws:ecr:us-east-1:111122223333:repository/own"
+    image = "arn:aws:ecr:us-east-1:210987654321:repository/own"
     assert allowed(job, "ecr:BatchGetImage", image) == "PullImage"
     assert allowed(job, "ec2:CreateNetworkInterface", "*") is None
 
@@ -282,23 +282,23 @@ def test_fallbacks_extend_the_policies_to_their_regions_only() -> None:
     run = config(
         cluster={"instance_type": "ml.p5.48xlarge", "image": ECR},
         alerts={"slack_secret": "slack/webhook"},
-        recovery={"fallbacks": [{"region": "us-west-2", "buckets": {"my-bucket": "west"}}]},
+        recovery={"fallbacks": [{"region": "us-west-2", "buckets": {"ai-bucket": "west"}}]},
     )
     documents = policies(run, "us-east-1", ECR)
     laptop, job = documents["laptop"], documents["job"]
-    west_job = "arn:aws:sagemaker:us-west-2:111122223333:training-job/demo-256px-1"
+    west_job = "arn:aws:sagemaker:us-west-2:210987654321:training-job/demo-256px-1"
     assert allowed(laptop, "sagemaker:CreateTrainingJob", west_job) == "ManageJobs"
     europe_job = west_job.replace("us-west-2", "eu-west-1")
     assert allowed(laptop, "sagemaker:CreateTrainingJob", europe_job) is None
-    for key in ("west/demo/checkpoints/256px/a", "my-bucket/demo/jobs/a"):
+    for key in ("west/demo/checkpoints/256px/a", "ai-bucket/demo/jobs/a"):
         for action in ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"):
             assert allowed(laptop, action, f"arn:aws:s3:::{key}"), (action, key)
     assert allowed(job, "s3:GetObject", "arn:aws:s3:::west/shards/0.tar") == "Read"
-    image = "arn:aws:ecr:us-west-2:111122223333:repository/own"
+    image = "arn:aws:ecr:us-west-2:210987654321:repository/own"
     assert allowed(job, "ecr:BatchGetImage", image) == "PullImage"
-    secret = "arn:aws:secretsmanager:us-west-2:111122223333:secret:slack/webhook-??????"
+    secret = "arn:aws:secretsmanager:us-west-2:210987654321:secret:slack/webhook-??????"
     assert allowed(job, "secretsmanager:GetSecretValue", secret) == "ReadSecrets"
-    objects = "arn:aws:s3:::my-bucket/demo/x"
+    objects = "arn:aws:s3:::ai-bucket/demo/x"
     without_fallbacks = policies(config(), "us-east-1", ECR)["laptop"]
     assert allowed(without_fallbacks, "s3:AbortMultipartUpload", objects) is None
 
@@ -329,13 +329,13 @@ def test_fallbacks_extend_the_policies_to_their_regions_only() -> None:
         (
             {
                 "trackers": {
-                    "mlflow": {"uri": "arn:aws:sagemaker:us-east-1:111122223333:mlflow-app/a"}
+                    "mlflow": {"uri": "arn:aws:sagemaker:us-east-1:210987654321:mlflow-app/a"}
                 }
             },
             "sagemaker-mlflow:LogBatch",
         ),
         (
-            {"alerts": {"sns_topic": "arn:aws:sns:us-east-1:111122223333:sm-train"}},
+            {"alerts": {"sns_topic": "arn:aws:sns:us-east-1:210987654321:sm-train"}},
             "sns:Publish",
         ),
     ],

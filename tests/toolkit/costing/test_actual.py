@@ -19,14 +19,14 @@ from tests.support.finished_jobs import (
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
-HISTORY = "s3://my-bucket/demo/cost/history.json"
+HISTORY = "s3://ai-bucket/demo/cost/history.json"
 
 
 @pytest.fixture
 def finished(cli: Cli, aws: Aws, tmp_path: Path) -> Path:
     """A run with one job that was billed 1,000 s on 4 × ml.p4de.24xlarge."""
     shards = {f"shards/{number}.tar": b"x" for number in range(8)}
-    aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
+    aws.make_bucket("ai-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path)
     put_log_events(aws, submit_run(cli, aws, run), training_events())
     aws.response_filters["DescribeTrainingJob"] = job_ended(1000)
@@ -90,7 +90,7 @@ def test_next_estimate_uses_the_stored_history(
     assert after["stages"][0]["breakdown_usd"]["start_up"] == pytest.approx(start_up)
     assert any("400 s billed per stage (measured over 1 job" in x for x in after["assumptions"])
     # The same from a file, with no network.
-    content = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
+    content = aws.client("s3").get_object(Bucket="ai-bucket", Key="demo/cost/history.json")
     (tmp_path / "history.json").write_bytes(content["Body"].read())
     offline = json.loads(cli("cost", finished, "--history", "history.json", "--json").stdout)
     assert offline["total"] == after["total"]
@@ -112,7 +112,7 @@ def test_only_infrastructure_failures_count_in_the_history(
     )
     document = actual(cli, aws, finished)
     assert [job["status"] for job in document["jobs"]] == ["Failed"]
-    history = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
+    history = aws.client("s3").get_object(Bucket="ai-bucket", Key="demo/cost/history.json")
     assert json.loads(history["Body"].read())["observed"]["failures"] == failures
 
 
@@ -120,7 +120,7 @@ def test_jobs_with_ambiguous_names_belong_to_the_run_that_tagged_them(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
     shards = {f"shards/{number}.tar": b"x" for number in range(8)}
-    aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
+    aws.make_bucket("ai-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path, stages=[stage("x-256px"), stage("256px")])
     submit_run(cli, aws, run)
     # demo, x-256px and demo-x, 256px: with one hyphen between them their jobs had one name.
@@ -140,7 +140,7 @@ def test_job_without_events_is_billed_with_unknown_breakdown(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
     shards = {f"shards/{number}.tar": b"x" for number in range(8)}
-    aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
+    aws.make_bucket("ai-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path)
     submit_run(cli, aws, run)
     aws.response_filters["DescribeTrainingJob"] = job_ended(3600, "A status of the future")
@@ -221,7 +221,7 @@ def test_measured_job_sets_the_speed_of_another_stage(
 def test_missing_job_or_history_is_a_one_line_error(
     cli: Cli, aws: Aws, tmp_path: Path, arguments: list[str], code: int, expected: str
 ) -> None:
-    aws.make_bucket("my-bucket")
+    aws.make_bucket("ai-bucket")
     run = write_run(tmp_path)
     result = cli("cost", run, *arguments, network="loopback", env=aws.environment)
     assert result.returncode == code

@@ -357,7 +357,10 @@ MISTAKES = {
         "'ml.p6' is not a known training instance type",
     ),
     "no such file": ([*CLUSTER, "--measured", "no.log", "--steps", "5"], "--measured: no.log"),
-    "no such assumption": ([*CLUSTER, "--assume", "x=1"], "--assume: 'x=1' is not NAME=VALUE"),
+    "no such assumption": (
+        [*CLUSTER, "--assume", "x=1"],
+        "--assume: 'x' is not a figure",
+    ),
     "no figure": ([*CLUSTER, "--assume", "start_up_seconds=a"], "'a' must be a number"),
     "negative figure": ([*CLUSTER, "--assume", "start_up_seconds=-1"], "start_up_seconds: -1.0"),
     "no such price file": (

@@ -60,7 +60,7 @@ class Training:
 
     def start(self, job: str) -> None:
         if self.fails_to_start:
-            reason = "AlgorithmError: s3://my-bucket/demo: no such file, role 111122223333"
+            reason = "AlgorithmError: s3://ai-bucket/demo: no such file, role 210987654321"
             self.sagemaker.set_status(job, "Failed", reason=reason)
             return
         first = job.endswith("0001")
@@ -83,7 +83,7 @@ class Training:
             return
         self._log(job, "end", step=step + 20, reason="done")
         key = f"{run_of(job)}/output/{job}/output/model/unet/x.safetensors"
-        self.aws.client("s3").put_object(Bucket="my-bucket", Key=key, Body=b"x")
+        self.aws.client("s3").put_object(Bucket="ai-bucket", Key=key, Body=b"x")
         self.sagemaker.set_status(job, "Completed")
 
     def stop(self, job: str) -> None:
@@ -106,7 +106,7 @@ def run_of(job: str) -> str:
 
 @pytest.fixture
 def training(aws: Aws) -> Training:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     return Training(aws, FakeSageMaker(aws))
 
 
@@ -161,7 +161,7 @@ def test_report_names_neither_account_nor_bucket_nor_run(
 ) -> None:
     done = canary(name="secret-project")
     for text in (done.report, json.dumps(done.document)):
-        for secret in ("secret-project", "my-bucket", "111122223333", "0123456789abcdef0"):
+        for secret in ("secret-project", "ai-bucket", "210987654321", "0123456789abcdef0"):
             assert secret not in text, secret
 
 
@@ -215,7 +215,7 @@ def test_canary_runs_on_two_emulated_nodes(cli: Cli, tmp_path: Path) -> None:
     run = write_run(
         tmp_path,
         model={"preset": "digits"},
-        data={"uri": "s3://my-bucket/shards/", "local": "packed/shards", "index": False},
+        data={"uri": "s3://ai-bucket/shards/", "local": "packed/shards", "index": False},
         stages=[stage(resolution=8)],
         training={"precision": "fp32", "decode_workers": 0},
         cluster={"instance_type": "ml.g5.xlarge"},

@@ -63,17 +63,17 @@ def test_dry_run_prints_a_job_that_only_runs_the_doctor(cli: Cli, tmp_path: Path
     assert [one["ChannelName"] for one in request["InputDataConfig"]] == ["train"]
     assert request["StoppingCondition"]["MaxRuntimeInSeconds"] <= 1800
     assert "RetryStrategy" not in request
-    assert document["results"] == "s3://my-bucket/bria-2-0/checkpoints/512px/doctor/"
+    assert document["results"] == "s3://ai-bucket/bria-2-0/checkpoints/512px/doctor/"
     assert document["cost_usd"] > 0
     assert "8 × ml.p4de.24xlarge for about 12 min: $" in result.stderr
 
 
 def test_job_is_submitted_as_it_was_shown(cli: Cli, tmp_path: Path, aws: Aws) -> None:
-    aws.make_bucket("my-bucket", **{"shards/a.tar": b"x", "shards/b.tar": b"x"})
+    aws.make_bucket("ai-bucket", **{"shards/a.tar": b"x", "shards/b.tar": b"x"})
     run = write_tiny(tmp_path, max_steps=4)
     document = yaml.safe_load(run.read_text())
-    document |= {"role": "arn:aws:iam::111122223333:role/r", "bucket": "my-bucket"}
-    document["data"]["uri"] = "s3://my-bucket/shards/"
+    document |= {"role": "arn:aws:iam::210987654321:role/r", "bucket": "ai-bucket"}
+    document["data"]["uri"] = "s3://ai-bucket/shards/"
     document["region"] = "us-east-1"
     run.write_text(yaml.safe_dump(document))
     rejected = cli("doctor", run, network="loopback", env=aws.environment)

@@ -26,8 +26,8 @@ def laptop(cli: Cli, aws: Aws, tmp_path: Path) -> Laptop:
     for number in range(2, JOBS + 1):
         sagemaker.create_training_job(**request | {"TrainingJobName": job(number)})
         laptop.sagemaker.set_status(job(number - 1), "Failed", ended_ago=3600 - number)
-    record = f"my-bucket/demo/jobs/{job(1)}.json"
-    s3.copy_object(Bucket="my-bucket", Key=f"demo/jobs/{job(JOBS)}.json", CopySource=record)
+    record = f"ai-bucket/demo/jobs/{job(1)}.json"
+    s3.copy_object(Bucket="ai-bucket", Key=f"demo/jobs/{job(JOBS)}.json", CopySource=record)
     aws.calls.clear()
     return laptop
 

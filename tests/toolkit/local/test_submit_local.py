@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -149,6 +150,10 @@ def test_interrupt_ends_all_processes_after_a_checkpoint(tmp_path: Path, number:
     rest = running.stderr.read()
     assert running.wait(timeout=DEADLINE) == 130, rest
     assert "interrupted" in rest
+    stopped = re.search(r"8px: stopped at step (\d+); checkpoint in \S+/step-0*(\d+)\n", rest)
+    assert stopped is not None, rest
+    assert stopped[1] == stopped[2]
+    assert f"To resume: sm-train submit {run} --local --nodes 2\n" in rest
     assert processes_of(tmp_path) == []
     checkpoints = tmp_path / "local-runs" / "tiny" / "8px" / "checkpoints"
     assert [*checkpoints.glob("step-*/complete.json")]

@@ -146,7 +146,7 @@ def test_the_last_stage_with_a_checkpoint_is_exported(
     """A run file names the run as its name does."""
     FakeSageMaker(aws)
     run = write_run(tmp_path, stages=[stage("256px"), stage("512px")])
-    uri = put(aws, checkpoints, "demo/checkpoints/256px", bucket="my-bucket")
+    uri = put(aws, checkpoints, "demo/checkpoints/256px", bucket="ai-bucket")
     environment = {**aws.environment, "AWS_DEFAULT_REGION": "us-east-1"}
 
     def export(*arguments: str) -> subprocess.CompletedProcess[str]:

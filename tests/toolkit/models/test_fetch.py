@@ -75,6 +75,16 @@ def test_a_folder_gets_what_training_needs(
     assert json.loads(result.stdout)["revision"] == COMMIT
     assert TOKEN not in result.stdout + result.stderr
     assert list(tmp_path.glob(".model*")) == []
+    # After an interrupt that came when the copy was complete, the command is given again.
+    hub.requests.clear()
+    again = cli(*arguments, network="loopback", env=environment)
+    assert again.returncode == 0, again.stderr
+    assert "already copied" in again.stderr
+    assert not [path for _, path in hub.requests if path.endswith(".safetensors")]
+    next(folder.rglob("*.safetensors")).unlink()
+    refused = cli(*arguments, network="loopback", env=environment)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "exists; remove it or name another folder" in refused.stderr
 
 
 def test_s3_gets_the_same_and_a_second_run_copies_nothing(

@@ -85,14 +85,14 @@ def test_index_of_an_s3_prefix_is_written_next_to_it(cli: Cli, aws: Aws, tmp_pat
     objects = {
         f"set/shards/{path.name}": path.read_bytes() for path in (tmp_path / "local").iterdir()
     }
-    aws.make_bucket("my-bucket", **objects)
-    arguments = ["--region", "us-east-1", "index", "s3://my-bucket/set/shards/", "--json"]
+    aws.make_bucket("ai-bucket", **objects)
+    arguments = ["--region", "us-east-1", "index", "s3://ai-bucket/set/shards/", "--json"]
     run = cli(*arguments, network="loopback", env=aws.environment)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
-    assert result["index"] == "s3://my-bucket/set/index.parquet"
+    assert result["index"] == "s3://ai-bucket/set/index.parquet"
     aws.client("s3").download_file(
-        "my-bucket", "set/index.parquet", str(tmp_path / "index.parquet")
+        "ai-bucket", "set/index.parquet", str(tmp_path / "index.parquet")
     )
     assert ShardIndex(tmp_path / "index.parquet").names == ["shard-000.tar", "shard-001.tar"]
     assert (
@@ -103,13 +103,13 @@ def test_index_of_an_s3_prefix_is_written_next_to_it(cli: Cli, aws: Aws, tmp_pat
 
 def test_submit_rejects_a_run_without_its_index(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The index channel would be empty, and the job would fail after its start."""
-    aws.make_bucket("my-bucket", **{f"set/shards/{n}.tar": b"x" for n in range(4)})
-    run = write_run(tmp_path, data={"uri": "s3://my-bucket/set/shards/"}, bucket="my-bucket")
+    aws.make_bucket("ai-bucket", **{f"set/shards/{n}.tar": b"x" for n in range(4)})
+    run = write_run(tmp_path, data={"uri": "s3://ai-bucket/set/shards/"}, bucket="ai-bucket")
     submitted = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert submitted.returncode == 3
     assert submitted.stderr.strip().splitlines()[-1] == (
-        "sm-train: data.index: s3://my-bucket/set/index.parquet does not exist; run `sm-train "
-        "index s3://my-bucket/set/shards/`, or write index: false, and every start reads the "
+        "sm-train: data.index: s3://ai-bucket/set/index.parquet does not exist; run `sm-train "
+        "index s3://ai-bucket/set/shards/`, or write index: false, and every start reads the "
         "headers of all shards"
     )
     assert aws.bodies("CreateTrainingJob") == []
@@ -121,7 +121,7 @@ def test_submit_rejects_a_run_without_its_index(cli: Cli, aws: Aws, tmp_path: Pa
 def test_check_compares_shards_with_their_index(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=4, each=5)
     assert cli("index", "shards").returncode == 0
-    run = write_run(tmp_path, data={"uri": "s3://my-bucket/shards/", "local": "shards"})
+    run = write_run(tmp_path, data={"uri": "s3://ai-bucket/shards/", "local": "shards"})
     assert "index-stale" not in cli("check", run, "--offline").stderr
     (tmp_path / "shards" / "shard-003.tar").unlink()
     cut = tmp_path / "shards" / "shard-001.tar"

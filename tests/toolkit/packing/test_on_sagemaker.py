@@ -35,7 +35,7 @@ def cloud(cli: Cli, aws: Aws, tmp_path: Path) -> Any:
     write_pair(tmp_path / "in", "twin.jpg", image_bytes(3), "a duplicate")
     upload_folder(aws, tmp_path / "in", "photos/")
     aws.make_bucket("packed")
-    aws.make_bucket("my-bucket")
+    aws.make_bucket("ai-bucket")
 
     def run(*arguments: object) -> Any:
         options = {"network": "loopback", "env": aws.environment, "timeout": 120}
@@ -49,7 +49,7 @@ def test_the_request_that_is_sent_is_the_one_of_the_dry_run(
     cloud: Any, aws: Aws, tmp_path: Path, vpc: dict[str, list[str]] | None
 ) -> None:
     cluster = {"instance_type": "ml.g5.xlarge"} | ({"vpc": vpc} if vpc else {})
-    run = write_run(tmp_path, bucket="my-bucket", cluster=cluster, tags={"team": "images"})
+    run = write_run(tmp_path, bucket="ai-bucket", cluster=cluster, tags={"team": "images"})
     on = ("--on", "sagemaker", "--for", run, "--instances", "2")
     dry = cloud(*PACK, *on, "--dry-run", "--json")
     assert dry.returncode == 0, dry.stderr
@@ -70,7 +70,7 @@ def test_the_request_that_is_sent_is_the_one_of_the_dry_run(
 
 
 def test_a_type_without_a_price_has_no_cost(cloud: Any, tmp_path: Path) -> None:
-    run = write_run(tmp_path, bucket="my-bucket")
+    run = write_run(tmp_path, bucket="ai-bucket")
     on = ("--on", "sagemaker", "--for", run, "--instance", "ml.m4.xlarge", "--dry-run", "--json")
     dry = cloud(*PACK, *on)
     assert dry.returncode == 0, dry.stderr
@@ -83,7 +83,7 @@ def test_the_confirmation_shows_the_cost(cloud: Any, aws: Aws, tmp_path: Path) -
     """By the user's own prices: the cost at the time limit and at the assumed speed."""
     run = write_run(
         tmp_path,
-        bucket="my-bucket",
+        bucket="ai-bucket",
         cluster={"instance_type": "ml.g5.xlarge", "max_runtime": "10h"},
     )
     prices = tmp_path / "prices.csv"
@@ -99,7 +99,7 @@ def test_the_confirmation_shows_the_cost(cloud: Any, aws: Aws, tmp_path: Path) -
 
 
 def test_nothing_is_sent_without_confirmation(cloud: Any, aws: Aws, tmp_path: Path) -> None:
-    run = write_run(tmp_path, bucket="my-bucket")
+    run = write_run(tmp_path, bucket="ai-bucket")
     unconfirmed = cloud(*PACK, "--on", "sagemaker", "--for", run)
     assert unconfirmed.returncode == 130
     assert aws.bodies("CreateProcessingJob") == []
@@ -118,7 +118,7 @@ def test_nothing_is_sent_without_confirmation(cloud: Any, aws: Aws, tmp_path: Pa
 def test_invalid_arguments_are_one_line(
     cloud: Any, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    run = write_run(tmp_path, bucket="my-bucket")
+    run = write_run(tmp_path, bucket="ai-bucket")
     result = cloud(*arguments, "--on", "sagemaker", "--for", run, "--dry-run")
     assert result.returncode != 0
     assert message in result.stderr
@@ -161,7 +161,7 @@ def test_two_nodes_build_the_same_pack_as_one(
     cli: Cli, cloud: Any, aws: Aws, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
     """Also if an image duplicates one that is assigned to the other node."""
-    run = write_run(tmp_path, bucket="my-bucket", role=f"arn:aws:iam::{ACCOUNT}:role/own")
+    run = write_run(tmp_path, bucket="ai-bucket", role=f"arn:aws:iam::{ACCOUNT}:role/own")
     on = ("--on", "sagemaker", "--for", run, "--instances", "2", "--yes")
     sent = cloud(*PACK, *extra, *on)
     assert sent.returncode == 0, sent.stderr

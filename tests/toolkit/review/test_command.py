@@ -186,7 +186,7 @@ def test_invalid_arguments_are_reported_in_one_line(
 def finished(cli: Cli, aws: Aws, tmp_path: Path) -> str:
     """Create a job of a run that was billed 1,000 s on 4 × ml.p4de.24xlarge; return its name."""
     shards = {f"shards/{number}.tar": b"x" for number in range(8)}
-    aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
+    aws.make_bucket("ai-bucket", **shards, **{"index.parquet": b"x"})
     job = submit_run(cli, aws, write_run(tmp_path))
     put_log_events(aws, job, training_events())
     aws.response_filters["DescribeTrainingJob"] = job_ended(1000)

@@ -52,7 +52,7 @@ class Laptop:
             "AWS_MAX_ATTEMPTS": "2",
         }
         self.sagemaker = FakeSageMaker(aws)
-        aws.make_bucket("my-bucket", **SHARDS)
+        aws.make_bucket("ai-bucket", **SHARDS)
         self.run_file = write_run(folder, **changes)
         config = load_run(self.run_file)
         first = config.stages[0]
@@ -73,7 +73,7 @@ class Laptop:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL", aws.url)
             start = StartJob(first.name, 1, 0, "submit", "", auto_advance=False)
-            run = ResolvedRun("demo", "us-east-1", "my-bucket", config, record)
+            run = ResolvedRun("demo", "us-east-1", "ai-bucket", config, record)
             start_next_job(session, job_launch(run, start))
 
     def __call__(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -158,7 +158,7 @@ def test_resume_asks_with_the_cost_of_the_remaining_steps(laptop: Laptop) -> Non
     laptop.sagemaker.set_status(FIRST, "Stopped")
     laptop.sagemaker.checkpoint("256px", 900)
     question = laptop("resume", "demo", code=2).stderr
-    assert "at step 900 of 1,000 for $" in question
+    assert "Resume 256px at step 900 of 1,000, $23.00 of $40.55?" in question
     assert laptop.sagemaker.names() == [FIRST]
 
 
@@ -320,15 +320,15 @@ def test_claim_of_a_killed_process_expires(laptop: Laptop) -> None:
     """Its claim is in the bucket, but there is no job: others wait until the claim expires."""
     laptop.sagemaker.set_status(FIRST, "Stopped")
     s3 = laptop.aws.client("s3")
-    claimed = s3.get_object(Bucket="my-bucket", Key=f"demo/jobs/{FIRST}.json")["Body"].read()
-    s3.put_object(Bucket="my-bucket", Key=f"demo/jobs/{SECOND}.json", Body=claimed)
+    claimed = s3.get_object(Bucket="ai-bucket", Key=f"demo/jobs/{FIRST}.json")["Body"].read()
+    s3.put_object(Bucket="ai-bucket", Key=f"demo/jobs/{SECOND}.json", Body=claimed)
     assert (
         "another process has been starting it" in laptop("resume", "demo", "--yes", code=2).stderr
     )
     [key] = [
         version
-        for name, version in get_backend("s3")["123456789012"]["aws"]
-        .buckets["my-bucket"]
+        for name, version in get_backend("s3")["345678901234"]["aws"]
+        .buckets["ai-bucket"]
         .keys.items()
         if name == f"demo/jobs/{SECOND}.json"
     ]

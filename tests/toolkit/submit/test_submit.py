@@ -52,16 +52,83 @@ def test_plan_shows_cluster_launch_and_cost(cli: Cli, tmp_path: Path) -> None:
     cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}
     result = cli("submit", write_run(tmp_path, stages=stages, cluster=cluster), "--dry-run")
     assert result.returncode == 0, result.stderr
-    assert json.JSONDecoder().raw_decode(result.stdout)[0]["TrainingJobName"]
-    for expected in ("4 × ml.p4de.24xlarge", "SMDDP all-reduce", "its it/s was not measured"):
-        assert expected in result.stderr
-    assert max(map(len, result.stderr.splitlines())) <= 100
+    plan = " ".join(result.stdout.split())
+    for expected in (
+        "4 × ml.p4de.24xlarge",
+        "SMDDP all-reduce",
+        "it/s of 512px: estimated",
+    ):
+        assert expected in plan
+    # The plan is the result; a speed that was not measured is marked.
+    assert re.search(r"512px +\d+ × \S+ +\d+ +\d+ +[\d,]+ +~", result.stdout)
+    assert "MetricDefinitions" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    printed = cli("submit", tmp_path / "run.yaml", "--request")
+    assert printed.returncode == 0, printed.stderr
+    decoder, text, names = json.JSONDecoder(), printed.stdout, []
+    while text.strip():
+        document, end = decoder.raw_decode(text)
+        names.append(stage_name(document))
+        text = text[end:].lstrip()
+    assert names == ["256px", "512px"]
+
+
+def test_plan_and_question_name_what_starts_now_and_the_whole_run(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path, stages=[stage("a", max_steps=10_000), stage("b")])
+    cost = json.loads(cli("cost", run, "--json").stdout)
+    first, whole = (f"${one['cost_usd']:,.0f}" for one in (cost["stages"][0], cost["total"]))
+    assert first != whole
+    planned = cli("submit", run, "--dry-run", "--stage", "a")
+    assert f"starts now a, {first} of {whole}" in " ".join(planned.stdout.split())
+    assert re.search(r"^b +4 ×", planned.stdout, re.MULTILINE)
+    declined = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
+    assert f"Start a, {first} of {whole}? [y/N]" in declined.stderr
+    only = write_run(tmp_path, stages=[stage("a", max_steps=10_000)])
+    declined = cli("submit", only, network="loopback", env=aws.environment, stdin="n\n")
+    assert f"Start a, {first}? [y/N]" in declined.stderr
+
+
+def test_plan_shows_what_changed_since_the_last_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    stages = [stage("a", learning_rate=1e-4), stage("b")]
+    options = {"network": "loopback", "env": aws.environment}
+    run = write_run(tmp_path, stages=stages)
+    first = cli("submit", run, "--dry-run", **options)
+    assert "since" not in first.stdout, first.stderr
+    started = cli("submit", run, "--yes", "--json", **options)
+    job = json.loads(started.stdout)["training_job_name"]
+    same = cli("submit", run, "--dry-run", **options)
+    assert f"No changes since {job} (20" in same.stdout
+    stages[0]["learning_rate"] = 2e-4
+    run = write_run(tmp_path, stages=[*stages, stage("c")], tags={"team": "imaging"})
+    changed = cli("submit", run, "--dry-run", **options)
+    lines = [" ".join(line.split()) for line in changed.stdout.splitlines()]
+    assert "stages.a.learning_rate 0.0001 → 0.0002" in lines
+    assert "tags.team not set → imaging" in lines
+    assert any(line.startswith("stages.c not set → {") for line in lines)
+    # Asked for on a terminal as well, before the job starts.
+    asked = cli("submit", run, "--stage", "b", **options, stdin="n\n")
+    assert "stages.a.learning_rate" in asked.stderr
+    document = json.loads(cli("submit", run, "--dry-run", "--json", **options).stdout)
+    keys = {one["key"]: (one["before"], one["after"]) for one in document["changes"]["keys"]}
+    assert document["changes"]["job"] == job
+    assert keys["stages.a.learning_rate"] == (1e-4, 2e-4)
+    assert set(keys) == {"stages.a.learning_rate", "stages.c", "tags.team"}
+    # A dry run works without the account, too.
+    aws.error_codes["ListTrainingJobs"] = "AccessDeniedException"
+    denied = cli("submit", run, "--dry-run", **options)
+    assert denied.returncode == 0
+    assert "warning: not compared with the last job: ListTrainingJobs" in denied.stderr
+    assert "Plan for demo" in denied.stdout
 
 
 @pytest.mark.parametrize("backend", ["smddp", "nccl"])
 def test_sent_request_equals_the_dry_run(cli: Cli, aws: Aws, tmp_path: Path, backend: str) -> None:
     """Other settings of the run file: tests/estimators/sdk/test_wire.py."""
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(
         tmp_path,
         cluster={"instance_type": "ml.p4de.24xlarge", "backend": backend},
@@ -79,7 +146,7 @@ def test_sent_request_equals_the_dry_run(cli: Cli, aws: Aws, tmp_path: Path, bac
 def test_staged_bundle_holds_the_listed_files_and_runs(
     cli: Cli, aws: Aws, tmp_path: Path, backend: str
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, cluster={"instance_type": "ml.p4de.24xlarge", "backend": backend})
     listed = dry_run(cli, run)["bundle"]
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -125,7 +192,7 @@ def _bundle_location(request: dict[str, Any]) -> dict[str, str]:
 def test_submit_starts_the_first_stage_and_prints_the_next_command(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, stages=[stage("a"), stage("b")])
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
@@ -137,7 +204,7 @@ def test_submit_starts_the_first_stage_and_prints_the_next_command(
 def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     code = tmp_path / "code"
     code.mkdir()
     (code / "own.py").write_text("print('as it was')")
@@ -166,7 +233,7 @@ def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     assert clone.returncode == 0, clone.stderr
     earlier, sent = aws.bodies("CreateTrainingJob")
     assert sent["TrainingJobName"] == "demo-r2--256px-0001"
-    assert sent["CheckpointConfig"]["S3Uri"] == "s3://my-bucket/demo-r2/checkpoints/256px/"
+    assert sent["CheckpointConfig"]["S3Uri"] == "s3://ai-bucket/demo-r2/checkpoints/256px/"
     bundles = [
         unpack(aws.client("s3").get_object(**_bundle_location(one))["Body"].read())
         for one in (earlier, sent)
@@ -191,7 +258,7 @@ def test_clone_of_an_unknown_or_foreign_job_is_one_line(cli: Cli, aws: Aws, tmp_
     aws.client("sagemaker").create_training_job(
         TrainingJobName="theirs",
         AlgorithmSpecification={"TrainingImage": "a", "TrainingInputMode": "File"},
-        RoleArn="arn:aws:iam::111122223333:role/sm-train",
+        RoleArn="arn:aws:iam::210987654321:role/sm-train",
         OutputDataConfig={"S3OutputPath": "s3://a/b"},
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         StoppingCondition={"MaxRuntimeInSeconds": 60},
@@ -214,13 +281,13 @@ def test_plan_shows_warnings_and_alternatives(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path, cluster=cluster, code="code", entry="own.py")
     result = cli("submit", run, "--dry-run")
     assert result.returncode == 0, result.stderr
-    plan = " ".join(result.stderr.split())
+    plan = " ".join(result.stdout.split())
     assert "8 × ml.g6e.12xlarge, $105 an hour; the same batch" in plan
     assert "starts own.py" in plan
     assert "the bundle has 50 MB" in plan
     assert "weights.bin (50 MB)" in plan
     (code / ".smtrainignore").write_text("*.bin")
-    assert "Warning" not in cli("submit", run, "--dry-run").stderr
+    assert "Warning" not in cli("submit", run, "--dry-run").stdout
 
 
 def test_secret_in_user_code_stops_the_submission(cli: Cli, tmp_path: Path) -> None:
@@ -233,7 +300,7 @@ def test_secret_in_user_code_stops_the_submission(cli: Cli, tmp_path: Path) -> N
 
 
 def test_nothing_is_sent_without_confirmation(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path)
     declined = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
     no_input = cli("submit", run, network="loopback", env=aws.environment, stdin="")
@@ -260,7 +327,7 @@ def test_missing_role_exits_with_4_except_in_a_dry_run(cli: Cli, tmp_path: Path)
     assert "role: not set" in one_line(result.stderr)
     shown = cli("submit", run, "--dry-run")
     assert shown.returncode == 0
-    assert "role: not in the run file" in shown.stderr
+    assert "role: not in the run file" in shown.stdout
 
 
 def test_missing_region_exits_with_4(cli: Cli, tmp_path: Path) -> None:
@@ -277,11 +344,11 @@ def test_missing_region_exits_with_4(cli: Cli, tmp_path: Path) -> None:
 def test_missing_bucket_exits_with_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 4
-    assert "bucket my-bucket does not exist" in one_line(result.stderr)
+    assert "bucket ai-bucket does not exist" in one_line(result.stderr)
 
 
 def test_bucket_in_another_region_exits_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     aws.make_bucket("far-away", "eu-west-1")
     run = write_run(tmp_path, data={"uri": "s3://far-away/shards/"})
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -291,7 +358,7 @@ def test_bucket_in_another_region_exits_with_3(cli: Cli, aws: Aws, tmp_path: Pat
 
 
 def test_fewer_shards_than_instances_exit_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **{"shards/0.tar": b"x"})
+    aws.make_bucket("ai-bucket", **{"shards/0.tar": b"x"})
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 3
     assert "1 objects for 4 instances" in one_line(result.stderr)
@@ -300,7 +367,7 @@ def test_fewer_shards_than_instances_exit_with_3(cli: Cli, aws: Aws, tmp_path: P
 def test_alternatives_with_more_instances_need_more_shards(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
     run = write_run(tmp_path, cluster=cluster)
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -309,8 +376,8 @@ def test_alternatives_with_more_instances_need_more_shards(
 
 
 def test_data_uri_of_a_single_object_exits_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **{"one": b"x", **SHARDS})
-    run = write_run(tmp_path, data={"uri": "s3://my-bucket/one"})
+    aws.make_bucket("ai-bucket", **{"one": b"x", **SHARDS})
+    run = write_run(tmp_path, data={"uri": "s3://ai-bucket/one"})
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 3
     assert "is a single object" in one_line(result.stderr)
@@ -328,7 +395,7 @@ def test_data_uri_of_a_single_object_exits_with_3(cli: Cli, aws: Aws, tmp_path: 
 def test_aws_error_is_one_line_with_its_exit_code(
     cli: Cli, aws: Aws, tmp_path: Path, code: str, expected: int
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     aws.error_codes["CreateTrainingJob"] = code
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == expected, result.stderr
@@ -337,7 +404,7 @@ def test_aws_error_is_one_line_with_its_exit_code(
 
 def test_rejected_job_can_be_submitted_again_at_once(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The claim on the job's name is released."""
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     aws.error_codes["CreateTrainingJob"] = "ResourceLimitExceeded"
     run, options = write_run(tmp_path), {"network": "loopback", "env": aws.environment}
     assert cli("submit", run, "--yes", **options).returncode == 5
@@ -348,7 +415,7 @@ def test_rejected_job_can_be_submitted_again_at_once(cli: Cli, aws: Aws, tmp_pat
 
 
 def test_over_budget_exits_with_7_and_sends_nothing(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, budget={"usd": 1})
     assert cli("submit", run, "--dry-run").returncode == 7
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -397,3 +464,61 @@ def test_region_without_an_image_is_one_line(cli: Cli, tmp_path: Path) -> None:
     result = cli("--region", "moon-west-1", "submit", write_run(tmp_path), "--dry-run")
     assert result.returncode == 2
     assert "moon-west-1" in one_line(result.stderr)
+
+
+def test_quiet_prints_the_jobs_name_and_web_opens_its_page(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    result = cli(
+        "submit",
+        write_run(tmp_path),
+        "--yes",
+        "--quiet",
+        "--web",
+        network="loopback",
+        env=aws.environment | {"BROWSER": str(browser)},
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    job = result.stdout.strip()
+    assert job.startswith("demo-256px-")
+    assert opened.read_text().strip().endswith(f"#/jobs/{job}")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "3"], "--steps: requires --local"),
+        (["--follow", "--dry-run"], "--follow: applies to a job that is started"),
+        (["--web", "--local"], "--web: applies to a job that is started; remove --local"),
+        (["--follow", "--json"], "--follow: cannot be combined with --json"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(
+    cli: Cli, tmp_path: Path, options: list[str], message: str
+) -> None:
+    result = cli("submit", write_run(tmp_path), *options)
+    assert result.returncode == 2
+    assert one_line(result.stderr).startswith(f"sm-train: {message}")
+
+
+def test_placeholders_are_refused_before_any_call(cli: Cli, tmp_path: Path) -> None:
+    role = "arn:aws:iam::111122223333:role/sm-train"
+    run = write_run(tmp_path, role=role, data={"uri": "s3://my-bucket/shards/"})
+    refused = cli("submit", run, "--yes")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines() == [
+        "sm-train: role: 111122223333 is a placeholder; write your own account's ID",
+        "sm-train: data.uri: my-bucket is a placeholder; write your own bucket",
+    ]
+    planned = cli("submit", run, "--dry-run")
+    assert planned.returncode == 0
+    assert "Warning role: 111122223333 is a placeholder" in planned.stderr
+    checked = cli("check", run, "--offline", "--json")
+    assert checked.returncode == 3
+    found = [one for one in json.loads(checked.stdout)["findings"] if one["code"] == "placeholder"]
+    assert [one["where"] for one in found] == ["role", "data.uri"]

@@ -24,7 +24,7 @@ from tests.support.run_documents import config
 def test_budget_is_exceeded_unknown_or_kept(
     spent: float | None, projected: float | None, expected: str | None
 ) -> None:
-    run = ResolvedRun("demo", "us-east-1", "my-bucket", config(budget={"usd": 100}), None)
+    run = ResolvedRun("demo", "us-east-1", "ai-bucket", config(budget={"usd": 100}), None)
     state = RunState(run, (), spent, spent or 0.0, projected, datetime.now(UTC), LiveState())
     warning = budget_warning(state)
     assert (warning is None) == (expected is None)

@@ -39,7 +39,7 @@ from tests.support.run_files import one_line, write_run
 EAST, WEST = "us-east-1", "us-west-2"
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(8)} | {"index.parquet": b"x"}
 CLUSTER = {"instance_type": "ml.p4de.24xlarge", "backend": "nccl", "image": ECR}
-OTHER_REGION = {"region": WEST, "buckets": {"my-bucket": "west"}}
+OTHER_REGION = {"region": WEST, "buckets": {"ai-bucket": "west"}}
 FALLBACKS = [
     {"instance_type": "ml.p5.48xlarge", "stages": {"256px": {"instances": 2}}},
     OTHER_REGION,
@@ -55,7 +55,7 @@ class LiveRun:
 
     def __init__(self, aws: Aws, folder: Path, **changes: Any) -> None:
         self.aws, self.sagemaker = aws, FakeSageMaker(aws)
-        aws.make_bucket("my-bucket", **SHARDS)
+        aws.make_bucket("ai-bucket", **SHARDS)
         aws.make_bucket("west", WEST, **SHARDS)
         changes = {"cluster": CLUSTER, "recovery": {"fallbacks": FALLBACKS}} | changes
         self.file = write_run(folder, **changes)
@@ -64,7 +64,7 @@ class LiveRun:
             config, config.stages[0].name, bundle_of(config, folder), EAST, datetime(2026, 11, 20)
         )
         self.record = launch_record(submission, submission.requests[0])
-        self.run = ResolvedRun("demo", EAST, "my-bucket", config, self.record)
+        self.run = ResolvedRun("demo", EAST, "ai-bucket", config, self.record)
         self.start(StartJob(config.stages[0].name, 1, 0, "submit", "", auto_advance=False))
 
     def session(self, region: str = EAST) -> Any:
@@ -75,7 +75,7 @@ class LiveRun:
 
     def claim(self, job: str, placement: int) -> None:
         record = replace(self.record, placement=placement)
-        JobNameClaim(self.session(), "my-bucket", job, record).acquire()
+        JobNameClaim(self.session(), "ai-bucket", job, record).acquire()
 
     def poll(self, region: str = EAST) -> WatchResult:
         session = self.session(region)
@@ -144,7 +144,7 @@ def test_relocates_in_fallback_order_and_then_home(run: LiveRun) -> None:
     run.poll()
     assert run.jobs() == {FIRST: EAST, SECOND: EAST, THIRD: WEST, FOURTH: EAST}
     assert run.sagemaker.tags(FOURTH)["sm-train:from-step"] == "700"
-    assert "complete.json" in run.keys("my-bucket", "demo/checkpoints/256px/step-00000700/")
+    assert "complete.json" in run.keys("ai-bucket", "demo/checkpoints/256px/step-00000700/")
 
 
 def no_quota(*types: str) -> Any:
@@ -191,7 +191,7 @@ def test_failure_unrelated_to_capacity_does_not_relocate(run: LiveRun) -> None:
 def test_pending_timeout_relocates(server: Aws, tmp_path: Path) -> None:
     run = LiveRun(server, tmp_path, cluster=CLUSTER | {"max_pending": "30m"})
     run.lose(FIRST, status="Stopped", reason=None)
-    job = get_backend("sagemaker")["123456789012"][EAST].training_jobs[FIRST]
+    job = get_backend("sagemaker")["345678901234"][EAST].training_jobs[FIRST]
     job.training_start_time = None
     job.creation_time = (datetime.now(UTC) - timedelta(hours=2)).isoformat()
     run.poll()
@@ -204,7 +204,7 @@ def test_relocated_next_stage_gets_the_previous_stages_model(server: Aws, tmp_pa
     first, second = "demo--a-0001", "demo--a-0002"
     run.sagemaker.checkpoint("a", 1000)
     run.aws.client("s3").put_object(
-        Bucket="my-bucket", Key="demo/checkpoints/a/final/unet/x.safetensors", Body=b"model"
+        Bucket="ai-bucket", Key="demo/checkpoints/a/final/unet/x.safetensors", Body=b"model"
     )
     run.sagemaker.set_status(first, "Completed")
     run.start(StartJob("b", 1, 0, "resume", "", auto_advance=True))
@@ -274,13 +274,13 @@ def test_large_objects_are_copied_in_parts_and_newer_ones_again(
 ) -> None:
     monkeypatch.setattr(replicate, "_PART_BYTES", 5 << 20)
     s3, content = run.aws.client("s3"), bytes(12 << 20)
-    s3.put_object(Bucket="my-bucket", Key="x/large", Body=content)
-    s3.put_object(Bucket="my-bucket", Key="x/complete.json", Body=b"{}")
+    s3.put_object(Bucket="ai-bucket", Key="x/large", Body=content)
+    s3.put_object(Bucket="ai-bucket", Key="x/complete.json", Body=b"{}")
     progress: list[tuple[int, int]] = []
 
     def copy() -> list[tuple[str, str]]:
         run.aws.requests.clear()
-        folder = replicate.FolderCopy("s3://my-bucket/x", EAST, "s3://west/y", WEST)
+        folder = replicate.FolderCopy("s3://ai-bucket/x", EAST, "s3://west/y", WEST)
         replicate.copy_folder(run.session(), folder, lambda *call: progress.append(call))
         return [(path, query) for method, path, query in run.aws.requests if method == "PUT"]
 
@@ -292,7 +292,7 @@ def test_large_objects_are_copied_in_parts_and_newer_ones_again(
     assert copy() == []
     [old] = [
         version
-        for name, version in get_backend("s3")["123456789012"]["aws"].buckets["west"].keys.items()
+        for name, version in get_backend("s3")["345678901234"]["aws"].buckets["west"].keys.items()
         if name == "y/complete.json"
     ]
     old.last_modified -= timedelta(hours=1)
@@ -319,7 +319,7 @@ def wait_for_the_others(function):
 owner, name = (JobNameClaim, "acquire") if sys.argv[3] == "acquire" else (start_job, sys.argv[3])
 setattr(owner, name, wait_for_the_others(getattr(owner, name)))
 record = LaunchRecord(**json.load(open(sys.argv[1])))
-run = ResolvedRun("demo", "us-east-1", "my-bucket", record.config, record)
+run = ResolvedRun("demo", "us-east-1", "ai-bucket", record.config, record)
 session = open_session(None, "us-east-1")
 start = StartJob("256px", 2, 0, "x", "", False, int(sys.argv[2]))
 try:
@@ -369,8 +369,8 @@ def leave_expired_claim(run: LiveRun, placement: int) -> None:
     claimed = vars(run.record) | {"placement": placement, "version": 3, "claim": "0"}
     key = f"demo/jobs/{SECOND}.json"
     s3 = run.aws.client("s3")
-    s3.put_object(Bucket="my-bucket", Key=key, Body=json.dumps(claimed).encode())
-    stored = get_backend("s3")["123456789012"]["aws"].buckets["my-bucket"].keys
+    s3.put_object(Bucket="ai-bucket", Key=key, Body=json.dumps(claimed).encode())
+    stored = get_backend("s3")["345678901234"]["aws"].buckets["ai-bucket"].keys
     [version] = [one for name, one in stored.items() if name == key]
     version.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)
 
@@ -484,7 +484,7 @@ def test_commands_work_from_each_of_a_runs_regions(
     """Submit, relocate, inspect from both regions, stop, and resume in both."""
     monkeypatch.setenv("HOME", str(tmp_path))
     aws, sagemaker = server, FakeSageMaker(server)
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     aws.make_bucket("west", WEST, **SHARDS)
     cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "nccl"}
     file = write_run(tmp_path, recovery={"fallbacks": [OTHER_REGION]}, cluster=cluster)
@@ -540,7 +540,7 @@ def test_commands_work_from_each_of_a_runs_regions(
     sm_train("resume", file, "--yes")
     assert sagemaker.names() == [FIRST, FOURTH]
     assert sagemaker.tags(FOURTH)["sm-train:from-step"] == "500"
-    copied = s3.list_objects_v2(Bucket="my-bucket", Prefix="demo/checkpoints/256px/step-00000500/")
+    copied = s3.list_objects_v2(Bucket="ai-bucket", Prefix="demo/checkpoints/256px/step-00000500/")
     assert copied["KeyCount"] == 3
 
 
@@ -553,4 +553,4 @@ def test_run_in_one_region_calls_no_other_and_copies_nothing(server: Aws, tmp_pa
     assert "sm-train:regions" not in run.sagemaker.tags(FIRST)
     assert not [path for _, path, _ in run.aws.requests if path.startswith("/west")]
     puts = [path for method, path, _ in run.aws.requests if method == "PUT"]
-    assert puts == [f"/my-bucket/demo/jobs/{SECOND}.json"]
+    assert puts == [f"/ai-bucket/demo/jobs/{SECOND}.json"]

@@ -129,7 +129,7 @@ def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
         stall_after=900,
     )
     state = RunState(
-        ResolvedRun("demo", "us-east-1", "my-bucket", run, None),
+        ResolvedRun("demo", "us-east-1", "ai-bucket", run, None),
         (at,),
         1204.0,
         1204.0,

@@ -1,0 +1,1 @@
+"""The classes and functions of ``import sm_train`` that work on a laptop."""

@@ -1,0 +1,87 @@
+"""``sm_train.sample``: samples images from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.sampling.sample import find_source, require_writable, sample_images
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_COLUMNS = 10
+
+
+@dataclass(frozen=True, repr=False)
+class Samples:
+    """Sampled images, one for each prompt. In a notebook they are shown as a grid.
+
+    ``checkpoint`` is the folder of the checkpoint or model that they are from.
+    """
+
+    images: tuple[Image, ...]
+    prompts: tuple[str, ...]
+    checkpoint: Path
+    seed: int
+
+    def grid(self, columns: int = _COLUMNS) -> Image:
+        """Return the images in rows of ``columns``, each with its prompt below."""
+        from sm_train.entrypoints.models.image_grid import draw_grid
+
+        return draw_grid(self.images, self.prompts, min(columns, len(self.prompts)))
+
+    def save(self, path: str | Path, columns: int = _COLUMNS) -> None:
+        """Write the grid to ``path`` as PNG, atomically.
+
+        Raises:
+            UsageError: it is a folder, or its folder does not exist.
+        """
+        from sm_train.entrypoints.models.image_grid import png
+
+        require_writable(Path(path), "PNG")
+        write_atomic(Path(path), png(self.grid(columns)))
+
+    def __repr__(self) -> str:
+        return f"Samples({len(self.images)} images from {str(self.checkpoint)!r})"
+
+    def _repr_png_(self) -> bytes:
+        from sm_train.entrypoints.models.image_grid import png
+
+        return png(self.grid())
+
+
+def sample(
+    checkpoint: str | Path,
+    prompts: Sequence[str],
+    *,
+    steps: int = 50,
+    guidance: float = 5.0,
+    seed: int = 0,
+) -> Samples:
+    """Sample one image for each prompt.
+
+    Args:
+        checkpoint: A model's folder, a checkpoint (``step-…``), or the folder of a run's
+            checkpoints, of which the latest complete one is used.
+        prompts: The prompts.
+        steps: Sampling steps.
+        guidance: The scale of classifier-free guidance.
+        seed: The seed of the noise; the same seed gives the same images.
+
+    Returns:
+        The images, which :meth:`Samples.save` writes as one grid.
+
+    Raises:
+        UsageError: there is no model or checkpoint, no prompt, or the training packages are not
+            installed (``pip install "sm-train[train]"``).
+    """
+    if isinstance(prompts, str) or not prompts:
+        raise UserError("prompts: give a list with at least one prompt")
+    source = find_source(Path(checkpoint))
+    images = sample_images(source, prompts, steps=steps, guidance=guidance, seed=seed)
+    return Samples(tuple(images), tuple(prompts), source.weights, seed)

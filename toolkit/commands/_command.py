@@ -1,0 +1,139 @@
+"""The class of all commands: examples in the help text, grouped options, and the global options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+from sm_train.toolkit.errors import UserError
+
+GLOBAL_OPTIONS = ("region", "profile", "owners", "quiet", "verbose")
+"""Names of the options that every command and `sm-train` itself take."""
+
+
+def global_options() -> list[click.Option]:
+    """Return new options that store their values in the context's object."""
+    return [
+        click.Option(
+            ["--region"],
+            metavar="R",
+            help="AWS region; default: the run file's.",
+            expose_value=False,
+            callback=_store,
+        ),
+        click.Option(
+            ["--profile"],
+            metavar="P",
+            help="AWS profile for credentials.",
+            expose_value=False,
+            callback=_store,
+        ),
+        click.Option(
+            ["--bucket-owner", "owners"],
+            multiple=True,
+            metavar="B=ACCOUNT",
+            help="Account that owns bucket B, if not yours; `any` accepts every owner.",
+            expose_value=False,
+            callback=_declare_owners,
+        ),
+        click.Option(
+            ["-q", "--quiet"],
+            is_flag=True,
+            help="Print results, warnings and errors only.",
+            expose_value=False,
+            callback=_store,
+        ),
+        click.Option(
+            ["-v", "--verbose"],
+            is_flag=True,
+            help="Show the traceback of a failure.",
+            expose_value=False,
+            callback=_store,
+        ),
+    ]
+
+
+def _store(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Keep a value that is given; the one after the command replaces the one before it."""
+    if value and parameter.name == "region":
+        from sm_train.estimators.regions import region_problem
+
+        if problem := region_problem(value):
+            raise UserError(f"--region: {value!r} {problem}")
+    if value and parameter.name is not None:
+        ctx.ensure_object(dict).update({parameter.name: value, f"{parameter.name}_flag": True})
+        if parameter.name == "quiet":
+            from sm_train.toolkit.terminal.console import hide_messages
+
+            hide_messages()
+
+
+def _declare_owners(ctx: click.Context, parameter: click.Parameter, value: Sequence[str]) -> None:
+    for owner in value:
+        if not re.fullmatch(r"[a-z0-9.-]+=([0-9]{12}|any)", owner):
+            raise UserError(
+                f"--bucket-owner: {owner!r} must be BUCKET=ACCOUNT with 12 digits, or BUCKET=any"
+            )
+    if value:
+        from sm_train.entrypoints.common.bucket_owner import declare_owners
+
+        declare_owners(dict(owner.split("=") for owner in value))
+
+
+class Command(click.Command):
+    """A command with examples, whose options may be in groups, and that takes global options.
+
+    ``option_groups`` maps a heading to the options below it, such as ``--prices``; the others are
+    under *Options*.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        examples: Sequence[str] = (),
+        option_groups: Mapping[str, Sequence[str]] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self.examples = tuple(examples)
+        self._option_groups = dict(option_groups or {})
+        self.params += global_options()
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        sections |= {heading: [] for heading in self._option_groups} | {"Global options": []}
+        for parameter in self.get_params(ctx):
+            is_option = isinstance(parameter, click.Option)
+            record = parameter.get_help_record(ctx) if is_option else None
+            if record is not None:
+                sections[self._heading(parameter)].append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    def _heading(self, parameter: click.Parameter) -> str:
+        if parameter.name in GLOBAL_OPTIONS or "--help" in parameter.opts:
+            return "Global options"
+        found = (
+            heading
+            for heading, options in self._option_groups.items()
+            if set(options) & set(parameter.opts)
+        )
+        return next(found, "Options")
+
+
+def command(
+    *examples: str, option_groups: Mapping[str, Sequence[str]] | None = None, **settings: Any
+) -> Callable[[Callable[..., Any]], Command]:
+    """Return a decorator that makes a function a :class:`Command` with ``examples``."""
+    return click.command(cls=Command, examples=examples, option_groups=option_groups, **settings)

@@ -1,0 +1,200 @@
+"""Fills a commented run file with the user's values; comments and their columns stay."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from typing import Any
+
+import yaml
+from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
+from sm_train.estimators.config.consistency import KeyPath
+from sm_train.estimators.config.fields import NAME_PATTERN, S3_URI_PATTERN, pattern_message
+from sm_train.estimators.config.load import RunFileError, load_document
+from sm_train.estimators.config.presets import (
+    preset_names,
+    preset_prediction_types,
+    unknown_preset,
+)
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.placeholders import find_placeholders
+from sm_train.toolkit.settings import require_valid
+
+_ACCOUNT, _BUCKET, _REGION = "111122223333", "my-bucket", "us-east-1"
+"""The values in the templates."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """The user's values; None keeps that of the template."""
+
+    name: str | None = None
+    region: str | None = None
+    role: str | None = None
+    bucket: str | None = None
+    data: str | None = None
+    model: str | None = None
+    instance_type: str | None = None
+    instances: int | None = None
+
+
+def read_template(preset: str) -> str:
+    """Return the commented run file of ``preset``."""
+    return (files("sm_train.toolkit") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
+
+
+def require_valid_value(option: str, value: Any) -> None:
+    """Refuse a value of ``option``, a field of :class:`Values`, that no run file would accept.
+
+    Raises:
+        UserError: the value is not valid.
+    """
+    source = f"--{option.replace('_', '-')}"
+    if option in ("region", "role", "bucket"):
+        require_valid(option, value, source)
+        return
+    problem = None
+    if option in ("name", "data"):
+        pattern = NAME_PATTERN if option == "name" else S3_URI_PATTERN
+        problem = None if re.fullmatch(pattern, value) else pattern_message(pattern)
+    elif option == "model" and value not in preset_names():
+        problem = unknown_preset(value)
+    elif option == "instance_type":
+        try:
+            instance_type(value)
+        except UnknownInstanceTypeError as error:
+            raise UserError(f"{source}: {error}") from None
+    if problem:
+        raise UserError(f"{source}: {value!r} {problem}")
+
+
+def fill(text: str, values: Values) -> str:
+    """Return the run file ``text`` with ``values``.
+
+    Raises:
+        UserError: a value is not valid, or the GPUs cannot keep a stage's effective batch size.
+    """
+    for one in fields(values):
+        if getattr(values, one.name) is not None:
+            require_valid_value(one.name, getattr(values, one.name))
+    bucket = values.bucket or (values.data.split("/")[2] if values.data else None)
+    edits: dict[KeyPath, object] = {("name",): values.name, ("data", "uri"): values.data}
+    edits |= {("role",): values.role, ("bucket",): values.bucket}
+    edits |= _model_edits(values.model)
+    edits |= _cluster_edits(text, values)
+    for path, value in edits.items():
+        if value is not None:
+            text = _set(text, path, str(value))
+    if values.role:
+        text = text.replace(_ACCOUNT, values.role.split(":")[4])
+        text = text.replace(": replace with yours", "")
+    if bucket:
+        text = re.sub(rf"\b{_BUCKET}\b", bucket, text)
+    return text.replace(_REGION, values.region) if values.region else text
+
+
+def placeholders_in(text: str, source: str) -> list[str]:
+    """Return the keys that still hold values of documentation.
+
+    Raises:
+        UserError: the run file is not valid.
+    """
+    from sm_train.estimators.config.load import dotted
+
+    try:
+        config: RunConfig = load_document(yaml.safe_load(text), (), source)
+    except RunFileError as error:
+        raise UserError(str(error)) from None
+    return list(dict.fromkeys(dotted(one.path) for one in find_placeholders(config)))
+
+
+def _model_edits(model: str | None) -> dict[KeyPath, object]:
+    if model is None:
+        return {}
+    supported = preset_prediction_types(model)
+    kept = "v_prediction" if "v_prediction" in supported else supported[0]
+    return {("model", "preset"): model, ("model", "prediction_type"): kept}
+
+
+def _cluster_edits(text: str, values: Values) -> dict[KeyPath, object]:
+    """Return the edits for another cluster, on which each stage keeps its effective batch size."""
+    if values.instance_type is None and values.instances is None:
+        return {}
+    run = yaml.safe_load(text)
+    if values.instances is not None and len(run["stages"]) > 1:
+        raise UserError(
+            f"--instances: the run file has {len(run['stages'])} stages of different sizes; edit "
+            "their instances"
+        )
+    chosen = instance_type(values.instance_type or run["cluster"]["instance_type"])
+    edits: dict[KeyPath, object] = {("cluster", "instance_type"): values.instance_type}
+    if run["cluster"].get("backend") == "smddp" and not chosen.supports_smddp:
+        edits["cluster", "backend"] = "auto  # NCCL (over EFA); smddp needs p4d or p4de"
+    for index, stage in enumerate(run["stages"]):
+        instances = values.instances or stage["instances"]
+        gpus = instances * chosen.accelerators
+        per_gpu, accumulation = _split_batch(stage, gpus)
+        where: KeyPath = ("stages", index)
+        edits[(*where, "instances")] = instances
+        edits[(*where, "per_device_batch_size")] = per_gpu
+        if "gradient_accumulation_steps" in stage:
+            edits[(*where, "gradient_accumulation_steps")] = accumulation
+        edits[(*where, "effective_batch_size")] = (
+            f"{stage['effective_batch_size']}  # {per_gpu} per GPU × {accumulation} accumulation "
+            f"steps × {gpus} GPUs"
+        )
+    return edits
+
+
+def _split_batch(stage: dict[str, Any], gpus: int) -> tuple[int, int]:
+    """Return images per GPU, at most the template's, and accumulation steps.
+
+    Raises:
+        UserError: no number of images per GPU gives the effective batch size.
+    """
+    batch, most = stage["effective_batch_size"], stage["per_device_batch_size"]
+    accumulates = "gradient_accumulation_steps" in stage
+    for per_gpu in range(most, 0, -1):
+        steps, rest = divmod(batch, per_gpu * gpus)
+        if rest == 0 and (steps == 1 or accumulates):
+            return per_gpu, steps
+    raise UserError(
+        f"--instances: {gpus} GPUs do not divide the effective batch of {batch} images in stage "
+        f"{stage['name']}; choose another number, or edit effective_batch_size"
+    )
+
+
+def _set(text: str, path: KeyPath, value: str) -> str:
+    """Replace the value at ``path``; a top-level key in a comment is taken out of it."""
+    node: yaml.Node | None = yaml.compose(text)
+    for key in path:
+        if isinstance(node, yaml.SequenceNode):
+            node = node.value[int(key)]
+        elif isinstance(node, yaml.MappingNode):
+            node = next((child for name, child in node.value if name.value == key), None)
+    if node is not None:
+        start, end = node.start_mark.index, node.end_mark.index
+        return _replace(text, start, end, value)
+    commented = re.search(rf"^# {path[-1]}: \S+", text, re.MULTILINE)
+    if commented is None:
+        raise LookupError(f"{path}: not in the template")
+    return _replace(text, commented.start(), commented.end(), f"{path[-1]}: {value}")
+
+
+def _replace(text: str, start: int, end: int, value: str) -> str:
+    """Replace a part of a line; a comment after it keeps its column if there is room for it.
+
+    A comment in ``value`` replaces that of the line.
+    """
+    line_end = text.index("\n", end)
+    rest = text[end:line_end]
+    comment = rest.lstrip()
+    value, has_own, own = value.partition("  # ")
+    if has_own:
+        comment = f"# {own}"
+    if comment.startswith("#"):
+        padding = len(rest) - len(rest.lstrip()) + (end - start) - len(value)
+        rest = " " * max(2, padding) + comment
+    return text[:start] + value + rest + text[line_end:]

@@ -1,0 +1,199 @@
+"""Finds the folder of a local run that a command names, and reads the state of its stages.
+
+``local-runs/NAME`` has a folder for each stage that was started, ``local-runs/NAME/STAGE``. Every
+command that takes a run or a job takes either path.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.errors import PreflightError
+from sm_train.toolkit.jobs.checkpoints import local_checkpoints
+from sm_train.toolkit.jobs.events import LOG_NAME, read_events
+from sm_train.toolkit.jobs.live_events import progress_of
+from sm_train.toolkit.jobs.live_state import LiveState, fold_events
+from sm_train.toolkit.jobs.stage_state import StageState, State
+
+LOCK_NAME = ".lock"
+"""File in a local run's folder that is locked while it trains."""
+
+COMMAND_NAME = ".command"
+"""File in a local run's folder with the command that started it."""
+
+FINISHED_NAME = ".finished"
+"""File in a stage's folder with its last step, written when the stage is done and removed when it
+starts again. Checkpoints alone do not show it: they are copied file by file."""
+
+DEFAULT_FOLDER = Path("local-runs")
+
+_RUN_FILE = Path("bundle") / "run.json"
+
+
+@dataclass(frozen=True)
+class LocalRunFolder:
+    """A local run's folder; ``stage`` is set if the user named one stage."""
+
+    path: Path
+    stage: str | None = None
+
+    @property
+    def stages(self) -> list[Path]:
+        """The folders of the stages that were started and that the user means, oldest first."""
+        if self.stage is not None:
+            return [self.path / self.stage]
+        found = [log.parent for log in self.path.glob(f"*/{LOG_NAME}")]
+        return sorted(found, key=lambda folder: (folder / LOG_NAME).stat().st_mtime)
+
+    @property
+    def target(self) -> Path:
+        """The path that the user means."""
+        return self.path if self.stage is None else self.path / self.stage
+
+    @property
+    def command(self) -> str | None:
+        """The command that started the run; it also resumes it."""
+        path = self.path / COMMAND_NAME
+        return path.read_text(encoding="utf-8").strip() if path.exists() else None
+
+    def config(self) -> RunConfig:
+        """Return the run file of the newest stage, as its processes read it.
+
+        Raises:
+            PreflightError: the folder has none.
+        """
+        path = self.stages[-1] / _RUN_FILE
+        try:
+            return RunConfig.model_validate(json.loads(path.read_bytes()))
+        except (OSError, ValueError):
+            raise PreflightError(
+                f"{self.target}: {path} is missing or damaged; start the run again with "
+                "`sm-train submit RUN --local`"
+            ) from None
+
+    def is_training(self) -> bool:
+        """Return whether a process holds the run's lock."""
+        try:
+            with (self.path / LOCK_NAME).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+
+def find_local_run(target: str | Path) -> LocalRunFolder | None:
+    """Return the local run at the path ``target``, also relative to ``local-runs``.
+
+    None if there is none: the name of a run or job on SageMaker is not a path.
+    """
+    path = Path(target)
+    candidates = [path, DEFAULT_FOLDER / path] if len(path.parts) == 2 else [path]
+    for one in candidates:
+        if (one / LOG_NAME).is_file() and (one / "bundle").is_dir():
+            return LocalRunFolder(one.parent, one.name)
+        logs = one.glob(f"*/{LOG_NAME}") if one.is_dir() else ()
+        if any((log.parent / "bundle").is_dir() for log in logs):
+            return LocalRunFolder(one)
+    return None
+
+
+def local_path(target: str) -> str:
+    """Return the path of the local run that ``target`` names; any other target unchanged."""
+    run = find_local_run(target)
+    return target if run is None else str(run.target)
+
+
+def newest_checkpoints(run: LocalRunFolder) -> Path:
+    """Return the folder of checkpoints of the run's newest stage that has a checkpoint or a model.
+
+    Raises:
+        PreflightError: no stage has one yet.
+    """
+    for stage in reversed(run.stages):
+        stored = local_checkpoints(stage / "checkpoints")
+        if stored.name is not None or stored.final:
+            return stage / "checkpoints"
+    raise PreflightError(
+        f"{run.target}: has no complete checkpoint yet; the first is written after "
+        "checkpoint.every_steps steps, or at Ctrl-C"
+    )
+
+
+def final_model(stage: Path) -> Path | None:
+    """Return the folder of a stage's final model; None if it has none."""
+    for folder in (stage / "nodes" / "algo-1" / "model", stage / "checkpoints" / FINAL_MODEL):
+        if folder.is_dir() and any(folder.iterdir()):
+            return folder
+    return None
+
+
+def finished_step(stage: Path, max_steps: int) -> int | None:
+    """Return the step at which a stage of ``max_steps`` finished; None if it has steps left."""
+    try:
+        step = int((stage / FINISHED_NAME).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return step if step >= max_steps else None
+
+
+def read_live(stage: Path) -> LiveState:
+    """Return the newest events in a stage's log."""
+    if not (stage / LOG_NAME).exists():
+        return LiveState()
+    return fold_events((f"algo-{event['node'] + 1}", event) for event in read_events(stage))
+
+
+def read_stages(run: LocalRunFolder) -> list[StageState]:
+    """Return the state of the run's stages, or of the one that the user named.
+
+    Raises:
+        PreflightError: the folder has no run file.
+    """
+    config, training = run.config(), run.is_training()
+    newest = run.stages[-1].name if run.stage is None else _newest_stage(run)
+    states = []
+    for stage in config.stages:
+        if run.stage in (None, stage.name):
+            folder = run.path / stage.name
+            live = read_live(folder)
+            stored = local_checkpoints(folder / "checkpoints")
+            is_live = training and stage.name == newest
+            state = _state(folder, stage.max_steps, live, is_live, config.heartbeat.max_timeout)
+            progress = progress_of(live)
+            states.append(StageState(stage.name, stage.max_steps, state, (), stored, progress))
+    return states
+
+
+def _newest_stage(run: LocalRunFolder) -> str:
+    return LocalRunFolder(run.path).stages[-1].name
+
+
+def _state(
+    folder: Path,
+    max_steps: int,
+    live: LiveState,
+    is_live: bool,
+    max_timeout: float,
+) -> State:
+    if is_live:
+        if "step" not in live.newest or live.last_activity is None:
+            return "starting"
+        silent = time.time() - live.last_activity
+        return "stalled" if silent > max_timeout else "training"
+    if not (folder / LOG_NAME).exists():
+        return "waiting"
+    if finished_step(folder, max_steps) is not None:
+        return "done"
+    return "failed" if _has_failure_file(folder) else "stopped"
+
+
+def _has_failure_file(folder: Path) -> bool:
+    return any(path.stat().st_size for path in folder.glob("nodes/*/output/failure"))

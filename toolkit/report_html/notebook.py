@@ -1,0 +1,50 @@
+"""Small HTML tables and data frames for notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sm_train.toolkit.extras import require_extra
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def html_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    caption: str = "",
+    notes: Sequence[str] = (),
+) -> str:
+    """Return an HTML table; all text is escaped. ``notes`` are lines below it.
+
+    The first column is aligned left, the others right.
+    """
+    head = "".join(_cell("th", index, name) for index, name in enumerate(columns))
+    body = "".join(
+        f"<tr>{''.join(_cell('td', index, text) for index, text in enumerate(row))}</tr>"
+        for row in rows
+    )
+    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    below = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+
+def _cell(tag: str, index: int, text: str) -> str:
+    align = "left" if index == 0 else "right"
+    return f'<{tag} style="text-align: {align}">{html.escape(text)}</{tag}>'
+
+
+def data_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return a pandas data frame with a row for each mapping.
+
+    Raises:
+        UserError: pandas is not installed.
+    """
+    require_extra("notebook", "pandas", purpose="to_frame()")
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))
