@@ -1,7 +1,7 @@
 """One word for each concept in everything that a user sees.
 
-The list holds phrases that a reader has to translate, with the field's own term. It is compared with
-the documentation, help texts, templates, failure signatures and the strings of the product's code.
+The list holds phrases that a reader has to translate, with the field's own term. It is compared
+with the documentation, help texts, templates, failure signatures and the strings of the product's code.
 """
 
 from __future__ import annotations
@@ -56,19 +56,10 @@ WORDS = {
 }
 """Phrase to avoid → term to use (CONTRIBUTING.md, Language)."""
 
-ALLOWED = {
-    # Messages of other programs, quoted in signatures, tests of logs and classifications.
-    "toolkit/diagnose/signatures.toml": {r"master node|slave"},
-    # The names of older keys, in hints for those who write them.
-    "estimators/config/load.py": {
-        r"per_gpu_batch|warmup_iterations|gradient_clip\b|iterations_per_second"
-    },
-}
+ALLOWED: dict[str, set[str]] = {}
 """File → phrases that it may hold, with the reason."""
 
 PATTERNS = {phrase: re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE) for phrase in WORDS}
-
-LANGUAGE_SECTION = "## Language"
 
 
 def documents() -> Iterator[tuple[str, int, str]]:

@@ -15,6 +15,7 @@ from sm_train.toolkit.commands._command import global_options
 from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.settings import default_profile
+from sm_train.toolkit.terminal.interrupts import handle_interrupts, was_interrupted
 from sm_train.toolkit.terminal.printable import printable
 
 
@@ -111,15 +112,8 @@ def _request_json(ctx: click.Context) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with a code of :class:`ExitCode`."""
-    interrupts: list[int] = []
-
-    def interrupt(number: int, frame: object) -> None:
-        interrupts.append(number)
-        raise KeyboardInterrupt
-
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
-    code = _run(sys.argv[1:] if arguments is None else arguments, interrupts)
+    handle_interrupts()
+    code = _run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -134,8 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _run(arguments: list[str], interrupts: list[int]) -> int:
-    """Run a command; ``interrupts`` holds the signals that have arrived."""
+def _run(arguments: list[str]) -> int:
     options: dict[str, Any] = {"arguments": arguments}
     try:
         result: Any = cli.main(
@@ -157,7 +150,7 @@ def _run(arguments: list[str], interrupts: list[int]) -> int:
     except OSError as error:
         return _fail_os(error)
     except Exception as error:
-        if interrupts:
+        if was_interrupted():
             # pyarrow's compiled modules drop a KeyboardInterrupt while they import pandas, which is
             # then half imported and fails with another exception.
             return _fail("interrupted", ExitCode.INTERRUPTED)

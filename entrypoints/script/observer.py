@@ -392,7 +392,7 @@ class ScriptObserver:
             reason = (
                 "it took no step of an optimizer that Accelerator.prepare returned"
                 if self.active
-                else "it does not use Accelerate; import sm_train offers a heartbeat and events"
+                else "it creates no Accelerator; import sm_train offers a heartbeat and events"
             )
             self._events.warn("entry-no-steps", f"{entry}: no steps, speed and loss: {reason}")
         if self._several_optimizers:

@@ -75,6 +75,7 @@ def command(
     from sm_train.toolkit.sampling.sample import find_source
     from sm_train.toolkit.terminal.console import stderr_console, write_json
     from sm_train.toolkit.terminal.formatting import format_bytes
+    from sm_train.toolkit.terminal.interrupts import set_complete
 
     console = stderr_console()
     request = ExportRequest(kind, weights, dtype, out, merge)
@@ -96,6 +97,7 @@ def command(
         else:
             export_stored(stored, request, partial(console.print, soft_wrap=True))
         if push_to_hub is not None:
+            set_complete(False)
             console.print(f"uploading to {push_to_hub}", soft_wrap=True)
             commit_url = upload(push_to_hub, out, f"Export of {origin.rpartition('/')[2]}")
     verb = "would write" if dry_run else "wrote"

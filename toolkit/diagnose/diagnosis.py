@@ -16,7 +16,11 @@ from dataclasses import dataclass, replace
 from sm_train.toolkit.diagnose.log_scanner import scan
 from sm_train.toolkit.diagnose.matches import PROGRAM_ERROR, LogStream, Match, ScanReport
 from sm_train.toolkit.diagnose.origins import FirstFailing, first_failing
-from sm_train.toolkit.diagnose.signatures import Confidence, signatures
+from sm_train.toolkit.diagnose.signatures import (
+    Confidence,
+    is_programming_mistake,
+    signatures,
+)
 from sm_train.toolkit.report_html.notebook import html_table
 
 NO_FAILURE, UNKNOWN = "no-failure", "unknown"
@@ -55,6 +59,12 @@ class Diagnosis:
     action: str | None = None
     evidence: tuple[Match, ...] = ()
     details: tuple[str, ...] = ()
+
+    @property
+    def parent(self) -> str | None:
+        """``program-error`` for its kinds, such as ``shape-mismatch``; None for other causes."""
+        signature = signatures().get(self.cause)
+        return PROGRAM_ERROR if signature is not None and signature.role == "exception" else None
 
     def __repr__(self) -> str:
         confidence = f", {self.confidence} confidence" if self.confidence else ""
@@ -109,7 +119,7 @@ def judge(reports: Sequence[ScanReport]) -> Diagnosis:
             return _unknown(reports, matches, (*details, f"conflicting causes: {titles}"))
         return _from_signature(causes[0], reports, matches, details)
     if exceptions:
-        return _from_exception(exceptions[0], reports, matches, details)
+        return _from_match(exceptions[0], reports, matches, details)
     if symptoms:
         lagging = _lagging_ranks(symptoms)
         return _from_signature(_root_symptom(symptoms), reports, matches, (*details, *lagging))
@@ -118,9 +128,7 @@ def judge(reports: Sequence[ScanReport]) -> Diagnosis:
         return replace(succeeded(), details=details)
     raised = [match for report in reports if (match := report.last_error()) is not None]
     if raised:
-        first = _by_time(raised)[0]
-        found_in = _from_exception if first.code == PROGRAM_ERROR else _from_signature
-        found = found_in(first, reports, [*matches, *raised], details)
+        found = _from_match(_by_time(raised)[0], reports, [*matches, *raised], details)
         return replace(found, confidence="low")
     torchrun = [
         f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}" for one in summaries
@@ -314,9 +322,12 @@ def _from_signature(
     match: Match, reports: Sequence[ScanReport], matches: list[Match], details: tuple[str, ...]
 ) -> Diagnosis:
     signature = signatures()[match.code]
+    title = signature.title
+    if signature.role == "exception":
+        title = f"{title}: {match.text}"
     return Diagnosis(
         cause=signature.code,
-        title=signature.title,
+        title=title,
         confidence=signature.confidence,
         first=first_failing(match, matches, reports),
         retryable=signature.retryable,
@@ -326,13 +337,21 @@ def _from_signature(
     )
 
 
+def _from_match(
+    match: Match, reports: Sequence[ScanReport], matches: list[Match], details: tuple[str, ...]
+) -> Diagnosis:
+    found_in = _from_exception if match.code == PROGRAM_ERROR else _from_signature
+    return found_in(match, reports, matches, details)
+
+
 def _from_exception(
     match: Match, reports: Sequence[ScanReport], matches: list[Match], details: tuple[str, ...]
 ) -> Diagnosis:
+    mistake = is_programming_mistake(match.text)
     return Diagnosis(
         cause=PROGRAM_ERROR,
         title=f"The program raised {match.text}",
-        confidence="medium",
+        confidence="low" if match.in_library and not mistake else "medium",
         first=first_failing(match, matches, reports),
         retryable=False,
         action="Read the traceback that ends with this line; the same input will raise it again.",

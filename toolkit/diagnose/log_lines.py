@@ -40,6 +40,8 @@ _AFTER_DIGIT = _compiled(
     _TASK,
 )
 _AFTER_SPACE = _compiled(_DATE, _TASK)
+# A table of a terminal program: "│ train-worker-1:73:95 [0] …"
+_AFTER_BOX = _compiled(r"│ (?=[\w.-]+:\d+:\d+ \[\d+\] )")
 _AFTER_BRACKET = _compiled(
     _DATE,
     # PyTorch: "[rank3]: Traceback …", "[rank3]:[E321 02:07:08 …"; Lightning: "[rank: 3] …"
@@ -97,7 +99,7 @@ _RANK = re.compile(
 # torch.multiprocessing: "process 3 terminated with signal SIGKILL"
 _LOCAL_RANK = re.compile(
     r"failed \(exitcode: -?\d+\) local_rank: (\d+)|\blocal_rank (\d+) FAILED"
-    r"|\bprocess (\d+) terminated with (?:signal|exit code)"
+    r"|\b[Pp]rocess (\d+) terminated with (?:signal|exit code|the following error)"
 )
 # '{"ts": "2026-11-21T10:00:00Z", …}': structured logs
 _JSON_TIME = re.compile(rf'^\{{.*"(?:ts|time|@?timestamp)": ?"({_TIME})"')
@@ -257,6 +259,8 @@ def _candidates(first: str) -> tuple[re.Pattern[str], ...]:
         return _AFTER_BRACKET
     if first == "(":
         return _AFTER_PARENTHESIS
+    if first == "│":
+        return _AFTER_BOX
     return _AFTER_SPACE if first in (" ", "\t", "|") else ()
 
 

@@ -57,6 +57,10 @@ _CHAIN_LINES = 6
 _STEPS_TO_RECOVER = 3
 """Further steps that show that the job recovered; other ranks may log one or two late."""
 
+_DIRECT_CAUSE = "The above exception was the direct cause"
+# '  File "/opt/ml/code/train.py", line 88, in main'
+_FRAME = re.compile(rb'^[^\n"]*?\bFile "[^"\n]+", line \d+, in [^\n]*', re.MULTILINE)
+_HEAD_BYTES = 1 << 14
 _FIRST_FAILURE = ("Root Cause (first observed failure)", "Root Cause:")
 # A line which reports that the whole training ended as intended:
 #   … sagemaker-training-toolkit INFO     Reporting training SUCCESS
@@ -205,6 +209,7 @@ class _StreamScanner:
         """Scan a block of whole lines, jumping from one line of interest to the next."""
         if self.line_number == 0:
             self.tracebacks.learn_common_prefix(block)
+            self._open_truncated_traceback(block)
         self.block = block
         position, end = 0, len(block)
         while position < end:
@@ -225,6 +230,15 @@ class _StreamScanner:
         self.tail = (
             (self.tail + block)[-_TAIL_BYTES:] if len(block) < _TAIL_BYTES else block[-_TAIL_BYTES:]
         )
+
+    def _open_truncated_traceback(self, block: bytes) -> None:
+        """Open the traceback at the start of a log whose first lines are missing."""
+        first = block.find(BEGIN.encode())
+        frame = _FRAME.search(block, 0, min(_HEAD_BYTES, first if first >= 0 else len(block)))
+        if frame is None:
+            return
+        self.tracebacks.learn_prefix(self._parse(frame[0]), "  File ")
+        self.tracebacks.open_truncated(self._parse(frame[0]))
 
     def _skip_lines(self, start: int, stop: int) -> None:
         """Count lines without a literal, and the steps that follow a match."""
@@ -253,6 +267,7 @@ class _StreamScanner:
         """Remove the first ``count`` matches: they did not end the job."""
         codes = Counter(match.code for match in self.matches[:count])
         self.recovered += codes
+        self.harmless.extend(match.order for match in self.matches[:count])
         self.per_code -= codes
         del self.matches[:count]
 
@@ -313,7 +328,7 @@ class _StreamScanner:
         if event is not None:
             self._match_event(event, line)
         elif part == "exception":
-            self._match_exception(line)
+            self._match_exception(replace(line, text=line.text.lstrip()))
         elif part == "harmless":
             self.harmless.append(self.line_number)
         elif any(text in line.text for text in _FIRST_FAILURE):
@@ -362,11 +377,13 @@ class _StreamScanner:
 
     def _match_exception(self, line: LogLine) -> None:
         """Add an exception that ended a process, by its signature or as a program error."""
-        signatures = matching_exception(line.text)
+        library = self.tracebacks.library
+        signatures = matching_exception(line.text, library)
         for signature in signatures:
             self._add(signature.code, signature.role, line, uncaught=True)
         if not signatures:
             self._add(PROGRAM_ERROR, "exception", line, uncaught=True)
+            self.matches[-1] = replace(self.matches[-1], in_library=library is not None)
 
     def _add(self, code: str, role: MatchRole, line: LogLine, *, uncaught: bool = False) -> None:
         self.last_line[code] = self.line_number
@@ -402,12 +419,19 @@ class _StreamScanner:
         self.matches = [match for match in self.matches if match.code != code]
 
     def _remove_chained(self, line: LogLine) -> None:
-        """Remove an exception that led to another: the other one ended the process."""
+        """Remove an exception that led to another: the other one ended the process.
+
+        If it is the direct cause of the other one, it remains if its kind is known.
+        """
+        is_cause = _DIRECT_CAUSE in line.text
         for index in reversed(range(len(self.matches))):
             match = self.matches[index]
             if self.line_number - match.order > _CHAIN_LINES:
                 return
-            if match.code == PROGRAM_ERROR and match.rank == line.rank:
+            is_known = match.code != PROGRAM_ERROR
+            if match.role == "exception" and match.rank == line.rank:
+                if is_known and is_cause:
+                    return
                 del self.matches[index]
                 self.per_code[match.code] -= 1
                 return

@@ -13,7 +13,8 @@ from sm_train.toolkit.diagnose.signatures import matching, matching_exception
 MAX_TEXT = 500
 """Characters kept of a line."""
 PROGRAM_ERROR = "program-error"
-"""The code of an exception that ended a process and matches no signature."""
+"""The code of an exception that ended a process and matches no signature. The kinds of exceptions
+in ``program_errors.toml`` are its subcauses."""
 
 _TAIL_LINES = 400
 # Lines of torchrun's final error report, which repeat earlier errors.
@@ -130,6 +131,8 @@ class Match:
     local_rank: int | None = None
     task: int | None = None
     """The number that `srun -l` writes before the line."""
+    in_library: bool = False
+    """Whether an exception was raised in an installed library."""
 
 
 @dataclass(frozen=True)
@@ -184,14 +187,18 @@ class ScanReport:
 
         An exception counts even if no signature matches it, any other line only if one does.
         """
+        handled = self.harmless | {match.order for match in self.matches}
         for line in reversed(self.last_lines()[-_END_LINES:]):
             is_exception = _EXCEPTION.match(line.text) is not None
-            if line.order in self.harmless or _LOGGED.search(line.text) or matching(line.text):
+            if line.order in handled or _LOGGED.search(line.text) or matching(line.text):
                 continue
             is_error = line.role == "symptom" and not is_harmless(line.text)
             if is_exception or (is_error and not is_input_or_source(line.text)):
-                for signature in matching_exception(line.text):
-                    return replace(line, code=signature.code, role=signature.role)
+                # Without its type, an error is compared like the message of an exception.
+                text = line.text if is_exception else f"Error: {line.text}"
+                found = matching_exception(line.text) or matching_exception(text)
+                if found and found[0].role not in ("echo", "warning"):
+                    return replace(line, code=found[0].code, role=found[0].role)
             if is_exception:
                 return replace(line, code=PROGRAM_ERROR, role="exception")
         return None

@@ -1,7 +1,8 @@
-"""Loads and compiles the table of failure signatures, ``signatures.toml``."""
+"""Loads and compiles the failure signatures: ``signatures.toml`` and ``program_errors.toml``."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from dataclasses import dataclass
@@ -11,14 +12,22 @@ from typing import Any, Literal
 
 from sm_train.toolkit.diagnose.required_literals import required_literals
 
-SignatureRole = Literal["cause", "symptom", "echo", "warning"]
+SignatureRole = Literal["cause", "exception", "symptom", "echo", "warning"]
 Confidence = Literal["high", "medium", "low"]
 
 AUTOMATON_BYTES = 64 << 20
 """The most memory of RE2 for one automaton; 8 MiB by default, too little for all literals."""
 
-_TABLE = Path(__file__).with_name("signatures.toml")
-_STRENGTH: dict[SignatureRole, int] = {"cause": 3, "symptom": 2, "echo": 1, "warning": 0}
+_TABLES = ("signatures.toml", "program_errors.toml")
+_STRENGTH: dict[SignatureRole, int] = {
+    "cause": 4,
+    "symptom": 3,
+    "echo": 2,
+    "exception": 1,
+    "warning": 0,
+}
+"""Which role counts if several signatures match one line: kinds of program errors come last."""
+_EXCEPTION_TYPE = r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: .*?"
 
 
 @dataclass(frozen=True)
@@ -33,8 +42,10 @@ class Signature:
     action: str
     source: str
     literals: frozenset[str]
-    regex: re.Pattern[str]
+    regex: re.Pattern[str] | None
     exception: re.Pattern[str] | None
+    in_library: re.Pattern[str] | None
+    libraries: tuple[str, ...]
     ends_job: bool
     explains: frozenset[str]
     examples: tuple[str, ...]
@@ -43,23 +54,36 @@ class Signature:
 @cache
 def signatures() -> dict[str, Signature]:
     """Return all signatures by code, in the order of the table."""
-    with _TABLE.open("rb") as file:
-        rows = tomllib.load(file)["signature"]
-    parsed = (
-        Signature(
-            **{key: row[key] for key in ("code", "title", "role", "confidence", "retryable")},
-            action=row["action"],
-            source=row["source"],
-            literals=required_literals(pattern),
-            regex=re.compile(pattern),
-            exception=re.compile(row["exception"]) if "exception" in row else None,
-            ends_job=row.get("ends_job", False),
-            explains=frozenset(row.get("explains", ())),
-            examples=tuple(row["examples"]),
-        )
-        for row, pattern in ((row, _pattern(row)) for row in rows)
+    tables = [Path(__file__).with_name(name) for name in _TABLES]
+    return {row["code"]: _signature(row) for table in tables for row in _rows(table)}
+
+
+def _rows(table: Path) -> list[dict[str, Any]]:
+    with table.open("rb") as file:
+        rows: list[dict[str, Any]] = tomllib.load(file)["signature"]
+    return rows
+
+
+def _signature(row: dict[str, Any]) -> Signature:
+    pattern = _pattern(row) if "regex" in row else None
+    is_kind = row["role"] == "exception"
+    return Signature(
+        **{key: row[key] for key in ("code", "title", "role", "confidence", "retryable")},
+        action=row["action"],
+        source=row["source"],
+        literals=frozenset() if pattern is None else required_literals(pattern),
+        regex=_compiled(f"{_EXCEPTION_TYPE}(?:{pattern})" if pattern and is_kind else pattern),
+        exception=_compiled(row.get("exception")),
+        in_library=_compiled(row.get("in_library")),
+        libraries=tuple(row.get("libraries", ())),
+        ends_job=row.get("ends_job", False),
+        explains=frozenset(row.get("explains", ())),
+        examples=tuple(row["examples"]),
     )
-    return {one.code: one for one in parsed}
+
+
+def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+    return None if pattern is None else re.compile(pattern)
 
 
 def _pattern(row: dict[str, Any]) -> str:
@@ -146,20 +170,48 @@ def matching(text: str) -> list[Signature]:
         {index for literal in literal_set.Match(text) or () for index in indices[literal]}
     )
     table = list(signatures().values())
-    return _strongest([table[index] for index in candidates if table[index].regex.search(text)])
+    return _strongest([one for index in candidates if _found(one := table[index], text)])
 
 
-def matching_exception(text: str) -> list[Signature]:
-    """Return the signatures of the last line of a traceback, such as ``OSError: …``."""
-    if (found := matching(text)) or _PROGRAMMING_MISTAKES.match(text):
+def _found(signature: Signature, text: str) -> bool:
+    return signature.regex is not None and signature.regex.search(text) is not None
+
+
+def matching_exception(text: str, library: str | None = None) -> list[Signature]:
+    """Return the signatures of the last line of a traceback, such as ``OSError: …``.
+
+    ``library`` is the module of an installed library that raised it, such as
+    ``torch/nn/functional``.
+    """
+    if found := matching(text):
         return found
+    mistake = is_programming_mistake(text)
     table = signatures().values()
-    return _strongest([one for one in table if one.exception and one.exception.search(text)])
+    causes = [one for one in table if one.role != "exception" and _looks_like(one, text, library)]
+    if causes and not mistake:
+        return _strongest(causes)
+    raised = [one for one in table if library and library.startswith(one.libraries)]
+    if raised and not mistake:
+        return raised[:1]
+    kinds = (one for one in table if one.role == "exception" and _looks_like(one, text, library))
+    return [*itertools.islice(kinds, 1)]
+
+
+def _looks_like(signature: Signature, text: str, library: str | None) -> bool:
+    patterns = (signature.exception, signature.in_library if library else None)
+    return any(pattern is not None and pattern.search(text) for pattern in patterns)
+
+
+def is_programming_mistake(text: str) -> bool:
+    """Return whether an exception has a type that a mistake in a program raises."""
+    return _PROGRAMMING_MISTAKES.match(text) is not None
 
 
 def _strongest(matched: list[Signature]) -> list[Signature]:
+    """Return the signatures of the strongest role; only the first kind of a program error."""
     strongest = max((_STRENGTH[one.role] for one in matched), default=0)
-    return [one for one in matched if _STRENGTH[one.role] == strongest]
+    found = [one for one in matched if _STRENGTH[one.role] == strongest]
+    return found[:1] if found and found[0].role == "exception" else found
 
 
 _PROGRAMMING_MISTAKES = re.compile(

@@ -20,6 +20,8 @@ CHAINED = (
     "The above exception was the direct cause",
     # A DataLoader re-raises the error of its worker with the worker's traceback in the message.
     "Original Traceback (most recent call last)",
+    # torch.multiprocessing.spawn re-raises the error of its process in the same way.
+    "terminated with the following error",
 )
 """Lines between a chained exception and the one that replaces it."""
 IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs")
@@ -32,6 +34,12 @@ _FRAME = re.compile(r"^(?:\s|$|[│|+❱╭╰])|^[\^~ ]+$")
 _STRIPPED_FRAME = re.compile(r'^File "[^"]+", line \d+')
 # "torch.OutOfMemoryError: CUDA out of memory", "KeyError: 'x'", "_queue.Empty", "socket.error:"
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|\w*error)(?:: |:?$)")
+# 'File "/opt/ml/code/train.py", line 88, in main', rich's "│ /opt/ml/code/train.py:88 in main"
+_FRAME_FILE = re.compile(r'^\s*(?:File "([^"]+)", line \d|│ (\S+):\d+ in\b)')
+_LIBRARY = re.compile(
+    r"^.*[/\\](?:site|dist)-packages[/\\](.+?)(?:\.py)?$"
+    r"|^.*[/\\]lib[/\\]python\d[\d.]*[/\\](.+?)(?:\.py)?$|^<(frozen \S+)>"
+)
 # The first frame of a traceback, with or without indentation, or of a rich one.
 _FRAME_START = re.compile(r'^\s*(?:File "|│)')
 # "Original Traceback", "  + Exception Group Traceback", "Scheduler hit an exception: Traceback",
@@ -77,6 +85,10 @@ class _Open:
     harmless: bool = False
     lines_since_frame: int = _MAX_SOURCE_LINES
     stripped: bool = False
+    file: str = ""
+    """The source file of the last frame."""
+    truncated: bool = False
+    """Whether its first lines are missing: then a line may look like an exception by chance."""
 
 
 @dataclass
@@ -88,12 +100,15 @@ class Tracebacks:
     """The line number at which a source announced that its next traceback is ignored."""
     prefixes: list[re.Pattern[str]] = field(default_factory=list)
     """The learned prefixes, for parsing further lines."""
+    library: str | None = None
+    """The module that raised the exception of the last traceback that ended, such as
+    ``torch/nn/functional``; None if it is not in an installed library."""
     _assumed: dict[Source, tuple[Source, re.Pattern[str]]] = field(default_factory=dict)
     """A source without a learned prefix → the source and the pattern assumed for its traceback."""
 
-    def learn_prefix(self, line: LogLine) -> bool:
-        """Learn the prefix of the start of a traceback; return False if there is none to learn."""
-        before = line.text[: line.text.find(BEGIN)]
+    def learn_prefix(self, line: LogLine, start: str = BEGIN) -> bool:
+        """Learn the prefix before ``start`` of a traceback; return False if there is none."""
+        before = line.text[: max(0, line.text.find(start))]
         # A rich traceback's box, the word of a nested or grouped one, and text that ends a sentence
         # are no prefix.
         before = before.partition("╭")[0]
@@ -113,6 +128,10 @@ class Tracebacks:
         if len(matches) >= _MIN_HEAD_LINES and len(containers) == 1 and None not in containers:
             [container] = containers
             self.prefixes.append(re.compile(rf"{_POD} {re.escape(str(container))} "))
+
+    def open_truncated(self, frame: LogLine) -> None:
+        """Open a traceback that starts with ``frame``: a log's first lines are missing."""
+        self.open[frame.source] = _Open(1, 1, truncated=True)
 
     def assume(self, bare: LogLine, prefixed: LogLine) -> None:
         """Note that the traceback of ``bare``'s source may continue without the learned prefix."""
@@ -159,6 +178,11 @@ class Tracebacks:
 
     def _inside(self, source: Source, line: LogLine) -> TracebackPart:
         state = self.open[source]
+        if named := _FRAME_FILE.match(line.text):
+            state.file = named[1] or named[2]
+        if state.truncated and _NAMED_ERROR.match(line.text.lstrip()):
+            self._close(source)
+            return "exception"
         if _STRIPPED_FRAME.match(line.text):
             state.stripped = True
         elif _FRAME.match(line.text) is None:
@@ -171,7 +195,7 @@ class Tracebacks:
                 _NAMED_ERROR.match(line.text) and state.lines_since_frame < _MAX_LINES_BETWEEN
             ):
                 return "other"
-            if _EXCEPTION.match(line.text) is None:
+            if state.truncated or _EXCEPTION.match(line.text) is None:
                 return "frame" if state.stripped else "other"
             self._close(source)
             return "harmless" if state.harmless else "exception"
@@ -180,6 +204,9 @@ class Tracebacks:
 
     def _close(self, source: Source) -> None:
         state = self.open[source]
+        module = _LIBRARY.search(state.file)
+        named = module and next(group for group in module.groups() if group)
+        self.library = named.replace("\\", "/") if named else None
         state.depth -= 1
         state.lines_since_frame = _MAX_SOURCE_LINES
         if not state.depth:

@@ -30,9 +30,13 @@ class EvidenceDocument(TypedDict):
 
 
 class DiagnosisDocument(TypedDict):
-    """The document of ``diagnose --json``: unknown is null, times are ISO 8601 in UTC."""
+    """The document of ``diagnose --json``: unknown is null, times are ISO 8601 in UTC.
+
+    ``parent`` is ``program-error`` if ``cause`` is a kind of it, such as ``shape-mismatch``.
+    """
 
     cause: str
+    parent: str | None
     title: str
     confidence: Confidence | None
     first_failure: FirstFailureDocument
@@ -47,6 +51,7 @@ def document(diagnosis: Diagnosis) -> DiagnosisDocument:
     first = diagnosis.first
     return {
         "cause": diagnosis.cause,
+        "parent": diagnosis.parent,
         "title": diagnosis.title,
         "confidence": diagnosis.confidence,
         "first_failure": {
@@ -79,7 +84,8 @@ def show(diagnosis: Diagnosis) -> None:
 
     console = stdout_console()
     confidence = diagnosis.confidence
-    code = "" if confidence is None else f" ({diagnosis.cause}, {confidence} confidence)"
+    kind = f", a kind of {diagnosis.parent}" if diagnosis.parent else ""
+    code = "" if confidence is None else f" ({diagnosis.cause}{kind}, {confidence} confidence)"
     console.print(f"[bold]{escape(diagnosis.title)}[/bold]{code}")
     if diagnosis.first is not None:
         first = diagnosis.first

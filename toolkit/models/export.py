@@ -13,6 +13,7 @@ from sm_train.toolkit.models.checkpoint_source import StoredModel
 from sm_train.toolkit.models.progress import byte_progress
 from sm_train.toolkit.sampling.sample import find_source, require_training_packages
 from sm_train.toolkit.terminal.formatting import format_bytes
+from sm_train.toolkit.terminal.interrupts import set_complete
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.models.checkpoint_export import ExportFormat, WeightsKind
@@ -76,6 +77,7 @@ def export_local(folder: Path, request: ExportRequest) -> Path:
         result = scratch / request.out.name
         with byte_progress(f"writing {request.out.name}", total) as progress:
             checkpoint_export.export(source, options, result, scratch, progress)
+        set_complete(True)
         result.rename(request.out)
     except CheckpointError as error:
         raise UserError(str(error), ExitCode.PREFLIGHT) from None

@@ -33,6 +33,7 @@ from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.hub.components import HubComponents
+from sm_train.toolkit.terminal.interrupts import set_complete
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -136,6 +137,7 @@ def fetch_to_folder(plan: FetchPlan, folder: Path, progress: Progress) -> ModelM
         digests = pool.map(lambda path: _fetch(plan.source, path, staging, progress), plan.files)
         manifest = _manifest(plan, dict(zip(plan.files, digests, strict=True)))
     (staging / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    set_complete(True)
     staging.rename(folder)
     return manifest
 

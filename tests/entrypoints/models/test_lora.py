@@ -33,7 +33,6 @@ from tests.support.capabilities import link_optional_package
 from tests.support.models import build, open_adapters, record, save
 
 LORA = LoraConfig(rank=4, alpha=6.0, targets=None, dropout=0.0)
-PRESETS = ("tiny-sd2", "tiny-sdxl", "tiny-mmdit", "tiny-dit", "tiny-dit epsilon")
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +85,18 @@ def export(folder: Path, out: Path, **options: Any) -> Path:
     return out
 
 
-def test_diffusers_draws_the_images_of_our_sampler(tmp_path: Path, packages: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("tiny-sd2", "tiny-dit"),
+        pytest.param(("tiny-sdxl", "tiny-mmdit", "tiny-dit epsilon"), marks=pytest.mark.slow),
+    ],
+)
+def test_diffusers_draws_the_images_of_our_sampler(
+    tmp_path: Path, packages: Path, names: tuple[str, ...]
+) -> None:
     expected, folders = {}, []
-    for name in PRESETS:
+    for name in names:
         preset, _, prediction_type = name.partition(" ")
         options = {"prediction_type": prediction_type or None}
         folder = tmp_path / name.replace(" ", "-")

@@ -36,7 +36,10 @@ def job(folder: Path, base: Path, lora: dict[str, Any], **settings: Any) -> Job:
     ("preset", "processes", "lora", "settings"),
     [
         ("tiny-mmdit", 2, {"rank": 4, "alpha": 6, "dropout": 0.2}, {}),
-        ("tiny-sdxl", 2, {"rank": 4}, {"sharding": "full_shard"}),
+        ("tiny-dit", 2, {"rank": 4}, {"sharding": "full_shard"}),
+        pytest.param(
+            "tiny-sdxl", 2, {"rank": 4}, {"sharding": "full_shard"}, marks=pytest.mark.slow
+        ),
         pytest.param("tiny-sd2", 3, {"rank": 3}, {}, marks=pytest.mark.slow),
         pytest.param(
             "tiny-dit",
@@ -97,6 +100,7 @@ def test_killed_adapter_resumes_bit_for_bit(
     assert sum(path.stat().st_size for path in final.iterdir()) < 500_000
 
 
+@pytest.mark.slow
 def test_another_base_is_refused(tmp_path: Path) -> None:
     base = save(build("tiny-dit"), tmp_path / "base")
     first = job(tmp_path / "job", base, {"rank": 2}, preset="tiny-dit")

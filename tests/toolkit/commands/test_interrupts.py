@@ -176,7 +176,12 @@ def interrupt(command: LongCommand, folder: Path, delay: float) -> None:
         # init reaps processes whose parent has ended a moment after they did.
         psutil.wait_procs(processes_in(folder), timeout=DEADLINE)
         assert processes_in(folder) == []
-    partial = [path for path in folder.rglob("*") if path.suffix in (".part", ".tmp")]
+    # A download continues from the hidden folder *.fetch; nothing else remains.
+    partial = [
+        path
+        for path in folder.rglob("*")
+        if path.suffix in (".part", ".tmp") and ".fetch/" not in f"{path}"
+    ]
     assert partial == []
 
 
@@ -255,3 +260,25 @@ def test_second_local_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
             _, stderr = second.communicate(timeout=DEADLINE)
         assert second.returncode == 2
         assert "another local run is using this folder; wait for it, or pass --output" in stderr
+
+
+def test_interrupt_after_the_output_is_complete_is_ignored(tmp_path: Path) -> None:
+    """The same command would otherwise refuse to replace the output of an interrupted one."""
+    program = """
+import os, signal
+from sm_train.toolkit import cli
+from sm_train.toolkit.terminal.interrupts import set_complete
+
+def main(**_):
+    set_complete(True)
+    os.kill(os.getpid(), signal.SIGINT)
+    print("wrote out")
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.cli.main = main
+cli.main(["list"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "wrote out\n", "")

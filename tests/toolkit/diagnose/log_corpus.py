@@ -21,7 +21,8 @@ CORPUS = Path(__file__).parent / "corpus"
 class KnownLog:
     """A log, or a folder with one per node, and what `diagnose` should find in it.
 
-    ``causes`` are the acceptable answers; ``rank`` and ``node`` are None if they do not matter.
+    ``causes`` are the acceptable answers; ``program-error`` includes its kinds.
+    ``rank`` and ``node`` are None if they do not matter.
     """
 
     name: str
@@ -35,6 +36,10 @@ class KnownLog:
     def nameable(self) -> bool:
         """Whether the log shows a cause."""
         return not {NO_FAILURE, UNKNOWN} & set(self.causes)
+
+    def accepts(self, found: Diagnosis) -> bool:
+        """Whether an answer is right; a kind of a program error is one too."""
+        return found.cause in self.causes or found.parent in self.causes
 
     def diagnose(self) -> Diagnosis:
         folder = CORPUS / self.name
@@ -73,14 +78,14 @@ def score(logs: Iterable[KnownLog]) -> Score:
     """Diagnose ``logs``; any answer but ``unknown`` is confident."""
     answers = [(log, log.diagnose()) for log in logs]
     confident = [(log, found) for log, found in answers if found.cause != UNKNOWN]
-    wrong = [_line(log, found) for log, found in confident if found.cause not in log.causes]
+    wrong = [_line(log, found) for log, found in confident if not log.accepts(found)]
     nameable = [(log, found) for log, found in answers if log.nameable]
-    missed = [_line(log, found) for log, found in nameable if found.cause not in log.causes]
+    missed = [_line(log, found) for log, found in nameable if not log.accepts(found)]
     origin = [
         f"{_line(log, found)}: {found.first.node if found.first else None}, "
         f"rank {found.first.rank if found.first else None}"
         for log, found in nameable
-        if found.cause in log.causes and not _origin_is_right(log, found)
+        if log.accepts(found) and not _origin_is_right(log, found)
     ]
     return Score(
         _share(len(confident) - len(wrong), len(confident)),

@@ -22,6 +22,7 @@ REMOTE = (
 )
 KEYS = {
     "cause",
+    "parent",
     "title",
     "confidence",
     "first_failure",

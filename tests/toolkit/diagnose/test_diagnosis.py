@@ -137,7 +137,7 @@ def test_unexplained_kill_is_worth_a_retry_but_not_one_for_lack_of_memory() -> N
 
 def test_exception_without_signature_outranks_echoes() -> None:
     error = (
-        "RuntimeError: stack expects each tensor to be equal size, but got [3, 512] and [3, 511]"
+        "RuntimeError: The encoder is not ready at step 120 of rank 12 of this node, start it again"
     )
     found = diagnosed(
         [*training(), *echoes(range(8))],
@@ -559,7 +559,7 @@ def test_message_that_ends_the_job_counts_despite_buffered_steps() -> None:
         ("MyClientError: 503 from the service: temporarily unavailable", "http-server-error"),
         ("OSError: (External) CUBLAS error(13).", "cublas-error"),
         ("KeyError: 'no space left on device'", "program-error"),
-        ("ValueError: batch_size must be positive", "program-error"),
+        ("ValueError: batch_size must be positive", "invalid-config"),
     ],
 )
 def test_mention_of_a_failure_in_an_uncaught_exception_names_it(error: str, cause: str) -> None:
@@ -597,3 +597,64 @@ def test_launchers_exception_does_not_hide_the_programs() -> None:
 )
 def test_signal_is_recognized_unless_a_launcher_sends_it(line: str, cause: str) -> None:
     assert diagnosed([*training(), line]).cause == cause
+
+
+IN_LIBRARY = '  File "/opt/conda/lib/site-packages/diffusers/unet.py", line 88, in forward'
+IN_SCRIPT = '  File "/opt/ml/code/train.py", line 88, in main'
+OPENED = "Traceback (most recent call last):"
+
+
+def test_kind_of_a_program_error_names_its_parent_and_shows_the_line() -> None:
+    error = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (154x2048 and 768x320)"
+    found = diagnosed([*training(), OPENED, IN_LIBRARY, error])
+    assert (found.cause, found.parent) == ("shape-mismatch", "program-error")
+    assert error in found.title
+    oom = diagnosed([*training(), OPENED, IN_LIBRARY, "RuntimeError: CUDA error: out of memory"])
+    assert (oom.cause, oom.parent) == ("gpu-out-of-memory", None)
+
+
+@pytest.mark.parametrize(("frame", "confidence"), [(IN_SCRIPT, "medium"), (IN_LIBRARY, "low")])
+def test_unknown_exception_of_a_library_is_less_certain(frame: str, confidence: str) -> None:
+    found = diagnosed([*training(), OPENED, frame, "RuntimeError: the cloud is too grey"])
+    assert (found.cause, found.confidence) == ("program-error", confidence)
+
+
+def test_attribute_that_a_library_lacks_is_a_mismatch_of_versions() -> None:
+    error = "AttributeError: 'Linear' object has no attribute 'set_lora_layer'"
+    assert diagnosed([*training(), OPENED, IN_LIBRARY, error]).cause == "api-mismatch"
+    assert diagnosed([*training(), OPENED, IN_SCRIPT, error]).cause == "program-error"
+
+
+@pytest.mark.parametrize("prefix", ["", "train-worker-1 pytorch ", "[default0]:", "12:30:01 | "])
+def test_traceback_is_found_though_its_first_lines_are_missing(prefix: str) -> None:
+    error = "KeyError: 'text_embeds'"
+    tail = [
+        IN_LIBRARY,
+        "    return hidden_states",
+        IN_SCRIPT,
+        "    main()",
+        error,
+        *torchrun_report(0, 1),
+    ]
+    found = diagnosed([prefix + line for line in tail])
+    assert (found.cause, found.confidence) == ("program-error", "medium")
+    assert error in found.title
+
+
+def test_known_kind_of_a_direct_cause_remains() -> None:
+    chain = [
+        OPENED,
+        IN_SCRIPT,
+        "FileNotFoundError: [Errno 2] No such file or directory: 'meta.jsonl'",
+    ]
+    cause = "The above exception was the direct cause of the following exception:"
+    wrapper = [OPENED, IN_SCRIPT, "RuntimeError: the data set is not usable"]
+    assert diagnosed([*training(), *chain, "", cause, "", *wrapper]).cause == "file-missing"
+    handled = "During handling of the above exception, another exception occurred:"
+    assert diagnosed([*training(), *chain, "", handled, "", *wrapper]).cause == "program-error"
+
+
+def test_exception_that_training_outlived_is_no_failure() -> None:
+    steps = [step(number, WRITTEN + number) for number in range(200, 210)]
+    for error in ("KeyError: 'x'", "RuntimeError: the cloud is too grey"):
+        assert is_left_alone(diagnosed([*training(), OPENED, IN_SCRIPT, error, *steps]))

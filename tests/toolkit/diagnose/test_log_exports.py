@@ -19,14 +19,14 @@ from sm_train.toolkit.diagnose.log_files import log_files
 
 from tests.support.log_lines import DONE, WRITTEN, diagnosed, stream
 
-ERROR = 'ValueError: "batch" must be 8, not 7'
+ERROR = 'ValueError: "batch" is 7 instead of 8'
 FAILURE = [
     "step 10 loss 0.31 lr 1.0e-04",
     "Traceback (most recent call last):",
     '  File "/opt/ml/code/train.py", line 212, in <module>',
     "    main()",
     '  File "/opt/ml/code/train.py", line 88, in main',
-    "    raise ValueError(f'\"batch\" must be 8, not {batch}')",
+    "    raise ValueError(f'\"batch\" is {batch} instead of 8')",
     "           ^^^^^^^^^^^^",
     ERROR,
 ]

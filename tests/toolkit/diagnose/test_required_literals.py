@@ -34,10 +34,11 @@ def test_expression_without_fixed_text_is_refused(pattern: str) -> None:
         required_literals(pattern)
 
 
-@pytest.mark.parametrize("code", signatures())
+@pytest.mark.parametrize("code", [code for code, one in signatures().items() if one.regex])
 @settings(max_examples=15)
 @given(st.data())
 def test_every_match_of_a_signature_contains_a_literal(code: str, data: st.DataObject) -> None:
     signature = signatures()[code]
+    assert signature.regex is not None
     text = data.draw(st.from_regex(re.compile(signature.regex.pattern, re.ASCII)))
     assert any(literal in text for literal in signature.literals)

@@ -133,7 +133,9 @@ def outcome(facts: JobFacts) -> Verdict:
     if status is not None:
         return _sagemaker_outcome(facts, status, question, evidence)
     if end is not None and end["reason"] == "done":
-        return Verdict("end", "good", question, "it completed all steps", evidence)
+        # A script of the user's own may train without steps that are observed.
+        sentence = "it completed all steps" if end["step"] else "it ended without an error"
+        return Verdict("end", "good", question, sentence, evidence)
     if end is not None:
         return Verdict(
             "end", "warning", question, f"early, at step {end['step']:,}: {end['reason']}", evidence
