@@ -1,7 +1,7 @@
 """One word for each concept in everything that a user sees.
 
 The list holds phrases that a reader has to translate, with the field's own term. It is compared
-with the documentation, help texts, templates, failure signatures and the strings of the product's code.
+with the documentation, help texts, templates, failure signatures and the product's strings.
 """
 
 from __future__ import annotations

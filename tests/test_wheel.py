@@ -70,8 +70,12 @@ def tracked_files() -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the tracked files alone."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    """A wheel of the tracked files."""
+    return build_wheel(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel"))
+
+
+def build_wheel(source: Path, built: Path) -> Path:
+    """Build a wheel in ``built`` from a copy of the tracked files alone, made in ``source``."""
     for name in tracked_files():
         target = source / name
         target.parent.mkdir(parents=True, exist_ok=True)
