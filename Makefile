@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 PIP_OPTIONS := --disable-pip-version-check
 DEMO_EXTRAS := aws,train,demo
 
-.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs site plans requirements sbom \
-	audit bench clean
+.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs site plans images \
+	requirements sbom audit bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m sm_train.toolkit.demo
@@ -69,6 +69,11 @@ site: $(VENV)/.installed
 # presets.
 plans: $(VENV)/.installed
 	$(BIN)/python -m sm_train.entrypoints.planning.measure
+
+# Copies the SageMaker SDK's table of AWS's images, for installations without the SDK.
+images: $(VENV)/.installed
+	$(BIN)/python -m sm_train.estimators.request.image_table > build/images.json
+	mv build/images.json estimators/data/images.json
 
 # Pins the packages of jobs and Lambda functions with everything that they need, and with hashes.
 # Versions change only where an .in file demands it; make UPGRADE=--upgrade requirements takes the
@@ -133,7 +138,7 @@ $(VENV)/.demo: $(VENV)/.torch setup.cfg pyproject.toml
 # Installs the same package versions as jobs do, and the tools of the tests.
 $(VENV)/.installed: $(VENV)/.torch setup.cfg pyproject.toml
 	@echo "2/2 Installing sm-train and the tools of its tests: about 150 packages, 2 to 5 minutes"
-	$(BIN)/pip install $(PIP_OPTIONS) -c $(VENV)/constraints.txt -e ".[$(DEMO_EXTRAS),report,docs,dev]"
+	$(BIN)/pip install $(PIP_OPTIONS) -c $(VENV)/constraints.txt -e ".[$(DEMO_EXTRAS),heic,hub,report,notebook,docs,dev]"
 	touch $@ $(VENV)/.demo
 
 # uv compiles requirements, cyclonedx-bom writes SBOMs, pip-audit reads advisory databases.

@@ -211,6 +211,8 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
     config, events = trainer.config, trainer.events
     stage, world_size = config.stage, trainer.accelerator.num_processes
     parameters = sum(parameter.numel() for parameter in trainer.state.parameters)
+    # Of the network that an adapter extends.
+    frozen = sum(one.numel() for one in trainer.state.module.parameters() if not one.requires_grad)
     events.write(
         "start",
         f"{config.run} {stage.name}: {parameters:,} parameters, {world_size} processes on "
@@ -226,6 +228,7 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         effective_batch_size=trainer.metrics.effective_batch_size,
         max_steps=stage.max_steps,
         parameters=parameters,
+        frozen_parameters=frozen,
         backend=backend.backend,
         backend_reason=backend.reason,
         precision=config.training.precision,

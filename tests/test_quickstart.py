@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.conftest import clean_environment
 from tests.support.deadline import DEADLINE
-from tests.test_wheel import build_wheel
+from tests.wheel_files import build_wheel
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "docs" / "quickstart.md"
@@ -83,7 +83,7 @@ def samples_in(grid: Path, count: int) -> NDArray[np.float32]:
 @pytest.mark.slow
 def test_quickstart_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command works; at least 80 % of the samples are closest to their caption's photos."""
-    wheel = build_wheel(tmp_path / "source", tmp_path / "wheel")
+    wheel = build_wheel(tmp_path / "wheel")
     write_photos(tmp_path)
     names = captions(tmp_path / "photos")
     prompts = [name for name in names for _ in range(SAMPLES_PER_CAPTION)]

@@ -138,8 +138,7 @@ def _run(arguments: list[str]) -> int:
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except click.ClickException as error:
-        error.show(sys.stderr)
-        return ExitCode.USAGE
+        return _fail_usage(error)
     except (click.Abort, KeyboardInterrupt):
         # A second Ctrl-C would print a traceback of the exit.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -173,8 +172,36 @@ def _discard_output() -> None:
 def _fail(message: str, code: ExitCode) -> ExitCode:
     with suppress(BrokenPipeError):  # with 2>&1, the reader of the output may have ended
         for line in printable(message).splitlines():
-            sys.stderr.write(f"sm-train: {line}\n")
+            sys.stderr.write(f"{_wrapped(f'sm-train: {line}')}\n")
     return code
+
+
+def _fail_usage(error: click.ClickException) -> ExitCode:
+    """Report a mistake in the arguments, below the usage of the command."""
+    context = getattr(error, "ctx", None)
+    with suppress(BrokenPipeError):
+        if context is not None:
+            sys.stderr.write(f"{context.get_usage()}\n")
+            sys.stderr.write(f"Try '{context.command_path} --help' for help.\n\n")
+        sys.stderr.write(f"{_wrapped(f'Error: {error.format_message()}')}\n")
+    return ExitCode.USAGE
+
+
+def _wrapped(line: str) -> str:
+    """Wrap a message between words on a terminal; elsewhere it stays one line."""
+    if not sys.stderr.isatty():
+        return line
+    import textwrap
+
+    from sm_train.toolkit.terminal.text_table import terminal_width
+
+    return textwrap.fill(
+        line,
+        terminal_width(),
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _fail_os(error: OSError) -> ExitCode:

@@ -52,7 +52,7 @@ class StageState:
     @property
     def remaining_seconds(self) -> float | None:
         """Training time left at the current speed."""
-        remaining = self.max_steps - self.step
+        remaining = max(0, self.max_steps - self.step)
         speed = self.progress.steps_per_second
         return remaining / speed if speed else (0.0 if remaining <= 0 else None)
 

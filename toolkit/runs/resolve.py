@@ -190,6 +190,7 @@ def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, Resol
         config = load(Path(target))
         session, region = _open(config.region, options)
         return session, _run_of_file(session, config, region)
+    _require_name(target)
     with _local_run_hint(target):
         session, region = _open(None, options)
         run = resolve_run(session, target, region)
@@ -198,8 +199,23 @@ def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, Resol
 
 def open_session_for(target: str, options: dict[str, Any]) -> tuple[boto3.Session, str]:
     """Open a session in the region of ``target``, if it is a run file, or of the options."""
+    if not is_run_file(target):
+        _require_name(target)
     with _local_run_hint(target):
         return _open(load(Path(target)).region if is_run_file(target) else None, options)
+
+
+def _require_name(target: str) -> None:
+    """Refuse a path, which names neither a run nor a job.
+
+    Raises:
+        UserError: ``target`` is one.
+    """
+    if "/" in target:
+        raise UserError(
+            f"{target}: no such file or folder; name a run file, a run, a job or the folder of a "
+            "local run"
+        )
 
 
 def _open(run_file_region: str | None, options: dict[str, Any]) -> tuple[boto3.Session, str]:

@@ -15,6 +15,7 @@ from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.submit.changes import Changes
 from sm_train.toolkit.submit.planned_job import RunPlan
@@ -35,19 +36,24 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _COLUMNS = ("stage", "cluster", "GPUs", "batch", "max_steps", "it/s", "time", "cost", "range")
+_NARROW = 90
+"""Width below which the table has no column max_steps, so that no cell wraps."""
+
 _MAX_VALUE = 60
 """Characters of a changed value; longer ones are cut."""
 
 
 def show_plan(plan: RunPlan, console: Console) -> None:
     """Print the plan of the whole run and what starts now, at most 100 columns wide."""
+    from rich.text import Text
+
     submission = plan.submission
     console.print(f"\n[bold]Plan for {submission.config.name}[/] in {submission.region}\n")
-    console.print(_stage_table(plan))
+    console.print(_stage_table(plan, console.width))
     console.print()
     console.print(_two_columns((*_starts_now(plan), *_details(submission))))
     for line in warnings(submission):
-        console.print(f"\n[bold]Warning[/] {line}")
+        console.print(Text.assemble(("\nWarning ", "bold"), printable(line)))
     missing = not_measured(plan)
     if missing:
         console.print("\n[bold]Not measured[/]")
@@ -61,17 +67,23 @@ def _distribution(config: RunConfig) -> str:
     return "ShardedByS3Key" if config.train_sharded else "FullyReplicated"
 
 
-def _stage_table(plan: RunPlan) -> Table:
+def _stage_table(plan: RunPlan, width: int) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for name in _COLUMNS:
+    shown = [name for name in _COLUMNS if name != "max_steps" or width >= _NARROW]
+    for name in shown:
         table.add_column(name, justify="left" if name in ("stage", "cluster") else "right")
+
+    def add_row(*cells: str, style: str | None) -> None:
+        by_name = dict(zip(_COLUMNS, cells, strict=True))
+        table.add_row(*(by_name[name] for name in shown), style=style)
+
     document = as_document(plan.whole)
     for stage, priced in zip(plan.submission.config.stages, document["stages"], strict=True):
         gpus = instance_type(priced["instance_type"]).accelerators
         firm = priced["throughput_basis"] in FIRM or priced["steps_per_second"] is None
-        table.add_row(
+        add_row(
             stage.name,
             f"{priced['instances']} × {priced['instance_type']}",
             str(priced["instances"] * gpus),
@@ -85,7 +97,7 @@ def _stage_table(plan: RunPlan) -> Table:
         )
     total = document["total"]
     days, cost = format_days(total["wall_seconds"]), format_total_usd(total)
-    table.add_row("total", "", "", "", "", "", days, cost, format_usd_range(total), style="bold")
+    add_row("total", "", "", "", "", "", days, cost, format_usd_range(total), style="bold")
     return table
 
 
@@ -186,6 +198,8 @@ def warnings(submission: Submission) -> list[str]:
         f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}: submit refuses it"
         for one in find_placeholders(submission.config)
     ]
+    if not is_installed("botocore"):
+        lines.append('the request is not validated: pip install "sm-train[aws]"')
     size = len(submission.bundle.archive)
     if size <= LARGE_BYTES:
         return lines

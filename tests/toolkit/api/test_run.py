@@ -30,7 +30,7 @@ STAGES = [stage("a"), stage("b", resolution=512, steps_per_second=None)]
 @pytest.fixture
 def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
     """An account with the run's bucket and shards; this process has credentials for it."""
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
     return aws

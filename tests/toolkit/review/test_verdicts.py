@@ -213,6 +213,24 @@ def test_data_wait(data_wait: float, level: str) -> None:
     assert f"{data_wait:.1%}" in found.sentence
 
 
+def test_fixes_for_a_script_of_the_users_own_name_no_keys_of_the_run_file() -> None:
+    job = SimulatedJob(data_wait=lambda share: 0.4)
+    lines = [
+        (node, text.replace('"run": "demo"', '"run": "demo", "entry": "own.py"'))
+        for node, text in job.lines()
+    ]
+    found = verdicts(job, log=parse_lines(lines))
+    assert "the script's DataLoader" in (found["data"].fix or "")
+    assert "training.decode_workers" in (verdicts(job)["data"].fix or "")
+    assert "the script's DataLoader" in (found["time"].fix or "")
+
+
+def test_script_that_took_no_observed_steps_did_not_complete_all_steps() -> None:
+    lines = [(None, line("end", 60.0, step=0, reason="done", images=0))]
+    found = verdicts(SimulatedJob(), outcome=None, log=parse_lines(lines))["end"]
+    assert (found.level, found.sentence) == ("good", "it ended without an error")
+
+
 def test_cloudwatch_utilization_is_divided_by_gpu_count() -> None:
     times = BEGIN + 60.0 * np.arange(240)
     metrics = {

@@ -76,7 +76,7 @@ def test_plan_shows_cluster_launch_and_cost(cli: Cli, tmp_path: Path) -> None:
 def test_plan_and_question_name_what_starts_now_and_the_whole_run(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, stages=[stage("a", max_steps=10_000), stage("b")])
     cost = json.loads(cli("cost", run, "--json").stdout)
     first, whole = (f"${one['cost_usd']:,.0f}" for one in (cost["stages"][0], cost["total"]))
@@ -92,7 +92,7 @@ def test_plan_and_question_name_what_starts_now_and_the_whole_run(
 
 
 def test_plan_shows_what_changed_since_the_last_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("ai-bucket", **SHARDS)
     stages = [stage("a", learning_rate=1e-4), stage("b")]
     options = {"network": "loopback", "env": aws.environment}
     run = write_run(tmp_path, stages=stages)

@@ -15,6 +15,13 @@ GOOD_SHARE, WARNING_SHARE = 0.02, 0.1
 
 _MAX_NODES = 5
 
+_FIX = (
+    "use more decoders (training.decode_workers), precomputed latents (`sm-train pack --latents`), "
+    "or smaller images in the shards"
+)
+ENTRY_DATA_FIX = "use more workers in the script's DataLoader, or smaller files"
+"""The fix for a script of the user's own, which reads the data itself."""
+
 
 def data(facts: JobFacts) -> Verdict:
     question = "Was data loading the bottleneck?"
@@ -40,11 +47,14 @@ def data(facts: JobFacts) -> Verdict:
             f"slowest tenth of the intervals: {float(np.quantile(known, 0.9)):.1%}",
             *(str(one) for one in sorted(nodes, key=lambda one: -one.share)[:_MAX_NODES]),
         ),
-        None
-        if level == "good"
-        else "use more decoders (training.decode_workers), precomputed latents "
-        "(`sm-train pack --latents`), or smaller images in the shards",
+        None if level == "good" else ENTRY_DATA_FIX if has_own_script(facts) else _FIX,
     )
+
+
+def has_own_script(facts: JobFacts) -> bool:
+    """Return whether the job ran a script of the user's own (``entry``)."""
+    start = facts.log.last("start")
+    return start is not None and start.get("entry") is not None
 
 
 @dataclass(frozen=True)

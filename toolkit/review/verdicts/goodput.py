@@ -11,6 +11,7 @@ from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts, JobOutcome
 from sm_train.toolkit.review.model import Level, Verdict, part_label
+from sm_train.toolkit.review.verdicts.data import ENTRY_DATA_FIX, has_own_script
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd, format_usd_range
 
 GOOD_GOODPUT, POOR_GOODPUT = 0.9, 0.75
@@ -33,6 +34,13 @@ _FIXES = {
     "shut_down": "check what is written after the last step",
 }
 """By part of cost.timeline."""
+
+_ENTRY_FIXES = {
+    "lost_work": "have the script save more often",
+    "checkpoints": "have the script save less often",
+    "data_wait": ENTRY_DATA_FIX,
+}
+"""The same for a script of the user's own, where keys of the run file do not apply."""
 
 
 def goodput(facts: JobFacts) -> Verdict:
@@ -70,7 +78,8 @@ def goodput(facts: JobFacts) -> Verdict:
 def _goodput_fix(facts: JobFacts, part: str) -> str | None:
     if part == "start_up" and not facts.billed:
         return None
-    return _FIXES[part].format(name=facts.name)
+    fixes = _FIXES | _ENTRY_FIXES if has_own_script(facts) else _FIXES
+    return fixes[part].format(name=facts.name)
 
 
 def _parts(facts: JobFacts) -> Iterator[str]:

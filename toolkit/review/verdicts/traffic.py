@@ -94,8 +94,9 @@ def network_use(facts: JobFacts, rate_field: str) -> NetworkUse | None:
     network = facts.instance_type.network(instances)
     calls = step_collectives(
         start.get("sharding") or "none",
-        parameters,
+        parameters + start.get("frozen_parameters", 0),
         network,
+        trained=parameters,
         bf16=start.get("precision") == "bf16",
         reduce_bf16=start.get("reduce_dtype") == "bf16",
         passes=start.get("gradient_accumulation_steps") or 1,
