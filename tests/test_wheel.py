@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import sys
 import sysconfig
 import venv
 import zipfile
@@ -14,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import clean_environment
+from tests.wheel_files import FOLDERS, build_wheel, tracked_files
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("toolkit", "estimators", "cost", "entrypoints")
 
 PROGRAM = """
 import json, sys, traceback
@@ -57,34 +55,10 @@ Path("codes.json").write_text(json.dumps(codes))
 """
 
 
-def tracked_files() -> list[str]:
-    listed = subprocess.run(
-        ["git", "ls-files", *FOLDERS, "setup.cfg", "pyproject.toml", "README.md", "LICENSE"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return listed.stdout.splitlines()
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy of the tracked files alone."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in tracked_files():
-        target = source / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, target)
-    subprocess.run(
-        [
-            *[sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"],
-            *["--no-build-isolation", "--disable-pip-version-check", "-w", built, source],
-        ],
-        check=True,
-    )
-    [path] = built.glob("*.whl")
-    return path
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_every_tracked_file(wheel: Path) -> None:

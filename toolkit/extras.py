@@ -19,13 +19,26 @@ def require_extra(extra: Extra, *modules: str, purpose: str) -> None:
         UserError: one of them is not installed; the message names the command that installs it.
     """
     for module in modules:
-        if not _is_installed(module):
+        if not is_installed(module):
             raise UserError(
                 f'{module}: is not installed; {purpose} needs it: pip install "sm-train[{extra}]"'
             )
 
 
-def _is_installed(module: str) -> bool:
+def require_local_run(*, in_containers: bool = False) -> None:
+    """Refuse a local run without the packages of a training process.
+
+    Raises:
+        UserError: one is not installed.
+    """
+    in_process = () if in_containers else ("torch", "accelerate", "diffusers")
+    require_extra("train", "psutil", *in_process, purpose="a local run")
+    if in_containers:
+        require_extra("aws", "sagemaker", purpose="a local run in containers")
+
+
+def is_installed(module: str) -> bool:
+    """Return whether ``module`` can be imported."""
     try:
         return find_spec(module) is not None
     except ImportError:

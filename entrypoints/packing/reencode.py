@@ -127,7 +127,9 @@ def _register_heif() -> None:
     try:
         from pillow_heif import register_heif_opener
     except ImportError:
-        raise DecodeError("image-kind", "HEIC; pillow-heif is not installed") from None
+        raise DecodeError(
+            "image-kind", 'HEIC; pillow-heif is not installed: pip install "sm-train[heic]"'
+        ) from None
     # Thumbnails and depth maps are other images of the file.
     register_heif_opener(thumbnails=False, depth_images=False, decode_threads=1)
 

@@ -1,16 +1,22 @@
 """Look up AWS's images in the table that the SDK ships, without importing the SDK.
 
 ``sagemaker.core.image_uris.retrieve`` reads the same file, but its import takes two seconds, longer
-than everything else that a plan or a check does. Ambiguous entries are left to it.
+than everything else that a plan or a check does. Ambiguous entries are left to it. A base install
+has no SDK: ``estimators/data/images.json`` is a copy of its table (`make images` writes it).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+FRAMEWORKS = ("pytorch", "pytorch-amzn2023")
+"""The SDK's tables that a run's image can be in."""
 
 _DOMAINS = {"cn": "amazonaws.com.cn", "us-iso": None, "eu-iso": None, "eusc": None}
 """Region prefix → domain of ECR. None: another partition, whose hostnames differ."""
@@ -61,6 +67,17 @@ def _processor(instance: str) -> str:
 
 @cache
 def _table(framework: str) -> dict[str, Any]:
+    """Return the table of a framework: that of the SDK if it is installed, else our copy of it."""
+    return _sdk_table(framework) or _copied_tables().get(framework, {})
+
+
+def _copied_tables() -> dict[str, Any]:
+    content = (files("sm_train.estimators") / "data" / "images.json").read_bytes()
+    tables: dict[str, Any] = json.loads(content)["tables"]
+    return tables
+
+
+def _sdk_table(framework: str) -> dict[str, Any]:
     """Return the SDK's table of a framework; empty if the file is not found."""
     spec = importlib.util.find_spec("sagemaker")
     for folder in (spec and spec.submodule_search_locations) or ():
@@ -69,3 +86,16 @@ def _table(framework: str) -> dict[str, Any]:
             table: dict[str, Any] = json.loads(path.read_bytes())
             return table
     return {}
+
+
+def main() -> None:
+    """Print the copy of the installed SDK's tables of training images."""
+    from importlib.metadata import version
+
+    source = f"Apache-2.0, sagemaker {version('sagemaker')}, core/image_uri_config"
+    tables = {name: {"training": _sdk_table(name)["training"]} for name in FRAMEWORKS}
+    sys.stdout.write(json.dumps({"source": source, "tables": tables}, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()

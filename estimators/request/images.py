@@ -58,8 +58,13 @@ def aws_image(version: str, instance: str, region: str) -> str:
     image = training_image(framework, version, region, instance)
     if image is not None:
         return image
-    from sagemaker.core import image_uris
-
+    try:
+        from sagemaker.core import image_uris
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"cluster.framework_version or region: no image of PyTorch {version} for {instance} in "
+            f'{region} is known here; pip install "sm-train[aws]" looks in the SageMaker SDK'
+        ) from None
     try:
         uri: str = image_uris.retrieve(
             framework,

@@ -296,6 +296,9 @@ class Run:
                 another local run uses the folder.
             JobFailedError: a process failed.
         """
+        from sm_train.toolkit.extras import require_local_run
+
+        require_local_run(in_containers=image is not None)
         from sm_train.toolkit.api.local_run import LocalRun
         from sm_train.toolkit.submit.bundle import bundle_of
         from sm_train.toolkit.submit.local_run import default_output, run_locally

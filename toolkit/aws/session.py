@@ -11,6 +11,7 @@ from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
 from sm_train.estimators.regions import region_problem
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.extras import is_installed, require_extra
 from sm_train.toolkit.settings import from_config, from_environment
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def profile_region(profile: str | None) -> str | None:
     Raises:
         UserError: there is no such profile.
     """
+    if not is_installed("botocore"):
+        return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     import botocore.exceptions
     import botocore.session
 
@@ -92,8 +95,10 @@ def open_session(profile: str | None, region: str) -> boto3.Session:
     """Return a boto3 session that has credentials, and whose S3 requests name the bucket's owner.
 
     Raises:
-        UserError: there is no such profile, or no credentials were found (exit code 4).
+        UserError: there is no such profile, or no credentials were found (exit code 4), or boto3
+            is not installed.
     """
+    require_extra("aws", "boto3", purpose="every request to AWS")
     import boto3
     import botocore.exceptions
 
@@ -119,6 +124,8 @@ def open_session_if_possible(profile: str | None, region: str) -> boto3.Session 
     Return None without credentials in the environment or in a profile. An instance's own role is
     left out: asking for it takes seconds on a machine that has none.
     """
+    if not is_installed("boto3"):
+        return None
     import boto3
     import botocore.config
     import botocore.exceptions

@@ -118,6 +118,9 @@ def _examine_local(
     output: Path | None,
     as_json: bool,
 ) -> None:
+    from sm_train.toolkit.extras import require_local_run
+
+    require_local_run()
     from sm_train.toolkit.doctor.doctor import examine_local
     from sm_train.toolkit.doctor.view import show_result
     from sm_train.toolkit.local.launcher import default_nodes

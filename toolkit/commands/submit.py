@@ -242,6 +242,9 @@ def _run_locally(
     as_json: bool,
     command_line: str,
 ) -> None:
+    from sm_train.toolkit.extras import require_local_run
+
+    require_local_run(in_containers=container is not None)  # before anything is written
     from sm_train.entrypoints.common.atomic_write import write_atomic
     from sm_train.toolkit.jobs.local_folder import COMMAND_NAME
     from sm_train.toolkit.submit.local_run import default_output

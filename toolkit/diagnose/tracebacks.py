@@ -44,7 +44,8 @@ _LIBRARY = re.compile(
 _FRAME_START = re.compile(r'^\s*(?:File "|│)')
 # "Original Traceback", "  + Exception Group Traceback", "Scheduler hit an exception: Traceback",
 # "  0% 0/3000 [00:00<?, ?it/s]Traceback"
-_NO_PREFIX = re.compile(r"(?:Original|Group) $|it/s[^\]]*\]\s*$")
+# "RuntimeError: Traceback": an exception whose message is the traceback of another process
+_NO_PREFIX = re.compile(r"(?:Original|Group) $|it/s[^\]]*\]\s*$|(?:Error|Exception): ?$")
 # stern: "train-worker-1 pytorch Traceback (most recent call last):"
 _POD = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*-[a-z0-9]*\d[a-z0-9]*(?:-[a-z0-9]+)*"
 _POD_AND_CONTAINER = re.compile(rf"{_POD} ([a-z][a-z0-9-]*) ")

@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.extras import require_extra
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 
 def hub_api() -> HfApi:
-    """Return the library's client, without its progress bars."""
+    """Return the library's client, without its progress bars.
+
+    Raises:
+        UserError: the library is not installed.
+    """
+    require_extra("hub", "huggingface_hub", purpose="the Hugging Face Hub")
     from huggingface_hub import HfApi
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -28,6 +34,7 @@ def hub_api() -> HfApi:
 @contextmanager
 def translate_hub_errors(operation: str) -> Iterator[None]:
     """Raise errors of the Hub and of the network as a :class:`UserError`."""
+    require_extra("hub", "huggingface_hub", purpose="the Hugging Face Hub")
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -95,6 +102,7 @@ def require_token() -> None:
     Raises:
         UserError: there is none.
     """
+    require_extra("hub", "huggingface_hub", purpose="the Hugging Face Hub")
     from huggingface_hub import get_token
 
     if get_token() is None:

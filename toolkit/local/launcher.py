@@ -174,12 +174,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _without_gpu() -> bool:
-    try:
-        import torch
-    except ImportError:
-        raise UserError(
-            "--local: the training packages are not installed; pip install 'sm-train[train]'"
-        ) from None
+    import torch
+
     return not torch.cuda.is_available()
 
 

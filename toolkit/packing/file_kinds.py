@@ -29,6 +29,7 @@ _KINDS = {
 """The kind of each extension that ``--convert`` packs."""
 
 CONVERTED_SUFFIXES = frozenset(_KINDS)
+HEIC_SUFFIXES = frozenset(suffix for suffix, kind in _KINDS.items() if kind == "heic")
 CONVERTED_KINDS = frozenset(_KINDS.values())
 
 _MAX_NAMED = 3

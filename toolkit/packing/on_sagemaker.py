@@ -34,6 +34,7 @@ from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import require_bucket
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.packing.file_kinds import SkippedKind, describe_skipped
 from sm_train.toolkit.packing.pack import (
     PackJob,
@@ -229,6 +230,7 @@ def submit(
             "role: not set; write role: arn:aws:iam::ACCOUNT:role/NAME in the run file",
             ExitCode.PERMISSION,
         )
+    require_extra("aws", "sagemaker", purpose="packing on SageMaker")
     session = open_session(job.access.profile, region)
     bucket = staging_bucket(config, region)
     require_bucket(session, f"s3://{bucket}/{config.name}/", region, "bucket")

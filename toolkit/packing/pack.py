@@ -43,7 +43,8 @@ from sm_train.entrypoints.packing.shard_builder import open_index, record_name
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Access, Storage, open_storage
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerKilledError, WorkerPlan
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.packing.file_kinds import SkippedKind
+from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.packing.file_kinds import HEIC_SUFFIXES, SkippedKind
 from sm_train.toolkit.packing.inputs import PackInputs, find_inputs
 from sm_train.toolkit.packing.lock import lock_destination
 
@@ -152,6 +153,8 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResul
     """
     started_ns = time.time_ns()
     inputs = list_inputs(job)
+    if any(Path(one.source).suffix.lower() in HEIC_SUFFIXES for one in inputs.images):
+        require_extra("heic", "pillow_heif", purpose="converting HEIC")
     destination = open_storage(job.destination, job.access)
     _require_folder(job.destination, destination)
     plan = plan_pack(job, inputs)

@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.extras import require_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,13 +66,10 @@ def inline_svg(
     Raises:
         UserError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise UserError(
-            '--html: needs matplotlib; install it with pip install "sm-train[report]"'
-        ) from None
+    require_extra("report", "matplotlib", purpose="a page with charts")
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     text = io.StringIO()
     with mpl.rc_context(_style(name)):
         figure = Figure(figsize=inches, layout="constrained")

@@ -13,6 +13,7 @@ import numpy as np
 from sm_train.entrypoints.tracking.scalars import STEP_TAGS, event_scalars
 from sm_train.entrypoints.tracking.tensorboard_files import TensorBoardFiles, image_size
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.sources import ReviewSource
 
@@ -113,12 +114,7 @@ def require_tensorboard() -> None:
     Raises:
         UserError: it is not.
     """
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "--export: tensorboard is not installed; run pip install tensorboard, or use csv"
-        ) from None
+    require_extra("tensorboard", "tensorboard", purpose="--export tensorboard")
 
 
 def _write_tensorboard(

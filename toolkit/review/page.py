@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.report_html.page import STATIC_PAGE_POLICY, template, write_html
 from sm_train.toolkit.review import comparison_table, waterfall
 from sm_train.toolkit.review.charts import (
@@ -88,13 +88,10 @@ def page(document: ReviewDocument) -> str:
     Raises:
         UserError: matplotlib or Jinja2 is not installed.
     """
-    try:
-        from jinja2 import Environment, StrictUndefined
-        from markupsafe import Markup
-    except ModuleNotFoundError:
-        raise UserError(
-            '--html: needs Jinja2; install it with pip install "sm-train[report]"'
-        ) from None
+    require_extra("report", "jinja2", "matplotlib", purpose="a page with charts")
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
     jobs = document["jobs"]
     anchors = [f"job-{index + 1}" for index in range(len(jobs))]
     environment = Environment(

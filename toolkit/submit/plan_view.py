@@ -15,6 +15,7 @@ from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.submit.changes import Changes
 from sm_train.toolkit.submit.planned_job import RunPlan
@@ -44,13 +45,15 @@ _MAX_VALUE = 60
 
 def show_plan(plan: RunPlan, console: Console) -> None:
     """Print the plan of the whole run and what starts now, at most 100 columns wide."""
+    from rich.text import Text
+
     submission = plan.submission
     console.print(f"\n[bold]Plan for {submission.config.name}[/] in {submission.region}\n")
     console.print(_stage_table(plan, console.width))
     console.print()
     console.print(_two_columns((*_starts_now(plan), *_details(submission))))
     for line in warnings(submission):
-        console.print(f"\n[bold]Warning[/] {line}")
+        console.print(Text.assemble(("\nWarning ", "bold"), printable(line)))
     missing = not_measured(plan)
     if missing:
         console.print("\n[bold]Not measured[/]")
@@ -195,6 +198,8 @@ def warnings(submission: Submission) -> list[str]:
         f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}: submit refuses it"
         for one in find_placeholders(submission.config)
     ]
+    if not is_installed("botocore"):
+        lines.append('the request is not validated: pip install "sm-train[aws]"')
     size = len(submission.bundle.archive)
     if size <= LARGE_BYTES:
         return lines

@@ -22,6 +22,7 @@ from sm_train.estimators.request.training import (
 )
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.submit.relocation import (
     RelocatedDocuments,
@@ -148,9 +149,13 @@ def choose_stages(config: RunConfig, name: str | None) -> tuple[StageSection, ..
 def validate(request: TrainingRequest) -> None:
     """Validate the request against botocore's model of the service, offline.
 
+    An installation without botocore, which can send no request, does not validate it.
+
     Raises:
         UserError: SageMaker would reject the request.
     """
+    if not is_installed("botocore"):
+        return
     import botocore.loaders
     import botocore.model
     import botocore.validate

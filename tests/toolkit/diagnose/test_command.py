@@ -137,7 +137,7 @@ def test_run_file_and_binary_file_are_refused(cli: Cli, tmp_path: Path) -> None:
     run_file.write_text("name: night\nmodel:\n  preset: sd2\ndata:\n  uri: s3://b/p\nstages: []\n")
     binary = tmp_path / "model.pt"
     binary.write_bytes(b"PK\x03\x04\0\0" + OOM.encode())
-    for path, expected in ((run_file, "is a run file, not a log"), (binary, "is not a text file")):
+    for path, expected in ((run_file, "is a run file"), (binary, "is not a text file")):
         result = cli("diagnose", path)
         assert result.returncode == 2
         [line] = result.stderr.splitlines()

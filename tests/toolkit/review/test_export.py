@@ -83,5 +83,5 @@ def test_existing_folders_and_other_outputs_are_refused(cli: Cli, stage: Path) -
 
 def test_missing_tensorboard_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(UserError, match="tensorboard is not installed; run pip install"):
+    with pytest.raises(UserError, match=r"pip install \"sm-train\[tensorboard\]\""):
         require_tensorboard()

@@ -1,0 +1,180 @@
+"""The base install: its commands run without the extras, and it stays small."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment
+from tests.support.finished_jobs import training_events
+from tests.support.image_files import write_album
+from tests.support.run_files import write_run
+from tests.wheel_files import build_wheel, install_base
+
+MOST_MEGABYTES = 350
+MOST_CPU_SECONDS = 60
+
+COMMANDS = {
+    "cost": ["cost", "run.yaml", "--json"],
+    "check": ["check", "run.yaml", "--offline", "--json"],
+    "pack": ["pack", "album", "packed", "--workers", "1", "--json"],
+    "plan": ["submit", "run.yaml", "--dry-run", "--json"],
+    "review": ["review", "logs", "--json"],
+    "diagnose": ["diagnose", "logs", "--json"],
+    "iam": ["iam", "run.yaml"],
+    "index": ["index", "packed/shards", "--json"],
+    "image": ["image", "run.yaml"],
+    "schema": ["schema"],
+}
+"""Commands of the base install."""
+
+EXTRAS = {
+    "aws": ["submit", "run.yaml", "--yes"],
+    "status": ["--region", "us-east-1", "status", "demo"],
+    "check online": ["check", "run.yaml"],
+    "pack from S3": ["--region", "us-east-1", "pack", "s3://bucket/photos/", "other"],
+    "review of a job": ["--region", "us-east-1", "review", "demo"],
+    "doctor": ["doctor", "run.yaml", "--local"],
+    "train": ["sample", "logs", "--prompts", "prompts.txt"],
+    "local": ["submit", "run.yaml", "--local"],
+    "page of review": ["review", "logs", "--html", "review.html"],
+    "page of cost": ["cost", "run.yaml", "--html", "cost.html"],
+    "export": ["review", "logs", "--export", "tensorboard"],
+    "hub": ["check", "run.yaml", "--offline", "--components", "owner/model"],
+    "heic": ["pack", "phone", "other", "--convert"],
+    "framework": [
+        *("submit", "run.yaml", "--dry-run"),
+        *("--set", "cluster.framework_version=9.9.9", "--set", "cluster.backend=nccl"),
+    ],
+}
+"""Commands that need an extra."""
+
+INSTALLS = {
+    "aws": "aws",
+    "status": "aws",
+    "check online": "aws",
+    "pack from S3": "aws",
+    "review of a job": "aws",
+    "doctor": "train",
+    "train": "train",
+    "local": "train",
+    "page of review": "report",
+    "page of cost": "report",
+    "export": "tensorboard",
+    "hub": "hub",
+    "heic": "heic",
+    "framework": "aws",
+}
+
+PROGRAM = """
+import contextlib, io, json, sys, traceback
+from sm_train.toolkit.cli import main
+
+def run(arguments):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(arguments)
+        except SystemExit as end:
+            return end.code or 0, out.getvalue(), err.getvalue()
+        except BaseException:
+            return 99, "", traceback.format_exc()
+    return 0, out.getvalue(), err.getvalue()
+
+commands = json.loads(sys.argv[1])
+print(json.dumps({name: run(arguments) for name, arguments in commands.items()}))
+"""
+
+
+def write_inputs(folder: Path) -> None:
+    """Write what the commands read: a run file, images, and the log of a finished job."""
+    write_run(folder)
+    write_album(folder / "album", 3)
+    phone = write_album(folder / "phone", 1)
+    (phone / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    (phone / "photo.txt").write_text("a photo")
+    (folder / "logs").mkdir()
+    lines = [f"{event['message']}\n" for event in training_events()]
+    (folder / "logs" / "algo-1.log").write_text("".join(lines))
+    (folder / "prompts.txt").write_text("a dune\n")
+
+
+def test_base_commands_need_no_extra(tmp_path: Path) -> None:
+    """In an environment that has the wheel and the base requirements only."""
+    python = install_base(build_wheel(tmp_path / "wheel"), tmp_path / "venv")
+    write_inputs(tmp_path)
+    environment = clean_environment(tmp_path) | {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",  # nothing answers there
+    }
+    environment.pop("PYTHONPATH", None)
+    ran = subprocess.run(
+        [python, "-c", PROGRAM, json.dumps(COMMANDS | EXTRAS)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    results = json.loads(ran.stdout)
+    # `check` exits with 3 if it finds an error in the run file.
+    failed = {name: results[name] for name in COMMANDS if results[name][0] not in (0, 3)}
+    assert failed == {}
+    for name, extra in INSTALLS.items():
+        code, _, message = results[name]
+        errors = [line for line in message.splitlines() if line.startswith("sm-train: ")]
+        assert code == 2, (name, message)
+        assert len(errors) == 1, (name, message)
+        assert f'pip install "sm-train[{extra}]"' in errors[0], (name, message)
+
+
+@pytest.mark.slow
+def test_base_install_is_small_and_quick(tmp_path: Path) -> None:
+    """Installs the wheel with pip into a new environment, from the configured package index."""
+    wheel = build_wheel(tmp_path / "wheel")
+    subprocess.run(["python3", "-m", "venv", tmp_path / "venv"], check=True)
+    binaries = tmp_path / "venv" / "bin"
+    [site] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    before, began = _size(site), _child_cpu_seconds()
+    pip = [binaries / "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
+    subprocess.run(pip, check=True)
+    megabytes, installing = (_size(site) - before) / 1e6, _child_cpu_seconds() - began
+    write_inputs(tmp_path)
+    environment = clean_environment(tmp_path)
+    environment.pop("PYTHONPATH", None)
+    seconds = {}
+    for name, arguments in COMMANDS.items():
+        began = _child_cpu_seconds()
+        ran = subprocess.run(
+            [binaries / "sm-train", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode in (0, 3), ran.stderr
+        seconds[name] = round(_child_cpu_seconds() - began, 1)
+    print(f"base install: {megabytes:.0f} MB, {installing:.0f} s of CPU; commands: {seconds}")
+    assert megabytes <= MOST_MEGABYTES
+    assert installing <= MOST_CPU_SECONDS
+    assert sum(seconds.values()) <= MOST_CPU_SECONDS
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of all files below ``folder``."""
+    return sum(
+        os.lstat(Path(root) / name).st_size for root, _, names in os.walk(folder) for name in names
+    )
+
+
+def _child_cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
