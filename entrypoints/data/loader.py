@@ -53,8 +53,11 @@ SHUFFLE_BLOCK_BYTES = 256 * 2**20
 MIN_STREAM_BLOCK = 8
 """Samples that are shuffled within a stream of a global order, if the memory allows no more."""
 
-READ_THREADS = 4
-"""Ranges that a rank reads at the same time, to hide the first-byte latency of requests."""
+READ_THREADS = 16
+"""Ranges that a rank reads at the same time, to hide the first-byte latency of requests.
+
+With 30 ms for each request of 128 KB, a thread reads 4 MB/s, which is some 20 images/s.
+"""
 
 FIRST_DEPTH, MAX_DEPTH = 2, 16
 """Batches made ahead: at the start, and at most once the trainer has waited for some."""

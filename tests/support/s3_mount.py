@@ -27,6 +27,9 @@ LATENCY_SECONDS = 0.02
 """Time to the first byte of each response. S3's own is 0.1 to 0.2 s for small objects (AWS, "Best
 practices design patterns: optimizing Amazon S3 performance", read 2026-11)."""
 
+CHUNK_BYTES = 2**18
+"""Bytes that the mount requests at a time."""
+
 _BLOCK_BYTES = 2**16
 
 
@@ -160,9 +163,9 @@ def mount_bucket(url: str, folder: Path, name: str = BUCKET) -> Iterator[Path]:
         "--buffer-size",
         "0",
         "--vfs-read-chunk-size",
-        "256k",
+        f"{CHUNK_BYTES}b",
         "--vfs-read-chunk-size-limit",
-        "256k",
+        f"{CHUNK_BYTES}b",
         "--max-read-ahead",
         "128k",
         "--low-level-retries",

@@ -13,7 +13,7 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.toolkit.init.template import Values
 
-PRESETS = ("default", "bria-2.0", "demo")
+PRESETS = ("default", "bria-2.0", "demo", "tiny-pixels")
 
 
 @sm_train_command(
@@ -28,7 +28,8 @@ PRESETS = ("default", "bria-2.0", "demo")
     type=click.Choice(PRESETS),
     default="default",
     show_default=True,
-    help="bria-2.0: its three published stages; demo: handwritten digits on this machine.",
+    help="bria-2.0: its three published stages; demo: handwritten digits on this machine; "
+    "tiny-pixels: your own photos on this machine.",
 )
 @click.option("--name", metavar="NAME", help="Name of the run.")
 @click.option("--role", metavar="ARN", help="IAM role of the jobs.")
