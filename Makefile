@@ -65,6 +65,7 @@ docs: $(VENV)/.installed
 # Builds the documentation in build/site. References are generated; nothing is fetched.
 site: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Read it with: $(BIN)/python -m http.server --directory build/site"
 
 # Counts the FLOPs and memory of the model presets with PyTorch; tests compare the files with the
 # presets.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -93,9 +94,11 @@ def test_python_reference_lists_every_public_name(site: Path) -> None:
         assert name.startswith("__") or f"sm_train.{name}" in text, name
 
 
-def test_search_works_from_the_file_system(site: Path) -> None:
-    """The offline plugin writes the index as a script."""
-    assert (site / "search" / "search_index.js").is_file()
+def test_search_index_holds_every_page(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    pages = {page.relative_to(site).as_posix() for page in site.rglob("*.html")} - {"404.html"}
+    assert found == pages
 
 
 def test_settings_name_no_host() -> None:
