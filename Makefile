@@ -60,6 +60,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
 	$(BIN)/python docs/images/plan.py
 	$(BIN)/python docs/images/diagrams.py
+	$(BIN)/python docs/images/views.py
 
 # Builds the documentation in build/site. References are generated; nothing is fetched.
 site: $(VENV)/.installed
