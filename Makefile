@@ -4,11 +4,14 @@ VENV ?= .venv
 # To use another build of PyTorch, for example with a GPU: make TORCH=torch demo
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+# pip draws a bar for each download on a terminal, and prints one line per package elsewhere.
+PIP_OPTIONS := --disable-pip-version-check
+DEMO_EXTRAS := aws,train,demo
 
-.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs plans images requirements sbom \
-	audit bench clean
+.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs site plans images \
+	requirements sbom audit bench clean
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.demo
 	$(BIN)/python -m sm_train.toolkit.demo
 
 test: $(VENV)/.installed $(VENV)/.container-toolkit optional
@@ -56,6 +59,13 @@ screens: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
 	$(BIN)/python docs/images/plan.py
+	$(BIN)/python docs/images/diagrams.py
+	$(BIN)/python docs/images/views.py
+
+# Builds the documentation in build/site. References are generated; nothing is fetched.
+site: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Read it with: $(BIN)/python -m http.server --directory build/site"
 
 # Counts the FLOPs and memory of the model presets with PyTorch; tests compare the files with the
 # presets.
@@ -112,14 +122,26 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/review.py
 	$(BIN)/python benchmarks/cloudwatch_metrics.py
 
-# Installs the same package versions as jobs do.
-$(VENV)/.installed: setup.cfg pyproject.toml Makefile estimators/data/requirements.txt
+# Creates the environment with PyTorch, and the pins of what jobs install.
+$(VENV)/.torch: Makefile estimators/data/requirements.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11, 4) and 'Python 3.11.4 or newer is required: make PYTHON=python3.11')"
+	@echo "1/2 Installing PyTorch in $(VENV): about 200 MB for the CPU, 1 to 3 minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install $(PIP_OPTIONS) $(TORCH)
 	sed -n 's/ \\$$//; /^[a-z].*==/p' estimators/data/requirements.txt >$(VENV)/constraints.txt
-	$(BIN)/pip install --quiet -c $(VENV)/constraints.txt -e ".[aws,heic,hub,train,report,notebook,demo,dev]"
 	touch $@
+
+# What the demo needs: no test tools.
+$(VENV)/.demo: $(VENV)/.torch setup.cfg pyproject.toml
+	@echo "2/2 Installing sm-train and the packages of the demo"
+	$(BIN)/pip install $(PIP_OPTIONS) -c $(VENV)/constraints.txt -e ".[$(DEMO_EXTRAS)]"
+	touch $@
+
+# Installs the same package versions as jobs do, and the tools of the tests.
+$(VENV)/.installed: $(VENV)/.torch setup.cfg pyproject.toml
+	@echo "2/2 Installing sm-train and the tools of its tests: about 150 packages, 2 to 5 minutes"
+	$(BIN)/pip install $(PIP_OPTIONS) -c $(VENV)/constraints.txt -e ".[$(DEMO_EXTRAS),heic,hub,report,notebook,docs,dev]"
+	touch $@ $(VENV)/.demo
 
 # uv compiles requirements, cyclonedx-bom writes SBOMs, pip-audit reads advisory databases.
 $(VENV)-audit/.installed: Makefile

@@ -2,7 +2,7 @@
 
 On a laptop, :class:`Run` loads a run file, checks and prices it, and starts it on SageMaker or on
 this machine. :class:`Job` follows, reviews and diagnoses what was started. :func:`pack` makes
-shards and :func:`sample` draws images from a checkpoint.
+shards and :func:`sample` generates images from a checkpoint.
 
 Inside a job, a script of your own (``entry``) builds its loop from ``current_job``,
 ``ShardDataset``, ``Checkpointer``, ``EventLog`` and ``Heartbeat`` (docs/jobs.md).

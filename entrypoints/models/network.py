@@ -253,7 +253,7 @@ def _init_rule(layer: nn.Module, name: str) -> Callable[[Tensor, torch.Generator
         weight: Any = layer.weight
         bound = 1 / math.sqrt(weight.shape[1:].numel())
         return lambda values, generator: values.uniform_(-bound, bound, generator=generator)
-    if name == "scale_shift_table":
+    if name in ("scale_shift_table", "positional_embedding"):
         return lambda values, generator: values.normal_(
             std=values.shape[1] ** -0.5, generator=generator
         )

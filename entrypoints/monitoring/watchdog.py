@@ -447,7 +447,7 @@ class Watchdog:
         self._dispatcher.finish(LAST_ALERT_TIMEOUT)
 
     def _has_settled(self, samples: Sequence[HeartbeatSample]) -> bool:
-        """Look once more for failures; return whether no other one has to be waited for."""
+        """Poll once more for failures; return whether no other one has to be waited for."""
         now = self._clock()
         ended_well = bool(samples) and samples[0].exit_state is ExitState.DONE
         # After a success the other processes' ends no longer matter.

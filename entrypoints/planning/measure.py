@@ -238,7 +238,7 @@ def network_inputs(config: Mapping[str, Any], side: int, tokens: int) -> tuple[T
     """Return one noisy image (1, C, H, W) and one encoded caption for a network's configuration."""
     width = config.get("caption_channels", config.get("joint_attention_dim"))
     pooled = config.get("pooled_projection_dim")
-    if config.get("addition_embed_type"):
+    if config.get("addition_embed_type") == "text_time":
         # SDXL joins the pooled caption with the embeddings of six sizes.
         sizes = 6 * config["addition_time_embed_dim"]
         pooled = config["projection_class_embeddings_input_dim"] - sizes

@@ -13,7 +13,9 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.toolkit.init.template import Values
 
-PRESETS = ("default", "bria-2.0", "demo")
+PRESETS = ("default", "bria-2.0", "demo", "tiny-pixels")
+LOCAL_PRESETS = ("demo", "tiny-pixels")
+"""Presets that train on this machine, and so need no AWS account."""
 
 
 @sm_train_command(
@@ -28,7 +30,8 @@ PRESETS = ("default", "bria-2.0", "demo")
     type=click.Choice(PRESETS),
     default="default",
     show_default=True,
-    help="bria-2.0: its three published stages; demo: handwritten digits on this machine.",
+    help="bria-2.0: its three published stages; demo: handwritten digits on this machine; "
+    "tiny-pixels: your own photos on this machine.",
 )
 @click.option("--name", metavar="NAME", help="Name of the run.")
 @click.option("--role", metavar="ARN", help="IAM role of the jobs.")
@@ -71,7 +74,7 @@ def command(
     values = _with_defaults(Values(region=options["region"], **flags))
     fill(template, values)  # a mistake in a flag is reported before the first question
     on_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    if on_terminal and not no_input and not as_json and preset != "demo":
+    if on_terminal and not no_input and not as_json and preset not in LOCAL_PRESETS:
         from sm_train.toolkit.init.wizard import ask_values
 
         values = ask_values(values, options["profile"], default_type=_instance_type(template))
@@ -79,7 +82,7 @@ def command(
     missing = placeholders_in(text, str(path))
     write_atomic(path, text.encode())
     note(f"Wrote {path}")
-    if missing and preset != "demo":
+    if missing and preset not in LOCAL_PRESETS:
         note(f"Fill in: {', '.join(missing)}")
     note(f"Next: sm-train submit {path} --dry-run")
     if as_json:

@@ -129,7 +129,7 @@ def command(
     if dry_run:
         _show(submission, options["profile"], request=request, as_json=as_json)
         return None
-    submit(
+    job = submit(
         submission,
         options["profile"],
         cause="submit",
@@ -137,7 +137,7 @@ def command(
         yes=yes,
         as_json=as_json,
     )
-    return _after_start(options, config.name, region, submission, follow=follow, web=web)
+    return _after_start(options, config.name, region, job, follow=follow, web=web)
 
 
 def _check_modes(
@@ -176,7 +176,7 @@ def _after_start(
     options: dict[str, Any],
     run: str,
     region: str,
-    submission: Submission,
+    job: str,
     *,
     follow: bool,
     web: bool,
@@ -186,7 +186,7 @@ def _after_start(
         from sm_train.toolkit.aws.console import training_job_url
         from sm_train.toolkit.terminal.browser import open_in_browser
 
-        open_in_browser(training_job_url(region, submission.requests[0]["TrainingJobName"]))
+        open_in_browser(training_job_url(region, job))
     if follow:
         from sm_train.toolkit.commands.watch import follow_run
 

@@ -76,7 +76,7 @@ def write_report(path: Path, name: str, document: Document, region: str) -> None
         name=html.escape(name),
         region=html.escape(region),
         total=format_total_usd(total),
-        range=f"(8 of 10 outcomes: {cost_range})" if cost_range else "",
+        range=f"(P10 to P90: {cost_range})" if cost_range else "",
         days=f"{format_days(total['wall_seconds'])}"
         + (" days" if (total["wall_seconds"] or 0) >= 86400 else ""),
         warnings=_warnings(document["warnings"]),

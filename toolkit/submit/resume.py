@@ -37,7 +37,7 @@ def unfinished_stage(session: boto3.Session, run: ResolvedRun) -> str:
     stage = current(stages_without_logs(session, run))
     if stage is None:
         raise UserError(
-            f"{run.name}: every stage is done; `sm-train sample` draws images from its model"
+            f"{run.name}: every stage is done; `sm-train sample` samples images from its model"
         )
     return stage.name
 

@@ -62,8 +62,8 @@ def submit(
     yes: bool,
     as_json: bool,
     with_plan: bool = True,
-) -> None:
-    """Start the submission's first stage, from its newest checkpoint if it has one.
+) -> str:
+    """Start the submission's first stage, from its newest checkpoint if it has one; return the job.
 
     ``with_plan`` shows the plan first.
 
@@ -98,6 +98,7 @@ def submit(
         next_stage = config.stages[following].name
         note(f"To start {next_stage} after it: sm-train resume {config.name} --stage {next_stage}")
     note(f"To follow it: sm-train watch {config.name}")
+    return name
 
 
 def dry_run(submission: Submission, profile: str | None) -> RunPlan:

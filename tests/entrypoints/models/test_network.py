@@ -25,7 +25,7 @@ from tests.support.cluster.training_jobs import tiny_run
 from tests.support.run_documents import write_job_file
 
 CPU = torch.device("cpu")
-FAMILIES = ["digits", "tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit"]
+FAMILIES = ["digits", "tiny-pixels", "tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit"]
 
 
 def model(preset: str) -> ModelConfig:
@@ -81,6 +81,7 @@ def test_initialization_is_that_of_diffusers_except_for_zeros(preset: str) -> No
     ends = {name.rpartition(".")[0].rpartition(".")[2] for name in zeros}
     expected = {
         "digits": set(),
+        "tiny-pixels": set(),
         "tiny-sd2": set(),
         "tiny-sdxl": set(),
         "tiny-dit": {"linear", "proj_out"},

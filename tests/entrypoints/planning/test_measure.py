@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-SMALL = ("digits", "tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit")
+SMALL = ("digits", "tiny-pixels", "tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit")
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 
 

@@ -195,12 +195,12 @@ def test_trainer_is_the_sdks_and_starts_the_planned_job(account: Aws) -> None:
 
     FakeSageMaker(account)
     planned = sm_train.Run.from_dict(run())
-    trainer = planned.trainer()
+    request, trainer = planned.request(), planned.trainer()
     assert isinstance(trainer, ModelTrainer)
     assert account.bodies("CreateTrainingJob") == []
     trainer.train(wait=False)
     [sent] = account.bodies("CreateTrainingJob")
-    assert without_timestamps(sent) == without_timestamps(planned.request())
+    assert without_timestamps(sent) == without_timestamps(request)
     # It is recorded as `submit` records it: the run is found by its name, and has one live job.
     assert sm_train.Job("demo", "us-east-1").status().stages[0].job == "demo--256px-0001"
     with pytest.raises(sm_train.UsageError, match="demo--256px-0001 is InProgress"):
@@ -234,6 +234,7 @@ def test_submit_returns_the_job(account: Aws) -> None:
 
 def test_pack_returns_what_the_command_prints(cli: Cli, tmp_path: Path) -> None:
     album = write_album(tmp_path / "album", 6)
+    run_file = write_run(tmp_path, stages=[stage(instances=2)])
     (album / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no image")
     (album / "broken.txt").write_text("a caption")
     packed = sm_train.pack(album, tmp_path / "a", shard_size="4KB", instances=2, workers=1)
@@ -241,7 +242,9 @@ def test_pack_returns_what_the_command_prints(cli: Cli, tmp_path: Path) -> None:
     assert packed.shards % 2 == 0
     assert sum(packed.rejected_by_reason.values()) == 1
     assert len(repr(packed)) < 80
-    printed = json.loads(cli("pack", album, tmp_path / "a", "--shard-size", "4KB", "--json").stdout)
+    again = cli("pack", album, tmp_path / "a", "--shard-size", "4KB", "--for", run_file, "--json")
+    assert again.returncode == 0, again.stderr
+    printed = json.loads(again.stdout)
     assert (packed.samples, packed.bytes) == (printed["samples"], printed["bytes"])
     assert packed.shards_path == str(tmp_path / "a" / "shards")
     with pytest.raises(sm_train.UsageError, match="latents"):

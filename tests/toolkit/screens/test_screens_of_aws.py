@@ -25,7 +25,8 @@ AWS_SCREENS: dict[str, list[str]] = {
 """File → the command, in the order in which the test runs them on one job."""
 
 _VARIABLE = (
-    (r"\$[\d,.]+", "$N"),
+    (r"\$\d[\d,.]*\d", "$N"),
+    (r"\b\d\d:\d\d:\d\d\b", "HH:MM:SS"),
     (r"\b[\d.]+ (s|min|h|days)\b", r"N \1"),
     (r"until \d\d:\d\d( on \w+ \d+)?", "until HH:MM"),
 )

@@ -485,7 +485,7 @@ def test_quiet_prints_the_jobs_name_and_web_opens_its_page(
     )
     assert (result.returncode, result.stderr) == (0, "")
     job = result.stdout.strip()
-    assert job.startswith("demo-256px-")
+    assert job == "demo--256px-0001"
     assert opened.read_text().strip().endswith(f"#/jobs/{job}")
 
 
@@ -517,7 +517,7 @@ def test_placeholders_are_refused_before_any_call(cli: Cli, tmp_path: Path) -> N
     ]
     planned = cli("submit", run, "--dry-run")
     assert planned.returncode == 0
-    assert "Warning role: 111122223333 is a placeholder" in planned.stderr
+    assert "Warning role: 111122223333 is a placeholder" in planned.stdout
     checked = cli("check", run, "--offline", "--json")
     assert checked.returncode == 3
     found = [one for one in json.loads(checked.stdout)["findings"] if one["code"] == "placeholder"]
