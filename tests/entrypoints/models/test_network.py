@@ -168,37 +168,37 @@ def positions(module: Any, side: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("stage", "component", "world_size", "gpu_gib", "expected"),
     [
-        ({}, "unet", 8, 80, ParallelPlan("none", False, False, True, True, True)),
-        ({}, "transformer", 8, 80, ParallelPlan("none", False, False, False, True, True)),
-        ({}, "unet", 2, None, ParallelPlan("none", False, False, False, False, True)),
+        ({}, "unet", 8, 80, ParallelPlan("none", False, False, True, True, False, True)),
+        ({}, "transformer", 8, 80, ParallelPlan("none", False, False, False, True, False, True)),
+        ({}, "unet", 2, None, ParallelPlan("none", False, False, False, False, False, True)),
         (
             {"sharding": "full_shard", "activation_checkpointing": True},
             "unet",
             8,
             80,
-            ParallelPlan("full_shard", True, False, False, True, True),
+            ParallelPlan("full_shard", True, False, False, True, False, True),
         ),
         # Unsharded gradients of 8 billion weights are 30 GiB: they fit in 80 GiB, not in 40.
         (
-            {"sharding": "full_shard", "preset": "mmdit-8b"},
+            {"sharding": "full_shard", "preset": "mmdit-8b", "resolution": 16},
             "transformer",
             32,
             80,
-            ParallelPlan("full_shard", False, False, False, True, True),
+            ParallelPlan("full_shard", False, False, False, True, False, True),
         ),
         (
-            {"sharding": "full_shard", "preset": "mmdit-8b"},
+            {"sharding": "full_shard", "preset": "mmdit-8b", "resolution": 16},
             "transformer",
             32,
             40,
-            ParallelPlan("full_shard", False, False, False, True, False),
+            ParallelPlan("full_shard", False, False, False, True, False, False),
         ),
         (
-            {"sharding": "hybrid_shard", "preset": "mmdit-20b"},
+            {"sharding": "hybrid_shard", "preset": "mmdit-20b", "resolution": 16},
             "transformer",
             128,
             80,
-            ParallelPlan("hybrid_shard", False, False, False, True, False),
+            ParallelPlan("hybrid_shard", False, False, False, True, False, False),
         ),
         # A single process cannot shard.
         (
@@ -206,7 +206,7 @@ def positions(module: Any, side: int) -> torch.Tensor:
             "unet",
             1,
             None,
-            ParallelPlan("none", False, False, False, False, True),
+            ParallelPlan("none", False, False, False, False, False, True),
         ),
     ],
 )

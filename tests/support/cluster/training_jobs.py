@@ -78,6 +78,7 @@ def tiny_run(*, max_steps: int, **training: Any) -> RunConfig:
         "learning_rate",
         "sharding",
         "activation_checkpointing",
+        "resolution",
     }
     stage = {key: training.pop(key) for key in list(training) if key in stage_keys}
     checkpoint = {"every_steps": training.pop("checkpoint_every", 100), "keep_last": 3}
