@@ -114,6 +114,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with a code of :class:`ExitCode`."""
     handle_interrupts()
     code = _run(sys.argv[1:] if arguments is None else arguments)
+    # The command is complete. Python's exit restores the default action of a handled signal, by
+    # which the process would end as interrupted.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
