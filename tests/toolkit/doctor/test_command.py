@@ -63,7 +63,7 @@ def test_dry_run_prints_a_job_that_only_runs_the_doctor(cli: Cli, tmp_path: Path
     assert [one["ChannelName"] for one in request["InputDataConfig"]] == ["train"]
     assert request["StoppingCondition"]["MaxRuntimeInSeconds"] <= 1800
     assert "RetryStrategy" not in request
-    assert document["results"] == "s3://ai-bucket/bria-2-0/checkpoints/512px/doctor/"
+    assert document["results"] == "s3://my-bucket/bria-2-0/checkpoints/512px/doctor/"
     assert document["cost_usd"] > 0
     assert "8 × ml.p4de.24xlarge for about 12 min: $" in result.stderr
 
