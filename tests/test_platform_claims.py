@@ -32,11 +32,9 @@ README_STATEMENTS = {
         "`fetch-model` copies a model to S3 once, with digests"
     ),
     "templates for packing and watching": "Packing in Lambda packs each image once",
-    "What works on AWS itself": "The canary's report states what worked",
-    "Each local node has its own checkpoint folder": (
-        "Emulated nodes have their own checkpoint folders, synced as SageMaker does"
-    ),
-    "what only AWS can prove": "The canary's report states what worked",
+    "your own photos to the first AWS job": "`submit` trains on SageMaker from a laptop",
+    "No server, no database": "A run is found by its name, from any laptop",
+    "instance types with GPUs": "`--dry-run`, `check --offline` and `cost` need no AWS account",
 }
 """Part of each sentence about the platform in the README → the statement that covers it."""
 
@@ -54,7 +52,15 @@ def test_statement_is_proven_or_left_to_aws(statement: str, proof: str, question
 
 
 def test_readme_states_nothing_about_the_platform_that_is_not_covered() -> None:
-    text = re.sub(r"```.*?```", "\n\n", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    text = (ROOT / "README.md").read_text()
+    # Not code, images, the comparison with other tools, or the titles of pages.
+    for left_out in (
+        r"```.*?```",
+        r"!\[[^]]*\]",
+        r"\n## Why\n.*?(?=\n## )",
+        r"\n## Documentation\n.*",
+    ):
+        text = re.sub(left_out, "\n\n", text, flags=re.DOTALL)
     sentences = [
         " ".join(sentence.split())
         for block in re.split(r"\n\s*\n|\n(?=[-|#] ?)", text)
