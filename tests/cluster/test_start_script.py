@@ -74,11 +74,7 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
         staged=staging_uri(config, stage, "us-east-1", datetime.now()),
     )
     session = aws_session()
-    sent: list[TrainingRequest] = []
-    create_training_job(
-        request, bundle, boto_session=session, bucket="ai-bucket", before_send=sent.append
-    )
-    [request] = sent
+    create_training_job(request, bundle, boto_session=session, bucket="ai-bucket")
     s3 = aws.client("s3")
     for channel in request["InputDataConfig"]:
         uri = channel["DataSource"]["S3DataSource"]["S3Uri"]

@@ -186,12 +186,17 @@ def test_operators_are_cast_as_cuda_autocast_casts_them(preset: str) -> None:
             with torch.device("meta"):
                 new_autoencoder(configuration["vae"]).encode(torch.empty(1, 3, 32, 32))
     header = HEADER.read_text()
-    for macro, ours in (
-        ("AT_FORALL_LOWER_PRECISION_FP", measure._CAST_TO_BF16 | {"scaled_dot_product_attention"}),
-        ("AT_FORALL_FP32", measure._CAST_TO_FP32),
+    for macros, ours in (
+        (
+            ["AT_FORALL_LOWER_PRECISION_FP"],
+            measure._CAST_TO_BF16 | {"scaled_dot_product_attention"},
+        ),
+        (["AT_FORALL_FP32", "AT_FORALL_FP32_SET_OPT_DTYPE"], measure._CAST_TO_FP32),
     ):
-        [listed] = re.findall(rf"#define {macro}\(_\)((?:.*\\\n)+.*)", header)
-        operators = set(re.findall(r"_\((\w+)", listed))
+        operators = set()
+        for macro in macros:
+            [listed] = re.findall(rf"#define {macro}\(_\)((?:.*\\\n)+.*)", header)
+            operators |= set(re.findall(r"_\((\w+)", listed))
         # One Python name may reach an operator under another one.
         aliases = {"__matmul__": "matmul", "__pow__": "pow", "interpolate": "upsample_nearest2d"}
         for name in called.names:

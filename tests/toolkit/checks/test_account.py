@@ -314,7 +314,7 @@ def test_thirty_thousand_shards_need_thirty_calls_and_a_few(
         run = config(role=ROLE, data={"uri": "s3://ai-bucket/set/shards/"})
         subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), tmp_path)
         found = online_findings(subject, SESSION, TODAY, counts.append)
-    assert {one.code for one in found} == {"smddp-tradeoff"}
+    assert {one.code for one in found} == {"smddp-tradeoff", "order-depends-on-ranks"}
     lists = [one for one in s3.requests if "shards" in one.query.get("prefix", "")]
     assert len(lists) == 30
     assert counts == [1000 * number for number in range(1, 31)]

@@ -149,7 +149,7 @@ def test_repeated_share_is_between_0_and_75_percent(sizes: list[int]) -> None:
 
 def test_shard_sizes_outside_2_to_5_gb_are_reported() -> None:
     within = [2 * GB, 5 * GB, 3 * GB, 2 * GB + 1] * 400
-    assert shards_checked(within).keys() <= {"unequal-instances"}
+    assert shards_checked(within).keys() <= {"unequal-instances", "order-depends-on-ranks"}
     assert shards_checked([6 * GB, *within])["large-shards"].message.startswith("1 of 1601")
     # A single small shard with the remainder is normal.
     assert "small-shards" not in shards_checked([*within, 10])
