@@ -75,6 +75,7 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
     )
     session = aws_session()
     create_training_job(request, bundle, boto_session=session, bucket="ai-bucket")
+    [request] = aws.bodies("CreateTrainingJob")
     s3 = aws.client("s3")
     for channel in request["InputDataConfig"]:
         uri = channel["DataSource"]["S3DataSource"]["S3Uri"]

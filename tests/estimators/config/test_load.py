@@ -138,7 +138,7 @@ CASES = {
     ),
     "webhook_url_instead_of_secret_name": (
         VALID + "alerts: {slack_secret: 'https://hooks.slack.com/services/T0/B0/X'}\n",
-        ["run.yaml:18: alerts.slack_secret: '***': must be the name of a secret"],
+        ["run.yaml:18: alerts.slack_secret: (not shown): must be the name of a secret"],
     ),
     "topic_name_instead_of_arn": (
         VALID + "alerts: {sns_topic: sm-train}\n",

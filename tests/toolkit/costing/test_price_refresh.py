@@ -130,7 +130,7 @@ def test_refused_request_leaves_the_cache_unchanged(
     price_list.refusal = None
     unknown = cli("cost", "--refresh", "--region", "xx-nowhere-1", **options)
     assert unknown.returncode == 2
-    assert "no training price for xx-nowhere-1" in unknown.stderr
+    assert "'xx-nowhere-1' is not an AWS region" in unknown.stderr
 
 
 @pytest.mark.parametrize(
