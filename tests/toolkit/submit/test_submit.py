@@ -284,7 +284,7 @@ def test_plan_shows_warnings_and_alternatives(cli: Cli, tmp_path: Path) -> None:
     plan = " ".join(result.stdout.split())
     assert "8 × ml.g6e.12xlarge, $105 an hour; the same batch" in plan
     assert "starts own.py" in plan
-    assert "the bundle has 50 MB" in plan
+    assert "the bundle has 51 MB" in plan
     assert "weights.bin (50 MB)" in plan
     (code / ".smtrainignore").write_text("*.bin")
     assert "Warning" not in cli("submit", run, "--dry-run").stdout
@@ -330,9 +330,9 @@ def test_missing_role_exits_with_4_except_in_a_dry_run(cli: Cli, tmp_path: Path)
     assert "role: not in the run file" in shown.stdout
 
 
-def test_missing_region_exits_with_4(cli: Cli, tmp_path: Path) -> None:
+def test_missing_region_exits_with_2(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path, region=None)
-    assert cli("submit", run, "--dry-run").returncode == 4
+    assert cli("submit", run, "--dry-run").returncode == 2
     named = cli("--region", "us-west-2", "submit", run, "--dry-run", "--json")
     assert named.returncode == 0, named.stderr
     assert (

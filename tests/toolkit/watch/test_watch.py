@@ -250,7 +250,8 @@ def test_live_view_follows_the_log_and_ctrl_c_ends_only_the_watch(laptop: Laptop
         screen.wait_for("algo-12 checkpoint-failed: full")
         screen.interrupt()
         assert screen.end() == 130
-    assert "the run itself continues: `sm-train watch demo` follows it again" in screen.text
+    last = " ".join(screen.text.split())
+    assert "the run itself continues: `sm-train watch demo` follows it again" in last
     assert "Traceback" not in screen.text
     assert screen.raw.rstrip().endswith(b"again")
     # The cursor is visible again, and the alternate screen was not used.
