@@ -32,23 +32,21 @@ def job(folder: Path, base: Path, lora: dict[str, Any], **settings: Any) -> Job:
     return created
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "processes", "lora", "settings"),
     [
         ("tiny-mmdit", 2, {"rank": 4, "alpha": 6, "dropout": 0.2}, {}),
         ("tiny-dit", 2, {"rank": 4}, {"sharding": "full_shard"}),
-        pytest.param(
-            "tiny-sdxl", 2, {"rank": 4}, {"sharding": "full_shard"}, marks=pytest.mark.slow
-        ),
-        pytest.param("tiny-sd2", 3, {"rank": 3}, {}, marks=pytest.mark.slow),
-        pytest.param(
+        ("tiny-sdxl", 2, {"rank": 4}, {"sharding": "full_shard"}),
+        ("tiny-sd2", 3, {"rank": 3}, {}),
+        (
             "tiny-dit",
             2,
             {"rank": 4, "targets": ["ff.net.2", "proj_out"]},
             {"sharding": "shard_grad_op", "activation_checkpointing": True},
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             "tiny-sd2",
             2,
             {"rank": 4, "targets": ["to_k", "conv1"], "dropout": 0.1},
@@ -57,14 +55,9 @@ def job(folder: Path, base: Path, lora: dict[str, Any], **settings: Any) -> Job:
                 "gradient_accumulation_steps": 2,
                 "activation_checkpointing": True,
             },
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
-            "tiny-mmdit", 2, {"rank": 4}, {"optimizer": "adamw8bit"}, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "tiny-mmdit", 2, {"rank": 4}, {"optimizer": "adafactor"}, marks=pytest.mark.slow
-        ),
+        ("tiny-mmdit", 2, {"rank": 4}, {"optimizer": "adamw8bit"}),
+        ("tiny-mmdit", 2, {"rank": 4}, {"optimizer": "adafactor"}),
     ],
 )
 def test_killed_adapter_resumes_bit_for_bit(
