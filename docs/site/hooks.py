@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import api_reference
@@ -32,15 +31,13 @@ PAGES = {
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Let mkdocstrings find the package: it does not read the map of an editable installation."""
-    parent = ROOT / "build" / "site-packages"
-    package = parent / "sm_train"
+    package = ROOT / "build" / "site-packages" / "sm_train"
     package.mkdir(parents=True, exist_ok=True)
     links = {name: ROOT / name for name in ("toolkit", "estimators", "cost", "entrypoints")}
     links["__init__.py"] = ROOT / "entrypoints" / "api" / "__init__.py"
     for name, target in links.items():
         if not (package / name).exists():
             (package / name).symlink_to(target)
-    sys.path.insert(0, str(parent))
     return config
 
 
