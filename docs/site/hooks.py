@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -29,16 +30,18 @@ PAGES = {
 """Page → the function that returns its text."""
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let mkdocstrings find the package: it does not read the map of an editable installation."""
+def on_startup(**_: object) -> None:
+    """Link the package for mkdocstrings, which does not read the map of an editable installation.
+
+    mkdocstrings drops missing folders when it is configured: ``on_config`` is too late.
+    """
     package = ROOT / "build" / "site-packages" / "sm_train"
     package.mkdir(parents=True, exist_ok=True)
     links = {name: ROOT / name for name in ("toolkit", "estimators", "cost", "entrypoints")}
     links["__init__.py"] = ROOT / "entrypoints" / "api" / "__init__.py"
     for name, target in links.items():
-        if not (package / name).exists():
+        with contextlib.suppress(FileExistsError):
             (package / name).symlink_to(target)
-    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
