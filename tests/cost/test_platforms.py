@@ -7,8 +7,8 @@ from decimal import Decimal
 import pytest
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.instances import instance_types
-from sm_train.cost.platforms import platform_costs
 from sm_train.cost.prices import EC2, HYPERPOD, shipped_prices
+from sm_train.cost.purchasing import platform_costs
 from sm_train.cost.speed import Speed
 from sm_train.cost.stage import CostStage
 
