@@ -15,9 +15,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.node_description import HYPERPODRUN, LAUNCHER_VARIABLE
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.common.user_packages import PackageInstallError, install_user_packages
 from sm_train.entrypoints.distributed.cuda_compat import cuda_compat
@@ -29,13 +29,10 @@ from sm_train.entrypoints.distributed.rendezvous import (
 )
 from sm_train.entrypoints.monitoring.start import wait_for_watchdog
 
-_HYPERPARAMETERS = Path("/opt/ml/input/config/hyperparameters.json")
-"""Where SageMaker writes the request's hyperparameters; all values are strings."""
 
-
-def hyperparameters(path: Path = _HYPERPARAMETERS) -> list[str]:
-    """Return the job's hyperparameters as command-line arguments."""
-    values = json.loads(path.read_text(encoding="utf-8"))
+def hyperparameters(paths: SageMakerPaths) -> list[str]:
+    """Return the job's hyperparameters, which are strings, as command-line arguments."""
+    values = json.loads((paths.input_config / "hyperparameters.json").read_text(encoding="utf-8"))
     return [argument for key, value in values.items() for argument in (f"--{key}", str(value))]
 
 
@@ -44,10 +41,12 @@ def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
 
     ``environment`` holds the variables that the SDK's start script sets.
     """
-    command = [sys.executable, "-m", "torch.distributed.run"]
     # A node without GPUs runs one process.
-    command.append(f"--nproc_per_node={int(environment.get('SM_NUM_GPUS') or 0) or 1}")
+    processes = f"--nproc_per_node={int(environment.get('SM_NUM_GPUS') or 0) or 1}"
     nodes = int(environment.get("SM_HOST_COUNT") or 1)
+    if environment.get(LAUNCHER_VARIABLE) == HYPERPODRUN:
+        return _hyperpodrun(processes, nodes, script)
+    command = [sys.executable, "-m", "torch.distributed.run", processes]
     if nodes == 1:
         return [*command, "--standalone", *script]
     return [
@@ -56,6 +55,24 @@ def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
         f"--node_rank={environment['SM_CURRENT_HOST_RANK']}",
         f"--master_addr={environment['SM_MASTER_ADDR']}",
         f"--master_port={environment['SM_MASTER_PORT']}",
+        *script,
+    ]
+
+
+def _hyperpodrun(processes: str, nodes: int, script: list[str]) -> list[str]:
+    """Return the command of HyperPod's elastic agent, to which its operator sends rank and address.
+
+    The agent otherwise kills a stopped job's ranks at once (hyperpod-elastic-agent 1.1.3, run.py).
+    """
+    return [
+        HYPERPODRUN,
+        f"--nnodes={nodes}",
+        processes,
+        "--rdzv-backend=hyperpod",
+        "--shutdown-signal=SIGTERM",
+        "--shutdown-timeout=100",
+        "-m",
+        "sm_train.entrypoints.node_start.worker",
         *script,
     ]
 
@@ -107,7 +124,7 @@ def main(arguments: list[str]) -> int:
     if compat := cuda_compat(os.environ):
         os.environ.update(compat.environment)
         events.warn("cuda-compat", compat.message)
-    process = subprocess.Popen(torchrun(os.environ, [*arguments, *hyperparameters()]))
+    process = subprocess.Popen(torchrun(os.environ, [*arguments, *hyperparameters(paths)]))
     code = process.wait()
     wait_for_watchdog(process.pid)
     return code

@@ -103,6 +103,8 @@ def _run(process: TrainingProcess) -> None:
     process.heartbeat.enter(Phase.FINISH, observer.step)
     if not observer.ranks.finish(lambda: process.heartbeat.enter(Phase.FINISH, observer.step)):
         events.warn("checkpoint-incomplete", "the last checkpoint is not complete on all ranks")
+    if observer.stopped and observer.stop is not None:
+        observer.stop.confirm()
     if info.rank == 0:
         if not observer.stopped:
             _share_model(paths.model, paths.checkpoints / FINAL_MODEL, config.entry or "")

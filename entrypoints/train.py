@@ -261,6 +261,8 @@ def _run(trainer: Trainer, writer: HeartbeatWriter, stop: StopSignal) -> None:
     writer.enter(Phase.FINISH, trainer.state.step)
     if result.reason == "done":
         _save_final_model(trainer, is_main=is_main)
+    else:
+        stop.confirm()
     if is_main:
         trainer.log_end(result)
 

@@ -12,8 +12,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm_train.entrypoints.common.atomic_write import write_atomic
+
 STOP_REQUEST = "stop-requested"
 """Name of the file below ``/opt/ml`` that asks every rank of the node to checkpoint and exit."""
+
+
+_RESOURCE_FILE = "resourceconfig.json"
+
+IN_RANK_ORDER = "in_rank_order"
+"""Key of a resource file that this toolkit wrote: its hosts are not to be sorted."""
 
 
 def host_names(nodes: int) -> list[str]:
@@ -92,16 +100,27 @@ class ResourceConfig:
     @classmethod
     def read(cls, paths: SageMakerPaths) -> ResourceConfig:
         """Read the platform's file; without one return a single host called ``algo-1``."""
-        path = paths.input_config / "resourceconfig.json"
+        path = paths.input_config / _RESOURCE_FILE
         if not path.exists():
             return cls("algo-1", ("algo-1",))
         document = json.loads(path.read_text(encoding="utf-8"))
-        return cls(
-            document["current_host"],
+        hosts = document["hosts"]
+        if not document.get(IN_RANK_ORDER):
             # AWS sorts them, and its own launchers sort them again: every node must agree on ranks.
-            tuple(sorted(document["hosts"])),
-            document.get("current_instance_type"),
-        )
+            hosts = sorted(hosts)
+        return cls(document["current_host"], tuple(hosts), document.get("current_instance_type"))
+
+    def write(self, paths: SageMakerPaths) -> None:
+        """Write the file where the platform does not: on Kubernetes and Slurm."""
+        paths.input_config.mkdir(parents=True, exist_ok=True)
+        document = {
+            "current_host": self.current_host,
+            "hosts": self.hosts,
+            "current_instance_type": self.instance_type,
+            IN_RANK_ORDER: True,
+        }
+        path = paths.input_config / _RESOURCE_FILE
+        write_atomic(path, json.dumps(document).encode())
 
     @property
     def node_rank(self) -> int:

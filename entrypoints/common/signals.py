@@ -29,6 +29,13 @@ class StopSignal:
     def requested(self) -> bool:
         return self._received or self._request.exists()
 
+    def confirm(self) -> None:
+        """Tell the node's first process that training has stopped before its end.
+
+        The request may have reached another node only.
+        """
+        self._request.touch()
+
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self._received = True
 

@@ -90,6 +90,16 @@ SECRET_PATTERN = (
 )
 TOPIC_PATTERN = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_-]+$"
 
+RESOURCE_NAME_PATTERN = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
+LABEL_KEY_PATTERN = (
+    r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$"
+)
+LABEL_VALUE_PATTERN = r"^[a-zA-Z0-9]([a-zA-Z0-9._-]*[a-zA-Z0-9])?$"
+CONTAINER_IMAGE_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9._:/@#+-]*$"
+SECRET_KEY_PATTERN = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[a-zA-Z0-9._-]+$"
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+_SHELL_PATH = r"^[a-zA-Z0-9_./-]+$"
+
 _PATTERN_MESSAGES = {
     _PLAIN: "must not contain quotes, backslashes, line breaks or control characters",
     NAME_PATTERN: "must be letters and digits with single hyphens between them",
@@ -112,6 +122,14 @@ _PATTERN_MESSAGES = {
     _CAPTION_SOURCE: "must be a file extension such as txt, or a JSON field such as json.alt_text",
     _LICENSE: "must be an identifier such as apache-2.0, in lower case",
     _LAYER: "must be the name of a layer such as to_q or ff.net.2",
+    RESOURCE_NAME_PATTERN: "must be a Kubernetes name: lowercase letters, digits, - and .",
+    LABEL_KEY_PATTERN: "must be a label key such as team or example.com/team",
+    LABEL_VALUE_PATTERN: "must be letters, digits, -, _ and ., with a letter or digit at both ends",
+    CONTAINER_IMAGE_PATTERN: "must be an image such as registry.example.com/own:1",
+    SECRET_KEY_PATTERN: "must be SECRET/KEY, the name of a Kubernetes secret and a key in it; "
+    "never the value itself",
+    _QUANTITY: "must be a Kubernetes quantity such as 4, 500m or 64Gi",
+    _SHELL_PATH: "must be a path of letters, digits and _ . / -",
     _ENTRY: "must be the path of a Python file below code, such as train.py",
 }
 
@@ -159,6 +177,10 @@ def _number_to_text(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError(f"is a truth value; write the script's own text in quotes: '{value}'")
     return str(value) if isinstance(value, (int, float)) else value
+
+
+def _whole_number_to_text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _check_argument(value: str) -> str:
@@ -227,6 +249,13 @@ SecretName = Annotated[str, Field(pattern=SECRET_PATTERN, max_length=512)]
 TopicArn = Annotated[str, Field(pattern=TOPIC_PATTERN)]
 VariableName = Annotated[str, Field(pattern=_VARIABLE, max_length=512)]
 VariableValue = Annotated[str, Field(pattern=_PLAIN, max_length=512)]
+
+
+Quantity = Annotated[
+    str, BeforeValidator(_whole_number_to_text), Field(pattern=_QUANTITY, max_length=32)
+]
+"""An amount as Kubernetes writes it; YAML reads ``4`` as a number."""
+ShellPath = Annotated[str, Field(pattern=_SHELL_PATH, max_length=1000)]
 
 
 class Section(BaseModel):

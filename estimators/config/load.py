@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import KeyPath, Problem, cross_section_problems
-from sm_train.estimators.config.fields import SECRET_PATTERN, pattern_message
+from sm_train.estimators.config.fields import SECRET_KEY_PATTERN, SECRET_PATTERN, pattern_message
 from sm_train.estimators.config.model import ModelSection
 from sm_train.estimators.config.placement import fallback_problems
 from sm_train.estimators.config.preset_file import (
@@ -351,7 +351,7 @@ def _problem(raw: Any, error: ErrorDetails) -> Problem:
     if error["type"] == "string_pattern_mismatch":
         pattern = error["ctx"]["pattern"]
         # A value in place of a secret's name may be the secret itself, and logs keep messages.
-        value = "***" if pattern == SECRET_PATTERN else error["input"]
+        value = "***" if pattern in (SECRET_KEY_PATTERN, SECRET_PATTERN) else error["input"]
         return Problem(path, value, pattern_message(pattern))
     if error["type"] == "string_type" and type(error["input"]) in _YAML_SCALARS:
         # Without the value: a secret may be a number.

@@ -38,6 +38,7 @@ from sm_train.estimators.config.operations import (
     DoctorSection,
     HeartbeatSection,
 )
+from sm_train.estimators.config.platforms import KubernetesSection, SlurmSection
 from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.config.trackers import TrackersField, TrackersSection
@@ -127,6 +128,15 @@ class RunConfig(Section):
     )
     budget: BudgetSection | None = Field(
         default=None, description="The maximum cost of the whole run. None sets no limit."
+    )
+
+    kubernetes: KubernetesSection = Field(
+        default=KubernetesSection(),
+        description="The same run on Kubernetes, for `sm-train manifest`; `submit` ignores it.",
+    )
+    slurm: SlurmSection = Field(
+        default=SlurmSection(),
+        description="The same run on Slurm, for `sm-train manifest`; `submit` ignores it.",
     )
 
     @property

@@ -115,7 +115,7 @@ def training_request(
         "AlgorithmSpecification": _algorithm(launch),
         "RoleArn": config.role or ROLE_NOT_SET,
         "HyperParameters": _hyperparameters(config, stage, launch, bundle, staged, region),
-        "InputDataConfig": _channels(config, stage, launch, staged, bucket),
+        "InputDataConfig": input_channels(config, stage, launch, staged, bucket),
         "OutputDataConfig": _output(config, bucket),
         "CheckpointConfig": {
             # With the slash: SageMaker restores every key that starts with this string, so 64px
@@ -126,26 +126,31 @@ def training_request(
         "ResourceConfig": _resources(config, stage),
         "ProfilerConfig": {"DisableProfiler": True},
         "StoppingCondition": _stopping_condition(config),
-        "Environment": {
-            "NCCL_DEBUG": "INFO",  # logs the transport that NCCL actually selects
-            "NCCL_DEBUG_SUBSYS": "INIT,NET",
-            "PYTHONUNBUFFERED": "1",
-            # NCCL's flight recorder keeps the last collectives and dumps them when the watchdog
-            # writes to the pipe. PyTorch 2.3 introduced these names, and later versions still
-            # support them (ProcessGroupNCCL.hpp).
-            "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/sm-train-nccl-",
-            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/sm-train-nccl-",
-            # For the model card of the final model.
-            BUNDLE_VARIABLE: bundle.sha256,
-            **({COMMIT_VARIABLE: commit} if commit is not None else {}),
-            **config.cluster.environment,
-        },
+        "Environment": job_environment(config, bundle, commit),
         "Tags": _tags(config, stage, bundle, region, commit),
     }
     _set_optional_fields(request, config.cluster)
     return request
+
+
+def job_environment(config: RunConfig, bundle: SourceBundle, commit: str | None) -> dict[str, str]:
+    """Return the environment variables of every job of the run."""
+    return {
+        "NCCL_DEBUG": "INFO",  # logs the transport that NCCL actually selects
+        "NCCL_DEBUG_SUBSYS": "INIT,NET",
+        "PYTHONUNBUFFERED": "1",
+        # NCCL's flight recorder keeps the last collectives and dumps them when the watchdog
+        # writes to the pipe. PyTorch 2.3 introduced these names, and later versions still
+        # support them (ProcessGroupNCCL.hpp).
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/sm-train-nccl-",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/sm-train-nccl-",
+        # For the model card of the final model.
+        BUNDLE_VARIABLE: bundle.sha256,
+        **({COMMIT_VARIABLE: commit} if commit is not None else {}),
+        **config.cluster.environment,
+    }
 
 
 def _set_optional_fields(request: TrainingRequest, cluster: ClusterSection) -> None:
@@ -227,9 +232,10 @@ def stage_name(request: Mapping[str, Any]) -> str:
     return name
 
 
-def _channels(
+def input_channels(
     config: RunConfig, stage: StageSection, launch: LaunchPlan, staged: str, bucket: str
 ) -> list[ChannelTypeDef]:
+    """Return the channels of a job: its data, what it starts from, and its code."""
     channels = [_channel("train", config.data.uri, "FastFile", sharded=config.train_sharded)]
     if config.index_uri:
         # AWS documents FastFile for prefixes only, and this is a single object.

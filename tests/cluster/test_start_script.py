@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.launch import hyperparameters, torchrun
 from sm_train.estimators.bundle.bundle import REQUIREMENTS, Bundle, build_bundle
 from sm_train.estimators.config.naming import staging_uri
@@ -192,6 +193,7 @@ def test_single_node_starts_standalone() -> None:
 
 def test_hyperparameters_are_passed_unchanged(tmp_path: Path) -> None:
     """A stage may be called 007 or 1e3, which the SDK's parser would turn into numbers."""
-    path = tmp_path / "hyperparameters.json"
+    path = tmp_path / "input" / "config" / "hyperparameters.json"
+    path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"stage": "1e3", "doctor-only": "true"}))
-    assert hyperparameters(path) == ["--stage", "1e3", "--doctor-only", "true"]
+    assert hyperparameters(SageMakerPaths(tmp_path)) == ["--stage", "1e3", "--doctor-only", "true"]

@@ -18,6 +18,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Run": {
         "submit": "Show plan and cost, ask for confirmation, and start the run.",
+        "manifest": "Write a run as a manifest for Kubernetes or Slurm.",
         "stop": "Stop a run after a checkpoint.",
         "resume": "Continue a run at the step where it ended.",
         "sample": "Sample images from a checkpoint into a grid.",
@@ -81,6 +82,8 @@ HINTS = {
     "gpus": _INSTANCES,
     "show-gpus": _INSTANCES,
     "offers": _INSTANCES,
+    "kubectl": "sm-train manifest RUN --to trainjob writes a manifest for Kubernetes",
+    "sbatch": "sm-train manifest RUN --to slurm writes a batch script",
     "login": "aws configure or aws sso login signs in; sm-train config sets a profile",
     "configure": "sm-train config set KEY VALUE sets a default",
     "generate": "sm-train sample CHECKPOINT samples images",

@@ -1,0 +1,68 @@
+"""What a pod or a Slurm task needs to know to build a training job's folders, as one variable.
+
+SageMaker mounts channels, splits them over the instances, copies checkpoints and describes the
+cluster in files. On Kubernetes and Slurm, the start script of each node does that
+(:mod:`sm_train.entrypoints.node_start`), from this description, which the manifest contains.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+NODE_VARIABLE = "SM_TRAIN_NODE"
+"""Environment variable with the JSON of a :class:`NodeDescription`."""
+
+
+TORCHRUN, HYPERPODRUN = "torchrun", "hyperpodrun"
+"""Launchers of a node's processes: HyperPod's operator requires its own in place of torchrun."""
+
+LAUNCHER_VARIABLE = "SM_TRAIN_LAUNCHER"
+
+
+@dataclass(frozen=True)
+class NodeChannel:
+    """One input channel.
+
+    ``path`` is the mounted file or folder that holds ``uri``; None downloads it. With ``sharded``,
+    each node gets a part of the files, as by SageMaker's ShardedByS3Key.
+    """
+
+    name: str
+    uri: str
+    path: str | None = None
+    sharded: bool = False
+
+
+@dataclass(frozen=True)
+class NodeDescription:
+    """One stage of a run, the same on all of its nodes.
+
+    ``entry`` is the bundle's script. ``checkpoints`` is a folder that all nodes share, or the S3
+    prefix to which each node copies its own. ``launcher`` starts the processes of a node.
+    """
+
+    stage: str
+    entry: str
+    instance_type: str
+    nodes: int
+    processes: int
+    channels: tuple[NodeChannel, ...]
+    checkpoints: str
+    launcher: str = TORCHRUN
+
+    def to_json(self) -> str:
+        """Return the value of :data:`NODE_VARIABLE`, on one line."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeDescription:
+        """Parse the value of :data:`NODE_VARIABLE`."""
+        document = json.loads(text)
+        channels = tuple(NodeChannel(**channel) for channel in document.pop("channels"))
+        return cls(**document, channels=channels)
+
+    @property
+    def syncs_checkpoints(self) -> bool:
+        """Return whether each node has its own checkpoint folder, which is copied to S3."""
+        return self.checkpoints.startswith("s3://")

@@ -1,0 +1,81 @@
+"""Creates a node's channel folders: links to mounted files, or downloads.
+
+A mount shows every file to every node. Where SageMaker would give each instance its own part
+(ShardedByS3Key), a node's folder has links to its part only.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from sm_train.entrypoints.common.node_description import NodeChannel
+from sm_train.entrypoints.node_start.object_store import ObjectStore
+
+
+class ChannelError(RuntimeError):
+    """A channel's files are missing; the message is one line."""
+
+
+def create_channel(channel: NodeChannel, folder: Path, node_rank: int, nodes: int) -> int:
+    """Create ``folder`` with the files of ``channel`` for one node; returns their number.
+
+    Raises:
+        ChannelError: there are no files.
+    """
+    if channel.path is not None:
+        return _link(channel, Path(channel.path), folder, node_rank, nodes)
+    store = ObjectStore(channel.uri)
+    sizes = store.sizes()
+    names = node_share(sizes, node_rank, nodes) if channel.sharded else sorted(sizes)
+    if not names:
+        raise ChannelError(_missing(channel, channel.uri, len(sizes), nodes))
+    # A restarted container still has what it downloaded.
+    needed = [name for name in names if _size(folder / name) != sizes[name]]
+    store.download(needed, folder)
+    return len(names)
+
+
+def node_share(names: Iterable[str], node_rank: int, nodes: int) -> list[str]:
+    """Return every ``nodes``-th of the sorted names, starting at ``node_rank``."""
+    return sorted(names)[node_rank::nodes]
+
+
+def _link(channel: NodeChannel, source: Path, folder: Path, node_rank: int, nodes: int) -> int:
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.is_dir():
+        shutil.rmtree(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_file():
+        folder.mkdir()
+        (folder / source.name).symlink_to(source)
+        return 1
+    if not source.is_dir():
+        raise ChannelError(f"channel {channel.name}: {source} is not mounted ({channel.uri})")
+    if not channel.sharded or nodes == 1:
+        folder.symlink_to(source)
+        return sum(1 for _ in source.iterdir())
+    files = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
+    names = node_share(files, node_rank, nodes)
+    if not names:
+        raise ChannelError(_missing(channel, str(source), len(files), nodes))
+    for name in names:
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(source / name)
+    return len(names)
+
+
+def _missing(channel: NodeChannel, source: str, files: int, nodes: int) -> str:
+    if not files:
+        return f"channel {channel.name}: {source}: no files"
+    return f"channel {channel.name}: {source}: {files} files for {nodes} nodes, which need one each"
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

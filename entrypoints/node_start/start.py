@@ -1,0 +1,148 @@
+"""The first process of a pod's container, or of a node's Slurm task.
+
+It turns the platform's variables and mounts into the folders and files of a SageMaker training job,
+starts the same launcher as there, and exits with its code. SIGTERM becomes the file that the ranks
+look for, as in a training job: torchrun would fail at it, and kill ranks that write a checkpoint.
+
+A stopped job exits with 143, as a process that SIGTERM ended, so that the platform starts it again:
+with 0, Kubernetes would take the stage for finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from sm_train.entrypoints.common.node_description import (
+    LAUNCHER_VARIABLE,
+    NODE_VARIABLE,
+    TORCHRUN,
+    NodeDescription,
+)
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.node_start.channels import ChannelError
+from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads, restore
+from sm_train.entrypoints.node_start.cluster import ClusterError, ClusterPlace, read_cluster
+from sm_train.entrypoints.node_start.object_store import ObjectStore, ObjectStoreError
+from sm_train.entrypoints.node_start.prepare import (
+    PreparationError,
+    create_channels,
+    create_folders,
+    describe_cluster,
+    install_packages,
+    launch_environment,
+)
+
+STOPPED = 128 + signal.SIGTERM
+
+_LAUNCHER = "sm_train.entrypoints.launch"
+_BUNDLE = Path(__file__).parents[3]
+
+
+def main() -> int:
+    """Prepare the node, run the launcher, and return the exit code."""
+    paths = SageMakerPaths.from_environment()
+    stop = _Stop(paths.stop_request)
+    description = NodeDescription.from_json(os.environ[NODE_VARIABLE])
+    started = time.monotonic()
+    try:
+        place = _place(description)
+        _log(
+            f"node {place.node_rank} of {len(place.hosts)} ({place.current_host}; {place.source}), "
+            f"first node {place.master_addr}:{place.master_port}"
+        )
+        create_folders(description, paths)
+        install_packages(_BUNDLE)
+        lines = create_channels(description, paths, place, sharded=False)
+        if description.launcher == TORCHRUN:
+            lines += create_channels(description, paths, place, sharded=True)
+            describe_cluster(description, paths, place)
+        for line in lines:
+            _log(line)
+        with _checkpoints(description, paths):
+            _log(f"prepared in {time.monotonic() - started:.0f} s: {_checkpoint_line(description)}")
+            code = _run_launcher(description, place, stop)
+    except (ClusterError, PreparationError, ChannelError, ObjectStoreError) as error:
+        _log(f"error: {error}")
+        return 1
+    if code == 0 and paths.stop_request.exists():
+        _log("stopped before the last step; the same command resumes from the checkpoint")
+        return STOPPED
+    return code
+
+
+class _Stop:
+    """Handles SIGTERM: while the node is prepared it exits, later it asks the ranks to stop."""
+
+    def __init__(self, request: Path) -> None:
+        self._request = request
+        self.training = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if not self.training:
+            sys.exit(STOPPED)
+        self._request.touch()
+
+
+def _place(description: NodeDescription) -> ClusterPlace:
+    """Return the node's place; HyperPod's operator assigns ranks only to the agent's workers."""
+    if description.launcher == TORCHRUN:
+        return read_cluster(os.environ, description.nodes)
+    nodes = int(os.environ.get("NNODES") or description.nodes)
+    hosts = tuple(f"node-{number}" for number in range(nodes))
+    return ClusterPlace(0, hosts, "assigned by the operator", 0, "NNODES")
+
+
+@contextlib.contextmanager
+def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterator[None]:
+    """Restore the node's checkpoint folder, and upload from it until the launcher has ended."""
+    if not description.syncs_checkpoints:
+        yield
+        return
+    store = ObjectStore(f"{description.checkpoints.rstrip('/')}/")
+    files = restore(store, paths.checkpoints)
+    _log(f"checkpoints: {files} files restored from {store.uri}")
+    uploads = CheckpointUploads(store, paths.checkpoints, lambda text: _log(f"warning: {text}"))
+    uploads.start()
+    try:
+        yield
+    finally:
+        uploads.finish()
+
+
+def _checkpoint_line(description: NodeDescription) -> str:
+    if description.syncs_checkpoints:
+        return f"checkpoints are copied to {description.checkpoints}, the marker last"
+    return f"checkpoints are in the shared folder {description.checkpoints}"
+
+
+def _run_launcher(description: NodeDescription, place: ClusterPlace, stop: _Stop) -> int:
+    """Run the launcher to its end; process 1 also reaps what others leave."""
+    environment = {
+        **os.environ,
+        **launch_environment(description, place),
+        LAUNCHER_VARIABLE: description.launcher,
+    }
+    stop.training = True
+    command = [sys.executable, "-m", _LAUNCHER, description.entry]
+    process = subprocess.Popen(command, cwd=_BUNDLE, env=environment)
+    while True:
+        pid, status = os.wait()
+        if pid == process.pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _log(text: str) -> None:
+    print(f"sm-train start: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

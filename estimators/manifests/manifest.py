@@ -1,0 +1,124 @@
+"""Turn a stage of a run file into a manifest for another cluster: a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import yaml
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.manifests.kubernetes import hyperpod_job, pytorchjob, trainjob
+from sm_train.estimators.manifests.slurm import batch_script
+from sm_train.estimators.manifests.stage_job import StageJob, Target, check_job
+from sm_train.estimators.request.training import SourceBundle
+
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+_KUBERNETES: dict[Target, Callable[[StageJob], list[dict[str, Any]]]] = {
+    "trainjob": trainjob,
+    "pytorchjob": pytorchjob,
+    "hyperpod-eks": hyperpod_job,
+}
+
+_RESOURCES: dict[Target, str] = {
+    "trainjob": "trainjob",
+    "pytorchjob": "pytorchjob",
+    "hyperpod-eks": "hyperpodpytorchjob",
+}
+"""Target → the kind of its job, as kubectl takes it."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest: its ``text``, and its ``objects``, of which a Slurm script has none.
+
+    ``code_uri`` is where the cluster expects the bundle. ``commands`` are those that take the place
+    of `submit`, `watch` and `stop`: purpose → command line.
+    """
+
+    target: Target
+    name: str
+    text: str
+    objects: tuple[dict[str, Any], ...]
+    code_uri: str
+    commands: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of ``manifest --json``."""
+        return {
+            "target": self.target,
+            "name": self.name,
+            "objects": list(self.objects),
+            "script": self.text if self.target == "slurm" else None,
+            "code_uri": self.code_uri,
+            "commands": self.commands,
+        }
+
+
+def build_manifest(
+    config: RunConfig,
+    stage: StageSection,
+    target: Target,
+    bundle: SourceBundle,
+    *,
+    region: str,
+    file: str | None,
+    commit: str | None = None,
+) -> Manifest:
+    """Return the manifest of ``stage`` for ``target``; ``file`` is its name in the commands.
+
+    Raises:
+        ManifestError: the run file does not fit the target; one line.
+    """
+    job = StageJob(config, stage, bundle, region, commit)
+    check_job(job)
+    if target == "slurm":
+        text = batch_script(job)
+        return Manifest(target, job.name, text, (), job.code_uri, _slurm_commands(job, file))
+    objects = tuple(_KUBERNETES[target](job))
+    text = "---\n".join(_yaml(one) for one in objects)
+    commands = _kubectl_commands(job, _RESOURCES[target], file)
+    return Manifest(target, job.name, text, objects, job.code_uri, commands)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes equal values in full: anchors are hard to read."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _yaml(document: dict[str, Any]) -> str:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
+
+
+def _kubectl_commands(job: StageJob, resource: str, file: str | None) -> dict[str, str]:
+    source = file or f"{job.name}.yaml"
+    namespaced = f"-n {job.config.kubernetes.namespace}"
+    pods = f"-l app.kubernetes.io/instance={job.name}"
+    logs = f"kubectl logs {namespaced} {pods} --prefix --tail=-1 --max-log-requests={job.nodes + 1}"
+    return {
+        "start": f"kubectl apply -f {source}",
+        "status": f"kubectl get {namespaced} {resource},pods {pods}",
+        "logs": f"{logs} -f",
+        "stop": f"kubectl delete {namespaced} {resource}/{job.name}",
+        "resume": f"kubectl apply -f {source}",
+        "diagnose": f"{logs} > {job.name}.log; sm-train diagnose {job.name}.log",
+    }
+
+
+def _slurm_commands(job: StageJob, file: str | None) -> dict[str, str]:
+    source = file or f"{job.name}.sbatch"
+    folder = f"{(job.config.slurm.shared_folder or '').rstrip('/')}/{job.config.name}/logs"
+    log = f"{folder}/{job.name}-JOB.log"
+    return {
+        "start": f"mkdir -p {folder} && sbatch {source}",
+        "status": f"squeue --name={job.name}",
+        "logs": f"tail -f {log}",
+        # Without --signal, Slurm kills the ranks 30 s after SIGTERM (KillWait of slurm.conf).
+        "stop": f"scancel --name={job.name} --signal=TERM",
+        "resume": f"sbatch {source}",
+        "diagnose": f"sm-train diagnose {log}",
+    }

@@ -1,0 +1,135 @@
+"""The batch script for Slurm, on HyperPod or elsewhere.
+
+``srun`` runs one task on each node, which starts its processes as a pod does. HyperPod repeats the
+step on replaced nodes (SageMaker developer guide, "SageMaker HyperPod auto-resume", read 2026-11).
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from sm_train.entrypoints.common.node_description import (
+    NODE_VARIABLE,
+    NodeChannel,
+    NodeDescription,
+)
+from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
+from sm_train.estimators.manifests.pod import START_MODULE
+from sm_train.estimators.manifests.problem import ManifestError
+from sm_train.estimators.manifests.stage_job import (
+    PREVIOUS_CHANNELS,
+    StageJob,
+    in_shared_checkpoints,
+    mounted,
+)
+
+STOP_SECONDS = 120
+"""Seconds before the time limit at which Slurm sends SIGTERM. A training job has as many."""
+
+
+def batch_script(job: StageJob) -> str:
+    """Return the batch script.
+
+    Raises:
+        ManifestError: the run file lacks a key of ``slurm``.
+    """
+    slurm = job.config.slurm
+    if slurm.shared_folder is None:
+        raise ManifestError(
+            "slurm.shared_folder: not set; write a folder that all nodes share, such as "
+            "/fsx/sm-train"
+        )
+    folder = f"{slurm.shared_folder.rstrip('/')}/{job.config.name}"
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in _options(job, folder)),
+        *(f"# {name}: {value}" for name, value in job.annotations.items()),
+        "set -euo pipefail",
+        *(f"module load {name}" for name in slurm.modules),
+        "",
+        "# The code, fetched once for all nodes; another digest ends the job.",
+        f"code={folder}/code/{job.bundle.sha256[:16]}",
+        f"archive=$code/{ARCHIVE_NAME}",
+        f'check() {{ echo "{job.bundle.sha256}  $archive" | sha256sum --check --quiet -; }}',
+        'mkdir -p "$code"',
+        "if ! check 2>/dev/null; then",
+        f'    aws s3 cp --only-show-errors {shlex.quote(job.code_uri)} "$archive"',
+        "    check",
+        "fi",
+        "",
+        *(f"export {name}={shlex.quote(value)}" for name, value in _variables(job, folder).items()),
+        # Each node has the folders of a training job on its own disk.
+        f"export SAGEMAKER_BASE_DIR={slurm.local_folder.rstrip('/')}/sm-train-$SLURM_JOB_ID",
+        "",
+        f'{_srun(job)} bash -c {shlex.quote(_task(job))} start "$archive"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _options(job: StageJob, folder: str) -> list[str]:
+    slurm = job.config.slurm
+    minutes = -(-job.config.cluster.max_runtime // 60)
+    optional = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos}
+    return [
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--gres={slurm.gres or f'gpu:{job.instance.accelerators}'}",
+        *(["--exclusive"] if slurm.exclusive else []),
+        *(f"--{name}={value}" for name, value in optional.items() if value is not None),
+        f"--time={minutes}",
+        f"--signal=TERM@{STOP_SECONDS}",
+        "--open-mode=append",
+        f"--output={folder}/logs/%x-%j.log",
+    ]
+
+
+def _srun(job: StageJob) -> str:
+    slurm = job.config.slurm
+    words = ["srun", "--label", "--kill-on-bad-exit=1"]
+    if slurm.auto_resume:
+        words.insert(1, "--auto-resume=1")
+    if slurm.container:
+        folders = dict.fromkeys(
+            one for one in (slurm.shared_folder, slurm.local_folder, slurm.data_folder) if one
+        )
+        mounts = ",".join(f"{one}:{one}" for one in folders)
+        words += [f"--container-image={shlex.quote(job.image)}", f"--container-mounts={mounts}"]
+    return " ".join(words)
+
+
+def _task(job: StageJob) -> str:
+    """Return what each node runs; ``$1`` is the archive."""
+    code = '"$SAGEMAKER_BASE_DIR/input/data/code"'
+    return (
+        f'rm -rf {code} && mkdir -p {code} && tar -xzf "$1" -C {code} && cd {code} && '
+        f"exec {job.config.slurm.python} -m {START_MODULE}"
+    )
+
+
+def _variables(job: StageJob, folder: str) -> dict[str, str]:
+    checkpoints = f"{folder}/checkpoints"
+    description = NodeDescription(
+        stage=job.stage.name,
+        entry=job.bundle.entry,
+        instance_type=job.instance.name,
+        nodes=job.nodes,
+        processes=job.instance.accelerators,
+        channels=tuple(_channels(job, checkpoints)),
+        checkpoints=f"{checkpoints}/{job.stage.name}",
+    )
+    return {NODE_VARIABLE: description.to_json(), **job.environment()}
+
+
+def _channels(job: StageJob, checkpoints: str) -> list[NodeChannel]:
+    slurm = job.config.slurm
+    channels = job.channels()
+    previous = [one for one in channels if one.name in PREVIOUS_CHANNELS]
+    data = [one for one in channels if one not in previous]
+    if slurm.data == "shared":
+        # The run file's own check requires both.
+        assert slurm.data_folder is not None
+        assert slurm.data_s3 is not None
+        data = mounted(data, slurm.data_folder, slurm.data_s3, "slurm.data_s3")
+    last = f"{checkpoints}/{job.previous_stage_name()}"
+    return [*data, *(in_shared_checkpoints(one, last) for one in previous)]

@@ -1,0 +1,184 @@
+"""What every target's manifest contains of a stage: names, environment, code and channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sm_train.cost.instances import InstanceType, instance_type
+from sm_train.entrypoints.common.bucket_owner import OWNERS_VARIABLE, format_owners
+from sm_train.entrypoints.common.node_description import NodeChannel
+from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
+from sm_train.estimators.config.naming import (
+    ROLE_NOT_SET,
+    checkpoint_uri,
+    code_prefix,
+    staging_bucket,
+)
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.manifests.problem import ManifestError
+from sm_train.estimators.request.launcher import LaunchPlan
+from sm_train.estimators.request.training import (
+    SourceBundle,
+    input_channels,
+    job_environment,
+    previous_stage,
+)
+
+Target = Literal["trainjob", "pytorchjob", "hyperpod-eks", "slurm"]
+
+PREVIOUS_CHANNELS = ("previous", "previous_state")
+_CODE_CHANNELS = ("code", "sm_drivers")
+"""Channels of training jobs that the init container, or the batch script, replaces."""
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """One stage for one target, whatever the target."""
+
+    config: RunConfig
+    stage: StageSection
+    bundle: SourceBundle
+    region: str
+    commit: str | None
+
+    @property
+    def name(self) -> str:
+        """Return the job's name: lower case, because Kubernetes has no other."""
+        return f"{self.config.name}-{self.stage.name}".lower()
+
+    @property
+    def instance(self) -> InstanceType:
+        return instance_type(self.config.cluster.instance_type)
+
+    @property
+    def nodes(self) -> int:
+        return self.stage.instances
+
+    @property
+    def bucket(self) -> str:
+        return staging_bucket(self.config, self.region)
+
+    @property
+    def code_uri(self) -> str:
+        """Return the bundle's place in S3, the same for the same content."""
+        folder = f"{code_prefix(self.config.name)}/manifest-{self.bundle.sha256[:16]}"
+        return f"s3://{self.bucket}/{folder}/{ARCHIVE_NAME}"
+
+    @property
+    def checkpoint_uri(self) -> str:
+        return checkpoint_uri(self.config, self.stage, self.bucket)
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Return what identifies the run, for people and scripts."""
+        found = {
+            "sm-train/run": self.config.name,
+            "sm-train/stage": self.stage.name,
+            "sm-train/bundle": self.bundle.sha256,
+        }
+        return found if self.commit is None else {**found, "sm-train/commit": self.commit}
+
+    @property
+    def image(self) -> str:
+        """Return the image of the training.
+
+        Raises:
+            ManifestError: the run file names none.
+        """
+        image = self.config.kubernetes.image or self.config.cluster.image
+        if image is None:
+            raise ManifestError(
+                "kubernetes.image: not set; write the image with PyTorch that the cluster can pull "
+                "(`sm-train image RUN --dockerfile` prints a Dockerfile)"
+            )
+        return image
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of a training job, and those that SageMaker sets itself."""
+        variables = {
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            **job_environment(self.config, self.bundle, self.commit),
+        }
+        if self.config.bucket_owners:
+            variables[OWNERS_VARIABLE] = format_owners(self.config.bucket_owners)
+        return variables
+
+    def channels(self) -> list[NodeChannel]:
+        """Return the channels of the training job without its code; none is mounted yet."""
+        launch = LaunchPlan("torchrun", "", None, "")
+        found = input_channels(self.config, self.stage, launch, "", self.bucket)
+        return [
+            NodeChannel(
+                name=one["ChannelName"],
+                uri=one["DataSource"]["S3DataSource"]["S3Uri"],
+                sharded=one["DataSource"]["S3DataSource"].get("S3DataDistributionType")
+                == "ShardedByS3Key",
+            )
+            for one in found
+            if one["ChannelName"] not in _CODE_CHANNELS
+        ]
+
+    def streamed(self) -> set[str]:
+        """Return the names of the channels that a training job reads as a stream (FastFile)."""
+        launch = LaunchPlan("torchrun", "", None, "")
+        found = input_channels(self.config, self.stage, launch, "", self.bucket)
+        return {one["ChannelName"] for one in found if one.get("InputMode") == "FastFile"}
+
+    def previous_stage_name(self) -> str | None:
+        previous = previous_stage(self.config, self.stage)
+        return None if previous is None else previous.name
+
+
+def without_smddp(config: RunConfig) -> RunConfig:
+    """Return the run with NCCL in place of SMDDP, which AWS's training images alone contain."""
+    if config.cluster.backend != "smddp":
+        return config
+    cluster = config.cluster.model_copy(update={"backend": "nccl"})
+    return config.model_copy(update={"cluster": cluster})
+
+
+def check_job(job: StageJob) -> None:
+    """Check what all targets need.
+
+    Raises:
+        ManifestError: a key is missing or does not fit.
+    """
+    config = job.config
+    if config.bucket is None and (config.role or ROLE_NOT_SET) == ROLE_NOT_SET:
+        raise ManifestError("bucket: not set; the cluster fetches the code from it")
+    if not job.instance.trains:
+        raise ManifestError(
+            f"cluster.instance_type: {job.instance.name}: has no GPU, which the trainer needs"
+        )
+    if config.cluster.capacity == "training-plan":
+        raise ManifestError(
+            "cluster.capacity: training-plan: is for training jobs; give --set "
+            "cluster.capacity=on-demand --set cluster.training_plan=null"
+        )
+
+
+def mounted(channels: list[NodeChannel], folder: str, root: str, key: str) -> list[NodeChannel]:
+    """Return ``channels`` with their paths in ``folder``, which shows the S3 prefix ``root``.
+
+    Raises:
+        ManifestError: a channel is not below ``root``; the message names the run file's ``key``.
+    """
+    found = []
+    for one in channels:
+        if not one.uri.startswith(root):
+            raise ManifestError(
+                f"{key}: {root}: does not contain channel {one.name} ({one.uri}); write a prefix "
+                "of all channels, or data: sync"
+            )
+        path = f"{folder.rstrip('/')}/{one.uri.removeprefix(root)}".rstrip("/")
+        found.append(NodeChannel(one.name, one.uri, path, one.sharded))
+    return found
+
+
+def in_shared_checkpoints(channel: NodeChannel, folder: str) -> NodeChannel:
+    """Return a channel of the previous stage's results, which are in ``folder``."""
+    name = channel.uri.rstrip("/").rpartition("/")[2]
+    return NodeChannel(channel.name, channel.uri, f"{folder}/{name}", channel.sharded)

@@ -1,0 +1,178 @@
+"""Volumes of the pods: scratch space, /dev/shm, data and checkpoints.
+
+Mountpoint for Amazon S3 provides no volumes on demand: an existing bucket is a PersistentVolume of
+its own (mountpoint-s3-csi-driver, examples/kubernetes/static_provisioning, read 2026-11).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sm_train.entrypoints.common.node_description import NodeChannel
+from sm_train.estimators.manifests.problem import ManifestError
+from sm_train.estimators.manifests.stage_job import (
+    PREVIOUS_CHANNELS,
+    StageJob,
+    in_shared_checkpoints,
+    mounted,
+)
+
+WORK_FOLDER = "/opt/ml"
+_BUCKETS, _FILE_SYSTEM, _CHECKPOINTS = "/mnt/s3", "/mnt/data", "/mnt/checkpoints"
+
+_ANY_SIZE = "1200Gi"
+"""Kubernetes requires a size, which the driver ignores."""
+
+
+@dataclass
+class PodVolumes:
+    """Volumes of a pod, where its container mounts them, and the objects that they refer to."""
+
+    volumes: list[dict[str, Any]] = field(default_factory=list)
+    mounts: list[dict[str, Any]] = field(default_factory=list)
+    objects: list[dict[str, Any]] = field(default_factory=list)
+    channels: list[NodeChannel] = field(default_factory=list)
+    checkpoints: str = ""
+
+    def add(self, name: str, path: str, source: dict[str, Any], *, read_only: bool = False) -> None:
+        self.volumes.append({"name": name, **source})
+        mount: dict[str, Any] = {"name": name, "mountPath": path}
+        self.mounts.append({**mount, "readOnly": True} if read_only else mount)
+
+
+def pod_volumes(job: StageJob) -> PodVolumes:
+    """Return the volumes of a stage's pods.
+
+    Raises:
+        ManifestError: the run file names no volume where it needs one.
+    """
+    kubernetes = job.config.kubernetes
+    found = PodVolumes()
+    found.add("work", WORK_FOLDER, {"emptyDir": {}})
+    memory = {"medium": "Memory"}
+    if kubernetes.shm_size is not None:
+        memory["sizeLimit"] = kubernetes.shm_size
+    found.add("dshm", "/dev/shm", {"emptyDir": memory})
+    channels = job.channels()
+    previous = [one for one in channels if one.name in PREVIOUS_CHANNELS]
+    found.channels += _data(job, [one for one in channels if one not in previous], found)
+    folder = _checkpoint_folder(job, found)
+    if folder is None:
+        found.checkpoints = job.checkpoint_uri
+        found.channels += previous
+    else:
+        found.checkpoints = f"{folder}/{job.stage.name}"
+        last = f"{folder}/{job.previous_stage_name()}"
+        found.channels += [in_shared_checkpoints(one, last) for one in previous]
+    return found
+
+
+def _data(job: StageJob, channels: list[NodeChannel], found: PodVolumes) -> list[NodeChannel]:
+    kubernetes = job.config.kubernetes
+    if kubernetes.data == "sync":
+        return channels
+    if kubernetes.data == "file-system":
+        file_system = kubernetes.file_system
+        if file_system is None:
+            raise ManifestError(
+                "kubernetes.file_system: not set; data: file-system needs its claim and s3"
+            )
+        if file_system.s3 is None:
+            raise ManifestError(
+                "kubernetes.file_system.s3: not set; write the S3 prefix that the file system shows"
+            )
+        found.add("data", _FILE_SYSTEM, _claim(file_system.claim), read_only=True)
+        return mounted(channels, _FILE_SYSTEM, file_system.s3, "kubernetes.file_system.s3")
+    # What a training job downloads before it starts is downloaded here, too.
+    streamed = job.streamed()
+    buckets = dict.fromkeys(_bucket(one.uri) for one in channels if one.name in streamed)
+    for number, bucket in enumerate(buckets):
+        name = f"sm-train-{kubernetes.namespace}-{bucket}"
+        found.objects += _bucket_objects(job, name, bucket)
+        found.add(f"bucket-{number}", f"{_BUCKETS}/{bucket}", _claim(name), read_only=True)
+    return [
+        NodeChannel(
+            one.name,
+            one.uri,
+            f"{_BUCKETS}/{one.uri.removeprefix('s3://')}".rstrip("/"),
+            one.sharded,
+        )
+        if one.name in streamed
+        else one
+        for one in channels
+    ]
+
+
+def _bucket(uri: str) -> str:
+    return uri.removeprefix("s3://").partition("/")[0]
+
+
+def _claim(name: str) -> dict[str, Any]:
+    return {"persistentVolumeClaim": {"claimName": name}}
+
+
+def _bucket_objects(job: StageJob, name: str, bucket: str) -> list[dict[str, Any]]:
+    namespace = job.config.kubernetes.namespace
+    size = {"storage": _ANY_SIZE}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": size,
+            "accessModes": ["ReadOnlyMany"],
+            "storageClassName": "",
+            "persistentVolumeReclaimPolicy": "Retain",
+            "claimRef": {"namespace": namespace, "name": name},
+            "mountOptions": ["read-only", "allow-other", f"region {job.region}"],
+            "csi": {
+                "driver": "s3.csi.aws.com",
+                "volumeHandle": name,
+                "volumeAttributes": {"bucketName": bucket},
+            },
+        },
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "accessModes": ["ReadOnlyMany"],
+            "storageClassName": "",
+            "volumeName": name,
+            "resources": {"requests": size},
+        },
+    }
+    return [volume, claim]
+
+
+def _checkpoint_folder(job: StageJob, found: PodVolumes) -> str | None:
+    """Return the folder of the run in the shared volume; None if checkpoints are copied to S3."""
+    kubernetes = job.config.kubernetes
+    if kubernetes.checkpoints == "sync":
+        return None
+    volume = kubernetes.checkpoint_volume
+    if volume is None:
+        raise ManifestError(
+            "kubernetes.checkpoint_volume: not set; checkpoints: volume needs a claim, or a "
+            "storage_class to create one"
+        )
+    claim = volume.claim
+    if claim is None:
+        claim = f"sm-train-{job.config.name.lower()}-checkpoints"
+        spec = {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": volume.storage_class,
+            "resources": {"requests": {"storage": volume.size}},
+        }
+        found.objects.append(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": claim, "namespace": kubernetes.namespace},
+                "spec": spec,
+            }
+        )
+    found.add("checkpoints", _CHECKPOINTS, _claim(claim))
+    return f"{_CHECKPOINTS}/{job.config.name}"

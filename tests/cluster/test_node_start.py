@@ -1,0 +1,244 @@
+"""Nodes that start as a manifest's pods do: data and checkpoints in S3, no shared folder."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker, step_folder_name
+from sm_train.entrypoints.node_start.start import STOPPED
+from sm_train.estimators.bundle.bundle import build_bundle
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.manifests.manifest import build_manifest
+from sm_train.toolkit.jobs.events import Event, parse_event
+
+from tests.conftest import Aws, clean_environment
+from tests.estimators.manifests.documents import IMAGE, environment, pods
+from tests.support.cluster.training_jobs import tiny_run, write_shards
+from tests.support.deadline import DEADLINE
+
+BUCKET = "ai-bucket"
+PREFIX = "tiny/checkpoints/8px"
+
+
+def run_file(nodes: int, *, max_steps: int) -> RunConfig:
+    """Return a run whose pods copy data and checkpoints from and to S3, and install nothing."""
+    config = tiny_run(max_steps=max_steps, checkpoint_every=2)
+    document = config.model_dump(mode="json")
+    document["stages"][0] |= {"instances": nodes, "per_device_batch_size": 4 // nodes}
+    document["cluster"] |= {"network_isolation": True, "image": IMAGE}
+    document["kubernetes"] = {"data": "sync", "checkpoints": "sync"}
+    document["data"]["index"] = False
+    return RunConfig.model_validate(document)
+
+
+@dataclass
+class Node:
+    """One node's process, and the lines that it has printed."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._printed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._printed:
+                self.lines.append(line)
+                self._printed.notify_all()
+        with self._printed:
+            self._printed.notify_all()
+
+    def wait_for(self, text: str) -> None:
+        with self._printed:
+            found = self._printed.wait_for(
+                lambda: any(text in line for line in self.lines) or not self._reader.is_alive(),
+                DEADLINE,
+            )
+        assert found, f"{text!r} was not printed:\n{self.text}"
+        assert text in self.text, self.text
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    def events(self, kind: str) -> list[Event]:
+        found = (parse_event(line) for line in self.lines)
+        return [event for event in found if event is not None and event["kind"] == kind]
+
+    def end(self) -> int:
+        """Return the exit code, once everything that was printed has been read."""
+        code = self.process.wait(DEADLINE)
+        self._reader.join(DEADLINE)
+        return code
+
+    def kill(self) -> None:
+        """Lose the node: all of its processes at once."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            tree = psutil.Process(self.process.pid)
+            for one in [tree, *tree.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+
+
+class Cluster:
+    """Starts the pods of a manifest as processes, each with folders of its own."""
+
+    def __init__(self, folder: Path, aws: Aws) -> None:
+        self._folder, self._aws = folder, aws
+        self._started: list[Node] = []
+        self._attempts = 0
+
+    def start(self, config: RunConfig) -> list[Node]:
+        """Start a stage's pods on new nodes, with the variables that Kubeflow Trainer sets."""
+        self._attempts += 1
+        bundle = build_bundle(config, None)
+        manifest = build_manifest(
+            config, config.stages[0], "trainjob", bundle, region="us-east-1", file=None
+        )
+        variables = environment(pods(manifest)[0])
+        nodes = config.stages[0].instances
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
+        started = []
+        for rank in range(nodes):
+            base = self._folder / f"attempt-{self._attempts}" / f"node-{rank}"
+            code = base / "input" / "data" / "code"
+            code.mkdir(parents=True)
+            with tarfile.open(fileobj=BytesIO(bundle.archive)) as archive:
+                archive.extractall(code, filter="data")
+            platform = {
+                "PET_NNODES": str(nodes),
+                "PET_NODE_RANK": str(rank),
+                "PET_MASTER_ADDR": "localhost",
+                "PET_MASTER_PORT": str(port),
+                "JOB_COMPLETION_INDEX": str(rank),
+                "SAGEMAKER_BASE_DIR": str(base),
+                "ACCELERATE_USE_CPU": "true",
+                "OMP_NUM_THREADS": "1",
+            }
+            environ = clean_environment(self._folder) | variables | self._aws.environment | platform
+            environ.pop("PYTHONPATH", None)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sm_train.entrypoints.node_start.start"],
+                cwd=code,
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            started.append(Node(process))
+        self._started += started
+        return started
+
+    def close(self) -> None:
+        for node in self._started:
+            node.kill()
+            node.process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, aws: Aws) -> Any:
+    write_shards(tmp_path / "shards", shards=4, each=4)
+    aws.make_bucket(BUCKET)
+    for shard in sorted((tmp_path / "shards").iterdir()):
+        aws.client("s3").upload_file(str(shard), BUCKET, f"shards/{shard.name}")
+    running = Cluster(tmp_path, aws)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def objects(aws: Aws) -> dict[str, int]:
+    """Return name → size of the run's checkpoint files in S3."""
+    listed = aws.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=f"{PREFIX}/")
+    return {
+        one["Key"].removeprefix(f"{PREFIX}/"): one["Size"] for one in listed.get("Contents", ())
+    }
+
+
+def complete_steps(aws: Aws) -> list[int]:
+    """Return the steps whose marker is in S3; each must have all the files that it lists."""
+    found = objects(aws)
+    steps = []
+    for name in found:
+        folder, _, file = name.rpartition("/")
+        if file == MARKER and folder.startswith("step-"):
+            body = aws.client("s3").get_object(Bucket=BUCKET, Key=f"{PREFIX}/{name}")["Body"]
+            marker = CheckpointMarker.parse(body.read())
+            assert {one.name for one in marker.files} <= {
+                one.removeprefix(f"{folder}/") for one in found if one.startswith(f"{folder}/")
+            }
+            assert folder == step_folder_name(marker.step)
+            steps.append(marker.step)
+    return sorted(steps)
+
+
+def test_one_pod_trains_from_s3_and_leaves_its_model_there(cluster: Cluster, aws: Aws) -> None:
+    [node] = cluster.start(run_file(1, max_steps=4))
+    assert node.end() == 0, node.text
+    [start] = node.events("start")
+    assert (start["world_size"], start["nodes"]) == (1, 1)
+    assert complete_steps(aws)[-1] == 4
+    assert "final/model_index.json" in objects(aws)
+
+
+@pytest.mark.slow
+def test_pods_survive_a_lost_node_a_stop_and_another_number_of_nodes(
+    cluster: Cluster, aws: Aws
+) -> None:
+    first, second = cluster.start(run_file(2, max_steps=10_000))
+    for node, rank in ((first, 0), (second, 1)):
+        node.wait_for(f"channel train: 2 files, part {rank + 1} of 2")
+    first.wait_for('"step": 12')
+    second.kill()
+    assert first.end() not in (0, STOPPED), first.text
+    saved = complete_steps(aws)
+    assert saved, "no checkpoint was complete in S3 when the node was lost"
+
+    first, second = cluster.start(run_file(2, max_steps=10_000))
+    first.wait_for('"kind": "step"')
+    [start] = first.events("start")
+    assert start["resumed_from_step"] == saved[-1]
+    # Kubernetes evicts one of the pods: all ranks stop after the same step.
+    second.process.send_signal(signal.SIGTERM)
+    assert [first.end(), second.end()] == [STOPPED, STOPPED], first.text + second.text
+    [end] = first.events("end")
+    assert end["reason"] == "sigterm"
+    stopped = complete_steps(aws)[-1]
+    assert stopped == end["step"]
+
+    [alone] = cluster.start(run_file(1, max_steps=stopped + 2))
+    assert alone.end() == 0, alone.text
+    [start] = alone.events("start")
+    assert start["resumed_from_step"] == stopped
+    assert start["world_size"] == 1
+    assert complete_steps(aws)[-1] == stopped + 2
+    assert "final/model_index.json" in objects(aws)
+
+
+def test_a_pod_without_data_says_so_and_fails(cluster: Cluster, aws: Aws) -> None:
+    s3 = aws.client("s3")
+    for one in s3.list_objects_v2(Bucket=BUCKET, Prefix="shards/")["Contents"]:
+        s3.delete_object(Bucket=BUCKET, Key=one["Key"])
+    [node] = cluster.start(run_file(1, max_steps=1))
+    assert node.end() == 1
+    assert "error: channel train: s3://ai-bucket/shards/: no files" in node.text
+    assert "Traceback" not in node.text

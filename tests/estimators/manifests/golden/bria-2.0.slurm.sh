@@ -1,0 +1,41 @@
+#!/bin/bash
+#SBATCH --job-name=bria-2-0-256px
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:8
+#SBATCH --exclusive
+#SBATCH --time=40320
+#SBATCH --signal=TERM@120
+#SBATCH --open-mode=append
+#SBATCH --output=/fsx/sm-train/bria-2-0/logs/%x-%j.log
+# sm-train/run: bria-2-0
+# sm-train/stage: 256px
+# sm-train/bundle: 5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f
+# sm-train/commit: 0000000000000000000000000000000000000000
+set -euo pipefail
+
+# The code, fetched once for all nodes; another digest ends the job.
+code=/fsx/sm-train/bria-2-0/code/5f5f5f5f5f5f5f5f
+archive=$code/sourcedir.tar.gz
+check() { echo "5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f  $archive" | sha256sum --check --quiet -; }
+mkdir -p "$code"
+if ! check 2>/dev/null; then
+    aws s3 cp --only-show-errors s3://my-bucket/bria-2-0/code/manifest-5f5f5f5f5f5f5f5f/sourcedir.tar.gz "$archive"
+    check
+fi
+
+export SM_TRAIN_NODE='{"stage":"256px","entry":"train.py","instance_type":"ml.p4de.24xlarge","nodes":4,"processes":8,"channels":[{"name":"train","uri":"s3://my-bucket/shards/","path":null,"sharded":true},{"name":"index","uri":"s3://my-bucket/index.parquet","path":null,"sharded":false},{"name":"model","uri":"s3://my-bucket/components/","path":null,"sharded":false}],"checkpoints":"/fsx/sm-train/bria-2-0/checkpoints/256px","launcher":"torchrun"}'
+export AWS_REGION=us-east-1
+export AWS_DEFAULT_REGION=us-east-1
+export NCCL_DEBUG=INFO
+export NCCL_DEBUG_SUBSYS=INIT,NET
+export PYTHONUNBUFFERED=1
+export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1
+export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/sm-train-nccl-
+export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/sm-train-nccl-
+export SM_TRAIN_BUNDLE=5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f
+export SM_TRAIN_COMMIT=0000000000000000000000000000000000000000
+export SAGEMAKER_BASE_DIR=/tmp/sm-train-$SLURM_JOB_ID
+
+srun --auto-resume=1 --label --kill-on-bad-exit=1 --container-image=111122223333.dkr.ecr.us-east-1.amazonaws.com/train:1 --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c 'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$1" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.node_start.start' start "$archive"

@@ -1,0 +1,267 @@
+"""What a manifest says, compared with golden files, and one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sm_train.entrypoints.common.node_description import NODE_VARIABLE, NodeDescription
+from sm_train.estimators.config.load import RunFileError, load_run
+from sm_train.estimators.manifests.manifest import TARGETS
+from sm_train.estimators.manifests.problem import ManifestError
+from sm_train.estimators.manifests.stage_job import Target
+
+from tests.estimators.manifests.documents import (
+    IMAGE,
+    FixedBundle,
+    config,
+    environment,
+    manifest,
+    only,
+    pods,
+    preset,
+)
+from tests.support import run_documents
+
+GOLDEN = Path(__file__).parent / "golden"
+KUBERNETES: tuple[Target, ...] = tuple(one for one in TARGETS if one != "slurm")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["bria-2.0", "default", "demo", "tiny-pixels"])
+def test_manifests_of_presets_equal_their_golden_files(name: str, target: Target) -> None:
+    """UPDATE_GOLDEN=1 writes them again; `git diff` shows what changed."""
+    text = manifest(preset(name), target).text
+    file = GOLDEN / f"{name}.{target}.{'sh' if target == 'slurm' else 'yaml'}"
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+@pytest.mark.parametrize("target", KUBERNETES)
+def test_yaml_holds_the_objects(target: Target) -> None:
+    found = manifest(config(), target)
+    assert tuple(yaml.safe_load_all(found.text)) == found.objects
+    assert found.text == manifest(config(), target).text
+
+
+@pytest.mark.parametrize("target", KUBERNETES)
+def test_pods_fetch_and_verify_the_bundle_and_identify_the_run(target: Target) -> None:
+    for pod in pods(manifest(config(), target, "512px")):
+        [fetch] = pod["spec"]["initContainers"]
+        values = {one["name"]: one["value"] for one in fetch["env"]}
+        assert values["BUNDLE_SHA256"] == FixedBundle().sha256
+        assert values["BUNDLE_URI"].startswith("s3://ai-bucket/demo/code/")
+        assert "sha256sum -c" in fetch["command"][-1]
+        annotations = pod["metadata"]["annotations"]
+        assert annotations["sm-train/run"] == "demo"
+        assert annotations["sm-train/stage"] == "512px"
+        assert annotations["sm-train/bundle"] == FixedBundle().sha256
+        assert pod["spec"]["terminationGracePeriodSeconds"] == 120
+        assert pod["spec"]["containers"][0]["image"] == IMAGE
+
+
+@pytest.mark.parametrize("target", KUBERNETES)
+def test_pods_request_gpus_efa_and_huge_pages(target: Target) -> None:
+    for pod in pods(manifest(config(), target)):
+        resources = pod["spec"]["containers"][0]["resources"]
+        assert resources["limits"] == {
+            "nvidia.com/gpu": "8",
+            "vpc.amazonaws.com/efa": "4",
+            "hugepages-2Mi": "5120Mi",
+        }
+        # Kubernetes refuses huge pages without a request for CPU or memory.
+        assert resources["requests"].keys() == {"cpu", "memory", *resources["limits"]}
+        [shm] = [one for one in pod["spec"]["volumes"] if one["name"] == "dshm"]
+        assert shm["emptyDir"] == {"medium": "Memory"}
+    single = config(stages=[run_documents.stage(instances=1)])
+    [pod] = pods(manifest(single, target))
+    assert "vpc.amazonaws.com/efa" not in pod["spec"]["containers"][0]["resources"]["limits"]
+
+
+def test_operators_keys() -> None:
+    run = config(kubernetes={"image": IMAGE, "max_restarts": 7, "queue": "team-a"})
+    train = only(manifest(run, "trainjob"), "TrainJob")
+    assert train["spec"]["trainer"]["numNodes"] == 4
+    assert train["spec"]["trainer"]["numProcPerNode"] == 8
+    assert train["spec"]["runtimeRef"]["name"] == "demo-256px"
+    assert train["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    torch = only(manifest(run, "pytorchjob"), "PyTorchJob")["spec"]
+    assert torch["runPolicy"]["backoffLimit"] == 7
+    replicas = torch["pytorchReplicaSpecs"]
+    assert (replicas["Master"]["replicas"], replicas["Worker"]["replicas"]) == (1, 3)
+    assert replicas["Worker"]["restartPolicy"] == "OnFailure"
+    hyperpod = only(manifest(run, "hyperpod-eks"), "HyperPodPyTorchJob")
+    annotations = hyperpod["metadata"]["annotations"]
+    assert annotations["sagemaker.amazonaws.com/enable-job-auto-resume"] == "true"
+    assert annotations["sagemaker.amazonaws.com/job-max-retry-count"] == "7"
+    assert hyperpod["spec"]["runPolicy"]["jobMaxRetryCount"] == 7
+    [pod] = pods(manifest(run, "hyperpod-eks"))
+    assert pod["spec"]["nodeSelector"] == {"node.kubernetes.io/instance-type": "ml.p4de.24xlarge"}
+    assert "Schedulable" in json.dumps(pod["spec"]["affinity"])
+    assert NodeDescription.from_json(environment(pod)[NODE_VARIABLE]).launcher == "hyperpodrun"
+
+
+def description(run: Any, target: Target, stage: str | None = None) -> NodeDescription:
+    return NodeDescription.from_json(
+        environment(pods(manifest(run, target, stage))[0])[NODE_VARIABLE]
+    )
+
+
+def test_channels_are_those_of_the_training_job() -> None:
+    found = description(config(), "trainjob", "512px")
+    assert [(one.name, one.path, one.sharded) for one in found.channels] == [
+        ("train", "/mnt/s3/ai-bucket/shards", True),
+        ("index", None, False),
+        ("previous", None, False),
+    ]
+    assert found.checkpoints == "s3://ai-bucket/demo/checkpoints/512px"
+    shared = config(
+        kubernetes={
+            "image": IMAGE,
+            "data": "file-system",
+            "file_system": {"claim": "fsx", "s3": "s3://ai-bucket/"},
+            "checkpoints": "volume",
+            "checkpoint_volume": {"claim": "fsx"},
+        }
+    )
+    found = description(shared, "pytorchjob", "512px")
+    assert [one.path for one in found.channels] == [
+        "/mnt/data/shards",
+        "/mnt/data/index.parquet",
+        "/mnt/checkpoints/demo/256px/final",
+    ]
+    assert found.checkpoints == "/mnt/checkpoints/demo/512px"
+
+
+def test_secrets_are_references() -> None:
+    run = config(kubernetes={"image": IMAGE, "secrets": {"SM_TRAIN_WEBHOOK": "alerts/hook"}})
+    [pod] = pods(manifest(run, "trainjob"))
+    assert pod["spec"]["containers"][0]["env"][-1] == {
+        "name": "SM_TRAIN_WEBHOOK",
+        "valueFrom": {"secretKeyRef": {"name": "alerts", "key": "hook"}},
+    }
+
+
+def test_batch_script_is_valid_bash(tmp_path: Path) -> None:
+    text = manifest(config(), "slurm").text
+    script = tmp_path / "job.sbatch"
+    script.write_text(text)
+    subprocess.run(["bash", "-n", script], check=True)
+    assert "srun --auto-resume=1 " in text
+    assert "#SBATCH --nodes=4" in text
+    assert "#SBATCH --signal=TERM@120" in text
+    own = config(slurm={"shared_folder": "/home/x", "auto_resume": False, "container": False})
+    text = manifest(own, "slurm").text
+    assert "auto-resume" not in text
+    assert "container" not in text
+
+
+SYNCED = {"image": IMAGE, "data": "sync"}
+MISTAKES: dict[str, tuple[Target, dict[str, Any], str]] = {
+    "no image": ("trainjob", {"kubernetes": {}}, "kubernetes.image: not set"),
+    "no image on slurm": (
+        "slurm",
+        {"kubernetes": {}, "slurm": {"shared_folder": "/fsx"}},
+        "kubernetes.image: not set",
+    ),
+    "no volume": (
+        "pytorchjob",
+        {"kubernetes": {"image": IMAGE, "checkpoints": "volume"}},
+        "kubernetes.checkpoint_volume: not set",
+    ),
+    "no file system": (
+        "pytorchjob",
+        {"kubernetes": {"image": IMAGE, "data": "file-system"}},
+        "kubernetes.file_system: not set",
+    ),
+    "data elsewhere": (
+        "pytorchjob",
+        {
+            "kubernetes": {
+                "image": IMAGE,
+                "data": "file-system",
+                "file_system": {"claim": "fsx", "s3": "s3://other/"},
+            }
+        },
+        "kubernetes.file_system.s3: s3://other/: does not contain channel train",
+    ),
+    "efa on a type without it": (
+        "trainjob",
+        {
+            "kubernetes": SYNCED | {"efa": 1},
+            "cluster": {"instance_type": "ml.g5.xlarge"},
+        },
+        "kubernetes.efa: 1: ml.g5.xlarge has no EFA",
+    ),
+    "too many interfaces": (
+        "trainjob",
+        {"kubernetes": SYNCED | {"efa": 5}},
+        "kubernetes.efa: 5: ml.p4de.24xlarge has 4 EFA interfaces",
+    ),
+    "long name": ("trainjob", {"name": "r" * 49}, "-node-0-3 has 64 characters"),
+    "digit": ("trainjob", {"name": "2d"}, "name: 2d: starts with a digit"),
+    "trainium": (
+        "trainjob",
+        {"cluster": {"instance_type": "ml.trn1.32xlarge"}},
+        "cluster.instance_type: ml.trn1.32xlarge: has no GPU",
+    ),
+    "no bucket": ("trainjob", {"bucket": None, "role": None}, "bucket: not set"),
+    "no shared folder": ("slurm", {"slurm": {}}, "slurm.shared_folder: not set"),
+    "secret and variable": (
+        "trainjob",
+        {"kubernetes": SYNCED | {"secrets": {"NCCL_DEBUG": "a/b"}}},
+        "kubernetes.secrets.NCCL_DEBUG: is also a variable",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_run_that_does_not_fit_is_a_one_line_error(mistake: str) -> None:
+    target, changes, expected = MISTAKES[mistake]
+    with pytest.raises(ManifestError) as caught:
+        manifest(config(**changes), target)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+RUN_FILE_MISTAKES = {
+    "kubernetes: {imge: x}": "kubernetes.imge: unknown key; did you mean image?",
+    "slurm: {partitions: x}": "slurm.partitions: unknown key; did you mean partition?",
+    "kubernetes: {labels: {team: 'a b'}}": "kubernetes.labels.team: 'a b': must be letters",
+    "kubernetes: {namespace: Team_A}": "kubernetes.namespace: 'Team_A': must be a Kubernetes name",
+    "kubernetes: {namespace: " + "a" * 64 + "}": "has 64 characters, and Kubernetes allows 63",
+    "kubernetes: {memory: 64 GB}": "kubernetes.memory: '64 GB': must be a Kubernetes quantity",
+    "kubernetes: {checkpoint_volume: {}}": "kubernetes.checkpoint_volume.claim: write the name",
+    "slurm: {data: shared}": "slurm.data_folder: is required by data: shared",
+    "slurm: {shared_folder: '/fsx/$HOME'}": "must be a path of letters, digits",
+}
+
+
+@pytest.mark.parametrize("section", RUN_FILE_MISTAKES)
+def test_mistakes_of_the_sections_name_key_and_fix(tmp_path: Path, section: str) -> None:
+    document = {**run_documents.run(), **yaml.safe_load(section)}
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(document))
+    with pytest.raises(RunFileError) as caught:
+        load_run(file)
+    [problem] = caught.value.problems
+    assert RUN_FILE_MISTAKES[section] in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert problem.path[0] in ("kubernetes", "slurm")
+
+
+def test_a_secret_by_value_is_refused_and_not_shown(tmp_path: Path) -> None:
+    value = "https://hooks.slack.com/services/T00000000/B00000000/" + "X" * 24
+    document = run_documents.run(kubernetes={"secrets": {"HOOK": value}})
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(document))
+    with pytest.raises(RunFileError) as caught:
+        load_run(file)
+    assert "must be SECRET/KEY" in str(caught.value)
+    assert value not in str(caught.value)

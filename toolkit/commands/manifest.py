@@ -1,0 +1,101 @@
+"""``sm-train manifest``: the same run on Kubernetes or Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    from sm_train.estimators.manifests.manifest import Manifest
+
+
+@sm_train_command(
+    "sm-train manifest run.yaml --to trainjob",
+    "sm-train manifest run.yaml --to pytorchjob --stage 512px --out job.yaml --stage-code",
+    "sm-train manifest run.yaml --to slurm --set slurm.auto_resume=false --out job.sbatch",
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(["trainjob", "pytorchjob", "hyperpod-eks", "slurm"]),
+    required=True,
+    help="Kubeflow Trainer, its older PyTorchJob, HyperPod on EKS, or Slurm.",
+)
+@click.option("--stage", metavar="S", help="The stage; default: the run file's first.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="A.B=C", help="Override a value of the run file."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write; default: standard output.",
+)
+@click.option("--stage-code", is_flag=True, help="Upload the bundle that the manifest names to S3.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@click.pass_obj
+def command(
+    options: dict[str, Any],
+    run: Path,
+    target: Any,
+    stage: str | None,
+    changes: tuple[str, ...],
+    out: Path | None,
+    stage_code: bool,
+    as_json: bool,
+) -> None:
+    """Write one stage of RUN as a manifest for Kubernetes, or as a batch script for Slurm.
+
+    The sections kubernetes and slurm of the run file hold what these clusters need. Nothing is
+    started: submit, watch and stop work with SageMaker only, and the equivalent kubectl or Slurm
+    commands are printed on standard error. diagnose, review and doctor results read the job's log.
+    """
+    from sm_train.toolkit.aws.session import open_session, resolve_region
+    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.submit.manifest import manifest_of
+    from sm_train.toolkit.submit.manifest import stage_code as upload
+    from sm_train.toolkit.terminal.console import write_json
+
+    config = load(run, changes)
+    region = resolve_region(options["region"], config.region, options["profile"])
+    name = None if out is None else str(out)
+    if config.cluster.backend == "smddp":
+        click.echo(
+            "warning: cluster.backend: smddp exists in training jobs only; these jobs use NCCL",
+            err=True,
+        )
+    manifest, bundle = manifest_of(config, run.parent, stage, target, region, name)
+    if stage_code:
+        upload(open_session(options["profile"], region), manifest, bundle)
+    if out is not None:
+        _write(out, manifest.text)
+    if as_json:
+        write_json(manifest.as_dict() | {"bundle": bundle.as_dict(), "code_staged": stage_code})
+    elif out is None:
+        click.echo(manifest.text, nl=False)
+    _print_commands(manifest, staged=stage_code)
+
+
+def _write(out: Path, text: str) -> None:
+    from sm_train.entrypoints.common.atomic_write import write_atomic
+
+    try:
+        write_atomic(out, text.encode())
+    except OSError as error:
+        raise UserError(f"--out: {out}: {error.strerror}") from None
+
+
+def _print_commands(manifest: Manifest, *, staged: bool) -> None:
+    from sm_train.toolkit.terminal.console import note
+
+    if staged:
+        note(f"Code: {manifest.code_uri}")
+    else:
+        note(f"The code is not at {manifest.code_uri} yet: repeat the command with --stage-code")
+    width = max(map(len, manifest.commands))
+    for purpose, line in manifest.commands.items():
+        note(f"{purpose:{width}}  {line}")

@@ -1,0 +1,51 @@
+"""Builds a manifest for another cluster, and stages the code that it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.manifests.manifest import Manifest, build_manifest
+from sm_train.estimators.manifests.problem import ManifestError
+from sm_train.estimators.manifests.stage_job import Target, without_smddp
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.submit.bundle import bundle_of, commit_of
+from sm_train.toolkit.submit.submission import choose_stages
+
+if TYPE_CHECKING:
+    import boto3
+    from sm_train.estimators.bundle.bundle import Bundle
+
+
+def manifest_of(
+    config: RunConfig, base: Path, stage: str | None, target: Target, region: str, file: str | None
+) -> tuple[Manifest, Bundle]:
+    """Return the manifest of ``stage`` (default: the first), and the bundle that it names.
+
+    Raises:
+        UserError: there is no such stage, or the run file does not fit the target.
+    """
+    chosen = choose_stages(config, stage)[0]
+    config = without_smddp(config)
+    bundle = bundle_of(config, base)
+    try:
+        manifest = build_manifest(
+            config, chosen, target, bundle, region=region, file=file, commit=commit_of(base)
+        )
+    except ManifestError as error:
+        raise UserError(str(error)) from None
+    return manifest, bundle
+
+
+def stage_code(session: boto3.Session, manifest: Manifest, bundle: Bundle) -> None:
+    """Upload the bundle to where ``manifest`` expects it.
+
+    Raises:
+        UserError: S3 refuses it.
+    """
+    bucket, key = split_uri(manifest.code_uri)
+    with translate_aws_errors(f"--stage-code: {manifest.code_uri}"):
+        session.client("s3").put_object(Bucket=bucket, Key=key, Body=bundle.archive)
