@@ -104,7 +104,9 @@ def run_locally(
         write_atomic(finished, f"{chosen.max_steps}\n".encode())
         model = folders.model if has_model(folders) else None
         results.append(LocalStage(chosen.name, model, folders.checkpoints, folders.log))
-        console.print(_result_line(chosen.name, folders, config.entry), soft_wrap=True)
+        console.print(
+            _result_line(chosen.name, folders, config.entry), soft_wrap=True, markup=False
+        )
     return tuple(results)
 
 
