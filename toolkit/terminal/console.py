@@ -49,6 +49,7 @@ def write_line(text: str, *, err: bool = False) -> None:
     """Print a result on standard output, or a warning on standard error, also with `--quiet`."""
     stream = sys.stderr if err else sys.stdout
     stream.write(f"{printable(text)}\n")
+    stream.flush()  # in the order of the lines, also where both streams are one
 
 
 def stderr_console(*, shows_results: bool = False) -> Console:
