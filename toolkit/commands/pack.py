@@ -139,8 +139,8 @@ def command(options: dict[str, Any], /, **arguments: Any) -> None:
     and captions, with s3:// URIs or paths relative to the table. DST, a folder or an S3 prefix,
     receives shards/ and index.parquet; the data channel is DST/shards.
 
-    Corrupt images and invalid captions are rejected and listed in the index. Files of other formats
-    are skipped, counted and named; --convert packs some of them. To resume an
+    Corrupt images and invalid captions are rejected and listed in the index; -v prints each. Files
+    of other formats are skipped, counted and named; --convert packs some of them. To resume an
     interrupted pack, run the same command again.
     """
     from sm_train.toolkit.errors import UserError
@@ -157,7 +157,7 @@ def command(options: dict[str, Any], /, **arguments: Any) -> None:
             raise UserError(f"--{name.replace('_', '-')}: requires --on sagemaker")
     with progress_bar() as on_progress:
         result = pack(job, on_progress)
-    print_pack_summary(result)
+    print_pack_summary(result, list_rejected=bool(options.get("verbose")))
     if arguments["as_json"]:
         write_json(pack_document(result))
 
