@@ -19,8 +19,7 @@ ERASE = "\x7f"
 @pytest.mark.parametrize(
     ("keys", "code", "outcome"),
     [
-        (["n", ERASE, "y", "\n"], 0, "To follow it: sm-train watch demo"),
-        (["q", "\n", "Y", "E", "S", "\n"], 0, "To follow it: sm-train watch demo"),
+        (["q", "\n", "n", ERASE, "Y", "\n"], 0, "To follow it: sm-train watch demo"),
         (["y", ERASE, "\n"], 130, "sm-train: nothing was started"),  # the default is no
         (["y", "\x03"], 130, "sm-train: interrupted"),
     ],
