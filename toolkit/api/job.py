@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LogLine:
+class JobLogLine:
     """A line of a job's log: ``time`` in Unix seconds, ``node`` such as ``algo-1``.
 
     Both are None for a line of a local run that is not an event: its log is that of all nodes.
@@ -69,7 +69,7 @@ class Job:
 
     def logs(
         self, *, follow: bool = False, node: int | None = None, since: float = 0.0
-    ) -> Iterator[LogLine]:
+    ) -> Iterator[JobLogLine]:
         """Return the log lines of the job from all nodes, in order of time.
 
         Args:
@@ -91,7 +91,7 @@ class Job:
 
         session, run = open_run(self.name, self._options)
         entries = read_logs(session, run, self.name, since=since, node=node, follow=follow)
-        return (LogLine(one.time, one.node, one.message) for one in entries)
+        return (JobLogLine(one.time, one.node, one.message) for one in entries)
 
     def metrics(self) -> Metrics:
         """Return the metrics of the logged steps: loss, it/s, images/s, MFU, learning rate."""
@@ -187,16 +187,16 @@ class Job:
         return find_local_run(self.name)
 
 
-def _local_lines(run: LocalRunFolder, *, follow: bool) -> Iterator[LogLine]:
+def _local_lines(run: LocalRunFolder, *, follow: bool) -> Iterator[JobLogLine]:
     from sm_train.toolkit.jobs.events import parse_event
     from sm_train.toolkit.runs.local_view import log_lines
 
     for line in log_lines(run, follow=follow):
         message, event = line.rstrip("\n"), parse_event(line)
         if event is None:
-            yield LogLine(None, None, message)
+            yield JobLogLine(None, None, message)
         else:
-            yield LogLine(event["time"], f"algo-{event['node'] + 1}", message)
+            yield JobLogLine(event["time"], f"algo-{event['node'] + 1}", message)
 
 
 def _wait_for_local(run: LocalRunFolder) -> str:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     "sm-train submit run.yaml --local --nodes 2",
     "sm-train submit run.yaml --stage 512px --auto-advance --yes",
     "sm-train submit run.yaml --set cluster.capacity=spot --set cluster.max_wait=6d",
+    option_groups={
+        "On this machine": ["--local", "--nodes", "--processes", "--steps", "--output", "--image"],
+    },
 )
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--clone", metavar="JOB", help="Re-run an earlier job with the exact code it used.")
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
 @local_options
 @click.option(
     "--image",
+    metavar="IMAGE",
     default="sm-train-local",
     show_default=True,
     help="--local container: image of the containers.",
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
     help="--local: folder for checkpoints, logs and the model (local-runs/NAME).",
 )
 @click.option(
