@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from sm_train.estimators.config.schema import RunConfig
@@ -13,8 +13,6 @@ from sm_train.estimators.manifests.kubernetes import hyperpod_job, pytorchjob, t
 from sm_train.estimators.manifests.slurm import batch_script
 from sm_train.estimators.manifests.stage_job import StageJob, Target, check_job
 from sm_train.estimators.request.training import SourceBundle
-
-TARGETS: tuple[Target, ...] = get_args(Target)
 
 _KUBERNETES: dict[Target, Callable[[StageJob], list[dict[str, Any]]]] = {
     "trainjob": trainjob,

@@ -76,6 +76,13 @@ _SUCCESS = (
     "Completed - Training job completed",
     "'train_runtime': ",
 )
+# A node's first line on Kubernetes and Slurm (entrypoints/node_start/start.py), after the prefix of
+# `srun --label`: "1: sm-train start: node 1 of 2 (ip-10-1-9; …"
+_NODE_START = "sm-train start: node "
+_NODE_STARTED = re.compile(
+    rb"^(?: *(\d+): )?[^\n]{0,300}?" + _NODE_START.encode() + rb"(\d+) of \d+ \(([^;\s]{1,253});",
+    re.MULTILINE,
+)
 _EVENTS = ('"kind": "error"', '"kind": "end"', '"kind": "start"', '"code": "stall-resolved"')
 
 # A completed training step; one group holds text that is the same for all ranks of a step:
@@ -197,6 +204,10 @@ class _StreamScanner:
     summary: dict[str, str] | None = None
     """The fields of torchrun's summary while it is being read, else None."""
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    hosts: dict[int, str] = field(default_factory=dict)
+    """Names of nodes by their rank, outside of SageMaker."""
+    task_hosts: dict[int, str] = field(default_factory=dict)
+    """Names of nodes by their Slurm task, of jobs with one task on each node."""
     tail: bytes = b""
     block: bytes = b""
     line_start: int = 0
@@ -209,6 +220,7 @@ class _StreamScanner:
         if self.line_number == 0:
             self.tracebacks.learn_common_prefix(block)
             self._open_truncated_traceback(block)
+        self._read_node_names(block)
         self.block = block
         position, end = 0, len(block)
         while position < end:
@@ -229,6 +241,17 @@ class _StreamScanner:
         self.tail = (
             (self.tail + block)[-_TAIL_BYTES:] if len(block) < _TAIL_BYTES else block[-_TAIL_BYTES:]
         )
+
+    def _read_node_names(self, block: bytes) -> None:
+        if _NODE_START.encode() not in block:
+            return
+        for task, rank, name in (one.groups() for one in _NODE_STARTED.finditer(block)):
+            self.hosts[int(rank)] = name.decode("utf-8", "replace")
+            if task is not None:
+                self.task_hosts[int(task)] = self.hosts[int(rank)]
+
+    def _node_name(self, rank: int) -> str:
+        return self.hosts.get(rank) or host_name(rank, self.nodes)
 
     def _open_truncated_traceback(self, block: bytes) -> None:
         """Open the traceback at the start of a log whose first lines are missing."""
@@ -296,7 +319,11 @@ class _StreamScanner:
 
     def _parse(self, raw: bytes) -> LogLine:
         text = raw[:_MAX_LINE_BYTES].decode("utf-8", "replace")
-        return parse_line(text, self.stream.reference, self.tracebacks.prefixes)
+        line = parse_line(text, self.stream.reference, self.tracebacks.prefixes)
+        if line.node is None and line.task in self.task_hosts:
+            # The task is a node's, not a rank's.
+            return replace(line, node=self.task_hosts[line.task], task=None)
+        return line
 
     def _scan_line(self, start: int, stop: int) -> None:
         self.line_number += 1
@@ -338,9 +365,18 @@ class _StreamScanner:
         elif part == "other":
             self._match_message(line)
 
+    def _attributed(self, event: Event, line: LogLine) -> LogLine:
+        """Attribute an event to the rank it is about, which is seldom the one that reports it."""
+        rank, node = event.get("blamed_rank", event.get("rank_died")), event.get("blamed_node")
+        return replace(
+            line,
+            rank=line.rank if rank is None else rank,
+            node=line.node if node is None else self._node_name(node),
+        )
+
     def _match_event(self, event: Event, line: LogLine) -> None:
         """Match one of this project's events, whose node, rank and time are exact."""
-        node = line.node or self.stream.node or host_name(event["node"], self.nodes)
+        node = line.node or self.stream.node or line.host or self._node_name(event["node"])
         line = replace(line, rank=event["rank"], time=event["time"], node=node)
         if event["kind"] == "start":
             # A second start in one log is another attempt of the same job.
@@ -359,7 +395,7 @@ class _StreamScanner:
             self._match_exception(replace(line, text=text))
         else:
             for signature in matching(line.text):
-                self._add(signature.code, signature.role, _attributed(event, line, self.nodes))
+                self._add(signature.code, signature.role, self._attributed(event, line))
 
     def _match_message(self, line: LogLine) -> None:
         """Add the signatures of a message, unless it shows that the program continues."""
@@ -520,16 +556,6 @@ _SIGNALS: dict[int | None, str] = {
     -4: "fatal-signal",
     -8: "fatal-signal",
 }
-
-
-def _attributed(event: Event, line: LogLine, nodes: int) -> LogLine:
-    """Attribute an event to the rank it is about, which is seldom the one that reports it."""
-    rank, node = event.get("blamed_rank", event.get("rank_died")), event.get("blamed_node")
-    return replace(
-        line,
-        rank=line.rank if rank is None else rank,
-        node=line.node if node is None else host_name(node, nodes),
-    )
 
 
 _STALL, _STALL_RESOLVED = "stall", "stall-resolved"

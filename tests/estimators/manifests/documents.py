@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from sm_train.estimators.config.schema import RunConfig
@@ -14,6 +14,9 @@ from sm_train.estimators.manifests.stage_job import Target
 from tests.support import run_documents
 
 IMAGE = "111122223333.dkr.ecr.us-east-1.amazonaws.com/train:1"
+
+
+TARGETS: tuple[Target, ...] = get_args(Target)
 
 
 @dataclass(frozen=True)

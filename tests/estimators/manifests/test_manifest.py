@@ -12,12 +12,12 @@ import pytest
 import yaml
 from sm_train.entrypoints.common.node_description import NODE_VARIABLE, NodeDescription
 from sm_train.estimators.config.load import RunFileError, load_run
-from sm_train.estimators.manifests.manifest import TARGETS
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import Target
 
 from tests.estimators.manifests.documents import (
     IMAGE,
+    TARGETS,
     FixedBundle,
     config,
     environment,

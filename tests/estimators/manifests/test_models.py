@@ -13,10 +13,17 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.manifests.manifest import TARGETS
 from sm_train.estimators.manifests.stage_job import Target
 
-from tests.estimators.manifests.documents import IMAGE, config, manifest, only, pods, preset
+from tests.estimators.manifests.documents import (
+    IMAGE,
+    TARGETS,
+    config,
+    manifest,
+    only,
+    pods,
+    preset,
+)
 
 pytest.importorskip("kubernetes")
 pytest.importorskip("kubeflow_trainer_api")
