@@ -99,6 +99,8 @@ def measure_speed(events: Iterable[Event], source: str) -> StageMeasurement:
             low=deciles[0] if deciles else None,
             high=deciles[-1] if deciles else None,
             on_cpu=start["backend"] == "gloo",
+            per_device_batch_size=start["per_device_batch_size"],
+            gradient_accumulation_steps=start["gradient_accumulation_steps"],
         ),
     )
 

@@ -104,7 +104,7 @@ def run_locally(
         write_atomic(finished, f"{chosen.max_steps}\n".encode())
         model = folders.model if has_model(folders) else None
         results.append(LocalStage(chosen.name, model, folders.checkpoints, folders.log))
-        console.print(_result_line(chosen.name, folders, config.entry), soft_wrap=True)
+        console.print(_result_line(chosen.name, folders, config), soft_wrap=True)
     return tuple(results)
 
 
@@ -130,10 +130,14 @@ def _print_stopped(folder: Path, console: Console) -> None:
         console.print(f"To resume: {command}", soft_wrap=True, markup=False)
 
 
-def _result_line(stage: str, folders: LocalFolders, entry: str | None) -> str:
+def _result_line(stage: str, folders: LocalFolders, config: RunConfig) -> str:
     """Return what a local stage left, for its last line."""
+    if not config.checkpoint.save:
+        return f"{stage}: done, without checkpoints and model (checkpoint.save: false)"
     if has_model(folders):
         return f"{stage}: model in {folders.model}"
     stored = local_checkpoints(folders.checkpoints)
     left = "none" if stored.name is None else f"{folders.checkpoints / stored.name}"
-    return f"{stage}: done; {entry} left no model in {folders.model}; newest checkpoint: {left}"
+    return (
+        f"{stage}: done; {config.entry} left no model in {folders.model}; newest checkpoint: {left}"
+    )
