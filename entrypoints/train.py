@@ -233,6 +233,8 @@ def _existing(folder: Path) -> Path | None:
 
 def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConfig) -> None:
     """Log the run's actual configuration and warnings about it."""
+    from sm_train.entrypoints.distributed.backend import gpu_name
+
     config, events = trainer.config, trainer.events
     stage, world_size = config.stage, trainer.accelerator.num_processes
     parameters = sum(parameter.numel() for parameter in trainer.state.parameters)
@@ -248,7 +250,7 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         world_size=world_size,
         nodes=len(resources.hosts),
         instance_type=resources.instance_type,
-        accelerator=_accelerator_name(trainer),
+        accelerator=gpu_name(),
         per_device_batch_size=stage.per_device_batch_size,
         gradient_accumulation_steps=stage.gradient_accumulation_steps,
         effective_batch_size=trainer.metrics.effective_batch_size,
@@ -279,14 +281,6 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         events.write(
             "warning", f"WARNING: {message}", code="random-init-component", message=message
         )
-
-
-def _accelerator_name(trainer: Trainer) -> str | None:
-    """Return the name of this rank's GPU; None on a CPU."""
-    import torch
-
-    device = trainer.device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def _run(trainer: Trainer, writer: HeartbeatWriter, stop: StopSignal) -> None:

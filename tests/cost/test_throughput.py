@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.cost.scaling import fit_scaling, scale_one
+from sm_train.cost.calibration import SpeedPoint, speed_points
+from sm_train.cost.network import gpu_network
+from sm_train.cost.scaling import StepScaling, fit_scaling, scale_one, scale_steps
 from sm_train.cost.speed import Speed
-from sm_train.cost.speed_model import SPREAD
+from sm_train.cost.speed_model import SPREAD, StepWork, exposed_communication
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import Measurement, resolve_speed, stated_speed
 
@@ -203,3 +206,81 @@ def test_one_point_scales_both_ways_within_linear_scaling(here: int, there: int)
     assert found.high == pytest.approx(linear)
     if there <= here:
         assert found.images_per_second == pytest.approx(linear)
+
+
+def weak_scaling_points() -> list[tuple[list[SpeedPoint], SpeedPoint]]:
+    """Published points of equal work per GPU: those on the smallest cluster, and a larger one."""
+    groups: dict[object, list[SpeedPoint]] = {}
+    for point in speed_points():
+        key = (point.source, point.model, point.resolution, point.gpu, point.work)
+        groups.setdefault(key, []).append(point)
+    pairs = []
+    for group in groups.values():
+        smallest = min(point.network.gpus for point in group)
+        base = [point for point in group if point.network.gpus == smallest]
+        pairs += [(base, point) for point in group if point.network.gpus > smallest]
+    return pairs
+
+
+def seconds_of(point: SpeedPoint) -> float:
+    images = point.work.images * point.work.passes * point.network.gpus
+    return images / point.images_per_second
+
+
+def test_one_measured_cluster_predicts_published_larger_ones() -> None:
+    """H100 and H200, 4 to 128 GPUs, DDP and full sharding: within 5 %, and inside the range."""
+    pairs = weak_scaling_points()
+    assert len(pairs) >= 7
+    for base, larger in pairs:
+        work = larger.work
+        step = scale_steps(
+            [(point.network, seconds_of(point)) for point in base],
+            larger.network,
+            lambda network, compute, work=work: exposed_communication(  # type: ignore[misc]
+                work, network, compute / work.passes
+            ),
+        )
+        assert step.low <= seconds_of(larger) <= step.high
+        assert step.seconds / seconds_of(larger) == pytest.approx(1, abs=0.05)
+
+
+@given(
+    seconds=st.floats(0.05, 5),
+    growth=st.floats(0.9, 1.6),
+    nodes=st.sampled_from([1, 2, 4, 8, 16, 64, 256]),
+    sharding=st.sampled_from(["none", "full_shard"]),
+    both=st.booleans(),
+)
+def test_scaled_step_is_never_faster_than_its_compute(
+    seconds: float, growth: float, nodes: int, sharding: str, both: bool
+) -> None:
+    """The range contains the median, and no cluster size makes a GPU faster than measured."""
+    work = StepWork(8, 1, 2.4e12, 1.2e9, 900_000_000, sharding=sharding)
+    sizes = [gpu_network(size, 8, 400, 300) for size in ((1, 2) if both else (1,))]
+    points = list(zip(sizes, (seconds, seconds * growth), strict=False))
+    step = scale_steps(
+        points,
+        gpu_network(nodes, 8, 400, 300),
+        lambda network, compute: exposed_communication(work, network, compute),
+    )
+    assert step.low <= step.seconds <= step.high
+    assert math.isfinite(step.high)
+    assert step.seconds >= 0.9 * min(one for _, one in points) or nodes <= 2
+    assert 1 / 8 <= step.network_speed <= 8
+
+
+def test_slower_second_node_means_a_slower_network_and_a_slower_cluster() -> None:
+    work = StepWork(8, 1, 2.4e12, 1.2e9, 2_000_000_000)
+    one, two, sixteen = (gpu_network(nodes, 8, 400, 300) for nodes in (1, 2, 16))
+
+    def scaled(second: float) -> StepScaling:
+        return scale_steps(
+            [(one, 0.30), (two, second)],
+            sixteen,
+            lambda network, compute: exposed_communication(work, network, compute),
+        )
+
+    quick, slow = scaled(0.31), scaled(0.50)
+    assert slow.network_speed < quick.network_speed
+    assert slow.seconds > quick.seconds
+    assert slow.seconds > 0.50

@@ -62,6 +62,8 @@ def show_cost(document: Document, run: str | None) -> None:
             )[1:]
         )
         click.echo()
+    for label in document.get("measured", []):
+        _echo(f"Speed: {label}")
     warnings = document["warnings"]
     if warnings:
         more = f" (and {len(warnings) - 1} more: --explain)" if len(warnings) > 1 else ""
@@ -101,11 +103,11 @@ def _basis_words(basis: str) -> str:
 def _next_command(document: Document, run: str | None) -> str:
     if run is None:
         return "sm-train init run.yaml describes the whole run, and is priced with its model"
-    if any(stage["throughput_basis"] not in FIRM for stage in document["stages"]):
-        return (
-            f"measure a few hundred steps of a stage marked ~, then sm-train cost {run} "
-            "--measured LOG"
-        )
+    measured = document.get("measured")
+    loose = [stage for stage in document["stages"] if stage["throughput_basis"] not in FIRM]
+    if loose and not measured:
+        stage = "" if loose[0] is document["stages"][0] else f" --stage {loose[0]['name']}"
+        return f"sm-train measure {run}{stage} --dry-run, to measure a stage marked ~"
     return f"sm-train check {run}, or sm-train cost {run} --alternatives"
 
 

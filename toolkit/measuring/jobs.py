@@ -40,8 +40,8 @@ class JobMeasurer:
     stage: StageSection
     base: Path
     session: boto3.Session
-    bucket: str
     region: str
+    profile: str | None
 
     @classmethod
     def open(
@@ -52,8 +52,8 @@ class JobMeasurer:
         Raises:
             UserError: the role, credentials or a bucket is missing.
         """
-        session, bucket = session_for_jobs(config, profile, region)
-        return cls(config, stage, base, session, bucket, region)
+        session, _ = session_for_jobs(config, profile, region)
+        return cls(config, stage, base, session, region, profile)
 
     def find(self, planned: PlannedMeasurement) -> TrainingJob | None:
         """Return the job that measures this or has measured it; None if it is to be started."""
@@ -116,7 +116,9 @@ class JobMeasurer:
             datetime.now(),
             commit_of(self.base),
         )
-        job = plan_job(submission, self.session, self.bucket, cause="measure", auto_advance=False)
+        # A session compares every request that it sends with the one of its first trainer.
+        session, bucket = session_for_jobs(planned.config, self.profile, self.region)
+        job = plan_job(submission, session, bucket, cause="measure", auto_advance=False)
         with bytes_bar(f"copying to {self.region}") as progress:
             return start_planned(job, progress)
 

@@ -12,7 +12,7 @@ from sm_train.cost.estimate import Estimate, Purchase, hourly_price, money
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.fields import MAX_JOB_NAME
-from sm_train.estimators.config.naming import job_name
+from sm_train.estimators.config.naming import job_name, measuring_run
 from sm_train.estimators.config.operations import AlertsSection
 from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.schema import RunConfig
@@ -28,9 +28,6 @@ from sm_train.toolkit.submit.bundle import bundle_of
 LOG_INTERVALS = 10
 """Logging intervals of a measurement: the fewest that give P10 and P90. As many steps as one of
 them come before, as warm-up."""
-
-SUFFIX = "-measure"
-"""Follows the run's name in that of its measurements."""
 
 _SYNTHETIC_SAMPLES = 512
 """Samples that each node generates, at least; two steps of a large batch otherwise."""
@@ -267,12 +264,12 @@ def _with_names(run: RunConfig, base: Path) -> RunConfig:
     """
     [stage] = run.stages
     digest = hashlib.sha256(bundle_of(run, base).sha256.encode()).hexdigest()[:6]
-    name = f"{run.name}{SUFFIX}"
+    name = measuring_run(run.name)
     size = f"{stage.instances}x{stage.per_device_batch_size}x{stage.gradient_accumulation_steps}"
     label = f"{stage.name}-{size}-{digest}"
-    if len(job_name(name, label, 1)) > MAX_JOB_NAME:
-        name = f"{run.name[:30].rstrip('-')}{SUFFIX}"
-        label = f"{stage.name[:6].rstrip('-')}-{digest}"
+    free = MAX_JOB_NAME - len(job_name(name, "", 1))
+    if len(label) > free:
+        label = f"{stage.name[: free - len(digest) - 1].rstrip('-')}-{digest}"
     return run.model_copy(
         update={"name": name, "stages": [stage.model_copy(update={"name": label})]}
     )

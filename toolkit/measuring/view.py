@@ -128,7 +128,7 @@ def show_result(
 
 def _result_row(config: RunConfig, speed: MeasuredSpeed) -> tuple[str, ...]:
     one = speed.measurement
-    cluster = f"{one.world_size} processes here"
+    cluster = f"this machine, {one.world_size} process{'es' * (one.world_size != 1)}"
     if speed.instances is not None:
         cluster = f"{speed.instances} × {one.instance_type or config.cluster.instance_type}"
     memory = "–"
