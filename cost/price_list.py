@@ -3,8 +3,8 @@
 Formats (AWS Billing user guide, "Using the AWS Price List"): the bulk offer file (``products`` and
 ``terms``), the answer of ``GetProducts`` (``PriceList`` of JSON strings) and a Savings Plan's rate
 file (``terms.savingsPlan``). Only the ``usagetype`` (``USE1-Train:ml.TYPE``, spot ``TrSpt:``,
-``Processing:``) identifies a product: ``instanceType`` may have a suffix and ``component`` may be
-absent.
+``Processing:``, HyperPod ``Cluster:``) identifies a product: ``instanceType`` may have a suffix and
+``component`` may be absent.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from sm_train.cost.prices import KINDS, ON_DEMAND, PROCESSING, SPOT, PriceError, PriceRow
+from sm_train.cost.prices import (
+    HYPERPOD,
+    KINDS,
+    ON_DEMAND,
+    PROCESSING,
+    SPOT,
+    PriceError,
+    PriceRow,
+)
 
 _USAGE = re.compile(
-    r"^(?:(?P<prefix>[A-Z0-9]+)-)?(?P<use>Train|TrSpt|Processing):(?P<type>ml\.[\w.-]+)$"
+    r"^(?:(?P<prefix>[A-Z0-9]+)-)?(?P<use>Train|TrSpt|Processing|Cluster):(?P<type>ml\.[\w.-]+)$"
 )
-_USES = {"Train": ON_DEMAND, "TrSpt": SPOT, "Processing": PROCESSING}
+_USES = {"Train": ON_DEMAND, "TrSpt": SPOT, "Processing": PROCESSING, "Cluster": HYPERPOD}
 
 _REGIONS = {
     "": "us-east-1",
@@ -51,7 +59,7 @@ _REGIONS = {
 
 
 def parse_price_list(document: Any) -> list[PriceRow]:
-    """Return the training and Processing prices in ``document``, in any of AWS's formats.
+    """Return the training, HyperPod and Processing prices in ``document``, in any of AWS's formats.
 
     Prices are exact, in US dollars per instance-hour. Other products and prices that are not per
     hour are skipped.

@@ -37,7 +37,10 @@ SAVINGS_PLANS = tuple(
     for upfront in ("no", "partial", "all")
 )
 TRAINING_PLAN = "training-plan"
-KINDS = (ON_DEMAND, SPOT, *SAVINGS_PLANS, TRAINING_PLAN)
+HYPERPOD, EC2 = "hyperpod-on-demand", "ec2-on-demand"
+"""On-demand hours outside of training jobs: of a HyperPod cluster, and of EC2 (EKS, own Slurm)."""
+
+KINDS = (ON_DEMAND, SPOT, *SAVINGS_PLANS, TRAINING_PLAN, HYPERPOD, EC2)
 """The purchase options of an instance-hour of training."""
 
 Status = Literal["verified", "third-party", "derived", "assumed", "unknown"]

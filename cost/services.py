@@ -35,7 +35,7 @@ class ServicePrice:
 @cache
 def service_prices() -> dict[str, ServicePrice]:
     """Return the shipped table: ``s3_get``, ``s3_put``, ``s3_storage``, ``logs_ingestion``,
-    ``alarm_metric``.
+    ``alarm_metric``, ``eks_control_plane``.
     """
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return {

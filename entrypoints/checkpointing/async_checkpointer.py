@@ -86,6 +86,7 @@ class AsyncCheckpointer:
         self.snapshot = HostSnapshot(background)
         self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=lower_priority)
         self._pending: _PendingCheckpoint | None = None
+        self._committed: int | None = None
 
     def save_async(
         self,
@@ -134,7 +135,8 @@ class AsyncCheckpointer:
         reusable = folder / f".{shards}{NOT_UPLOADED_SUFFIX}"
         reusable.unlink(missing_ok=True)
         found = False
-        for old in manifest.surplus(self._checkpoints, self._keep, step):
+        # The node's first rank may still be writing the marker of the last commit.
+        for old in manifest.surplus(self._checkpoints, self._keep, step, self._committed):
             if self.rank.local_main:
                 manifest.invalidate(old)
             # The node's other ranks do the same at about this time.
@@ -184,7 +186,9 @@ class AsyncCheckpointer:
                 failures = [_describe(failure)]
         if failures:
             self._abandon(pending, failures[0])
-        elif self.rank.rank == 0:
+            return
+        self._committed = pending.step
+        if self.rank.rank == 0:
             self._log(pending, sum(file.bytes for file in all_files))
 
     def _complete(self, pending: _PendingCheckpoint, files: list[CheckpointFile]) -> None:

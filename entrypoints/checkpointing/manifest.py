@@ -181,18 +181,20 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def surplus(checkpoints: Path, keep: int, step: int) -> list[Path]:
+def surplus(checkpoints: Path, keep: int, step: int, committed: int | None = None) -> list[Path]:
     """Return the folders that go before the checkpoint of ``step`` is written.
 
     Of the earlier steps the newest ``keep`` complete ones stay. Those of later steps go as well:
-    the job skipped them when it resumed, and they would count as the newest.
+    the job skipped them when it resumed, and they would count as the newest. The checkpoint of
+    ``committed`` counts as complete although another process may still be writing its marker.
     """
     complete = 0
     folders = []
     for folder in step_folders(checkpoints):
         number = parse_step_folder(folder.name)
         assert number is not None
-        if number < step and complete < keep and (folder / MARKER).exists():
+        is_complete = number == committed or (folder / MARKER).exists()
+        if number < step and complete < keep and is_complete:
             complete += 1
         elif number != step:
             folders.append(folder)

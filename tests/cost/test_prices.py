@@ -92,6 +92,8 @@ def test_usage_type_identifies_training() -> None:
             product("Train:ml.p5.48xlarge", instanceType="NA"),
             product("EUN1-Train:ml.p5.48xlarge", instanceType="ml.p5.48xlarge-Training"),
             product("USW2-TrSpt:ml.p5.48xlarge", component="Training"),
+            product("USW2-Cluster:ml.p5.48xlarge", component="Cluster"),
+            product("USW2-ReservedCluster:ml.p5.48xlarge", component="Cluster"),
             product("USW2-Host:ml.p5.48xlarge", component="Training"),
             product("USW2-Studio:JupyterLab-ml.p5.48xlarge"),
         )
@@ -100,6 +102,7 @@ def test_usage_type_identifies_training() -> None:
         ("us-east-1", "on-demand"),
         ("eu-north-1", "on-demand"),
         ("us-west-2", "spot"),
+        ("us-west-2", "hyperpod-on-demand"),
     ]
 
 

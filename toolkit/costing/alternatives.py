@@ -20,7 +20,7 @@ from sm_train.cost.alternatives import (
 )
 from sm_train.cost.estimate import Purchase, hourly_price, stage_cost, total_money
 from sm_train.cost.prices import ON_DEMAND, SAVINGS_PLANS, SPOT, known_regions
-from sm_train.cost.purchasing import break_even, costs_by_region
+from sm_train.cost.purchasing import break_even, costs_by_region, platform_costs
 from sm_train.toolkit.costing.command import EstimateInputs
 from sm_train.toolkit.costing.stages import memory_needs, stated_measurements
 from sm_train.toolkit.errors import UserError
@@ -120,6 +120,10 @@ def _document(one: Alternative, search: SearchInputs) -> dict[str, Any]:
     return one.as_dict() | {
         "cost_low_usd": _float(low),
         "cost_high_usd": _float(high),
+        "platforms": [
+            priced.as_dict()
+            for priced in platform_costs(one.stages, search.region, search.assumed, search.prices)
+        ],
         "purchase_options": _purchase_options(one, search),
         "cheapest_region": _cheapest_region(one, search),
     }

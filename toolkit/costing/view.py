@@ -32,6 +32,11 @@ _STAGE_COLUMNS = (
 ).split()
 
 
+_PLATFORM_NOTE = (
+    "HyperPod and EKS: the same hours at the on-demand price of HyperPod and of EC2, EKS with its "
+    "control plane. A cluster is billed while it is idle, too; a training job is not."
+)
+
 _MOVES_SHOWN = 3
 """Assumptions on the default screen, those that move the total most."""
 
@@ -212,6 +217,8 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
         "cluster",
         "time",
         "on demand",
+        "HyperPod",
+        "EKS",
         "spot",
         *plans,
         "cheapest region",
@@ -224,7 +231,9 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
             + f"{'/'.join(map(str, dict.fromkeys(one['stage_instances'])))} × "
             + one["instance_type"],
             format_days(one["wall_seconds"]),
-            *(_option(one, kind) for kind in ("on-demand", "spot", *plans)),
+            _option(one, "on-demand"),
+            *(_platform_usd(one, platform) for platform in ("hyperpod", "eks")),
+            *(_option(one, kind) for kind in ("spot", *plans)),
             _region_words(one["cheapest_region"]),
             {True: "fits", None: "not planned"}[one["fits_memory"]],
             _basis_words(_least_reliable(one["throughput_basis"])),
@@ -233,7 +242,7 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
     ]
     width = terminal_width()
     # Cheapest region, memory and basis are left out where the terminal is narrow.
-    while narrowest(header, table, left=1) > width and len(header) > 4:
+    while narrowest(header, table, left=1) > width and len(header) > 5:
         header, table = header[:-1], [row[:-1] for row in table]
     _print(text_table(header, table, left=1, width=width))
     click.echo()
@@ -241,6 +250,7 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
     omitted = len(document["alternatives"]) - len(shown)
     if omitted:
         click.echo(f"{omitted:,} more; --rows shows them, --json prints all")
+    _echo(_PLATFORM_NOTE)
     _list("Break-even", [one["sentence"] for one in document["break_even"]])
     splits = [one for one in document["batch_splits"] if not one["own"]]
     if splits:
@@ -260,6 +270,11 @@ def _option(one: Document, kind: str) -> str:
     if option is None or option["cost_usd"] is None:
         return "unknown"
     return ("≥ " if option["at_least"] else "") + format_usd(option["cost_usd"])
+
+
+def _platform_usd(one: Document, platform: str) -> str:
+    [priced] = [priced for priced in one["platforms"] if priced["platform"] == platform]
+    return "unknown" if priced["cost_usd"] is None else format_usd(priced["cost_usd"])
 
 
 def _region_words(cheapest: Document | None) -> str:

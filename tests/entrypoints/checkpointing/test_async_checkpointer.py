@@ -24,13 +24,13 @@ SHARDS = shard_file_name(0)
 class Training:
     """One rank that saves a tensor filled with the number of its step."""
 
-    def __init__(self, folder: Path, keep: int = 2, elements: int = 1000) -> None:
+    def __init__(self, folder: Path, keep: int = 2, elements: int = 1000, rank: int = 0) -> None:
         self.folder, self._log = folder, io.StringIO()
         self._tensor = torch.zeros(elements)
         self._background = BackgroundWork(torch.device("cpu"))
         self._checkpointer = AsyncCheckpointer(
             folder,
-            CheckpointRank(0, 1, 0, 0, 1),
+            CheckpointRank(rank, rank + 1, 0, rank, rank + 1),
             fingerprint="same",
             keep=keep,
             events=EventLog(node=0, rank=0, stream=self._log),
@@ -93,6 +93,17 @@ def test_a_failed_write_leaves_the_kept_checkpoints_whole(mount: Mount) -> None:
     (folder / "first").unlink()
     training.save(60)
     assert training.stored() == {30: 30.0, 40: 40.0, 60: 60.0}
+
+
+def test_a_rank_keeps_the_checkpoint_whose_marker_another_rank_still_writes(
+    tmp_path: Path,
+) -> None:
+    """On a busy machine rank 1 may start the next checkpoint before rank 0 has written a marker."""
+    second = Training(tmp_path, rank=1)
+    for step in (4, 8):
+        second.save(step)
+    for step in (4, 8):
+        assert (tmp_path / step_folder_name(step) / shard_file_name(1)).exists()
 
 
 def fill(path: Path) -> None:
