@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -136,45 +136,6 @@ def show_terms(terms: Iterable[Term]) -> None:
         _echo(f"{term.name} = {term.value}", "  ")
         _echo(f"= {term.formula}", "      ")
         _echo(f"= {term.figures}   [{term.source}]", "      ")
-
-
-_COMPARED_FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "max_steps": ("max_steps", lambda steps: f"{steps:,}"),
-    "steps_per_second": ("it/s", format_number),
-    "billable_seconds": ("time", format_days),
-    "price_per_instance_hour_usd": ("price of an instance-hour", format_usd),
-}
-"""Fields of a comparison that are not shown as they are in JSON: label and format."""
-
-
-def show_comparison(document: Document) -> None:
-    """Print the differences between two estimates and their effect on the cost."""
-    rows = []
-    for stage in document["stages"]:
-        rows.append(
-            (
-                stage["name"],
-                stage["change"],
-                "–" if stage["change"] == "added" else format_usd(stage["before_usd"]),
-                "–" if stage["change"] == "removed" else format_usd(stage["after_usd"]),
-                format_signed_usd(stage["difference_usd"]),
-            )
-        )
-    total = document["total"]
-    total_row = (
-        "total",
-        "",
-        format_usd(total["before_usd"]),
-        format_usd(total["after_usd"]),
-        format_signed_usd(total["difference_usd"]),
-    )
-    header = ("stage", "", "before", "after", "difference")
-    _print(text_table(header, [total_row, *rows], left=2, width=terminal_width()))
-    for stage in document["stages"]:
-        for field in stage["fields"]:
-            name, show = _COMPARED_FIELDS.get(field["field"], (field["field"], str))
-            before, after = (show(field[side]) for side in ("before", "after"))
-            _echo(f"{stage['name']}: {name}: {before} → {after}", "  ")
 
 
 def show_actual(document: Document) -> None:

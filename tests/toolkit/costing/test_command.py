@@ -272,7 +272,7 @@ def test_comparison_shows_the_cost_of_a_change(cli: Cli, tmp_path: Path) -> None
         document["after"]["total"]["cost_usd"] - document["before"]["total"]["cost_usd"]
     )
     shown = cli("cost", run, "--compare", other)
-    assert "256px: max_steps: 1,000 → 2,000" in shown.stdout
+    assert "max_steps: 1,000 → 2,000" in shown.stdout
     assert "+$" in shown.stdout
 
 

@@ -21,7 +21,7 @@ from tests.support.run_documents import stage
 from tests.support.run_files import one_line, write_run
 from tests.toolkit.commands.test_iam import allowed, calls
 
-SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
+SHARDS = {f"shards/{index}.tar": b"x" for index in range(16)} | {"index.parquet": b"x"}
 GIB = 2**30
 
 
@@ -204,8 +204,7 @@ def test_cost_fits_the_runs_cluster_from_one_and_two_nodes(
     (tmp_path / "demo.measured.json").unlink()
     asked = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
     assert "not measured" not in asked.stderr
-    dollars = re.findall(r"Start 256px, \$([\d,]+)\?", asked.stderr)
-    assert dollars == [f"{after['cost_usd']:,.0f}"]
+    assert f"${after['cost_usd']:,.0f}" in asked.stderr
 
 
 def test_policies_of_the_run_allow_its_measurements(cli: Cli, aws: Aws, tmp_path: Path) -> None:
@@ -217,9 +216,10 @@ def test_policies_of_the_run_allow_its_measurements(cli: Cli, aws: Aws, tmp_path
     result = measure(cli, aws, run, "--instances", "1", "--yes")
     assert result.returncode == 0, result.stderr
     policy = json.loads(cli("iam", run, "--json").stdout)["laptop"]
-    recorded = {call for call in calls(aws) if "logs:Create" not in call[0]}
-    refused = [call for call in sorted(recorded) if allowed(policy, *call) is None]
-    assert [call for call in refused if not call[0].startswith("logs:Put")] == []
+    logged = ("CreateLogGroup", "CreateLogStream", "DescribeLogGroups", "PutLogEvents")
+    recorded = {call for call in calls(aws) if not call[0].endswith(logged)}
+    assert "sagemaker:CreateTrainingJob" in {action for action, *_ in recorded}
+    assert [call for call in sorted(recorded) if allowed(policy, *call) is None] == []
 
 
 def test_same_command_finds_its_jobs_again(cli: Cli, aws: Aws, tmp_path: Path) -> None:
