@@ -30,12 +30,34 @@ class Account:
         aws.make_bucket("ai-bucket", **SHARDS)
         FakeSageMaker(aws)
         run = write_run(folder, tags={"team": "imaging"})
-        self.template = aws
         submit_run(cli, aws, run)
         [self.request] = aws.bodies("CreateTrainingJob")
         self.jobs = get_backend("sagemaker")[ACCOUNT]["us-east-1"].training_jobs
         self.jobs.clear()
+        aws.responses["ListTrainingJobs"] = self._list
         (folder / "own.csv").write_text(f"instance_type,usd_per_hour\nml.p4de.24xlarge,{HOURLY}\n")
+
+    def _list(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """List two jobs a page, newest first; moto cannot compare its jobs' creation times."""
+        after = body.get("CreationTimeAfter", 0.0)
+        created = {
+            name: datetime.fromisoformat(job.creation_time).timestamp()
+            for name, job in self.jobs.items()
+        }
+        newest_first = sorted(created, key=lambda one: -created[one])
+        names = [name for name in newest_first if created[name] >= after]
+        first = int(body.get("NextToken", 0))
+        page = [
+            {
+                "TrainingJobName": name,
+                "TrainingJobArn": self.jobs[name].arn,
+                "CreationTime": created[name],
+                "TrainingJobStatus": self.jobs[name].training_job_status,
+            }
+            for name in names[first : first + 2]
+        ]
+        more = {"NextToken": str(first + 2)} if len(names) > first + 2 else {}
+        return 200, {"TrainingJobSummaries": page, **more}
 
     def add(
         self,
