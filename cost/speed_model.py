@@ -130,6 +130,9 @@ the rest allows for software that the points do not cover."""
 UNCALIBRATED_SPREAD = 1.9
 """The same for a GPU generation without a calibration point (assumed)."""
 
+PUBLISHED_POINTS = 91
+"""Rows of data/speeds.csv, which the constants are fitted to."""
+
 CALIBRATED = ("A100", "H100", "H200", "B200", "L40S")
 """GPU generations with a calibration point."""
 
@@ -137,6 +140,17 @@ CALIBRATED = ("A100", "H100", "H200", "B200", "L40S")
 def spread(gpu: str) -> float:
     """Return P90 ÷ median of the predicted speed on ``gpu``."""
     return SPREAD if gpu.startswith(CALIBRATED) else UNCALIBRATED_SPREAD
+
+
+def calibration_words(gpu: str) -> str:
+    """Return what a prediction on ``gpu`` rests on, for its explanation."""
+    if gpu.startswith(CALIBRATED):
+        return f"calibrated on {PUBLISHED_POINTS} published points"
+    generation = gpu.split("-")[0]
+    return (
+        f"calibrated on {PUBLISHED_POINTS} published points of other GPUs; none of {generation} is "
+        "published, so the range is wider"
+    )
 
 
 def step_seconds(

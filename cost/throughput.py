@@ -14,7 +14,7 @@ from sm_train.cost.instances import InstanceType, instance_type
 from sm_train.cost.network import GpuNetwork, gpu_network
 from sm_train.cost.scaling import Throughput, fit_scaling, scale_one, scale_steps
 from sm_train.cost.speed import Basis, Speed
-from sm_train.cost.speed_model import exposed_communication, step_seconds
+from sm_train.cost.speed_model import calibration_words, exposed_communication, step_seconds
 from sm_train.cost.speed_model import spread as model_spread
 from sm_train.cost.stage import CostStage
 
@@ -115,7 +115,7 @@ def predicted_speed(stage: CostStage) -> Speed | None:
         f"not measured: {stage.work.flops / 1e12:.3g} TFLOP per image on "
         f"{stage.instance.accelerator}, bound by {bound}, {share:.0%} MFU; "
         f"{seconds.exposed_communication / seconds.total:.0%} of a step waits for communication "
-        "(calibrated on 91 published points)"
+        f"({calibration_words(stage.gpu.name)})"
     )
     spread = model_spread(stage.gpu.name)
     speed = images / batch

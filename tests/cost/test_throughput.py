@@ -88,7 +88,10 @@ def test_prediction_without_measurements_is_the_speed_models() -> None:
     assert width(speed) == pytest.approx(SPREAD**2)
     # BRIA publishes 1.8 it/s for this stage.
     assert speed.low < 1.8 < speed.high
-    assert "calibrated on 91 published points" in speed.why
+    assert "(calibrated on 91 published points)" in speed.why
+    other = resolved(stage(instance_type="ml.g5.48xlarge"))
+    assert "none of A10G is published, so the range is wider" in other.why
+    assert other.high / other.low > speed.high / speed.low
 
 
 def test_no_extrapolation_exceeds_the_peak() -> None:
@@ -284,3 +287,36 @@ def test_slower_second_node_means_a_slower_network_and_a_slower_cluster() -> Non
     assert slow.network_speed < quick.network_speed
     assert slow.seconds > quick.seconds
     assert slow.seconds > 0.50
+
+
+@settings(deadline=None)
+@given(
+    its=st.floats(0.01, 5),
+    here=st.integers(1, 32),
+    there=st.integers(1, 256),
+    sharding=st.sampled_from(["none", "full_shard", "hybrid_shard"]),
+)
+def test_measured_work_per_gpu_applies_at_any_size_and_fewer_gpus_are_no_faster(
+    its: float, here: int, there: int, sharding: str
+) -> None:
+    def sized(instances: int) -> CostStage:
+        return stage(instances=instances, per_device_batch_size=16, sharding=sharding)
+
+    one = Measurement(
+        "job",
+        min(its, 0.5 * resolved(sized(here)).steps_per_second),
+        8 * here,
+        256,
+        16 * 2 * 8 * here,
+        "ml.p4de.24xlarge",
+        per_device_batch_size=16,
+        gradient_accumulation_steps=2,
+    )
+    speed = resolved(sized(there), one)
+    assert speed.basis == ("measured" if here == there else "scaled")
+    assert speed.low <= speed.steps_per_second <= speed.high
+    if there != here:
+        # Equal work on each GPU: no cluster takes a step faster than a smaller one, but for noise.
+        limit = one.steps_per_second * (1.0 if there < here else 1.05)
+        assert speed.steps_per_second <= limit * (1 + 1e-9)
+    assert resolve_speed(replace(sized(there), per_device_batch_size=8), [one]) != speed

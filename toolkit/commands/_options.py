@@ -9,10 +9,13 @@ from typing import Any
 import click
 
 _LOCAL_OPTIONS = (
-    click.option("--nodes", type=click.IntRange(1), help="--local: number of emulated nodes."),
+    click.option(
+        "--nodes", type=click.IntRange(1), metavar="N", help="--local: number of emulated nodes."
+    ),
     click.option(
         "--processes",
         type=click.IntRange(1),
+        metavar="N",
         default=1,
         show_default=True,
         help="--local: processes on each emulated node.",
@@ -23,12 +26,14 @@ _SAMPLING_OPTIONS = (
     click.option(
         "--prompts",
         type=click.Path(path_type=Path),
+        metavar="FILE",
         required=True,
         help="Text file with one prompt a line, or a TSV with a column Prompt.",
     ),
     click.option(
         "--steps",
         type=click.IntRange(1, 999),
+        metavar="N",
         default=50,
         show_default=True,
         help="Sampling steps.",
@@ -36,11 +41,14 @@ _SAMPLING_OPTIONS = (
     click.option(
         "--guidance",
         type=click.FloatRange(0, 100),
+        metavar="X",
         default=5.0,
         show_default=True,
         help="Scale of classifier-free guidance.",
     ),
-    click.option("--seed", type=int, default=0, show_default=True, help="Seed of the noise."),
+    click.option(
+        "--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of the noise."
+    ),
 )
 
 

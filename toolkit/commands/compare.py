@@ -17,6 +17,7 @@ from sm_train.toolkit.commands._options import sampling_options
 @sampling_options
 @click.option(
     "--out",
+    metavar="FILE",
     type=click.Path(path_type=Path),
     default="compare.html",
     show_default=True,

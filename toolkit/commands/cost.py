@@ -95,6 +95,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option(
     "--rows",
+    metavar="N",
     type=click.IntRange(1),
     default=20,
     show_default=True,

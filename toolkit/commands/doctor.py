@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @local_options
 @click.option(
     "--output",
+    metavar="FOLDER",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of the local run, where --local stores the result (local-runs/NAME), or of the "
     "canary's report (canary-reports).",

@@ -17,6 +17,7 @@ from sm_train.toolkit.commands._options import sampling_options
 @sampling_options
 @click.option(
     "--out",
+    metavar="FILE",
     type=click.Path(path_type=Path),
     default="grid.png",
     show_default=True,
@@ -24,6 +25,7 @@ from sm_train.toolkit.commands._options import sampling_options
 )
 @click.option(
     "--columns",
+    metavar="N",
     type=click.IntRange(1, 100),
     default=10,
     show_default=True,

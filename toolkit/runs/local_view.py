@@ -68,6 +68,11 @@ def _next_command(run: LocalRunFolder, stage: StageState | None) -> str | None:
         return f"sm-train watch {run.target}"
     if stage.state == "failed":
         return f"sm-train diagnose {run.path / stage.name}"
+    return resume_command(run)
+
+
+def resume_command(run: LocalRunFolder) -> str:
+    """Return the command that continues the run."""
     return run.command or "sm-train submit RUN --local"
 
 
@@ -153,6 +158,28 @@ def _line(stage: StageState | None) -> str:
     if stage.remaining_seconds:
         parts.append(f"{format_duration(stage.remaining_seconds)} remaining")
     return "  ".join(parts)
+
+
+def stop_local(run: LocalRunFolder, *, wait: bool) -> str:
+    """Make the run's process save a checkpoint and end; return SageMaker's status for its state.
+
+    Raises:
+        PreflightError: its process cannot be interrupted from here.
+    """
+    run.interrupt()
+    if wait:
+        run.wait()
+    return local_job_status(run)
+
+
+def local_job_status(run: LocalRunFolder) -> str:
+    """Return "Stopping" while the run trains, then "Completed", "Failed" or "Stopped"."""
+    if run.is_training():
+        return "Stopping"
+    stage = current(read_stages(run))
+    if stage is None:
+        return "Completed"
+    return "Failed" if stage.state == "failed" else "Stopped"
 
 
 def reject_options(run: LocalRunFolder, **options: object) -> None:
