@@ -300,7 +300,8 @@ def test_measured_work_per_gpu_applies_at_any_size_and_fewer_gpus_are_no_faster(
     its: float, here: int, there: int, sharding: str
 ) -> None:
     def sized(instances: int) -> CostStage:
-        return stage(instances=instances, per_device_batch_size=16, sharding=sharding)
+        batch = {"per_device_batch_size": 16, "sharding": sharding}
+        return replace(stage(), instances=instances, **batch)
 
     one = Measurement(
         "job",

@@ -115,6 +115,8 @@ def show_result(
     header = ("cluster", "batch×acc.", "it/s", "img/s/GPU", "memory (plan)", "data wait")
     for line in text_table(header, rows, left=1, width=terminal_width()):
         click.echo(line)
+    kinds = dict.fromkeys(speed.input_kind for speed in speeds)
+    click.echo(f"Input: {', '.join(kinds)}")
     if priced is not None and priced.speed is not None:
         speed = priced.speed
         click.echo(
