@@ -48,7 +48,7 @@ JITTER_PER_DOUBLING = (0.0, 0.01, 0.04)
 """Low, median and high share by which a step takes longer when the GPUs double beyond the measured
 size: every step waits for the slowest rank. Weak scaling in data/speeds.csv lies within it."""
 
-_NETWORK_SPEEDS = tuple(8 ** (step / 30) for step in range(-30, 31))
+_NETWORK_SPEEDS = tuple(8 ** (step / 14) for step in range(-14, 15))
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,9 @@ def _compute_seconds(
         rest = [
             seconds - exposed(_at_speed(network, speed), compute) for network, seconds in points
         ]
-        compute = max(0.05 * compute, sum(rest) / len(rest))
+        previous, compute = compute, max(0.05 * compute, sum(rest) / len(rest))
+        if abs(compute - previous) < 1e-4 * previous:
+            break
     return compute
 
 

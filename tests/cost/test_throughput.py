@@ -247,6 +247,7 @@ def test_one_measured_cluster_predicts_published_larger_ones() -> None:
         assert step.seconds / seconds_of(larger) == pytest.approx(1, abs=0.05)
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     seconds=st.floats(0.05, 5),
     growth=st.floats(0.9, 1.6),
@@ -289,7 +290,7 @@ def test_slower_second_node_means_a_slower_network_and_a_slower_cluster() -> Non
     assert slow.seconds > 0.50
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(
     its=st.floats(0.01, 5),
     here=st.integers(1, 32),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from sm_train.cost.explain import signed_dollars
 from sm_train.cost.speed import FIRM
+from sm_train.toolkit.terminal.console import write_line
 from sm_train.toolkit.terminal.csv_text import format_csv
 from sm_train.toolkit.terminal.formatting import (
     format_days,
@@ -53,7 +54,7 @@ def show_cost(document: Document, run: str | None) -> None:
     click.echo()
     moves = document["sensitivity"][:_MOVES_SHOWN]
     if moves:
-        click.echo("What moves the total most")
+        write_line("What moves the total most")
         _print(
             f"  {line}"
             for line in text_table(
@@ -210,7 +211,7 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
     _echo(summary)
     omitted = len(document["alternatives"]) - len(shown)
     if omitted:
-        click.echo(f"{omitted:,} more; --rows shows them, --json prints all")
+        write_line(f"{omitted:,} more; --rows shows them, --json prints all")
     _echo(_PLATFORM_NOTE)
     _list("Break-even", [one["sentence"] for one in document["break_even"]])
     splits = [one for one in document["batch_splits"] if not one["own"]]
@@ -365,7 +366,7 @@ def _list(title: str, sentences: Sequence[str]) -> None:
 
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        click.echo(line)
+        write_line(line)
 
 
 def _echo(text: str, indent: str = "") -> None:
@@ -378,4 +379,4 @@ def _echo(text: str, indent: str = "") -> None:
         break_long_words=False,
         break_on_hyphens=False,
     ):
-        click.echo(line)
+        write_line(line)

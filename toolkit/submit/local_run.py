@@ -142,7 +142,7 @@ def _train(
         raise
     write_atomic(finished, f"{stage.max_steps}\n".encode())
     stderr_console(shows_results=True).print(
-        _result_line(stage.name, folders, config), soft_wrap=True
+        _result_line(stage.name, folders, config), soft_wrap=True, markup=False
     )
     model = folders.model if has_model(folders) else None
     return LocalStage(stage.name, model, folders.checkpoints, folders.log)
