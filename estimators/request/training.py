@@ -236,7 +236,10 @@ def input_channels(
     config: RunConfig, stage: StageSection, launch: LaunchPlan, staged: str, bucket: str
 ) -> list[ChannelTypeDef]:
     """Return the channels of a job: its data, what it starts from, and its code."""
-    channels = [_channel("train", config.data.uri, "FastFile", sharded=config.train_sharded)]
+    channels: list[ChannelTypeDef] = []
+    if not config.data.synthetic_samples:
+        sharded = config.train_sharded
+        channels.append(_channel("train", config.data.uri, "FastFile", sharded=sharded))
     if config.index_uri:
         # AWS documents FastFile for prefixes only, and this is a single object.
         channels.append(_channel("index", config.index_uri, "File"))
