@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -68,6 +68,8 @@ def show_cost(document: Document, run: str | None) -> None:
             )[1:]
         )
         click.echo()
+    for label in document.get("measured", []):
+        _echo(f"Speed: {label}")
     warnings = document["warnings"]
     if warnings:
         more = f" (and {len(warnings) - 1} more: --explain)" if len(warnings) > 1 else ""
@@ -107,11 +109,11 @@ def _basis_words(basis: str) -> str:
 def _next_command(document: Document, run: str | None) -> str:
     if run is None:
         return "sm-train init run.yaml describes the whole run, and is priced with its model"
-    if any(stage["throughput_basis"] not in FIRM for stage in document["stages"]):
-        return (
-            f"measure a few hundred steps of a stage marked ~, then sm-train cost {run} "
-            "--measured LOG"
-        )
+    measured = document.get("measured")
+    loose = [stage for stage in document["stages"] if stage["throughput_basis"] not in FIRM]
+    if loose and not measured:
+        stage = "" if loose[0] is document["stages"][0] else f" --stage {loose[0]['name']}"
+        return f"sm-train measure {run}{stage} --dry-run, to measure a stage marked ~"
     return f"sm-train check {run}, or sm-train cost {run} --alternatives"
 
 
@@ -135,45 +137,6 @@ def show_terms(terms: Iterable[Term]) -> None:
         _echo(f"{term.name} = {term.value}", "  ")
         _echo(f"= {term.formula}", "      ")
         _echo(f"= {term.figures}   [{term.source}]", "      ")
-
-
-_COMPARED_FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "max_steps": ("max_steps", lambda steps: f"{steps:,}"),
-    "steps_per_second": ("it/s", format_number),
-    "billable_seconds": ("time", format_days),
-    "price_per_instance_hour_usd": ("price of an instance-hour", format_usd),
-}
-"""Fields of a comparison that are not shown as they are in JSON: label and format."""
-
-
-def show_comparison(document: Document) -> None:
-    """Print the differences between two estimates and their effect on the cost."""
-    rows = []
-    for stage in document["stages"]:
-        rows.append(
-            (
-                stage["name"],
-                stage["change"],
-                "–" if stage["change"] == "added" else format_usd(stage["before_usd"]),
-                "–" if stage["change"] == "removed" else format_usd(stage["after_usd"]),
-                format_signed_usd(stage["difference_usd"]),
-            )
-        )
-    total = document["total"]
-    total_row = (
-        "total",
-        "",
-        format_usd(total["before_usd"]),
-        format_usd(total["after_usd"]),
-        format_signed_usd(total["difference_usd"]),
-    )
-    header = ("stage", "", "before", "after", "difference")
-    _print(text_table(header, [total_row, *rows], left=2, width=terminal_width()))
-    for stage in document["stages"]:
-        for field in stage["fields"]:
-            name, show = _COMPARED_FIELDS.get(field["field"], (field["field"], str))
-            before, after = (show(field[side]) for side in ("before", "after"))
-            _echo(f"{stage['name']}: {name}: {before} → {after}", "  ")
 
 
 def show_actual(document: Document) -> None:
