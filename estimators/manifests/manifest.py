@@ -96,13 +96,15 @@ def _kubectl_commands(job: StageJob, resource: str, file: str | None) -> dict[st
     source = file or f"{job.name}.yaml"
     namespaced = f"-n {job.config.kubernetes.namespace}"
     pods = f"-l app.kubernetes.io/instance={job.name}"
+    delete = f"kubectl delete {namespaced} {resource}/{job.name}"
     logs = f"kubectl logs {namespaced} {pods} --prefix --tail=-1 --max-log-requests={job.nodes + 1}"
     return {
         "start": f"kubectl apply -f {source}",
         "status": f"kubectl get {namespaced} {resource},pods {pods}",
         "logs": f"{logs} -f",
-        "stop": f"kubectl delete {namespaced} {resource}/{job.name}",
-        "resume": f"kubectl apply -f {source}",
+        "stop": delete,
+        # A job that has ended is not started again by `apply`.
+        "resume": f"{delete} --ignore-not-found && kubectl apply -f {source}",
         "diagnose": f"{logs} > {job.name}.log; sm-train diagnose {job.name}.log",
     }
 

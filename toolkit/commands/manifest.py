@@ -52,7 +52,7 @@ def command(
 
     The sections kubernetes and slurm of the run file hold what these clusters need. Nothing is
     started: submit, watch and stop work with SageMaker only, and the equivalent kubectl or Slurm
-    commands are printed on standard error. diagnose, review and doctor results read the job's log.
+    commands are printed on standard error. diagnose and review read the job's log.
     """
     from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.run_file import load
