@@ -1,0 +1,115 @@
+"""``sm-train manifest``: what it prints, writes and uploads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+
+import yaml
+
+from tests.conftest import Aws, Cli
+from tests.support.run_documents import stage
+from tests.support.run_files import write_run
+
+KUBERNETES = {"image": "registry.example.com/train:1"}
+
+
+def run_file(tmp_path: Path) -> Path:
+    stages = [stage("256px"), stage("512px", instances=8)]
+    sections = {"kubernetes": KUBERNETES, "slurm": {"shared_folder": "/fsx"}}
+    return write_run(tmp_path, stages=stages, **sections)
+
+
+def test_manifest_is_on_standard_output_and_the_commands_on_standard_error(
+    cli: Cli, tmp_path: Path
+) -> None:
+    result = cli("manifest", run_file(tmp_path), "--to", "pytorchjob", "--stage", "512px")
+    assert result.returncode == 0, result.stderr
+    kinds = [one["kind"] for one in yaml.safe_load_all(result.stdout)]
+    assert kinds == ["PersistentVolume", "PersistentVolumeClaim", "PyTorchJob"]
+    assert "kubectl apply -f demo-512px.yaml" in result.stderr
+    assert "kubectl delete -n default pytorchjob/demo-512px" in result.stderr
+    assert "--stage-code" in result.stderr
+    quiet = cli("manifest", run_file(tmp_path), "--to", "pytorchjob", "--stage", "512px", "-q")
+    assert (quiet.stdout, quiet.stderr) == (result.stdout, "")
+
+
+def test_out_and_json(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "job.sbatch"
+    command = ["manifest", run_file(tmp_path), "--to", "slurm", "--out", out]
+    result = cli(*command)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == ""
+    assert f"sbatch {out}" in result.stderr
+    assert stat.S_IMODE(out.stat().st_mode) == 0o666 & ~_umask()
+    document = json.loads(cli(*command, "--json").stdout)
+    assert document["script"] == out.read_text()
+    assert document["target"] == "slurm"
+    assert document["code_uri"].endswith("/sourcedir.tar.gz")
+    assert document["bundle"]["sha256"] in out.read_text()
+    assert not document["code_staged"]
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_stage_code_uploads_the_bundle_that_the_manifest_names(
+    cli: Cli, tmp_path: Path, aws: Aws
+) -> None:
+    aws.make_bucket("ai-bucket")
+    command = ["manifest", run_file(tmp_path), "--to", "trainjob", "--stage-code", "--json"]
+    result = cli(*command, network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    bucket, _, key = document["code_uri"].removeprefix("s3://").partition("/")
+    content = aws.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+    assert hashlib.sha256(content).hexdigest() == document["bundle"]["sha256"]
+    assert document["code_staged"]
+
+
+def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, tmp_path: Path) -> None:
+    run = run_file(tmp_path)
+    out = tmp_path / "missing" / "job.yaml"
+    for arguments, message in [
+        (["--to", "trainjob", "--stage", "1px"], "--stage: '1px' is not in the run file"),
+        (["--to", "trainjob", "--set", "kubernetes.image=null"], "kubernetes.image: not set"),
+        (["--to", "trainjob", "--set", "kubernetes.efa=99"], "kubernetes.efa: 99: ml.p4"),
+        (["--to", "trainjob", "--out", out], f"--out: {out}: No such file or directory"),
+        (["--to", "slurm", "--set", "slurm.shared_folder=null"], "slurm.shared_folder: not set"),
+    ]:
+        result = cli("manifest", run, *arguments)
+        assert result.returncode == 2, result.stderr
+        assert message in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
+        assert result.stdout == ""
+    assert not out.parent.exists()
+
+
+def test_smddp_becomes_nccl_with_a_warning(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path,
+        kubernetes=KUBERNETES,
+        cluster={"instance_type": "ml.p4d.24xlarge", "backend": "smddp"},
+    )
+    result = cli("manifest", run, "--to", "trainjob")
+    assert result.returncode == 0
+    assert "warning: cluster.backend: smddp exists in training jobs only" in result.stderr
+
+
+def test_fsdp_with_smddp_is_refused_as_for_a_training_job(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path,
+        kubernetes=KUBERNETES,
+        stages=[stage(sharding="full_shard")],
+        cluster={"instance_type": "ml.p4d.24xlarge", "backend": "smddp"},
+    )
+    result = cli("manifest", run, "--to", "trainjob")
+    assert result.returncode == 2
+    assert "FSDP2 needs a newer PyTorch than SMDDP's" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
