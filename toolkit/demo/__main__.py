@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from sm_train.toolkit.demo.digits import (
     train_judge,
     write_digits,
 )
+from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.events import Event, read_events
 from sm_train.toolkit.terminal.console import stderr_console
 
@@ -42,13 +44,7 @@ _SAMPLES_PER_DIGIT = 30
 def main() -> None:
     """Run the demonstration in ``demo-out``; exit with the code of the first step that fails."""
     started = time.monotonic()
-    shutil.rmtree(OUTPUT, ignore_errors=True)
-    _title("1 · The data: 1,797 handwritten digits, each with a caption")
-    write_digits(OUTPUT / "digits")
-    _command("2 · Shards", "pack", "digits", "packed", "--shard-size", "240KB")
-    _command("3 · A run file", "init", "run.yaml", "--preset", "demo")
-    _command("4 · Checks before submitting", "check", "run.yaml", "--offline")
-    _command("5 · The plan for SageMaker", "submit", "run.yaml", "--dry-run")
+    plan()
     _command(
         "6 · The same bundle here: 2 emulated instances, 1 process each",
         *["submit", "run.yaml", "--local", "--nodes", "2", "--output", "run"],
@@ -67,6 +63,21 @@ def main() -> None:
         *["--measured", "run/digits", "--steps", "100000"],
     )
     _summary(results, time.monotonic() - started)
+
+
+def plan() -> None:
+    """Write the data and the run file, check it and show its plan."""
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    _title("1 · The data: 1,797 handwritten digits, each with a caption")
+    write_digits(OUTPUT / "digits")
+    _command("2 · Shards", "pack", "digits", "packed", "--shard-size", "240KB")
+    _command("3 · A run file", "init", "run.yaml", "--preset", "demo")
+    _command(
+        "4 · Checks before submitting: the account is still to be filled in",
+        *["check", "run.yaml", "--offline"],
+        allowed=(ExitCode.OK, ExitCode.PREFLIGHT),
+    )
+    _command("5 · The plan for SageMaker", "submit", "run.yaml", "--dry-run")
 
 
 @dataclass(frozen=True)
@@ -105,14 +116,12 @@ def _title(text: str) -> None:
     stderr_console().print(f"\n[bold]{text}[/]")
 
 
-def _command(title: str, *arguments: str) -> None:
+def _command(title: str, *arguments: str, allowed: Collection[ExitCode] = (ExitCode.OK,)) -> None:
     _title(title)
     stderr_console().print(f"[dim]$ sm-train {shlex.join(arguments)}[/]", soft_wrap=True)
-    # The dry run writes requests for scripts to stdout and the plan for users to stderr.
-    output = subprocess.DEVNULL if "--dry-run" in arguments else None
     program = [sys.executable, "-c", "from sm_train.toolkit.cli import main; main()"]
-    done = subprocess.run([*program, *arguments], cwd=OUTPUT, stdout=output, check=False)
-    if done.returncode:
+    done = subprocess.run([*program, *arguments], cwd=OUTPUT, check=False)
+    if done.returncode not in allowed:
         sys.exit(done.returncode)
 
 
