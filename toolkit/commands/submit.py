@@ -211,7 +211,7 @@ def _clone(
 def _show(submission: Submission, profile: str | None, *, request: bool, as_json: bool) -> None:
     from sm_train.toolkit.submit.plan_view import show_plan
     from sm_train.toolkit.submit.submit import check_budget, dry_run
-    from sm_train.toolkit.terminal.console import stdout_console, write_json
+    from sm_train.toolkit.terminal.console import stdout_console, write_json, write_line
 
     if request:
         for one in submission.requests:
@@ -224,7 +224,7 @@ def _show(submission: Submission, profile: str | None, *, request: bool, as_json
     else:
         show_plan(plan, stdout_console())
     for line in check_budget(submission.config, submission.region):
-        click.echo(f"warning: {line}", err=True)
+        write_line(f"warning: {line}", err=True)
 
 
 def _run_locally(

@@ -19,6 +19,7 @@ from sm_train.toolkit.jobs.local_folder import (
 )
 from sm_train.toolkit.jobs.stage_state import StageState, current
 from sm_train.toolkit.runs.status_view import RunStatus, stage_status, stage_table
+from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.formatting import format_duration, format_number
 from sm_train.toolkit.terminal.printable import printable
 
@@ -47,7 +48,7 @@ def local_document(run: LocalRunFolder) -> RunStatus:
 def show_local_status(run: LocalRunFolder, console: Console) -> None:
     """Print the stages, where the model is, and the next command."""
     stages = read_stages(run)
-    console.print(f"[bold]{run.config().name}[/] on this machine, in {run.target}\n")
+    console.print(f"[bold]{run.config().name}[/] on this machine, in {escaped(str(run.target))}\n")
     console.print(stage_table(stages, with_jobs=False))
     console.print()
     for one in stages:

@@ -142,7 +142,7 @@ def _train(
         raise
     write_atomic(finished, f"{stage.max_steps}\n".encode())
     stderr_console(shows_results=True).print(
-        _result_line(stage.name, folders, config.entry), soft_wrap=True
+        _result_line(stage.name, folders, config), soft_wrap=True, markup=False
     )
     model = folders.model if has_model(folders) else None
     return LocalStage(stage.name, model, folders.checkpoints, folders.log)
@@ -167,10 +167,13 @@ def _print_stopped(folder: Path) -> None:
         console.print(f"To resume: {command}", soft_wrap=True, markup=False)
 
 
-def _result_line(stage: str, folders: LocalFolders, entry: str | None) -> str:
+def _result_line(stage: str, folders: LocalFolders, config: RunConfig) -> str:
     """Return what a local stage left, for its last line."""
+    if not config.checkpoint.save:
+        return f"{stage}: done, without checkpoints and model (checkpoint.save: false)"
     if has_model(folders):
         return f"{stage}: model in {folders.model}"
     stored = local_checkpoints(folders.checkpoints)
     left = "none" if stored.name is None else f"{folders.checkpoints / stored.name}"
-    return f"{stage}: done; {entry} left no model in {folders.model}; newest checkpoint: {left}"
+    missing = f"{config.entry} left no model in {folders.model}"
+    return f"{stage}: done; {missing}; newest checkpoint: {left}"
