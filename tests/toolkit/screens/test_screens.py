@@ -48,6 +48,7 @@ SCREENS: dict[str, list[str]] = {
     "export-refused": ["export", "missing/folder", "model"],
     "doctor-refused": ["doctor", "run.yaml", "--yes"],
     "iam": ["iam", "run.yaml", "--only", "trust"],
+    "manifest-refused": ["manifest", "run.yaml", "--to", "trainjob"],
     "watch-local": ["watch", "local-runs/tiny"],
     "credentials": ["list", "--region", "us-east-1"],
 }
