@@ -198,16 +198,16 @@ class _StreamScanner:
     first_failure: TorchrunFailure | None = None
     ranks: dict[str | None, set[int]] = field(default_factory=dict)
     """Node → the ranks of its parsed lines."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    """Names of nodes by their rank, outside of SageMaker."""
+    task_hosts: dict[int, str] = field(default_factory=dict)
+    """Names of nodes by their Slurm task, of jobs with one task on each node."""
     nodes: int = 0
     """Of the job's start event; 0 before it."""
     ranks_per_node: int | None = None
     summary: dict[str, str] | None = None
     """The fields of torchrun's summary while it is being read, else None."""
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
-    hosts: dict[int, str] = field(default_factory=dict)
-    """Names of nodes by their rank, outside of SageMaker."""
-    task_hosts: dict[int, str] = field(default_factory=dict)
-    """Names of nodes by their Slurm task, of jobs with one task on each node."""
     tail: bytes = b""
     block: bytes = b""
     line_start: int = 0
