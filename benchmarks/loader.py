@@ -31,11 +31,11 @@ from photos import photo
 from PIL import Image
 from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.job_config import DataConfig, DecodeMode
-from sm_train.entrypoints.data.image_decoder import DecodeSpec
-from sm_train.entrypoints.data.loader import MAX_DEPTH, Loader
+from sm_train.entrypoints.data.loader import MAX_DEPTH, Loader, open_loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.entrypoints.data.shard_index import write_index
+from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from sm_train.entrypoints.packing.describe_shard import describe_shard
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -154,7 +154,7 @@ def sm_train_loader(shards: Path, decode_workers: int, decode: DecodeMode = "fas
         aspect_buckets=False,
         max_bad_fraction=0.01,
     )
-    return Loader(
+    return open_loader(
         catalog,
         rank,
         config,

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sm_train.entrypoints.data.color import to_rgb
-from sm_train.entrypoints.data.decoder_pool import DecoderPool
-from sm_train.entrypoints.data.image_decoder import DecodeSpec, decode_with
-from sm_train.entrypoints.data.image_header import DecodeError, read_header
+from sm_train.entrypoints.images.color import to_rgb
+from sm_train.entrypoints.images.decoder_pool import DecoderPool
+from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
+from sm_train.entrypoints.images.image_header import DecodeError, read_header
 from sm_train.entrypoints.packing.image_metadata import MAX_PIXELS, read_image_metadata
 from sm_train.entrypoints.packing.reencode import is_convertible, reencode
 

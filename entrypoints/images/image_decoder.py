@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 from sm_train.entrypoints.common.job_config import Crop, DecodeMode, IccProfile, Interpolation
 from sm_train.entrypoints.common.rng import random_below
-from sm_train.entrypoints.data.color import convert_to_srgb, to_rgb
-from sm_train.entrypoints.data.decoder_pool import Decoders
-from sm_train.entrypoints.data.image_header import (
+from sm_train.entrypoints.images.color import convert_to_srgb, to_rgb
+from sm_train.entrypoints.images.decoder_pool import Decoders
+from sm_train.entrypoints.images.image_header import (
     DecodeError,
     ImageHeader,
     corrupt_image_error,

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import torch
 from sm_train.entrypoints.data import decoder_pool
-from sm_train.entrypoints.data.decoder_pool import DecoderPool
-from sm_train.entrypoints.data.image_header import DecodeError
+from sm_train.entrypoints.images.decoder_pool import DecoderPool
+from sm_train.entrypoints.images.image_header import DecodeError
 
 from tests.support.deadline import DEADLINE
 from tests.support.images import crashing_decoders
@@ -116,7 +116,7 @@ def test_a_decoder_that_hangs_is_ended(pool: DecoderPool, monkeypatch: pytest.Mo
 
 _CLIENT = """
 import os, sys
-from sm_train.entrypoints.data.decoder_pool import DecoderPool
+from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from tests.support.images import crashing_decoders
 pool = DecoderPool(1)
 print(pool.call(crashing_decoders.measure, b"abc"), flush=True)

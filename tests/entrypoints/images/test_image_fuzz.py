@@ -10,9 +10,9 @@ from itertools import islice
 
 import pytest
 import torch
-from sm_train.entrypoints.data.decoder_pool import DecoderPool
-from sm_train.entrypoints.data.image_decoder import DecodeSpec, decode_with
-from sm_train.entrypoints.data.image_header import DecodeError
+from sm_train.entrypoints.images.decoder_pool import DecoderPool
+from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
+from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.reencode import is_convertible, reencode
 

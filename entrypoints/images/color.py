@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from sm_train.entrypoints.data.image_header import DecodeError
+from sm_train.entrypoints.images.image_header import DecodeError
 
 _CUBE_STEPS = 9
 """Colors along each axis that are compared to find out whether a profile is sRGB itself."""

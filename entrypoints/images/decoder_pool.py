@@ -34,7 +34,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.data.image_header import DecodeError
+from sm_train.entrypoints.images.image_header import DecodeError
 
 T = TypeVar("T")
 Pixels = NDArray[np.uint8]
