@@ -170,7 +170,9 @@ class DataSection(Section):
         if self.reader == "indexed":
             given = self.model_fields_set & {"epoch_samples", "shuffle_buffer", "pipe"}
             if given:
-                raise ValueError(f"{min(given)}: is used by reader: webdataset; set it, or remove")
+                raise ValueError(
+                    f"{min(given)}: is used by reader: webdataset; set it, or remove it"
+                )
             return self
         if self.epoch_samples is None and self.samples is None:
             raise ValueError("epoch_samples: is missing; reader: webdataset counts by it")

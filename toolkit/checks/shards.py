@@ -170,7 +170,7 @@ def index_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Find
         yield START_WITHOUT_INDEX.found(
             "info",
             "data.index",
-            "every start reads the headers of all shards; set data.samples to see how long it takes",
+            "every start reads the headers of all shards; set data.samples for an estimate",
             "run `sm-train index`, or set data.reader: webdataset",
         )
         return
