@@ -168,11 +168,10 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _check_reader(self) -> DataSection:
         if self.reader == "indexed":
-            given = self.model_fields_set & {"epoch_samples", "shuffle_buffer", "pipe"}
-            if given:
-                raise ValueError(
-                    f"{min(given)}: is used by reader: webdataset; set it, or remove it"
-                )
+            for name in ("epoch_samples", "shuffle_buffer", "pipe"):
+                # A copy of a run file has all keys set.
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: is used by reader: webdataset; set it, or remove it")
             return self
         if self.epoch_samples is None and self.samples is None:
             raise ValueError("epoch_samples: is missing; reader: webdataset counts by it")

@@ -524,7 +524,7 @@ def batch_with_bad(size: int, num_bad: int) -> Batch:
         BadSample("rotten.tar", str(number), "image-corrupt", "x") for number in range(num_bad)
     )
     empty = np.zeros(0)
-    return Batch(torch.zeros(1), ["x"] * size, DataPosition(), bad, 0, (), empty, empty)
+    return Batch(torch.zeros(1), ["x"] * size, DataPosition(), bad, 0, (), (), empty, empty)
 
 
 def test_too_many_bad_samples_raise() -> None:
