@@ -51,6 +51,7 @@ class DataConfig:
 
     ``captions`` are (source, weight) pairs (captions.py); empty for ``caption_key``.
     ``transform`` is the ``module:function`` that changes a sample's files, None if there is none.
+    With ``synthetic_samples`` each node generates so many samples instead of reading a channel.
 
     With the ``webdataset`` reader, ``epoch_samples`` are an epoch, ``shuffle_buffer`` the samples
     that a GPU shuffles, and ``pipe`` the command that prints a shard: ``{path}`` is its path,
@@ -67,6 +68,7 @@ class DataConfig:
     max_bad_fraction: float
     captions: tuple[tuple[str, float], ...] = ()
     flip: bool = False
+    synthetic_samples: int = 0
     transform: str | None = None
     reader: ReaderName = "indexed"
     epoch_samples: int | None = None
@@ -190,10 +192,14 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often checkpoints are written and how many complete ones are kept."""
+    """How often checkpoints are written and how many complete ones are kept.
+
+    With ``save`` false the job writes neither checkpoints nor a final model.
+    """
 
     every_steps: int
     keep_last: int
+    save: bool = True
 
 
 @dataclass(frozen=True)

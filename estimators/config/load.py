@@ -406,9 +406,22 @@ def _suggestion(path: KeyPath) -> str:
     known = list(parent.model_fields)
     if (hint := _HINTS.get(str(path[-1]).lower())) and path[-1] not in known:
         return f"; {hint}"
+    if places := _sections_with(str(path[-1])):
+        return f"; it belongs {' or '.join(places)}"
     close = get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{hint} (known: {', '.join(known)})"
+
+
+def _sections_with(key: str) -> list[str]:
+    """Return the sections of the run file that have ``key``, as text."""
+    if key in RunConfig.model_fields:
+        return ["at the top level"]
+    return [
+        "in each of stages" if section == "stages" else f"in {section}"
+        for section in RunConfig.model_fields
+        if (model := _model_at((section,))) is not None and key in model.model_fields
+    ]
 
 
 def _model_at(path: KeyPath) -> type[BaseModel] | None:

@@ -137,6 +137,8 @@ class RunConfig(Section):
     @property
     def reads_index(self) -> bool:
         """Return whether the job gets the index of the shards (`data.index`)."""
+        if self.data.synthetic_samples:
+            return False
         default = self.entry is None and self.data.reader == "indexed"
         return default if self.data.index is None else self.data.index
 

@@ -164,7 +164,10 @@ def of_index(index: ShardIndex, where: str) -> Shards:
 
 def index_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:
     """Price a start without an index; ``document`` is that of ``cost --json``."""
-    if config.entry is not None or config.reads_index or config.data.reader != "indexed":
+    data = config.data
+    if data.synthetic_samples or data.reader != "indexed":
+        return
+    if config.entry is not None or config.reads_index:
         return
     if config.data.samples is None:
         yield START_WITHOUT_INDEX.found(

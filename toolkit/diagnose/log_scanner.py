@@ -20,6 +20,7 @@ from sm_train.toolkit.diagnose.log_lines import LogLine, parse_line
 from sm_train.toolkit.diagnose.matches import (
     MAX_TEXT,
     PROGRAM_ERROR,
+    STEPS_TO_RECOVER,
     LogStream,
     Match,
     MatchRole,
@@ -54,8 +55,6 @@ _MAX_PER_CODE = 64
 _STEPS_REMEMBERED = 16
 _HARMLESS_REMEMBERED = 16
 _CHAIN_LINES = 6
-_STEPS_TO_RECOVER = 3
-"""Further steps that show that the job recovered; other ranks may log one or two late."""
 
 _DIRECT_CAUSE = "The above exception was the direct cause"
 # '  File "/opt/ml/code/train.py", line 88, in main'
@@ -259,7 +258,7 @@ class _StreamScanner:
         self.steps += 1
         # Matches are ordered by steps_before, so the outlived ones come first.
         outlived = bisect_right(
-            self.matches, self.steps - _STEPS_TO_RECOVER, key=lambda match: match.steps_before
+            self.matches, self.steps - STEPS_TO_RECOVER, key=lambda match: match.steps_before
         )
         self._mark_recovered(outlived)
 

@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sm_train.toolkit.diagnose.log_lines import parse_line
-from sm_train.toolkit.diagnose.signatures import matching, matching_exception
+from sm_train.toolkit.diagnose.signatures import (
+    matching,
+    matching_at_end,
+    matching_exception,
+)
 
 MAX_TEXT = 500
 """Characters kept of a line."""
@@ -16,7 +20,18 @@ PROGRAM_ERROR = "program-error"
 """The code of an exception that ended a process and matches no signature. The kinds of exceptions
 in ``program_errors.toml`` are its subcauses."""
 
+STEPS_TO_RECOVER = 3
+"""Further steps that show that the job recovered; other ranks may log one or two late."""
+OPEN_MPI = "mpi-error"
+"""The code of a message of Open MPI that matches no signature."""
+
 _TAIL_LINES = 400
+_OPEN_MPI_FRAME = "-" * 74
+_OPEN_MPI_LINES = 60
+_OPEN_MPI_WARNING = re.compile(
+    r"^WARNING|\bthis (?:warning|is only a warning)|\bwarning only|will continue|deprecated"
+    r"|instead|ignored|[Ff]alling back|performance|not recommended|harmless",
+)
 # Lines of torchrun's final error report, which repeat earlier errors.
 _LAUNCHERS = re.compile(r"^raise |ChildFailedError|Root Cause|^(?:[=-]{8,}|Failures:|error_file)")
 _ERROR_WORDS = re.compile(
@@ -78,7 +93,8 @@ _HARMLESS = re.compile(
 #   Insufficient capacity error from EC2 …, SecondaryStatus: …, FailureReason: …   SageMaker
 #   WARNING: loss is nan
 _NEVER_HARMLESS = re.compile(
-    r"NVRM: |Killed process|death signal|signal SIGTERM|Insufficient capacity error from EC2"
+    r"NVRM: |INFO: (?:task \S+ blocked for|rcu_)|Killed process|death signal|signal SIGTERM"
+    r"|Insufficient capacity error from EC2"
     r"|^(?:SecondaryStatus|FailureReason): |\bloss\b.*\b(?:nan|NaN|inf)\b"
 )
 
@@ -188,10 +204,21 @@ class ScanReport:
         An exception counts even if no signature matches it, any other line only if one does.
         """
         handled = self.harmless | {match.order for match in self.matches}
+        outlived = self._line_before_last_steps()
+        if message := _open_mpi_message(self._tail_lines()[-_OPEN_MPI_LINES:]):
+            return message if message.order > outlived else None
         for line in reversed(self.last_lines()[-_END_LINES:]):
             is_exception = _EXCEPTION.match(line.text) is not None
-            if line.order in handled or _LOGGED.search(line.text) or matching(line.text):
+            if (
+                line.order <= outlived
+                or line.order in handled
+                or _LOGGED.search(line.text)
+                or matching(line.text)
+            ):
                 continue
+            writer = None if is_exception or is_harmless(line.text) else matching_at_end(line.text)
+            if writer is not None:
+                return replace(line, code=writer.code, role="symptom")
             is_error = line.role == "symptom" and not is_harmless(line.text)
             if is_exception or (is_error and not is_input_or_source(line.text)):
                 # Without its type, an error is compared like the message of an exception.
@@ -205,17 +232,41 @@ class ScanReport:
 
     def last_lines(self) -> list[Match]:
         """Return the last lines except events; lines that look like errors are symptoms."""
+        return [line for line in self._tail_lines() if not _LAUNCHERS.search(line.text)]
+
+    def _line_before_last_steps(self) -> int:
+        """Return the number of the line after which training continued for a few steps, else 0."""
+        lines = self.tail.split(b"\n")[:-1]
+        steps = [number for number, line in enumerate(lines) if b'"kind": "step"' in line]
+        first = self.lines - len(lines) + 1
+        return first + steps[-STEPS_TO_RECOVER] if len(steps) >= STEPS_TO_RECOVER else 0
+
+    def _tail_lines(self) -> list[Match]:
         lines = self.tail.split(b"\n")[:-1][-_TAIL_LINES:]
         matches = []
         for number, raw in enumerate(lines, self.lines - len(lines) + 1):
             if b"SMT {" in raw:
                 continue
             line = parse_line(raw.decode("utf-8", "replace"), self.reference, self.prefixes)
-            text = line.text.strip()[:MAX_TEXT]
-            if text and not _LAUNCHERS.search(text):
+            if text := line.text.strip()[:MAX_TEXT]:
                 role: MatchRole = "symptom" if _ERROR_WORDS.search(text) else "warning"
                 node = line.node or self.node
                 matches.append(
                     Match("", role, self.stream, number, text, line.time, node, line.rank)
                 )
         return matches
+
+
+def _open_mpi_message(lines: list[Match]) -> Match | None:
+    """Return the message of Open MPI at the end of a log, None if it is no error.
+
+    Open MPI and PRRTE put every help text between two lines of 74 dashes.
+    """
+    frame = [number for number, line in enumerate(lines) if line.text == _OPEN_MPI_FRAME]
+    if len(frame) < 2:
+        return None
+    inside = lines[frame[-2] + 1 : frame[-1]]
+    text = " ".join(line.text for line in inside)
+    if not inside or _OPEN_MPI_WARNING.search(text) or any(matching(one.text) for one in inside):
+        return None
+    return replace(inside[0], code=OPEN_MPI, role="symptom", text=text[:MAX_TEXT])

@@ -46,6 +46,7 @@ class Signature:
     exception: re.Pattern[str] | None
     in_library: re.Pattern[str] | None
     libraries: tuple[str, ...]
+    at_end: re.Pattern[str] | None
     ends_job: bool
     explains: frozenset[str]
     examples: tuple[str, ...]
@@ -76,6 +77,7 @@ def _signature(row: dict[str, Any]) -> Signature:
         exception=_compiled(row.get("exception")),
         in_library=_compiled(row.get("in_library")),
         libraries=tuple(row.get("libraries", ())),
+        at_end=_compiled(row.get("at_end")),
         ends_job=row.get("ends_job", False),
         explains=frozenset(row.get("explains", ())),
         examples=tuple(row["examples"]),
@@ -200,6 +202,12 @@ def matching_exception(text: str, library: str | None = None) -> list[Signature]
 def _looks_like(signature: Signature, text: str, library: str | None) -> bool:
     patterns = (signature.exception, signature.in_library if library else None)
     return any(pattern is not None and pattern.search(text) for pattern in patterns)
+
+
+def matching_at_end(text: str) -> Signature | None:
+    """Return the signature of a message that a log ends with, by the program that wrote it."""
+    table = signatures().values()
+    return next((one for one in table if one.at_end and one.at_end.search(text)), None)
 
 
 def is_programming_mistake(text: str) -> bool:

@@ -94,6 +94,15 @@ CASES = {
         VALID + "chekpoint: {every: 1}\n",
         ["run.yaml:18: chekpoint: unknown key; did you mean checkpoint?"],
     ),
+    "key_of_another_section": (
+        VALID.replace("    instances: 4", "    instances: 4\n    capacity: spot")
+        + "  max_steps: 5\n  role: r\n",
+        [
+            "run.yaml:12: stages[0].capacity: unknown key; it belongs in cluster",
+            "run.yaml:19: cluster.max_steps: unknown key; it belongs in each of stages",
+            "run.yaml:20: cluster.role: unknown key; it belongs at the top level",
+        ],
+    ),
     "number_as_name": (
         VALID.replace("name: demo", "name: 1:30"),
         ["run.yaml:1: name: YAML reads this as a number, not as text: quote it"],

@@ -37,6 +37,14 @@ PROGRAM = (
 FEW, MANY = 3, 50
 
 
+DEMO = (
+    "import signal, sys\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from sm_train.toolkit.demo.__main__ import main\n"
+    "main(sys.argv[1:])\n"
+)
+
+
 @dataclass(frozen=True)
 class LongCommand:
     """A command, what it reads, and the files that are equal however often it was interrupted.
@@ -48,6 +56,7 @@ class LongCommand:
     write_inputs: Callable[[Path], object]
     result: Callable[[Path], dict[str, bytes]]
     atomic: bool = False
+    program: str = PROGRAM
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -127,7 +136,7 @@ COMMANDS = {
 def started(command: LongCommand, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Start the command in a process group of its own; end what a failed test leaves of it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *command.arguments],
+        [sys.executable, "-c", command.program, *command.arguments],
         cwd=folder,
         env=clean_environment(folder) | command.environment,
         stdout=subprocess.DEVNULL,
@@ -157,7 +166,7 @@ def complete(command: LongCommand, folder: Path) -> float:
     """Run the command to its end; return its seconds."""
     begin = time.monotonic()
     with started(command, folder) as process:
-        _, stderr = process.communicate(timeout=DEADLINE)
+        _, stderr = process.communicate(timeout=5 * DEADLINE)
         assert process.returncode == 0, stderr
     return time.monotonic() - begin
 
@@ -228,6 +237,20 @@ def interrupt_repeatedly(command: LongCommand, tmp_path: Path, times: int) -> No
             complete(command, folder)
         assert command.result(folder) == expected
         shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [FEW, MANY])
+def test_interrupted_demo_leaves_no_process_and_starts_over(tmp_path: Path, times: int) -> None:
+    steps = ("--set", "stages.digits.max_steps=20", "--set", "checkpoint.every_steps=20")
+    result = files("demo-out/packed/index.parquet", "demo-out/demo.png")
+    command = LongCommand(steps, lambda folder: None, result, program=DEMO)
+    seconds = complete(command, tmp_path)
+    moments = random.Random(times)
+    for _ in range(times):
+        interrupt(command, tmp_path, moments.uniform(0, seconds))
+    complete(command, tmp_path)
+    assert len(command.result(tmp_path)) == 2
 
 
 def test_interrupt_that_a_library_drops_is_no_unexpected_error(tmp_path: Path) -> None:

@@ -266,9 +266,10 @@ def test_job_streams_are_read_to_their_ends(cli: Cli, aws: Aws) -> None:
         (
             "Failed",
             [("Training", 0), ("A future status", 5)],
-            "ClientError: something new",
+            "FutureError: something new",
             "unknown",
         ),
+        ("Failed", [("Training", 0)], "ClientError: something new", "platform-rejected"),
         ("Completed", [("Training", 0), ("Interrupted", 5), ("Completed", 9)], "", "no-failure"),
     ],
     ids=lambda value: value if isinstance(value, str) and "-" in value and " " not in value else "",

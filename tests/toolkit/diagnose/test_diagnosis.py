@@ -658,3 +658,52 @@ def test_exception_that_training_outlived_is_no_failure() -> None:
     steps = [step(number, WRITTEN + number) for number in range(200, 210)]
     for error in ("KeyError: 'x'", "RuntimeError: the cloud is too grey"):
         assert is_left_alone(diagnosed([*training(), OPENED, IN_SCRIPT, error, *steps]))
+
+
+# ------------------------------------------------------------------ messages without a signature
+
+FRAME_OF_OPEN_MPI = "-" * 74
+
+
+def training_then(*lines: str) -> list[str]:
+    return [*(step(number, WRITTEN - 100 + number) for number in range(9)), *lines]
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("srun: error: A message of a future version of SLURM", "slurm-launch"),
+        ("slurmstepd: error: A message of a future version", "slurm-launch"),
+        ("algo-1:40:90 [2] graph/topo.cc:88 NCCL WARN Could not find a path", "network-library"),
+        ("libfabric:40:170:efa:cq:efa_cq():88<warn> Failed to read the queue", "network-library"),
+        ("[1634112345.1] [host-3:12 :0]  ib.c:143  UCX  ERROR cannot create QP", "network-library"),
+        ("start.sh: line 12: export: `-x': not a valid identifier", "script-error"),
+    ],
+)
+def test_last_line_is_attributed_to_the_program_that_wrote_it(line: str, cause: str) -> None:
+    found = diagnosed(training_then(line))
+    assert (found.cause, found.confidence) == (cause, "low")
+    further_steps = [step(number, WRITTEN + number) for number in range(9, 15)]
+    assert is_left_alone(diagnosed([*training_then(line), *further_steps]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: Ignoring an option",
+        "algo-1:40:90 [2] NCCL WARN NCCL_CROSS_NIC set by environment",
+        "libfabric:40:170:efa:core:efa():88<warn> FI_HMEM capability requires RDMA",
+        "start.sh: line 1: warning: setlocale: LC_ALL: cannot change locale",
+    ],
+)
+def test_last_line_that_ends_nothing_is_no_cause(line: str) -> None:
+    assert is_left_alone(diagnosed(training_then(line)))
+
+
+def test_message_of_open_mpi_is_recognized_by_its_frame() -> None:
+    text = ["The value of an option of a future version is out of range:", "", "  Option: x"]
+    found = diagnosed(training_then(FRAME_OF_OPEN_MPI, *text, FRAME_OF_OPEN_MPI))
+    assert (found.cause, found.confidence) == ("mpi-error", "low")
+    assert found.evidence[0].text.startswith("The value of an option")
+    warning = ["WARNING: No preset parameters were found", "for the device."]
+    assert is_left_alone(diagnosed(training_then(FRAME_OF_OPEN_MPI, *warning, FRAME_OF_OPEN_MPI)))
