@@ -197,6 +197,8 @@ class _StreamScanner:
     summary: dict[str, str] | None = None
     """The fields of torchrun's summary while it is being read, else None."""
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    handled: Match | None = None
+    """The exception during whose handling another one is being raised."""
     tail: bytes = b""
     block: bytes = b""
     line_start: int = 0
@@ -376,6 +378,11 @@ class _StreamScanner:
 
     def _match_exception(self, line: LogLine) -> None:
         """Add an exception that ended a process, by its signature or as a program error."""
+        handled, self.handled = self.handled, None
+        if handled and handled.rank == line.rank and _IN_HANDLER.match(line.text):
+            self.matches.append(handled)
+            self.per_code[handled.code] += 1
+            return
         library = self.tracebacks.library
         signatures = matching_exception(line.text, library)
         for signature in signatures:
@@ -433,6 +440,7 @@ class _StreamScanner:
                     return
                 del self.matches[index]
                 self.per_code[match.code] -= 1
+                self.handled = match
                 return
 
     def _time(self, line: LogLine) -> float | None:
@@ -535,5 +543,8 @@ def _attributed(event: Event, line: LogLine, nodes: int) -> LogLine:
 _STALL, _STALL_RESOLVED = "stall", "stall-resolved"
 """The codes of the watchdog's events (entrypoints/monitoring/watchdog.py)."""
 
+# A variable that is not set yet when a handler or a finally clause uses it: the exception that it
+# handles is the failure.
+_IN_HANDLER = re.compile(r"(?:NameError|UnboundLocalError): ")
 _SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback", "msg"}
 _NUMBER = re.compile(r"-?\d+")

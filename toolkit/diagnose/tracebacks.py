@@ -61,7 +61,7 @@ _MAX_SOURCE_LINES = 8
 _MAX_LINES_BETWEEN = 64
 """Other lines between a traceback's last frame and its exception."""
 _NAMED_ERROR = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Empty|Failed)(?:: |$)"
+    r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Empty|Failed)|Exception)(?:: |$)"
 )
 _NUMBER = re.compile(r"\d+")
 
