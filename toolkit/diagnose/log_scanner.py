@@ -59,6 +59,8 @@ _CHAIN_LINES = 6
 _DIRECT_CAUSE = "The above exception was the direct cause"
 # '  File "/opt/ml/code/train.py", line 88, in main'
 _FRAME = re.compile(rb'^[^\n"]*?\bFile "[^"\n]+", line \d+, in [^\n]*', re.MULTILINE)
+# "│ ❱  225 │   mkdir(name, mode)": a traceback of rich
+_BOX = re.compile("^[^│\\n]*│ [❱ ] +\\d+ │".encode(), re.MULTILINE)
 _HEAD_BYTES = 1 << 14
 _FIRST_FAILURE = ("Root Cause (first observed failure)", "Root Cause:")
 # A line which reports that the whole training ended as intended:
@@ -89,9 +91,9 @@ _STEP = (
     rb'"kind": "step", .{0,160}?"step": (\d+)'
     rb"|([\w /.:()-]{0,40}\d%\|[^|\n]*\| +[1-9]\d*/\d+) \[\d+:\d\d"
     rb"|\[batch=(\d+)/"
-    rb"|(?i:\b(?:global_?step|steps?|iter|iteration))[:=\[ ] ?\[? *(\d+)\b"
+    rb"|(?i:(?:\b|\x1b\[\d+m)(?:global_?step|steps?|iter|iteration))[:=\[ ] ?\[? *(\d+)\b"
     rb".{0,160}?(?i:loss|lr|learning.rate|it/s|s/it)"
-    rb"|(?i:\bepoch):? +(\d+: +\d+ ?/|\[\d+\]\s*\[ *\d+/)"
+    rb"|(?i:(?:\b|\x1b\[\d+m)epoch):? +(\d+: +\d+ ?/|\[\d+\]\s*\[ *\d+/)"
     rb"|'loss': .{0,200}'epoch': ([\d.]+)"
 )
 
@@ -235,7 +237,10 @@ class _StreamScanner:
     def _open_truncated_traceback(self, block: bytes) -> None:
         """Open the traceback at the start of a log whose first lines are missing."""
         first = block.find(BEGIN.encode())
-        frame = _FRAME.search(block, 0, min(_HEAD_BYTES, first if first >= 0 else len(block)))
+        end = min(_HEAD_BYTES, first if first >= 0 else len(block))
+        if box := _BOX.search(block, 0, end):
+            self.tracebacks.learn_prefix(self._parse(box[0]), "│")
+        frame = _FRAME.search(block, 0, end)
         if frame is None:
             return
         self.tracebacks.learn_prefix(self._parse(frame[0]), "  File ")
