@@ -1,6 +1,9 @@
 """Predict throughput at one cluster size from throughput at others.
 
-Two laws, both with two parameters:
+If every GPU does the same work at all sizes, a step is compute plus communication that compute does
+not hide (:func:`scale_steps`), and only the network's speed is unknown.
+
+Otherwise two laws, both with two parameters:
 
 - contention (Amdahl 1967; Gunther's universal scalability law without its retrograde term):
   n ÷ X(n) = α + β·n, for X images per second on n GPUs;
@@ -15,8 +18,10 @@ disagree, as between two points that are far apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sm_train.cost.network import GpuNetwork
 
 PUBLISHED_SPREAD = 0.063
 """Relative RMS residual of the contention law, pooled over those ten rows (6 degrees of freedom):
@@ -30,6 +35,20 @@ mosaicml/diffusion at 512 px, 8 to 128 A100 (0.997). Low: MLPerf Training v4.0 S
 # Student's t, one-sided 90 %, by degrees of freedom (any table of quantiles).
 _T90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
 _NORMAL90 = 1.2816
+
+
+STEP_NOISE = 0.02
+"""Relative standard deviation of a measured step time: two jobs of the same work (assumed)."""
+
+NETWORK_DEVIATION = 0.5
+"""Standard deviation of the logarithm of a network's speed ÷ its nominal one, before a measurement
+(P10 to P90: 0.53 to 1.9 times; assumed)."""
+
+JITTER_PER_DOUBLING = (0.0, 0.01, 0.04)
+"""Low, median and high share by which a step takes longer when the GPUs double beyond the measured
+size: every step waits for the slowest rank. Weak scaling in data/speeds.csv lies within it."""
+
+_NETWORK_SPEEDS = tuple(8 ** (step / 14) for step in range(-14, 15))
 
 
 @dataclass(frozen=True)
@@ -121,6 +140,92 @@ def scale_one(gpus: int, images_per_second: float, to_gpus: int) -> Throughput:
     if doublings <= 0:
         return Throughput(linear, linear * middle**-doublings, linear)
     return Throughput(linear * middle**doublings, linear * low**doublings, linear * high**doublings)
+
+
+@dataclass(frozen=True)
+class StepScaling:
+    """Seconds of a step on another cluster: median, P10 and P90.
+
+    ``network_speed`` is the median of the network's speed ÷ its nominal one.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    network_speed: float
+
+
+def scale_steps(
+    points: Sequence[tuple[GpuNetwork, float]],
+    to: GpuNetwork,
+    exposed: Callable[[GpuNetwork, float], float],
+) -> StepScaling:
+    """Predict a step's seconds on ``to`` from (network, seconds) of measured clusters.
+
+    Every GPU does the same work on all of them. ``exposed`` returns the seconds of communication
+    that a step's compute (seconds) does not hide. The network's speed is weighted by how well it
+    explains the measurements; one cluster alone leaves it nearly as uncertain as before.
+    """
+    fits = []
+    for speed in _NETWORK_SPEEDS:
+        compute = _compute_seconds(points, speed, exposed)
+        errors = [
+            (compute + exposed(_at_speed(network, speed), compute)) / seconds - 1
+            for network, seconds in points
+        ]
+        misfit = sum((error / STEP_NOISE) ** 2 for error in errors)
+        misfit += (math.log(speed) / NETWORK_DEVIATION) ** 2
+        seconds = compute + exposed(_at_speed(to, speed), compute)
+        fits.append((misfit, seconds, speed))
+    best = min(misfit for misfit, *_ in fits)
+    weights = [math.exp((best - misfit) / 2) for misfit, *_ in fits]
+    low, middle, high = (
+        _weighted_quantile([fit[1] for fit in fits], weights, share) for share in (0.1, 0.5, 0.9)
+    )
+    largest = max(network.gpus for network, _ in points)
+    doublings = max(0.0, math.log2(to.gpus / largest))
+    jitter = [(1 + share) ** doublings for share in JITTER_PER_DOUBLING]
+    return StepScaling(
+        middle * jitter[1],
+        low * jitter[0] * (1 - STEP_NOISE),
+        high * jitter[2] * (1 + STEP_NOISE),
+        _weighted_quantile([fit[2] for fit in fits], weights, 0.5),
+    )
+
+
+def _compute_seconds(
+    points: Sequence[tuple[GpuNetwork, float]],
+    speed: float,
+    exposed: Callable[[GpuNetwork, float], float],
+) -> float:
+    """Return the compute that, with the exposed communication, gives the measured step times."""
+    compute = min(seconds for _, seconds in points)
+    for _ in range(20):  # a contraction: compute hides at most as much as it grows
+        rest = [
+            seconds - exposed(_at_speed(network, speed), compute) for network, seconds in points
+        ]
+        previous, compute = compute, max(0.05 * compute, sum(rest) / len(rest))
+        if abs(compute - previous) < 1e-4 * previous:
+            break
+    return compute
+
+
+def _at_speed(network: GpuNetwork, speed: float) -> GpuNetwork:
+    return replace(
+        network,
+        between_nodes=network.between_nodes * speed,
+        inside_node=network.inside_node * speed,
+    )
+
+
+def _weighted_quantile(values: Sequence[float], weights: Sequence[float], share: float) -> float:
+    ordered = sorted(zip(values, weights, strict=True))
+    threshold = share * sum(weights)
+    for value, weight in ordered:
+        threshold -= weight
+        if threshold <= 0:
+            return value
+    return ordered[-1][0]
 
 
 def _ratio(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> float:

@@ -130,6 +130,9 @@ the rest allows for software that the points do not cover."""
 UNCALIBRATED_SPREAD = 1.9
 """The same for a GPU generation without a calibration point (assumed)."""
 
+PUBLISHED_POINTS = 91
+"""Rows of data/speeds.csv, which the constants are fitted to."""
+
 CALIBRATED = ("A100", "H100", "H200", "B200", "L40S")
 """GPU generations with a calibration point."""
 
@@ -137,6 +140,17 @@ CALIBRATED = ("A100", "H100", "H200", "B200", "L40S")
 def spread(gpu: str) -> float:
     """Return P90 ÷ median of the predicted speed on ``gpu``."""
     return SPREAD if gpu.startswith(CALIBRATED) else UNCALIBRATED_SPREAD
+
+
+def calibration_words(gpu: str) -> str:
+    """Return what a prediction on ``gpu`` rests on, for its explanation."""
+    if gpu.startswith(CALIBRATED):
+        return f"calibrated on {PUBLISHED_POINTS} published points"
+    generation = gpu.split("-")[0]
+    return (
+        f"calibrated on {PUBLISHED_POINTS} published points of other GPUs; none of {generation} is "
+        "published, so the range is wider"
+    )
 
 
 def step_seconds(
@@ -155,18 +169,7 @@ def step_seconds(
     launch = COMPILED_LAUNCH_SECONDS if work.compiled else calibration.launch_seconds
     arithmetic = work.images * flops / reached
     memory = work.images * per_image_memory
-    calls = step_collectives(
-        work.sharding,
-        work.parameters,
-        network,
-        trained=trained,
-        units=work.communication_units,
-        bf16=work.precision == "bf16",
-        reduce_bf16=work.reduce_dtype == "bf16",
-        passes=work.passes,
-    )
-    pass_seconds = launch + arithmetic + memory
-    exposed = communication(calls, network, pass_seconds).exposed
+    exposed = exposed_communication(work, network, launch + arithmetic + memory)
     ranks = {"none": 1, "hybrid_shard": network.per_node}.get(work.sharding, network.gpus)
     return StepSeconds(
         launch=work.passes * launch,
@@ -175,6 +178,21 @@ def step_seconds(
         optimizer=OPTIMIZER_BYTES * trained / ranks / gpu.memory_bandwidth,
         exposed_communication=exposed,
     )
+
+
+def exposed_communication(work: StepWork, network: GpuNetwork, pass_seconds: float) -> float:
+    """Return a step's seconds of communication that ``pass_seconds`` of compute do not hide."""
+    calls = step_collectives(
+        work.sharding,
+        work.parameters,
+        network,
+        trained=work.parameters if work.trained_parameters is None else work.trained_parameters,
+        units=work.communication_units,
+        bf16=work.precision == "bf16",
+        reduce_bf16=work.reduce_dtype == "bf16",
+        passes=work.passes,
+    )
+    return communication(calls, network, pass_seconds).exposed
 
 
 def images_per_second(

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sm_train.cost.instances import InstanceType, instance_type
-from sm_train.cost.network import gpu_network
-from sm_train.cost.scaling import Throughput, fit_scaling, scale_one
+from sm_train.cost.network import GpuNetwork, gpu_network
+from sm_train.cost.scaling import Throughput, fit_scaling, scale_one, scale_steps
 from sm_train.cost.speed import Basis, Speed
+from sm_train.cost.speed_model import calibration_words, exposed_communication, step_seconds
 from sm_train.cost.speed_model import spread as model_spread
-from sm_train.cost.speed_model import step_seconds
 from sm_train.cost.stage import CostStage
 
 STEADY = (0.90, 1.05)
@@ -40,7 +40,8 @@ class Measurement:
     """A measured speed and the configuration it belongs to; None is unknown.
 
     ``label`` names what was measured. ``low`` and ``high`` are P10 and P90 of its logging
-    intervals.
+    intervals. A measurement at the stage's batch per GPU and accumulation applies at any number of
+    GPUs, whatever its effective batch size.
     """
 
     label: str
@@ -53,6 +54,8 @@ class Measurement:
     low: float | None = None
     high: float | None = None
     on_cpu: bool = False
+    per_device_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
 
 
 MOST_STEPS_PER_SECOND = 1000.0
@@ -85,10 +88,10 @@ def resolve_speed(
 ) -> Speed | None:
     """Return the speed of ``stage`` by the most reliable rule that applies; None if none does.
 
-    A measurement at another effective batch size counts only with ``rescale_batch``, which
-    converts it by images per second.
+    A measurement at another effective batch size counts if each GPU did the same work, else only
+    with ``rescale_batch``, which converts it by images per second.
     """
-    usable = [one for one in measurements if rescale_batch or same_batch(one, stage)]
+    usable = [one for one in measurements if rescale_batch or is_comparable(one, stage)]
     gpu_measurements = [one for one in usable if not one.on_cpu]
     same_hardware = [one for one in gpu_measurements if _same_hardware(one, stage)]
     return (
@@ -112,7 +115,7 @@ def predicted_speed(stage: CostStage) -> Speed | None:
         f"not measured: {stage.work.flops / 1e12:.3g} TFLOP per image on "
         f"{stage.instance.accelerator}, bound by {bound}, {share:.0%} MFU; "
         f"{seconds.exposed_communication / seconds.total:.0%} of a step waits for communication "
-        "(calibrated on 91 published points)"
+        f"({calibration_words(stage.gpu.name)})"
     )
     spread = model_spread(stage.gpu.name)
     speed = images / batch
@@ -133,6 +136,19 @@ def same_batch(one: Measurement, stage: CostStage) -> bool:
     """Return whether ``one`` has the stage's effective batch size, as far as both are known."""
     known = one.effective_batch_size is not None and stage.effective_batch_size is not None
     return not known or one.effective_batch_size == stage.effective_batch_size
+
+
+def same_work(one: Measurement, stage: CostStage) -> bool:
+    """Return whether each GPU did the stage's work: its batch per GPU and its accumulation."""
+    return (one.per_device_batch_size, one.gradient_accumulation_steps) == (
+        stage.per_device_batch_size,
+        stage.gradient_accumulation_steps,
+    )
+
+
+def is_comparable(one: Measurement, stage: CostStage) -> bool:
+    """Return whether ``one`` applies to the stage without a conversion of its batch."""
+    return same_batch(one, stage) or same_work(one, stage)
 
 
 def _same_hardware(one: Measurement, stage: CostStage) -> bool:
@@ -159,7 +175,7 @@ def _at_this_resolution(stage: CostStage, measured: Sequence[Measurement]) -> Sp
     exact = [one for one in measured if one.world_size == stage.world_size]
     if exact:
         return _own(stage, exact[-1])
-    return _speed(stage, *_scaled(stage, measured))
+    return _speed(stage, *(_scaled_by_steps(stage, measured) or _scaled(stage, measured)))
 
 
 def _own(stage: CostStage, one: Measurement) -> Speed:
@@ -194,6 +210,50 @@ def _scaled(stage: CostStage, measured: Sequence[Measurement]) -> tuple[Throughp
     residual = "no residual" if fit.residual is None else f"residual {fit.residual:.1%}"
     why = f"{labels}: fit over {sizes} GPUs ({residual}), evaluated at {stage.world_size}"
     return fit.predict(stage.world_size), "scaling fit", why
+
+
+def _scaled_by_steps(
+    stage: CostStage, measured: Sequence[Measurement]
+) -> tuple[Throughput, Basis, str] | None:
+    """Scale measurements of the same work per GPU by the communication of each cluster size.
+
+    None if there is none, or the model's figures are unknown.
+    """
+    work = stage.work
+    newest = {one.world_size: one for one in measured if same_work(one, stage)}
+    points = [(_network_of(one, stage), 1 / one.steps_per_second) for one in newest.values()]
+    if work is None or not points:
+        return None
+
+    def exposed(network: GpuNetwork, compute: float) -> float:
+        return exposed_communication(work, network, compute / work.passes)
+
+    images = work.images * work.passes * stage.world_size
+    smallest = min(newest)
+    labels = ", ".join(one.label for one in newest.values())
+    if stage.world_size < smallest:
+        seconds = 1 / newest[smallest].steps_per_second
+        why = f"{labels}; fewer GPUs are each as fast as measured at most"
+        fastest = images / seconds
+        return Throughput(fastest, fastest * STEADY[0], fastest), "scaled", why
+    step = scale_steps(points, stage.network, exposed)
+    sizes = " and ".join(str(gpus) for gpus in sorted(newest))
+    why = (
+        f"{labels}: {', '.join(f'{1 / seconds:.3g} it/s' for _, seconds in points)} on {sizes} "
+        f"GPUs; on {stage.world_size}, communication at {step.network_speed:.2g} × the network's "
+        "nominal speed"
+    )
+    basis: Basis = "scaling fit" if len(points) > 1 else "scaled"
+    return Throughput(images / step.seconds, images / step.high, images / step.low), basis, why
+
+
+def _network_of(one: Measurement, stage: CostStage) -> GpuNetwork:
+    """Return the network of a measurement's cluster, of the stage's instance type."""
+    per_node = stage.instance.accelerators
+    if one.world_size % per_node == 0:
+        return stage.instance.network(one.world_size // per_node)
+    nodes = -(-one.world_size // per_node)
+    return replace(stage.instance.network(nodes), nodes=nodes, per_node=one.world_size // nodes)
 
 
 def _scaling_words(gpus: int, to_gpus: int) -> str:

@@ -77,8 +77,11 @@ def _train(process: TrainingProcess) -> None:
         events.warn("smddp-unavailable", backend.warning)
     data_rank = _data_rank(accelerator, resources)
     index = next(iter(sorted(paths.channel("index").rglob("*.parquet"))), None)
-    catalog = _build_catalog(paths, "train", index, data_rank, events)
-    if index is None and accelerator.is_main_process:
+    shards = paths.channel("train")
+    if config.data.synthetic_samples:
+        shards = _generate_shards(config, paths, accelerator, resources, events)
+    catalog = _build_catalog(paths, "train", shards, index, data_rank, events)
+    if index is None and not config.data.synthetic_samples and accelerator.is_main_process:
         message = (
             f"the shards have no index: reading their headers took {catalog.seconds:.1f} s, at "
             "every start; `sm-train index` avoids that"
@@ -138,6 +141,26 @@ def _training_record(
     )
 
 
+def _generate_shards(
+    config: JobConfig,
+    paths: SageMakerPaths,
+    accelerator: Accelerator,
+    resources: ResourceConfig,
+    events: EventLog,
+) -> Path:
+    """Generate synthetic shards on every node; return their folder."""
+    from sm_train.entrypoints.training.synthetic_shards import write_synthetic_shards
+
+    folder, samples = paths.base / "synthetic", config.data.synthetic_samples
+    if accelerator.is_local_main_process:
+        write_synthetic_shards(folder, resources.node_rank, samples, config.stage.resolution)
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        message = f"trains on {samples:,} synthetic images on each node: a measurement only"
+        events.warn("synthetic-data", message)
+    return folder
+
+
 def _data_rank(accelerator: Accelerator, resources: ResourceConfig) -> DataRank:
     from sm_train.entrypoints.data.shard_catalog import DataRank
 
@@ -154,9 +177,10 @@ def _validation_set(
     from sm_train.entrypoints.data.shard_catalog import DataRank
     from sm_train.entrypoints.training.evaluator import ValidationSet
 
-    if not paths.channel("validation").is_dir():
+    folder = paths.channel("validation")
+    if not folder.is_dir():
         return None
-    catalog = _build_catalog(paths, "validation", None, data_rank, events)
+    catalog = _build_catalog(paths, "validation", folder, None, data_rank, events)
     # Every instance has a copy of the channel, so all ranks count as those of a single node.
     single_node = DataRank(("all",), 0, accelerator.process_index, accelerator.num_processes)
     return ValidationSet(catalog, single_node)
@@ -165,16 +189,17 @@ def _validation_set(
 def _build_catalog(
     paths: SageMakerPaths,
     channel: str,
+    folder: Path,
     index: Path | None,
     data_rank: DataRank,
     events: EventLog,
 ) -> ShardCatalog:
-    """Agree with all ranks on a channel's shards, and warn about damaged ones."""
+    """Agree with all ranks on the shards in a channel's ``folder``; warn about damaged ones."""
     from sm_train.entrypoints.data.shard_catalog import build_catalog
     from sm_train.entrypoints.distributed.object_exchange import all_gather
 
     catalog = build_catalog(
-        paths.channel(channel),
+        folder,
         index,
         data_rank,
         all_gather,
@@ -208,6 +233,8 @@ def _existing(folder: Path) -> Path | None:
 
 def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConfig) -> None:
     """Log the run's actual configuration and warnings about it."""
+    from sm_train.entrypoints.distributed.backend import gpu_name
+
     config, events = trainer.config, trainer.events
     stage, world_size = config.stage, trainer.accelerator.num_processes
     parameters = sum(parameter.numel() for parameter in trainer.state.parameters)
@@ -223,6 +250,7 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         world_size=world_size,
         nodes=len(resources.hosts),
         instance_type=resources.instance_type,
+        accelerator=gpu_name(),
         per_device_batch_size=stage.per_device_batch_size,
         gradient_accumulation_steps=stage.gradient_accumulation_steps,
         effective_batch_size=trainer.metrics.effective_batch_size,
@@ -259,7 +287,7 @@ def _run(trainer: Trainer, writer: HeartbeatWriter, stop: StopSignal) -> None:
     is_main = trainer.accelerator.is_main_process
     result = trainer.run(writer, stop)
     writer.enter(Phase.FINISH, trainer.state.step)
-    if result.reason == "done":
+    if result.reason == "done" and trainer.config.checkpoint.save:
         _save_final_model(trainer, is_main=is_main)
     if is_main:
         trainer.log_end(result)

@@ -22,7 +22,7 @@ def cost_stages(config: RunConfig) -> list[CostStage]:
             per_device_batch_size=stage.per_device_batch_size,
             gradient_accumulation_steps=stage.gradient_accumulation_steps,
             max_steps=stage.max_steps,
-            checkpoint_every=config.checkpoint.every_steps,
+            checkpoint_every=config.checkpoint.every_steps if config.checkpoint.save else None,
             # One older stays until the next one is written.
             checkpoints_kept=config.checkpoint.keep_last + 1,
             precision=config.training.precision,

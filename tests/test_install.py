@@ -108,20 +108,7 @@ def test_base_commands_need_no_extra(tmp_path: Path) -> None:
     """In an environment that has the wheel and the base requirements only."""
     python = install_base(build_wheel(tmp_path / "wheel"), tmp_path / "venv")
     write_inputs(tmp_path)
-    environment = clean_environment(tmp_path) | {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",  # nothing answers there
-    }
-    environment.pop("PYTHONPATH", None)
-    ran = subprocess.run(
-        [python, "-c", PROGRAM, json.dumps(COMMANDS | EXTRAS)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = _run(tmp_path, python, "-c", PROGRAM, json.dumps(COMMANDS | EXTRAS))
     assert ran.returncode == 0, ran.stderr
     results = json.loads(ran.stdout)
     # `check` exits with 3 if it finds an error in the run file.
@@ -136,7 +123,9 @@ def test_base_commands_need_no_extra(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_base_install_is_small_and_quick(tmp_path: Path) -> None:
+def test_base_install_is_small_and_quick(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Installs the wheel with pip into a new environment, from the configured package index."""
     wheel = build_wheel(tmp_path / "wheel")
     subprocess.run(["python3", "-m", "venv", tmp_path / "venv"], check=True)
@@ -144,28 +133,68 @@ def test_base_install_is_small_and_quick(tmp_path: Path) -> None:
     [site] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     before, began = _size(site), _child_cpu_seconds()
     pip = [binaries / "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
-    subprocess.run(pip, check=True)
+    subprocess.run(pip, check=True, timeout=_INSTALL_SECONDS)
     megabytes, installing = (_size(site) - before) / 1e6, _child_cpu_seconds() - began
     write_inputs(tmp_path)
-    environment = clean_environment(tmp_path)
-    environment.pop("PYTHONPATH", None)
     seconds = {}
     for name, arguments in COMMANDS.items():
         began = _child_cpu_seconds()
-        ran = subprocess.run(
-            [binaries / "sm-train", *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ran.returncode in (0, 3), ran.stderr
+        ran = _run(tmp_path, binaries / "sm-train", *arguments)
+        assert ran.returncode in (0, 3), (name, ran.stderr)
         seconds[name] = round(_child_cpu_seconds() - began, 1)
-    print(f"base install: {megabytes:.0f} MB, {installing:.0f} s of CPU; commands: {seconds}")
+    with capsys.disabled():
+        print(f"base install: {megabytes:.0f} MB, {installing:.0f} s of CPU; commands: {seconds}")
+    for name, extra in INSTALLS.items():
+        ran = _run(tmp_path, binaries / "sm-train", *EXTRAS[name])
+        assert (ran.returncode, ran.stdout) == (2, ""), (name, ran.stdout, ran.stderr)
+        assert f'pip install "sm-train[{extra}]"' in ran.stderr, (name, ran.stderr)
     assert megabytes <= MOST_MEGABYTES
     assert installing <= MOST_CPU_SECONDS
     assert sum(seconds.values()) <= MOST_CPU_SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["pipx", "uvx"])
+def test_wheel_runs_from_pipx_and_uvx(tmp_path: Path, tool: str) -> None:
+    """With the tools' newest releases, which are installed for this test alone."""
+    wheel = build_wheel(tmp_path / "wheel")
+    subprocess.run(["python3", "-m", "venv", tmp_path / "tools"], check=True)
+    tools = tmp_path / "tools" / "bin"
+    pip = [tools / "pip", "install", "--quiet", "--disable-pip-version-check"]
+    package = "uv" if tool == "uvx" else tool
+    subprocess.run([*pip, package], check=True, timeout=_INSTALL_SECONDS)
+    if tool == "pipx":
+        _run(tmp_path, tools / "pipx", "install", wheel).check_returncode()
+        command = [tmp_path / ".local" / "bin" / "sm-train"]
+    else:
+        command = [tools / "uvx", "--from", wheel, "sm-train"]
+    write_run(tmp_path)
+    assert "Write a commented run file" in _run(tmp_path, *command, "--help").stdout
+    priced = _run(tmp_path, *command, "cost", "run.yaml", "--json")
+    assert json.loads(priced.stdout)["total"]["cost_usd"] > 0
+
+
+_INSTALL_SECONDS = 3600
+"""Enough for a slow package index: only CPU time is measured."""
+
+
+def _run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run ``command`` in ``folder``, which is also its home, without this checkout's packages."""
+    environment = clean_environment(folder) | {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",  # nothing answers there
+    }
+    environment.pop("PYTHONPATH", None)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_INSTALL_SECONDS,
+        check=False,
+    )
 
 
 def _size(folder: Path) -> int:

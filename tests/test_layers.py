@@ -55,7 +55,7 @@ LEVELS = {
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
         {"checks", "runs"},
         {"init", "models", "submit"},
-        {"doctor", "watch"},
+        {"doctor", "measuring", "watch"},
         {"review"},
         {"api"},
         {"commands"},

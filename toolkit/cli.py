@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -157,7 +158,7 @@ def _run(arguments: list[str]) -> int:
             # then half imported and fails with another exception.
             return _fail("interrupted", ExitCode.INTERRUPTED)
         if options.get("verbose"):
-            raise
+            return _fail(traceback.format_exc(), ExitCode.UNEXPECTED)
         return _fail(
             f"unexpected {type(error).__name__}: {error} (-v shows the traceback)",
             ExitCode.UNEXPECTED,
@@ -186,7 +187,7 @@ def _fail_usage(error: click.ClickException) -> ExitCode:
         if context is not None:
             sys.stderr.write(f"{context.get_usage()}\n")
             sys.stderr.write(f"Try '{context.command_path} --help' for help.\n\n")
-        sys.stderr.write(f"{_wrapped(f'Error: {error.format_message()}')}\n")
+        sys.stderr.write(f"{_wrapped(f'Error: {printable(error.format_message())}')}\n")
     return ExitCode.USAGE
 
 

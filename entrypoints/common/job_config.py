@@ -48,7 +48,8 @@ class JobConfigError(ValueError):
 class DataConfig:
     """How samples are read: ``image_key`` and ``caption_key`` are file extensions in a shard.
 
-    ``captions`` are (source, weight) pairs (captions.py); empty for ``caption_key``.
+    ``captions`` are (source, weight) pairs (captions.py); empty for ``caption_key``. With
+    ``synthetic_samples`` each node generates so many samples instead of reading a channel.
     """
 
     image_key: str
@@ -61,6 +62,7 @@ class DataConfig:
     max_bad_fraction: float
     captions: tuple[tuple[str, float], ...] = ()
     flip: bool = False
+    synthetic_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -179,10 +181,14 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often checkpoints are written and how many complete ones are kept."""
+    """How often checkpoints are written and how many complete ones are kept.
+
+    With ``save`` false the job writes neither checkpoints nor a final model.
+    """
 
     every_steps: int
     keep_last: int
+    save: bool = True
 
 
 @dataclass(frozen=True)

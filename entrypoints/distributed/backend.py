@@ -75,6 +75,13 @@ def choose(
     return replace(nccl, warning=f"SMDDP is not used: {obstacle}; NCCL is used instead")
 
 
+def gpu_name() -> str | None:
+    """Return the name of this process's GPU; None without one."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
 def decide(*, nodes: int, backend: str, instance_type: str | None) -> BackendChoice:
     """Call :func:`choose` for this process, from its environment and devices."""
     import torch

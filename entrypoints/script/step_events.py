@@ -9,6 +9,7 @@ from typing import Any
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
+from sm_train.entrypoints.distributed.backend import gpu_name
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class StepEvents:
             world_size=facts.world_size,
             nodes=len(resources.hosts),
             instance_type=resources.instance_type,
+            accelerator=gpu_name(),
             per_device_batch_size=facts.batch_size,
             gradient_accumulation_steps=facts.gradient_accumulation_steps,
             effective_batch_size=facts.samples_per_step,

@@ -217,9 +217,10 @@ class Trainer:
             if checking and self._exchange_status(stop, heartbeat) and state.step < stage.max_steps:
                 reason = "sigterm"
             last = reason == "sigterm" or state.step == stage.max_steps
-            saving = last or state.step % self.config.checkpoint.every_steps == 0
+            due = last or state.step % self.config.checkpoint.every_steps == 0
+            saving = due and self.config.checkpoint.save
             evaluating = self.evaluator.due(state.step) and reason == "done"
-            if saving or evaluating or state.step % training.log_every == 0:
+            if due or evaluating or state.step % training.log_every == 0:
                 steps_per_second = self.metrics.log_steps(state.step, window, state.learning_rate)
                 window = StepMetricsWindow(self.device)
                 if self.metrics.consecutive_skips > training.max_nonfinite_steps:
@@ -245,7 +246,9 @@ class Trainer:
                 next_check = state.step + max(1, int(interval * steps_per_second))
         heartbeat.enter(Phase.FINISH, state.step)
         self._finish_checkpoint()
-        return TrainResult(reason, state.step - first_step, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        return TrainResult(reason, state.step - first_step, seconds, peak)
 
     def _train_step(
         self,
@@ -329,6 +332,7 @@ class Trainer:
             training_seconds=result.seconds,
             images=result.steps * self.metrics.effective_batch_size,
             steps_per_second=result.steps / result.seconds if result.steps else None,
+            gpu_memory_peak=result.gpu_memory_peak,
         )
 
     def final_weights(self) -> TrainedWeights:
@@ -409,8 +413,12 @@ class DivergedError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How training ended: ``done`` or ``sigterm``, after ``steps`` steps of this process."""
+    """How training ended: ``done`` or ``sigterm``, after ``steps`` steps of this process.
+
+    ``gpu_memory_peak`` is the most bytes that tensors took on this rank's GPU; None on a CPU.
+    """
 
     reason: str
     steps: int
     seconds: float
+    gpu_memory_peak: int | None

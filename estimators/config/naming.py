@@ -27,6 +27,11 @@ def job_name(run: str, stage: str, attempt: int) -> str:
     return f"{run}--{stage}-{attempt:04d}"
 
 
+def measuring_run(run: str) -> str:
+    """Return the name of the run that holds the measurements of ``run`` (`sm-train measure`)."""
+    return f"{run[:30].rstrip('-')}-measure"
+
+
 def code_prefix(run: str) -> str:
     """Return the key prefix in the bucket below which each submission stages its code."""
     return f"{run}/code"

@@ -47,13 +47,18 @@ _OTHER_NAMES = {
 
 def unknown_preset(name: str) -> str:
     """Return why ``name`` is not a preset, with the one that the user may mean."""
+    hint = f"; {found}" if (found := preset_hint(name)) else ""
+    return f"is not one of {', '.join(preset_names())}, nor a .json file{hint}"
+
+
+def preset_hint(name: str) -> str | None:
+    """Return which preset the user may mean by ``name``; None without a similar one."""
     plain = "".join(one for one in name.lower() if one.isalnum())
     near = max((one for one in _OTHER_NAMES if plain.startswith(one)), key=len, default=None)
-    close = get_close_matches(name.lower(), preset_names(), n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
     if near is not None:
-        hint = f"; {_OTHER_NAMES[near]}"
-    return f"is not one of {', '.join(preset_names())}, nor a .json file{hint}"
+        return _OTHER_NAMES[near]
+    close = get_close_matches(name.lower(), preset_names(), n=1)
+    return f"did you mean {close[0]}?" if close else None
 
 
 @cache

@@ -137,6 +137,8 @@ class RunConfig(Section):
     @property
     def reads_index(self) -> bool:
         """Return whether the job gets the index of the shards (`data.index`)."""
+        if self.data.synthetic_samples:
+            return False
         return self.entry is None if self.data.index is None else self.data.index
 
     @property

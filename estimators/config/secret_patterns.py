@@ -29,6 +29,10 @@ def _pattern(kind: str, keywords: str, expression: str) -> SecretPattern:
 
 _HEX = "[0-9a-fA-F]"
 _URL_SAFE = "[A-Za-z0-9_-]"
+# Between the words of .netrc; a notebook has one line of it in each string.
+_SPACE = r"(?:\s|\\n|[\"',#])+"
+_WORD = r"[^\s\"'\\,]+"
+_UUID = f"{_HEX}{{8}}-(?:{_HEX}{{4}}-){{3}}{_HEX}{{12}}"
 
 # A name, then the value that is assigned to it: NAME=value, "name": "value", name => 'value'.
 _ASSIGN = r"[\"'\]]{0,2}\s{0,4}(?:=|:|:=|=>|,)\s{0,4}[\"'`]?"
@@ -57,18 +61,26 @@ PATTERNS = (
     ),
     _pattern(
         "a private key",
-        "key----- block-----",
-        r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----",
+        "key---- block---- key ----",
+        r"----[ -]BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?(?:-| -)---",
     ),
+    # base64 of "-----BEGIN … PRIVATE KEY", as in a kubeconfig.
+    _pattern(
+        "a private key",
+        "ls0tls1crudjti",
+        r"\bLS0tLS1CRUdJTi(?:BQUklWQVRF|BSU0EgUFJJVkFU|BFQyBQUklWQVRF|BPUEVOU1NIIFBSSVZB"
+        r"|BFTkNSWVBURUQg|BEU0EgUFJJVkFU)",
+    ),
+    _pattern("a private key", '"d"', rf"\"d\"\s{{0,4}}:\s{{0,4}}\"{_URL_SAFE}{{43,}}\""),
     _pattern("a PuTTY private key", "putty-user-key-file", r"\bPuTTY-User-Key-File-\d"),
-    _pattern("an age key", "age-secret-key-1", r"\bAGE-SECRET-KEY-1[0-9A-Z]{58}\b"),
+    _pattern("an age key", "age-secret-key-", r"\bAGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{58}"),
     _pattern(
         "a Slack webhook", "hooks.slack", r"\bhooks\.slack(?:-gov)?\.com/[a-z]+/[A-Za-z0-9/_-]{20,}"
     ),
     _pattern(
         "a Slack token",
-        "xox xapp-",
-        r"\bxox[abeoprs](?:\.xox[bp])?-[A-Za-z0-9-]{10,}|\bxapp-[A-Za-z0-9-]{20,}",
+        "xox xapp- xwfp-",
+        r"\bxox[abeoprs](?:\.xox[bp])?-[A-Za-z0-9-]{10,}|\bx(?:app|wfp)-[A-Za-z0-9-]{20,}",
     ),
     _pattern(
         "a Discord webhook",
@@ -94,8 +106,9 @@ PATTERNS = (
     ),
     _pattern(
         "a GitLab token",
-        "glpat- gldt- glrt- glptt- glcbt- glft- glimt- glagent- glsoat- gloas- glffct-",
-        r"\bgl(?:pat|dt|rt|ptt|cbt|ft|imt|agent|soat|oas|ffct)-[A-Za-z0-9_-]{20}",
+        "glpat- gldt- glrt- glptt- glcbt- glft- glimt- glagent- glsoat- gloas- glffct- glwt- "
+        "gr1348941",
+        r"\b(?:gl(?:pat|dt|rt|ptt|cbt|ft|imt|agent|soat|oas|ffct|wt)-|GR1348941)[A-Za-z0-9_-]{20}",
     ),
     _pattern(
         "a Bitbucket or Atlassian token",
@@ -125,10 +138,10 @@ PATTERNS = (
     ),
     _pattern(
         "a key of an inference service",
-        "gsk_ xai- pplx- fw_ tgp_v1_ rpa_ pcsk_ csk- jina_ lsv2_",
+        "gsk_ xai- pplx- fw_ tgp_v1_ rpa_ pcsk_ csk- jina_ lsv2_ sk_",
         r"\b(?:gsk_[A-Za-z0-9]{52}|xai-[A-Za-z0-9]{80}|pplx-[A-Za-z0-9]{48}"
         r"|fw_[A-Za-z0-9]{22,}|tgp_v1_[A-Za-z0-9_-]{40,}|rpa_[A-Z0-9]{40,}|pcsk_[A-Za-z0-9_]{60,}"
-        r"|csk-[a-z0-9]{40,}|jina_[A-Za-z0-9_-]{50,}|lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10})",
+        r"|csk-[a-z0-9]{40,}|sk_[0-9a-f]{48}\b|jina_[A-Za-z0-9_-]{50,}|lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10})",
     ),
     _pattern("a Google API key", "aiza", rf"\bAIza{_URL_SAFE}{{35}}"),
     _pattern(
@@ -148,12 +161,12 @@ PATTERNS = (
         "q~",
         r"(?<![\w~.-])[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31,34}(?![\w~.-])",
     ),
-    _pattern("a Databricks token", "dapi", r"\bdapi[0-9a-f]{32}\b"),
+    _pattern("a Databricks token", "dapi dose", r"\bd(?:api|ose)[0-9a-f]{32}\b"),
     _pattern("a DigitalOcean token", "_v1_", r"\bdo[opr]_v1_[0-9a-f]{64}\b"),
     _pattern(
         "an npm token",
-        "npm_ _authtoken",
-        r"\bnpm_[A-Za-z0-9]{36}\b|_authToken\s{0,2}=\s{0,2}[A-Za-z0-9_-]{20,}",
+        "npm_ _auth",
+        r"\bnpm_[A-Za-z0-9]{36}\b|:_auth(?:Token)?\s{0,2}=\s{0,2}[A-Za-z0-9+/=_-]{20,}",
     ),
     _pattern("a PyPI token", "pypi-age", r"\bpypi-AgE[A-Za-z0-9_-]{50,}"),
     _pattern("a RubyGems key", "rubygems_", r"\brubygems_[0-9a-f]{48}\b"),
@@ -163,7 +176,9 @@ PATTERNS = (
         r"\b(?:sk|rk)_(?:test|live|prod)_[A-Za-z0-9]{10,}|\bwhsec_[A-Za-z0-9+/]{24,}",
     ),
     _pattern("a SendGrid key", "sg.", r"\bSG\.[A-Za-z0-9_-]{16,24}\.[A-Za-z0-9_-]{32,64}"),
-    _pattern("a Mailgun key", "key-", r"\bkey-[0-9a-f]{32}\b"),
+    _pattern(
+        "a Mailgun key", "-", r"\bkey-[0-9a-f]{32}\b|\b[0-9a-f]{32}-[0-9a-f]{8}-[0-9a-f]{8}\b"
+    ),
     _pattern("a Mailchimp key", "-us", r"\b[0-9a-f]{32}-us\d{1,2}\b"),
     _pattern("a Twilio key", "sk ac", r"\b(?:SK|AC)[0-9a-f]{32}\b"),
     _pattern("a Square token", "sq0 eaaa", rf"\b(?:sq0(?:atp|csp)-|EAAA){_URL_SAFE}{{22,}}"),
@@ -175,11 +190,14 @@ PATTERNS = (
     ),
     _pattern(
         "a Datadog key",
-        "dd_ ddap datadog",
-        rf"(?i:(?:dd|datadog)_?(?:api|app|application)_?key){_ASSIGN}[0-9a-f]{{32,40}}\b",
+        "dd_ dd- ddap ddpat_ datadog",
+        rf"(?i:(?:dd|datadog)[_-]?(?:api|app|application)[_-]?key){_ASSIGN}[0-9a-f]{{32,40}}\b"
+        r"|\bddpat_[A-Za-z0-9_]{32,}",
     ),
     _pattern(
-        "a New Relic key", "nrak- nrii- nrjs- nraa-", r"\bNR(?:AK|II|JS|AA)-[A-Za-z0-9-]{19,}"
+        "a New Relic key",
+        "nrak- nrii- nrjs- nraa- nral",
+        r"\bNR(?:AK|II|JS|AA)-[A-Za-z0-9-]{19,}|\b[0-9a-f]{36}NRAL\b",
     ),
     _pattern("a Sentry token", "sntr", r"\bsntr(?:ys_eyJ[A-Za-z0-9+/=_]{40,}|yu_[0-9a-f]{64})"),
     _pattern("a HashiCorp Vault token", "hvs. hvb. hvr.", rf"\bhv[sbr]\.{_URL_SAFE}{{24,}}"),
@@ -189,7 +207,7 @@ PATTERNS = (
     _pattern("a Pulumi token", "pul-", r"\bpul-[0-9a-f]{40}\b"),
     _pattern("a Doppler token", "dp.", r"\bdp\.(?:pt|st|ct|sa)\.[A-Za-z0-9._-]{40,}"),
     _pattern("a Postman key", "pmak-", r"\bPMAK-[0-9a-f]{24}-[0-9a-f]{34}\b"),
-    _pattern("a Linear key", "lin_api_", r"\blin_api_[A-Za-z0-9]{40}"),
+    _pattern("a Linear key", "lin_", r"\blin_(?:api|oauth)_[A-Za-z0-9]{40}"),
     _pattern(
         "a Notion token", "ntn_ secret_", r"\b(?:ntn_[A-Za-z0-9]{40,}|secret_[A-Za-z0-9]{43})\b"
     ),
@@ -198,12 +216,80 @@ PATTERNS = (
         "a Heroku key",
         "hrku- heroku",
         rf"\bHRKU-{_URL_SAFE}{{36,}}|(?i:heroku[\w.-]{{0,20}}){_ASSIGN}"
-        rf"{_HEX}{{8}}-(?:{_HEX}{{4}}-){{3}}{_HEX}{{12}}",
+        rf"{_UUID}",
     ),
     _pattern(
         "a Fly.io token",
         "fo1_ fm1 fm2",
         r"\bfo1_[A-Za-z0-9_-]{43}|\bfm[12][ar]?_[A-Za-z0-9+/]{100,}",
+    ),
+    _pattern("a Docker Hub token", "dckr_", rf"\bdckr_(?:pat|oat)_{_URL_SAFE}{{27,}}"),
+    _pattern("a Figma token", "figd_ figo", rf"\bfig(?:d|or|oh|u)_{_URL_SAFE}{{40}}"),
+    _pattern("a Tailscale key", "tskey-", r"\btskey-[a-z]+-[A-Za-z0-9-]{20,}"),
+    _pattern("a Dynatrace token", "dt0", r"\bdt0[a-z]\d\d\.[A-Z0-9]{24}\.[A-Z0-9]{64}\b"),
+    _pattern("a HubSpot token", "pat-", rf"\bpat-(?:na|eu|ap)\d-{_UUID}\b"),
+    _pattern("a Contentful token", "cfpat-", rf"\bCFPAT-{_URL_SAFE}{{43}}"),
+    _pattern("a Netlify token", "nfp_", r"\bnfp_[A-Za-z0-9]{36}\b"),
+    _pattern("a Vercel token", "vc", r"\bvc[pikar]_[A-Za-z0-9]{24,}\b"),
+    _pattern("a CircleCI token", "cci", r"\bCCI(?:PAT|PRJ)_[A-Za-z0-9]{22}_[0-9a-f]{40}\b"),
+    _pattern("a Buildkite token", "bk", r"\bbk(?:ua|at|ct)_[0-9a-f]{40}\b"),
+    _pattern("a SonarQube token", "sq", r"\bsq[pua]_[0-9a-f]{40}\b"),
+    _pattern("a Brevo key", "xkeysib- xsmtpsib-", r"\bx(?:key|smtp)sib-[0-9a-f]{64}-"),
+    _pattern("a Dropbox token", "sl.", rf"\bsl\.(?:u\.)?{_URL_SAFE}{{130,}}"),
+    _pattern("a Mapbox token", "sk.eyj", rf"\bsk\.eyJ{_URL_SAFE}{{40,}}\.{_URL_SAFE}{{20,}}"),
+    _pattern("a Modal token", "ak- as-", r"\ba[ks]-(?=[A-Za-z]*\d)[A-Za-z0-9]{22}\b"),
+    _pattern("a fal.ai key", ":", rf"\b{_UUID}:[0-9a-f]{{32}}\b"),
+    _pattern(
+        "a Cloudflare token",
+        "v1.0- cfut_ cfat_ cfk_",
+        r"\bv1\.0-[0-9a-f]{24}-[0-9a-f]{146}\b|\bcf(?:ut|at|k)_[A-Za-z0-9_-]{40,}",
+    ),
+    _pattern("a Neon key", "napi_", r"\bnapi_[a-z0-9]{64}\b"),
+    _pattern("a Render key", "rnd_", r"\brnd_[A-Za-z0-9]{28,}\b"),
+    _pattern("a Tencent Cloud key", "akid", r"\bAKID[A-Za-z0-9]{32}\b"),
+    _pattern("a Yandex Cloud key", "aqvn", rf"\bAQVN{_URL_SAFE}{{35,}}"),
+    _pattern("a NuGet key", "oy2", r"\boy2[a-z0-9]{43}\b"),
+    _pattern("a crates.io token", "cio", r"\bcio[A-Za-z0-9]{32}\b"),
+    _pattern("a Clojars token", "clojars_", r"\bCLOJARS_[a-z0-9]{60}\b"),
+    _pattern(
+        "a PayPal token", "access_token$", r"\baccess_token\$(?:production|sandbox)\$\w{16}\$\w{32}"
+    ),
+    _pattern("a Facebook token", "eaa", r"\bEAA(?:CEdEose0cBA|[MC])[A-Za-z0-9]{60,}"),
+    _pattern("a Twitter token", "aaaaaaaaaaaaaaaaaaaa", r"\bA{20,22}[A-Za-z0-9%]{60,}"),
+    _pattern("an Asana token", "/1", r"\b[12]/\d{16}(?:/\d{16})?:[0-9a-f]{32}\b"),
+    _pattern("a LaunchDarkly key", "sdk- api- mob-", rf"\b(?:sdk|api|mob)-{_UUID}\b"),
+    _pattern(
+        "a token of a service",
+        "shippo_ duffel_ fio-u- rdme_ tfp_ flwseck- live_ st.",
+        rf"\b(?:shippo_(?:live|test)_[0-9a-f]{{40}}|duffel_(?:live|test)_{_URL_SAFE}{{40,}}"
+        rf"|fio-u-{_URL_SAFE}{{60,}}|rdme_[a-z0-9]{{70}}|tfp_{_URL_SAFE}{{40,}}"
+        r"|FLWSECK(?:_TEST)?-[0-9a-f]{12,}-X|(?:live|test)_[0-9a-f]{32,35}"
+        r"|st\.[0-9a-f]{24}\.[0-9a-f]{32}\.[0-9a-f]{32})\b",
+    ),
+    _pattern(
+        "an Azure key",
+        "jqqj99 azdo azure",
+        r"\b[A-Za-z0-9]{52}JQQJ99[A-Za-z0-9]{24}|\b[A-Za-z0-9]{76}AZDO[A-Za-z0-9]{4}\b"
+        rf"|\.azurewebsites\.net/api/[^\s\"']*[?&]code={_URL_SAFE}{{40,}}",
+    ),
+    _pattern("a Grafana key", "eyjrijoi", r"\beyJrIjoi[A-Za-z0-9+/=]{40,}"),
+    _pattern("a Django secret key", "django-insecure-", r"\bdjango-insecure-[^\s\"']{40,}"),
+    _pattern("a password of sshpass", "sshpass", r"\bsshpass\s+-p\s*['\"]?(?![$'\"])\S{6,}"),
+    _pattern(
+        "a password of curl",
+        "curl",
+        r"\bcurl\b[^\n]{0,200}?\s(?:-u|--user)[\s=]+['\"]?(?!user(?:name)?:pass)"
+        r"[\w.@-]+:(?![$<{])[^\s'\"<>{}]{6,}",
+    ),
+    _pattern(
+        "a password of a connection string",
+        "password= pwd=",
+        r"(?i:\bjdbc:\S+[?&;]password=)(?![$<{])[^\s&;'\"<>{}]{6,}"
+        r"|(?i:(?:server|data source)=[^\n\"']{3,200};\s?(?:password|pwd)=)"
+        r"(?![$<{])[^\s;'\"<>{}]{6,}",
+    ),
+    _pattern(
+        "a password hash", "$apr1$ $2y$ $2b$ $6$", r":\$(?:apr1|2[aby]|5|6)\$[./A-Za-z0-9$]{20,}"
     ),
     _pattern("a PlanetScale token", "pscale_", r"\bpscale_(?:tkn|oauth|pw)_[A-Za-z0-9=._-]{32,}"),
     _pattern(
@@ -218,8 +304,9 @@ PATTERNS = (
     ),
     _pattern(
         "a Kaggle key",
-        "kaggle_key username",
-        rf"(?i:kaggle_key|\"username\"\s?:\s?\"[^\"\n]{{1,40}}\",\s?\"key\"){_ASSIGN}{_HEX}{{32}}\b",
+        "kaggle_key kgat_ username",
+        rf"(?i:kaggle_key|\"username\"\s?:\s?\"[^\"\n]{{1,40}}\",\s?\"key\"){_ASSIGN}{_HEX}{{32}}\b"
+        rf"|\bKGAT_{_HEX}{{32}}\b",
     ),
     _pattern(
         "a Comet or Neptune key",
@@ -236,7 +323,7 @@ PATTERNS = (
     _pattern(
         "an authorization header",
         "authorization",
-        r"(?i:\bauthorization[\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:bearer|basic|token)\s+)"
+        r"(?i:\bauthorization[\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:bearer|basic|token|splunk)\s+)"
         r"[A-Za-z0-9+/=._~-]{16,}",
     ),
     _pattern(
@@ -251,13 +338,14 @@ PATTERNS = (
     _pattern(
         "a password of .netrc",
         "login",
-        r"\b(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+\S+",
+        rf"\b(?:machine{_SPACE}{_WORD}|default){_SPACE}login{_SPACE}{_WORD}{_SPACE}password{_SPACE}{_WORD}",
     ),
     # user:password@, :password@ and TOKEN@ in a URL; documentation writes user:password@.
     _pattern(
         "a password in a URL",
         "://",
-        r"\b[a-z][a-z0-9+.-]*://(?!user(?:name)?:pass(?:word)?@)"
+        r"\b[a-z][a-z0-9+.-]*://"
+        r"(?!(?i:user(?:name)?:pass(?:word)?|scott:tiger|redacted:redacted|[*x]+:[*x]+)@)"
         r"[^\s/:@'\"<>{}$]*:(?!//)[^\s/@'\"<>{}$]+@[\w\[]",
     ),
     _pattern("a token in a URL", "https://", r"\bhttps?://[A-Za-z0-9_.~-]{20,}@[\w-]+\."),

@@ -8,6 +8,7 @@ as ``api_token``. A match names the kind and the location and never contains the
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -34,7 +35,7 @@ _BASE64_BITS = 4.5
 _NAMED_BITS = 2.5
 
 _SECRET_NAME = re.compile(
-    r"(?i)(?:api|access|account|auth|client|encryption|license|master|private|secret|service|"
+    r"(?i)(?:api|access|account|admin|auth|client|encryption|license|master|private|secret|service|"
     r"session|signing|shared|storage)[_-]?key|secret|token|passw(?:or)?d|passphrase|\bpwd\b|"
     r"_pwd\b|\bpwd_|credential|webhook"
 )
@@ -42,11 +43,15 @@ _SECRET_NAME = re.compile(
 _CANDIDATE = re.compile(
     rf"(?i)key|pass|pwd|secret|token|auth|cred|webhook|[A-Za-z0-9+/=_-]{{{_MIN_RANDOM}}}"
 )
+# NAME=value, as in a shell: code has spaces around "=" or a lower-case name.
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*=")
+_KEY_VARIABLE = re.compile(r"_(?:KEY|PAT)=")
+_ALPHABETS = f"{string.digits}{string.ascii_uppercase} {string.ascii_lowercase}{string.digits}"
 _CHECKSUM_NAME = re.compile(r"(?i)sha\d|hash|commit|revision|digest|md5|checksum|etag|uuid|nonce")
 _QUOTED = re.compile(rf"([\"'`])([A-Za-z0-9+/=_-]{{{_MIN_RANDOM},{_MAX_RANDOM}}})\1")
 _ASSIGNMENT = re.compile(
     r"(?<![\w.:-])(?P<name>[\w.-]{2,80})[\"'\]]{0,2}\s{0,8}(?:=>|:=|=|:)\s{0,8}"
-    r"(?P<quote>[\"'`]?)(?P<value>[^\s\"'`,;<>(){}\[\]$]{8,200})(?P=quote)(?=[\s,;)}\]\\]|$)"
+    r"(?P<quote>[\"'`]?)(?P<value>[^\s\"'`,;<>(){}\[\]$]{8,200})(?P=quote)(?=[\s,;)}\]\\\"'`<&]|$)"
 )
 _PLACEHOLDER = re.compile(
     r"(?i)^(?:your|my|some|the|a|an|insert|enter|replace|change|dummy|fake|test|example|sample|"
@@ -99,6 +104,11 @@ class UnsearchedFile:
 def find_secret(text: str) -> str | None:
     """Return the kind of the first credential in ``text``, such as a value of the run file."""
     return next((kind for kind, _ in _find_in_text(text, ".yaml")), None)
+
+
+def find_known_format(text: str) -> str | None:
+    """Return the kind of the first credential in ``text`` that has the format of a service."""
+    return next((kind for kind, _ in _find_known_formats(text)), None)
 
 
 def find_secret_in_setting(name: str, value: str) -> str | None:
@@ -174,9 +184,12 @@ def _find_random_value(line: str, path: str) -> str | None:
     """Find a random string in quotes, or the assignment of one to a name of secrets."""
     for match in _ASSIGNMENT.finditer(line):
         name, quote, value = match.group("name", "quote", "value")
-        if not _SECRET_NAME.search(name) or _CHECKSUM_NAME.search(name):
+        assigned = line[match.start() : match.start("value")]
+        is_variable = _VARIABLE.fullmatch(assigned) is not None
+        is_key = is_variable and len(value) >= _MIN_RANDOM and _KEY_VARIABLE.search(assigned)
+        if not (_SECRET_NAME.search(name) or is_key) or _CHECKSUM_NAME.search(name):
             continue
-        if (quote or _allows_unquoted(path)) and _is_random(value):
+        if (quote or is_variable or _allows_unquoted(path)) and _is_random(value):
             return "a credential"
     for _, value in _QUOTED.findall(line):
         is_random = _is_base64(value) and _entropy(value) > _BASE64_BITS
@@ -212,9 +225,14 @@ def _is_placeholder(value: str) -> bool:
 
 
 def _is_base64(value: str) -> bool:
-    """Return whether the characters are those of one base64 alphabet; a model's id mixes two."""
+    """Return whether the characters are those of one base64 alphabet; a model's id mixes two.
+
+    An alphabet in its order, and settings such as block=16_stages=4, are no base64.
+    """
     return (
-        any(character.isdigit() for character in value)
+        "=" not in value.rstrip("=")
+        and not any(value[start : start + 8] in _ALPHABETS for start in range(len(value) - 7))
+        and any(character.isdigit() for character in value)
         and any(character.isupper() for character in value)
         and any(character.islower() for character in value)
         and not (set(value) & set("+/") and set(value) & set("-_"))

@@ -179,6 +179,13 @@ class CheckpointSection(Section):
         description="Number of complete checkpoints to keep, the latest ones. One older stays "
         "until the next one is written, because uploads to S3 lag behind.",
     )
+    save: bool = Field(
+        default=True,
+        description="Whether to write checkpoints and the final model. false is for jobs that only "
+        "measure a speed: nothing of their training remains.",
+    )
 
     def job_config(self) -> CheckpointConfig:
-        return CheckpointConfig(every_steps=self.every_steps, keep_last=self.keep_last)
+        return CheckpointConfig(
+            every_steps=self.every_steps, keep_last=self.keep_last, save=self.save
+        )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict, cast
 
-from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
+from sm_train.estimators.config.naming import ROLE_NOT_SET, measuring_run, staging_bucket
 from sm_train.estimators.config.placement import placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.alarms import alarm_prefix, rule_name, topic_name
@@ -93,12 +93,22 @@ class _Scope:
     def s3_arn(self, path: str) -> str:
         return f"arn:{self.partition}:s3:::{path}"
 
+    @property
+    def run_prefixes(self) -> list[str]:
+        """Patterns of the keys that the run and its measurements write."""
+        return [f"{self.run}/*", f"{measuring_run(self.run)}/*"]
+
+    @property
+    def run_objects(self) -> list[str]:
+        """ARN patterns of the objects that the run and its measurements write."""
+        return [self.s3_arn(f"{self.bucket}/{prefix}") for prefix in self.run_prefixes]
+
     def list_permissions(self, operator: str) -> list[Permission]:
         """Return the statements that allow listing what the run reads and writes, nothing else.
 
         ``operator`` is that of the condition. ``StringLike`` allows no request without a prefix.
         """
-        prefixes: dict[str, list[str]] = {self.bucket: [f"{self.run}/*"]}
+        prefixes: dict[str, list[str]] = {self.bucket: self.run_prefixes}
         for uri in self.inputs:
             bucket, _, key = _bucket_and_key(uri).partition("/")
             prefixes.setdefault(bucket, []).append(f"{key}*")
@@ -202,10 +212,9 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
     # SageMaker writes job names in lower case into ARNs.
     jobs = scope.arn("sagemaker", f"training-job/{config.name.lower()}-*")
     role = config.role or ROLE_NOT_SET
-    run_objects = scope.s3_arn(f"{scope.bucket}/{config.name}/*")
     permissions = [
         *scope.list_permissions("StringLike"),
-        _allow("ReadAndWriteRun", ["s3:GetObject", "s3:PutObject"], [run_objects]),
+        _allow("ReadAndWriteRun", ["s3:GetObject", "s3:PutObject"], scope.run_objects),
         _allow(
             "ManageJobs",
             [
@@ -308,17 +317,18 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
         scope.s3_arn(f"{path}*" if "/" in path else f"{path}/*")
         for path in map(_bucket_and_key, scope.inputs)
     ]
-    run_objects = scope.s3_arn(f"{scope.bucket}/{config.name}/*")
     log_group = scope.arn("logs", f"log-group:{_LOG_GROUP}")
     permissions = [
         # SageMaker calls S3 with this role. Whether each of its calls names a prefix is not
         # documented, so those without one are allowed.
         *scope.list_permissions("StringLikeIfExists"),
-        _allow("Read", ["s3:GetObject"], sorted({*inputs, run_objects})),
+        _allow("Read", ["s3:GetObject"], sorted({*inputs, *scope.run_objects})),
         # Deleting is for checkpoints that a job prunes; whether SageMaker then deletes them in S3
         # is only visible there.
         _allow(
-            "Write", ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], [run_objects]
+            "Write",
+            ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
+            scope.run_objects,
         ),
         _allow(
             "CreateLogs",

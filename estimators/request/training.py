@@ -230,7 +230,10 @@ def stage_name(request: Mapping[str, Any]) -> str:
 def _channels(
     config: RunConfig, stage: StageSection, launch: LaunchPlan, staged: str, bucket: str
 ) -> list[ChannelTypeDef]:
-    channels = [_channel("train", config.data.uri, "FastFile", sharded=config.train_sharded)]
+    channels: list[ChannelTypeDef] = []
+    if not config.data.synthetic_samples:
+        sharded = config.train_sharded
+        channels.append(_channel("train", config.data.uri, "FastFile", sharded=sharded))
     if config.index_uri:
         # AWS documents FastFile for prefixes only, and this is a single object.
         channels.append(_channel("index", config.index_uri, "File"))

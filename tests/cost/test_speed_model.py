@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from sm_train.cost.calibration import fit, markdown, speed_points, validate
 from sm_train.cost.instances import InstanceType, instance_types
 from sm_train.cost.speed_model import (
+    CALIBRATED,
     CALIBRATION,
     LEAST_STEP_SECONDS,
+    PUBLISHED_POINTS,
     StepWork,
     images_per_second,
     step_seconds,
@@ -28,7 +30,9 @@ TYPES = [one for one in instance_types() if one.gpu("bf16") and one.trains]
 
 def test_left_out_sources_are_predicted_and_docs_show_the_table() -> None:
     points = speed_points()
-    assert len(points) >= 40
+    assert len(points) == PUBLISHED_POINTS >= 40
+    generations = {point.gpu.name.split("-")[0] for point in points}
+    assert generations == set(CALIBRATED)
     assert all(one.url.startswith("https://") and one.date for one in points)
     fitted = fit(points)
     for name in ("ampere_efficiency", "efficiency", "traffic", "fused_share", "launch_seconds"):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.cost.scaling import fit_scaling, scale_one
+from sm_train.cost.calibration import SpeedPoint, speed_points
+from sm_train.cost.network import gpu_network
+from sm_train.cost.scaling import StepScaling, fit_scaling, scale_one, scale_steps
 from sm_train.cost.speed import Speed
-from sm_train.cost.speed_model import SPREAD
+from sm_train.cost.speed_model import SPREAD, StepWork, exposed_communication
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import Measurement, resolve_speed, stated_speed
 
@@ -85,7 +88,10 @@ def test_prediction_without_measurements_is_the_speed_models() -> None:
     assert width(speed) == pytest.approx(SPREAD**2)
     # BRIA publishes 1.8 it/s for this stage.
     assert speed.low < 1.8 < speed.high
-    assert "calibrated on 91 published points" in speed.why
+    assert "(calibrated on 91 published points)" in speed.why
+    other = resolved(stage(instance_type="ml.g5.48xlarge"))
+    assert "none of A10G is published, so the range is wider" in other.why
+    assert other.high / other.low > speed.high / speed.low
 
 
 def test_no_extrapolation_exceeds_the_peak() -> None:
@@ -203,3 +209,116 @@ def test_one_point_scales_both_ways_within_linear_scaling(here: int, there: int)
     assert found.high == pytest.approx(linear)
     if there <= here:
         assert found.images_per_second == pytest.approx(linear)
+
+
+def weak_scaling_points() -> list[tuple[list[SpeedPoint], SpeedPoint]]:
+    """Published points of equal work per GPU: those on the smallest cluster, and a larger one."""
+    groups: dict[object, list[SpeedPoint]] = {}
+    for point in speed_points():
+        key = (point.source, point.model, point.resolution, point.gpu, point.work)
+        groups.setdefault(key, []).append(point)
+    pairs = []
+    for group in groups.values():
+        smallest = min(point.network.gpus for point in group)
+        base = [point for point in group if point.network.gpus == smallest]
+        pairs += [(base, point) for point in group if point.network.gpus > smallest]
+    return pairs
+
+
+def seconds_of(point: SpeedPoint) -> float:
+    images = point.work.images * point.work.passes * point.network.gpus
+    return images / point.images_per_second
+
+
+def test_one_measured_cluster_predicts_published_larger_ones() -> None:
+    """H100 and H200, 4 to 128 GPUs, DDP and full sharding: within 5 %, and inside the range."""
+    pairs = weak_scaling_points()
+    assert len(pairs) >= 7
+    for base, larger in pairs:
+        work = larger.work
+        step = scale_steps(
+            [(point.network, seconds_of(point)) for point in base],
+            larger.network,
+            lambda network, compute, work=work: exposed_communication(  # type: ignore[misc]
+                work, network, compute / work.passes
+            ),
+        )
+        assert step.low <= seconds_of(larger) <= step.high
+        assert step.seconds / seconds_of(larger) == pytest.approx(1, abs=0.05)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    seconds=st.floats(0.05, 5),
+    growth=st.floats(0.9, 1.6),
+    nodes=st.sampled_from([1, 2, 4, 8, 16, 64, 256]),
+    sharding=st.sampled_from(["none", "full_shard"]),
+    both=st.booleans(),
+)
+def test_scaled_step_is_never_faster_than_its_compute(
+    seconds: float, growth: float, nodes: int, sharding: str, both: bool
+) -> None:
+    """The range contains the median, and no cluster size makes a GPU faster than measured."""
+    work = StepWork(8, 1, 2.4e12, 1.2e9, 900_000_000, sharding=sharding)
+    sizes = [gpu_network(size, 8, 400, 300) for size in ((1, 2) if both else (1,))]
+    points = list(zip(sizes, (seconds, seconds * growth), strict=False))
+    step = scale_steps(
+        points,
+        gpu_network(nodes, 8, 400, 300),
+        lambda network, compute: exposed_communication(work, network, compute),
+    )
+    assert step.low <= step.seconds <= step.high
+    assert math.isfinite(step.high)
+    assert step.seconds >= 0.9 * min(one for _, one in points) or nodes <= 2
+    assert 1 / 8 <= step.network_speed <= 8
+
+
+def test_slower_second_node_means_a_slower_network_and_a_slower_cluster() -> None:
+    work = StepWork(8, 1, 2.4e12, 1.2e9, 2_000_000_000)
+    one, two, sixteen = (gpu_network(nodes, 8, 400, 300) for nodes in (1, 2, 16))
+
+    def scaled(second: float) -> StepScaling:
+        return scale_steps(
+            [(one, 0.30), (two, second)],
+            sixteen,
+            lambda network, compute: exposed_communication(work, network, compute),
+        )
+
+    quick, slow = scaled(0.31), scaled(0.50)
+    assert slow.network_speed < quick.network_speed
+    assert slow.seconds > quick.seconds
+    assert slow.seconds > 0.50
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    its=st.floats(0.01, 5),
+    here=st.integers(1, 32),
+    there=st.integers(1, 256),
+    sharding=st.sampled_from(["none", "full_shard", "hybrid_shard"]),
+)
+def test_measured_work_per_gpu_applies_at_any_size_and_fewer_gpus_are_no_faster(
+    its: float, here: int, there: int, sharding: str
+) -> None:
+    def sized(instances: int) -> CostStage:
+        batch = {"per_device_batch_size": 16, "sharding": sharding}
+        return replace(stage(), instances=instances, **batch)
+
+    one = Measurement(
+        "job",
+        min(its, 0.5 * resolved(sized(here)).steps_per_second),
+        8 * here,
+        256,
+        16 * 2 * 8 * here,
+        "ml.p4de.24xlarge",
+        per_device_batch_size=16,
+        gradient_accumulation_steps=2,
+    )
+    speed = resolved(sized(there), one)
+    assert speed.basis == ("measured" if here == there else "scaled")
+    assert speed.low <= speed.steps_per_second <= speed.high
+    if there != here:
+        # Equal work on each GPU: no cluster takes a step faster than a smaller one, but for noise.
+        limit = one.steps_per_second * (1.0 if there < here else 1.05)
+        assert speed.steps_per_second <= limit * (1 + 1e-9)
+    assert resolve_speed(replace(sized(there), per_device_batch_size=8), [one]) != speed

@@ -7,14 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.errors import JobFailedError, UserError
+from sm_train.toolkit.errors import JobFailedError
+from sm_train.toolkit.jobs.local_folder import find_local_run, local_path
+from sm_train.toolkit.settings import default_profile
 
 if TYPE_CHECKING:
     from sm_train.toolkit.api.metrics import Metrics
     from sm_train.toolkit.api.status import Status
-    from sm_train.toolkit.aws.cloudwatch_logs import LogEntry
     from sm_train.toolkit.diagnose.diagnosis import Diagnosis
+    from sm_train.toolkit.jobs.local_folder import LocalRunFolder
     from sm_train.toolkit.review.model import Review
+
+
+@dataclass(frozen=True)
+class JobLogLine:
+    """A line of a job's log: ``time`` in Unix seconds, ``node`` such as ``algo-1``.
+
+    Both are None for a line of a local run that is not an event: its log is that of all nodes.
+    """
+
+    time: float | None
+    node: str | None
+    message: str
 
 
 @dataclass(frozen=True)
@@ -23,8 +37,8 @@ class Job:
 
     ``name`` is the name of a job or a run, a run file, or the folder of a local run. A run stands
     for its newest job in :meth:`logs`, and for all of its jobs in :meth:`metrics` and
-    :meth:`review`. ``region`` and ``profile`` are for AWS; without them the environment names them.
-    :meth:`metrics`, :meth:`review` and :meth:`diagnose` accept local runs; the others ask AWS.
+    :meth:`review`. ``region`` and ``profile`` are for AWS; without them they come from where the
+    command line takes them: ``SM_TRAIN_*``, the configuration file, AWS's own configuration.
 
     Every method raises :class:`sm_train.Error`: a UsageError if there is no such run or job, an
     AccessError without valid credentials.
@@ -34,42 +48,56 @@ class Job:
     region: str | None = None
     profile: str | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "profile", self.profile or default_profile())
+
     def status(self) -> Status:
-        """Return the state of the run: its stages, its cost so far and its projected cost."""
+        """Return the state of the run: its stages, its cost so far and its projected cost.
+
+        A local run has no region and costs nothing.
+        """
         from sm_train.toolkit.api.status import Status
         from sm_train.toolkit.runs.resolve import open_run, read_state
         from sm_train.toolkit.runs.status_view import as_document
 
-        self._require_aws("status")
+        if (local := self._local) is not None:
+            from sm_train.toolkit.runs.local_view import local_document
+
+            return Status(local_document(local))
         session, run = open_run(self.name, self._options)
         return Status(as_document(read_state(session, run)))
 
     def logs(
         self, *, follow: bool = False, node: int | None = None, since: float = 0.0
-    ) -> Iterator[LogEntry]:
+    ) -> Iterator[JobLogLine]:
         """Return the log lines of the job from all nodes, in order of time.
 
         Args:
             follow: Wait for new lines until the job has ended.
-            node: Only the lines of the node ``algo-N``, counted from 1.
-            since: Only lines since this time, in Unix seconds.
+            node: Only the lines of the node ``algo-N``, counted from 1. Not for local runs.
+            since: Only lines since this time, in Unix seconds. Not for local runs.
 
         Returns:
-            An iterator of entries with ``time`` (Unix seconds), ``node`` and ``message``. Messages
+            An iterator of lines with ``time`` (Unix seconds), ``node`` and ``message``. Messages
             that begin with ``SMT`` are machine-readable events.
         """
+        if (local := self._local) is not None:
+            from sm_train.toolkit.runs.local_view import reject_options
+
+            reject_options(local, node=node, since=since)
+            return _local_lines(local, follow=follow)
         from sm_train.toolkit.runs.logs import read_logs
         from sm_train.toolkit.runs.resolve import open_run
 
-        self._require_aws("logs")
         session, run = open_run(self.name, self._options)
-        return read_logs(session, run, self.name, since=since, node=node, follow=follow)
+        entries = read_logs(session, run, self.name, since=since, node=node, follow=follow)
+        return (JobLogLine(one.time, one.node, one.message) for one in entries)
 
     def metrics(self) -> Metrics:
         """Return the metrics of the logged steps: loss, it/s, images/s, MFU, learning rate."""
         from sm_train.toolkit.api.metrics import read_metrics
 
-        return read_metrics(self.name, region=self.region, profile=self.profile)
+        return read_metrics(local_path(self.name), region=self.region, profile=self.profile)
 
     def review(self, *, html: str | Path | None = None) -> Review:
         """Review how well the time was used, with evidence and suggested fixes.
@@ -86,7 +114,7 @@ class Job:
         from sm_train.toolkit.review.document import as_document
 
         review = build_review(
-            [self.name],
+            [local_path(self.name)],
             region=self.region,
             profile=self.profile,
             run_file=None,
@@ -102,23 +130,31 @@ class Job:
         """Find out why the job failed: cause, first failing rank, evidence and suggested fix."""
         from sm_train.toolkit.diagnose.targets import diagnose_targets
 
-        return diagnose_targets([self.name], region=self.region, profile=self.profile)
+        targets = [local_path(self.name)]
+        return diagnose_targets(targets, region=self.region, profile=self.profile)
 
     def stop(self, *, wait: bool = False) -> str:
         """Stop the run's live job after it has saved a checkpoint.
 
-        SageMaker grants 120 seconds for the checkpoint. No watcher restarts the run.
+        SageMaker grants 120 seconds for the checkpoint. No watcher restarts the run. A local run
+        stops as with Ctrl-C.
 
         Args:
             wait: Return when the job has ended.
 
         Returns:
             SageMaker's status of the job: "Stopping", or "Stopped" at the end.
+
+        Raises:
+            PreflightError: a local run trains on another machine or in another program's thread.
         """
+        if (local := self._local) is not None:
+            from sm_train.toolkit.runs.local_view import stop_local
+
+            return stop_local(local, wait=wait)
         from sm_train.toolkit.runs.resolve import open_run
         from sm_train.toolkit.runs.stop import stop_run
 
-        self._require_aws("stop")
         session, run = open_run(self.name, self._options)
         return stop_run(session, run, wait=wait).status
 
@@ -131,10 +167,11 @@ class Job:
         Raises:
             JobFailedError: the job failed; :meth:`diagnose` tells why.
         """
+        if (local := self._local) is not None:
+            return _wait_for_local(local)
         from sm_train.toolkit.runs.resolve import open_run
         from sm_train.toolkit.runs.stop import named_job, wait_for_end
 
-        self._require_aws("wait")
         session, run = open_run(self.name, self._options)
         job = wait_for_end(session, named_job(session, run, self.name))
         if job.status == "Failed":
@@ -145,14 +182,28 @@ class Job:
     def _options(self) -> dict[str, Any]:
         return {"region": self.region, "profile": self.profile}
 
-    def _require_aws(self, method: str) -> None:
-        """Refuse ``method`` of a local run.
+    @property
+    def _local(self) -> LocalRunFolder | None:
+        return find_local_run(self.name)
 
-        Raises:
-            UserError: ``name`` is a folder.
-        """
-        if Path(self.name).is_dir():
-            raise UserError(
-                f"{self.name}: is a local run; {method}() needs a job on SageMaker; "
-                "metrics(), review() and diagnose() accept local runs"
-            )
+
+def _local_lines(run: LocalRunFolder, *, follow: bool) -> Iterator[JobLogLine]:
+    from sm_train.toolkit.jobs.events import parse_event
+    from sm_train.toolkit.runs.local_view import log_lines
+
+    for line in log_lines(run, follow=follow):
+        message, event = line.rstrip("\n"), parse_event(line)
+        if event is None:
+            yield JobLogLine(None, None, message)
+        else:
+            yield JobLogLine(event["time"], f"algo-{event['node'] + 1}", message)
+
+
+def _wait_for_local(run: LocalRunFolder) -> str:
+    from sm_train.toolkit.runs.local_view import local_job_status
+
+    run.wait()
+    status = local_job_status(run)
+    if status == "Failed":
+        raise JobFailedError(f"{run.target}: failed; diagnose() tells why")
+    return status

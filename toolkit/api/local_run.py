@@ -23,7 +23,7 @@ class LocalRun:
 
     @property
     def job(self) -> Job:
-        """The run as a job: its metrics, review and diagnosis."""
+        """The run as a job: its status, log, metrics, review and diagnosis."""
         return Job(str(self.folder))
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import resolve_region
 from sm_train.toolkit.run_file import load, load_dict
+from sm_train.toolkit.settings import default_profile
 
 if TYPE_CHECKING:
     from sagemaker.train import ModelTrainer
@@ -30,7 +31,8 @@ class Run:
 
     Create it with :meth:`load` or :meth:`from_dict`. ``config`` holds the values of the run file
     with their defaults, and ``folder`` is the folder that its relative paths start from. ``region``
-    and ``profile`` are for AWS; without them the run file and the environment name them.
+    and ``profile`` are for AWS; without them they come from where the command line takes them:
+    ``SM_TRAIN_*``, the run file, the configuration file, AWS's own configuration.
 
     Every method raises :class:`sm_train.Error` for what the caller can fix; its subclasses are the
     exit codes of the command line.
@@ -40,6 +42,9 @@ class Run:
     folder: Path = field(default_factory=Path)
     region: str | None = None
     profile: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "profile", self.profile or default_profile())
 
     @classmethod
     def load(
@@ -55,8 +60,8 @@ class Run:
         Args:
             path: The YAML file.
             set: Changes such as ``"cluster.retries=5"`` or ``"stages.256px.instances=8"``.
-            region: The AWS region; default: the run file's, else that of the environment.
-            profile: The AWS profile for credentials.
+            region: The AWS region; default: the run file's, else the user's (`sm-train config`).
+            profile: The AWS profile for credentials; default: the user's (`sm-train config`).
 
         Raises:
             UsageError: the file is invalid; one line for each mistake, with its line number.
@@ -78,8 +83,8 @@ class Run:
         Args:
             document: The keys and values of a run file (``sm-train schema`` describes them).
             folder: The folder that relative paths in it start from.
-            region: The AWS region; default: the document's, else that of the environment.
-            profile: The AWS profile for credentials.
+            region: The AWS region; default: the document's, else the user's (`sm-train config`).
+            profile: The AWS profile for credentials; default: the user's (`sm-train config`).
 
         Raises:
             UsageError: the document is invalid; one line for each mistake.
@@ -274,6 +279,7 @@ class Run:
         *,
         nodes: int | None = None,
         processes: int = 1,
+        steps: int | None = None,
         image: str | None = None,
         output: str | Path | None = None,
     ) -> LocalRun:
@@ -285,6 +291,7 @@ class Run:
             stage: The stage; default: every stage, one after the other.
             nodes: The number of emulated nodes; default: the stage's, at most one per core.
             processes: Processes on each node.
+            steps: Train only this many steps of each stage, as a quick test.
             image: Train in containers of this image instead of in processes.
             output: The folder for checkpoints, logs and the model; default: ``local-runs/NAME``.
 
@@ -302,11 +309,13 @@ class Run:
         from sm_train.toolkit.api.local_run import LocalRun
         from sm_train.toolkit.submit.bundle import bundle_of
         from sm_train.toolkit.submit.local_run import default_output, run_locally
+        from sm_train.toolkit.submit.submission import shortened
         from sm_train.toolkit.terminal.console import stderr_console
 
-        folder = default_output(self.config) if output is None else Path(output)
+        config = self.config if steps is None else shortened(self.config, steps)
+        folder = default_output(config) if output is None else Path(output)
         stages = run_locally(
-            self.config,
+            config,
             bundle_of(self.config, self.folder),
             base=self.folder,
             stage=stage,

@@ -22,6 +22,24 @@ def split_uri(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
+def read_optional_object(session: boto3.Session, uri: str, what: str) -> bytes | None:
+    """Return the content of an object; None if it does not exist. ``what`` begins an error.
+
+    Raises:
+        UserError: AWS refuses the request.
+    """
+    from botocore.exceptions import ClientError
+
+    bucket, key = split_uri(uri)
+    with translate_aws_errors(f"{what}: {uri}"):
+        try:
+            return session.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
+                return None
+            raise
+
+
 def bucket_region(session: boto3.Session, bucket: str, prefix: str) -> str | None:
     """Return the region of a bucket; None if S3 does not report it.
 

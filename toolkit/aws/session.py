@@ -74,10 +74,18 @@ def profile_region(profile: str | None) -> str | None:
     try:
         region: str | None = botocore.session.Session(profile=profile).get_config_variable("region")
     except botocore.exceptions.ProfileNotFound:
-        raise UserError(
-            f"--profile: {profile!r} is not in the AWS configuration", ExitCode.PERMISSION
-        ) from None
+        raise _unknown_profile(profile) from None
     return region
+
+
+def _unknown_profile(profile: str | None) -> UserError:
+    """Return the error of a profile of an option, the environment or the configuration file."""
+    name = profile or os.environ.get("AWS_PROFILE")
+    return UserError(
+        f"profile: {name!r} is not in the AWS configuration; `aws configure list-profiles` lists "
+        "profiles, `sm-train config` shows where this one comes from",
+        ExitCode.PERMISSION,
+    )
 
 
 def require_region(source: str, region: str) -> None:
@@ -106,6 +114,8 @@ def open_session(profile: str | None, region: str) -> boto3.Session:
     try:
         session = boto3.Session(botocore_session=inner, region_name=region)
         credentials = session.get_credentials()
+    except botocore.exceptions.ProfileNotFound:
+        raise _unknown_profile(profile) from None
     except botocore.exceptions.BotoCoreError as error:
         raise UserError(f"AWS credentials: {error}", ExitCode.PERMISSION) from None
     if credentials is None:

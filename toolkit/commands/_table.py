@@ -14,6 +14,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Plan": {
         "check": "Find errors and waste before money is spent.",
         "cost": "Estimate what a run costs, in dollars and days.",
+        "measure": "Measure a stage's speed in short jobs with a price limit.",
         "instances": "List instance types: GPUs, memory, EFA and price.",
     },
     "Run": {

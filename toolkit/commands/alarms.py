@@ -128,7 +128,7 @@ def _create(
     from sm_train.toolkit.alarms.view import AlarmPlan, changes_document, changes_lines
     from sm_train.toolkit.runs.resolve import open_run
     from sm_train.toolkit.submit.submit import ask
-    from sm_train.toolkit.terminal.console import note, write_json
+    from sm_train.toolkit.terminal.console import note, write_json, write_line
 
     session, resolved = open_run(run, options)
     name, region, config = resolved.name, resolved.region, resolved.config
@@ -149,7 +149,7 @@ def _create(
     is_new = wanted.email is not None
     warnings = new_topic_warnings(key) if is_new else topic_warnings(session, target)
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        write_line(f"warning: {warning}", err=True)
     if dry_run:
         write_json(plan.requests() | {"warnings": warnings})
         return

@@ -17,6 +17,7 @@ from sm_train.toolkit.commands._options import sampling_options
 @sampling_options
 @click.option(
     "--out",
+    metavar="FILE",
     type=click.Path(path_type=Path),
     default="compare.html",
     show_default=True,
@@ -42,7 +43,7 @@ def command(
     from sm_train.toolkit.sampling.comparison_page import comparison_page
     from sm_train.toolkit.sampling.prompts import read_prompts
     from sm_train.toolkit.sampling.sample import find_source, require_writable, sample_images
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.terminal.console import note, write_json
 
     texts = read_prompts(prompts)
     require_writable(out, "page")
@@ -55,6 +56,6 @@ def command(
     names = (str(first), str(second))
     page = comparison_page(names, texts, (first_images, second_images), seed)
     write_atomic(out, page.encode())
-    stderr_console().print(f"wrote {len(texts)} pairs to {out}; open it in a browser")
+    note(f"wrote {len(texts)} pairs to {out}; open it in a browser")
     if as_json:
         write_json({"out": str(out), "pairs": len(texts), "seed": seed})

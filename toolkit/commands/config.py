@@ -63,7 +63,7 @@ _USAGE = {"set": "set KEY VALUE", "unset": "unset KEY"}
 
 def _show(options: dict[str, Any], run: Path | None, as_json: bool) -> None:
     from sm_train.toolkit.settings import KEYS, config_path
-    from sm_train.toolkit.terminal.console import write_json
+    from sm_train.toolkit.terminal.console import write_json, write_line
     from sm_train.toolkit.terminal.text_table import terminal_width, text_table
 
     found = {key: _setting(key, options, run) for key in KEYS}
@@ -79,7 +79,7 @@ def _show(options: dict[str, Any], run: Path | None, as_json: bool) -> None:
         for key, one in found.items()
     ]
     for line in text_table(("setting", "value", "origin"), rows, left=3, width=terminal_width()):
-        click.echo(line)
+        write_line(line)
 
 
 def _setting(key: str, options: dict[str, Any], run: Path | None) -> Setting | None:

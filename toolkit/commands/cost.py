@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import InputFile
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from sm_train.toolkit.costing.command import CostOptions, EstimateInputs
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @sm_train_command(
@@ -20,6 +19,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "sm-train cost run.yaml --explain",
     "sm-train cost run.yaml --alternatives --deadline 14d",
     "sm-train cost run.yaml --measured local-runs/my-model",
+    "sm-train cost run.yaml --compare other.yaml --markdown",
+    "sm-train cost --report --by tag:team --since 2026-09-01",
     "sm-train cost --instance ml.p5.48xlarge --instances 4 --its 1.8 --steps 100000",
     option_groups={
         "Speed and steps": ("--its", "--steps", "--measured", "--rescale-batch", "--samples"),
@@ -35,7 +36,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
             "--compare",
             "--actual",
         ),
-        "Output": ("--explain", "--html", "--csv", "--json"),
+        "Past jobs of all runs": ("--report", "--by", "--since", "--month"),
+        "Output": ("--explain", "--html", "--csv", "--markdown", "--json"),
     },
 )
 @click.argument("run", type=click.Path(path_type=Path), required=False)
@@ -66,18 +68,20 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Override a figure of the cost model. Repeatable.",
 )
 @click.option("--learn", is_flag=True, help="Use the history of RUN's finished jobs (from S3).")
-@click.option("--history", type=_FILE, metavar="FILE", help="Use a downloaded history.")
+@click.option("--history", type=InputFile(), metavar="FILE", help="Use a downloaded history.")
 @click.option(
     "--purchase",
     default="on-demand",
     metavar="KIND",
     help="Purchase option, e.g. savings-plan-1y-no-upfront.",
 )
-@click.option("--prices", type=_FILE, metavar="FILE", help="CSV with your own prices or discounts.")
+@click.option(
+    "--prices", type=InputFile(), metavar="FILE", help="CSV with your own prices or discounts."
+)
 @click.option("--refresh", is_flag=True, help="Fetch the region's current prices from AWS first.")
 @click.option(
     "--price-list",
-    type=_FILE,
+    type=InputFile(),
     multiple=True,
     metavar="FILE",
     help="Import a downloaded AWS price list first. Repeatable.",
@@ -92,20 +96,35 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option(
     "--rows",
+    metavar="N",
     type=click.IntRange(1),
     default=20,
     show_default=True,
     help="Number of alternatives shown.",
 )
 @click.option(
-    "--compare", type=_FILE, metavar="RUN2", help="Compare the estimate with that of RUN2."
+    "--compare", type=InputFile(), metavar="RUN2", help="Compare the estimate with that of RUN2."
 )
 @click.option(
     "--actual", is_flag=True, help="Show the actual cost of RUN's jobs and its breakdown."
 )
+@click.option("--report", is_flag=True, help="Total the past jobs of all runs by month.")
+@click.option(
+    "--by",
+    metavar="GROUP",
+    help="--report: tag:KEY, run (default), stage, instance-type, status or region.",
+)
+@click.option("--since", metavar="DATE", help="--report: from this day; default: three months.")
+@click.option("--month", metavar="YYYY-MM", help="--report: this month only.")
 @click.option("--explain", is_flag=True, help="Show the formula and inputs of every number.")
-@click.option("--html", type=_FILE, metavar="FILE", help="Write a self-contained HTML report.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a self-contained HTML report.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV on standard output.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, for the comment on a pull request.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
@@ -118,6 +137,9 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
 
     cost_options = _cost_options(parameters, options)
     _check_exclusive(parameters)
+    if parameters["report"]:
+        _show_report(cost_options, parameters)
+        return None
     with usage_errors():
         if parameters["refresh"] or parameters["price_list"]:
             _update_prices(cost_options, parameters)
@@ -150,7 +172,12 @@ def _cost_options(parameters: dict[str, Any], options: dict[str, Any]) -> CostOp
 
 
 def _check_exclusive(parameters: dict[str, Any]) -> None:
-    outputs = {"--explain": "explain", "--csv": "as_csv", "--json": "as_json"}
+    outputs = {
+        "--explain": "explain",
+        "--csv": "as_csv",
+        "--markdown": "markdown",
+        "--json": "as_json",
+    }
     chosen = [option for option, name in outputs.items() if parameters[name]]
     if len(chosen) > 1:
         raise UserError(f"{chosen[0]}: and {chosen[1]} both print the estimate; give one")
@@ -161,6 +188,14 @@ def _check_exclusive(parameters: dict[str, Any]) -> None:
         raise UserError(f"{modes[0]}: cannot be combined with {modes[1]}; give one")
     if modes and parameters["run"] is None:
         raise UserError(f"{modes[0]}: requires a run file; give RUN too")
+    for name in ("by", "since", "month"):
+        if parameters[name] is not None and not parameters["report"]:
+            raise UserError(f"--{name}: requires --report")
+    for option in ("explain", "markdown", "html"):
+        if parameters["report"] and parameters[option]:
+            raise UserError(f"--report: cannot be combined with --{option}; remove it")
+    if parameters["report"] and (modes or parameters["run"] is not None):
+        raise UserError("--report: totals the jobs of all runs; remove RUN and other modes")
 
 
 def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
@@ -180,6 +215,10 @@ def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
         write_json(document)
     elif parameters["as_csv"]:
         click.echo(view.as_csv(document), nl=False)
+    elif parameters["markdown"]:
+        from sm_train.toolkit.costing.comparison_view import estimate_markdown
+
+        click.echo(estimate_markdown(document, str(parameters["run"] or "")), nl=False)
     elif parameters["explain"]:
         from sm_train.cost.explain import explain
 
@@ -196,17 +235,20 @@ def _show_comparison(
 
     from sm_train.cost.comparison import compare
     from sm_train.toolkit.costing.command import resolve_inputs
+    from sm_train.toolkit.costing.comparison_view import comparison_markdown, show_comparison
     from sm_train.toolkit.costing.result import price
-    from sm_train.toolkit.costing.view import show_comparison
     from sm_train.toolkit.terminal.console import write_json
 
     other = resolve_inputs(replace(cost_options, run=parameters["compare"]))
     before, after = (price(each).document for each in (inputs, other))
-    difference = compare(before, after)
+    document = {"before": before, "after": after, "difference": compare(before, after)}
     if parameters["as_json"]:
-        write_json({"before": before, "after": after, "difference": difference})
+        write_json(document)
+    elif parameters["markdown"]:
+        names = (str(parameters[name]) for name in ("run", "compare"))
+        click.echo(comparison_markdown(document, *names), nl=False)
     else:
-        show_comparison(difference)
+        show_comparison(document)
 
 
 def _show_alternatives(inputs: EstimateInputs, parameters: dict[str, Any]) -> int:
@@ -251,6 +293,33 @@ def _show_actual(
         write_json(document)
     else:
         show_actual(document)
+
+
+def _show_report(cost_options: CostOptions, parameters: dict[str, Any]) -> None:
+    from datetime import UTC, datetime
+
+    from sm_train.toolkit.aws.session import open_session, resolve_region
+    from sm_train.toolkit.costing.price_table import price_table
+    from sm_train.toolkit.costing.report import COLUMNS, report, reported_period, table_rows
+    from sm_train.toolkit.terminal.console import write_json
+    from sm_train.toolkit.terminal.csv_text import format_csv
+    from sm_train.toolkit.terminal.text_table import terminal_width, text_table
+
+    now = datetime.now(UTC)
+    period = reported_period(parameters["since"], parameters["month"], now)
+    region = resolve_region(cost_options.region, None, cost_options.profile)
+    session = open_session(cost_options.profile, region)
+    by = parameters["by"] or "run"
+    document = report(session, price_table(cost_options.prices), by, period, now)
+    if parameters["as_json"]:
+        write_json(document)
+    elif parameters["as_csv"]:
+        total = document["total"] | {"month": "total"}
+        click.echo(format_csv(COLUMNS, [*document["rows"], total]), nl=False)
+    else:
+        header = ("month", by.removeprefix("tag:"), "jobs", "GPU-hours", "cost", "price")
+        for line in text_table(header, list(table_rows(document)), left=2, width=terminal_width()):
+            click.echo(line)
 
 
 def _update_prices(cost_options: CostOptions, parameters: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 
 
 @sm_train_command(
-    "sm-train diagnose my-model-512px-2",
+    "sm-train diagnose my-model--512px-0002",
     "sm-train diagnose logs/",
     "sm-train diagnose local-runs/my-model",
 )

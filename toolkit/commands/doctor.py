@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @local_options
 @click.option(
     "--output",
+    metavar="FOLDER",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of the local run, where --local stores the result (local-runs/NAME), or of the "
     "canary's report (canary-reports).",
@@ -144,10 +145,10 @@ def _examine_local(
 
 
 def _print_request(job: DoctorJob, as_json: bool) -> None:
-    from sm_train.toolkit.terminal.console import write_json
+    from sm_train.toolkit.terminal.console import write_json, write_line
 
     write_json(job.as_dict() if as_json else job.request)
-    click.echo(_price_line(job), err=True)
+    write_line(_price_line(job), err=True)
 
 
 def _price_line(job: DoctorJob) -> str:
@@ -168,12 +169,12 @@ def _submit(
     from sm_train.toolkit.aws.errors import translate_aws_errors
     from sm_train.toolkit.submit.submit import ask, session_for_jobs
     from sm_train.toolkit.submit.training_data import require_shards
-    from sm_train.toolkit.terminal.console import note, write_json
+    from sm_train.toolkit.terminal.console import note, write_json, write_line
 
     region, stage = job.submission.region, job.submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
     require_shards(session, config.data.uri, stage.instances if config.train_sharded else 1)
-    click.echo(_price_line(job), err=True)
+    write_line(_price_line(job), err=True)
     if not yes:
         ask("Start it?")
     with translate_aws_errors("CreateTrainingJob"):

@@ -37,7 +37,9 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 @click.option(
     "--merge", is_flag=True, help="Add a LoRA adapter to the weights of the model that it extends."
 )
-@click.option("--stage", help="Stage of the run; default: the last one with a checkpoint.")
+@click.option(
+    "--stage", metavar="S", help="Stage of the run; default: the last one with a checkpoint."
+)
 @click.option("--push-to-hub", metavar="ORG/NAME", help="Also upload to this Hub repository.")
 @click.option("--private", is_flag=True, help="Create the Hub repository as private.")
 @click.option("--dry-run", is_flag=True, help="Show what would be read and written.")

@@ -18,6 +18,30 @@ LOCAL_PRESETS = ("demo", "tiny-pixels")
 """Presets that train on this machine, and so need no AWS account."""
 
 
+class _Preset(click.Choice[str]):
+    """A preset of a run file; for another name, what the user may mean."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            raise click.BadParameter(f"{error.message}{_preset_hint(value)}", ctx, param) from None
+
+
+def _preset_hint(name: str) -> str:
+    from difflib import get_close_matches
+
+    from sm_train.estimators.config.presets import preset_hint, preset_names
+
+    starting = [one for one in PRESETS if one.startswith(name)]
+    if close := starting or get_close_matches(name, PRESETS, n=1):
+        return f" Did you mean {close[0]!r}?"
+    if name in preset_names():
+        return f" It is a model: --model {name}."
+    hint = preset_hint(name)
+    return f" Models are chosen with --model; {hint}." if hint else ""
+
+
 @sm_train_command(
     "sm-train init",
     "sm-train init run.yaml --region eu-west-1 --data s3://photos/shards/",
@@ -27,7 +51,7 @@ LOCAL_PRESETS = ("demo", "tiny-pixels")
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default="run.yaml")
 @click.option(
     "--preset",
-    type=click.Choice(PRESETS),
+    type=_Preset(PRESETS),
     default="default",
     show_default=True,
     help="bria-2.0: its three published stages; demo: handwritten digits on this machine; "

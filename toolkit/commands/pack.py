@@ -20,6 +20,17 @@ _SIDE = click.IntRange(min=1)
     "sm-train pack photos/ s3://photos/ --for run.yaml --drop-duplicates",
     "sm-train pack captions.csv packed/ --min-side 512",
     "sm-train pack s3://raw/ s3://photos/ --on sagemaker --for run.yaml --dry-run",
+    option_groups={
+        "Tables of images": ["--captions", "--image-column", "--caption-column"],
+        "What is rejected": [
+            *("--min-side", "--max-aspect", "--drop-duplicates", "--near-duplicates"),
+            "--headers-only",
+        ],
+        "What is encoded": ["--max-side", "--quality", "--convert", "--latents", "--resolution"],
+        "On SageMaker Processing": [
+            *("--on", "--instances", "--instance", "--prices", "--dry-run", "--yes"),
+        ],
+    },
 )
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
@@ -43,8 +54,20 @@ _SIDE = click.IntRange(min=1)
     type=click.Path(path_type=Path),
     help="Make the number of shards a multiple of the instances of RUN's largest stage.",
 )
-@click.option("--image-column", metavar="NAME", default="image", show_default=True)
-@click.option("--caption-column", metavar="NAME", default="caption", show_default=True)
+@click.option(
+    "--image-column",
+    metavar="NAME",
+    default="image",
+    show_default=True,
+    help="Column of a table with the images.",
+)
+@click.option(
+    "--caption-column",
+    metavar="NAME",
+    default="caption",
+    show_default=True,
+    help="Column of a table with the captions.",
+)
 @click.option(
     "--min-side", metavar="PX", type=_SIDE, help="Reject images whose shorter side is below PX."
 )
@@ -139,8 +162,8 @@ def command(options: dict[str, Any], /, **arguments: Any) -> None:
     and captions, with s3:// URIs or paths relative to the table. DST, a folder or an S3 prefix,
     receives shards/ and index.parquet; the data channel is DST/shards.
 
-    Corrupt images and invalid captions are rejected and listed in the index. Files of other formats
-    are skipped, counted and named; --convert packs some of them. To resume an
+    Corrupt images and invalid captions are rejected and listed in the index; -v prints each. Files
+    of other formats are skipped, counted and named; --convert packs some of them. To resume an
     interrupted pack, run the same command again.
     """
     from sm_train.toolkit.errors import UserError
@@ -157,7 +180,7 @@ def command(options: dict[str, Any], /, **arguments: Any) -> None:
             raise UserError(f"--{name.replace('_', '-')}: requires --on sagemaker")
     with progress_bar() as on_progress:
         result = pack(job, on_progress)
-    print_pack_summary(result)
+    print_pack_summary(result, list_rejected=bool(options.get("verbose")))
     if arguments["as_json"]:
         write_json(pack_document(result))
 

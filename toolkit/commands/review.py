@@ -11,7 +11,7 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 
 @sm_train_command(
     "sm-train review my-model",
-    "sm-train review my-model --html review.html",
+    "sm-train review my-model --html review.html --open",
     "sm-train review local-runs/my-model",
 )
 @click.argument("targets", metavar="RUN|JOB|LOGS...", nargs=-1, required=True)
@@ -20,6 +20,12 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Write a self-contained HTML page with charts.",
+)
+@click.option(
+    "--open",
+    "open_page",
+    is_flag=True,
+    help="Open the page of --html in your browser; alone it writes review.html.",
 )
 @click.option(
     "--run",
@@ -49,6 +55,7 @@ def command(
     options: dict[str, Any],
     targets: tuple[str, ...],
     html: Path | None,
+    open_page: bool,
     run_file: Path | None,
     as_json: bool,
     as_csv: bool,
@@ -65,14 +72,16 @@ def command(
     from sm_train.toolkit.review.build import build_review, export
     from sm_train.toolkit.review.document import as_document
     from sm_train.toolkit.review.view import csv_table, show
-    from sm_train.toolkit.terminal.console import stderr_console, stdout_console, write_json
+    from sm_train.toolkit.terminal.console import note, stderr_console, stdout_console, write_json
 
     targets = tuple(local_path(target) for target in targets)
     if as_json and as_csv:
         raise UserError("--json: cannot be combined with --csv; both write to standard output")
     if export_format is not None:
-        if as_json or as_csv or html or run_file:
-            raise UserError("--export: cannot be combined with --json, --csv, --html or --run")
+        if as_json or as_csv or html or open_page or run_file:
+            raise UserError(
+                "--export: cannot be combined with --json, --csv, --html, --open or --run"
+            )
         for one in export(
             targets,
             region=options["region"],
@@ -84,6 +93,8 @@ def command(
                 f"wrote {one.path}: {one.scalars:,} values, {one.images} images", markup=False
             )
         return
+    if open_page:
+        html = html or Path("review.html")
     review = build_review(
         targets,
         region=options["region"],
@@ -95,7 +106,11 @@ def command(
         from sm_train.toolkit.review.page import write_page
 
         write_page(html, as_document(review, with_images=True))
-        stderr_console().print(f"wrote {html}; open it in a browser", markup=False)
+        if open_page:
+            from sm_train.toolkit.terminal.browser import open_in_browser
+
+            open_in_browser(html.absolute().as_uri())
+        note(f"wrote {html}" if open_page else f"wrote {html}; open it in a browser, or add --open")
     if as_json:
         write_json(as_document(review))
     elif as_csv:

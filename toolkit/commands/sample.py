@@ -17,6 +17,7 @@ from sm_train.toolkit.commands._options import sampling_options
 @sampling_options
 @click.option(
     "--out",
+    metavar="FILE",
     type=click.Path(path_type=Path),
     default="grid.png",
     show_default=True,
@@ -24,6 +25,7 @@ from sm_train.toolkit.commands._options import sampling_options
 )
 @click.option(
     "--columns",
+    metavar="N",
     type=click.IntRange(1, 100),
     default=10,
     show_default=True,
@@ -48,12 +50,12 @@ def command(
     from sm_train.toolkit.api.sampling import sample
     from sm_train.toolkit.sampling.prompts import read_prompts
     from sm_train.toolkit.sampling.sample import require_writable
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.terminal.console import note, write_json
 
     texts = read_prompts(prompts)
     require_writable(out, "PNG")
     samples = sample(checkpoint, texts, steps=steps, guidance=guidance, seed=seed)
     samples.save(out, columns)
-    stderr_console().print(f"wrote {len(texts)} images from {samples.checkpoint} to {out}")
+    note(f"wrote {len(texts)} images from {samples.checkpoint} to {out}")
     if as_json:
         write_json({"out": str(out), "images": len(texts), "seed": seed})

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+
+if TYPE_CHECKING:
+    from sm_train.toolkit.jobs.local_folder import LocalRunFolder
 
 
 @sm_train_command(
     "sm-train stop my-model",
     "sm-train stop run.yaml --after-stage",
+    "sm-train stop local-runs/my-model --wait",
 )
-@click.argument("run", metavar="RUN|JOB")
+@click.argument("run", metavar="RUN|JOB|FOLDER")
 @click.option("--after-stage", is_flag=True, help="Finish the current stage and start no other.")
 @click.option("--wait", is_flag=True, help="Return when the job has ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -23,12 +27,16 @@ def command(
     """Stop a run's live job after it has saved a checkpoint; `resume` continues at that step.
 
     SageMaker grants 120 seconds for the checkpoint. With --after-stage, a run that was started
-    with `submit --auto-advance` pauses between two stages.
+    with `submit --auto-advance` pauses between two stages. A local run stops as with Ctrl-C.
     """
+    from sm_train.toolkit.jobs.local_folder import find_local_run
     from sm_train.toolkit.runs.resolve import open_run
     from sm_train.toolkit.runs.stop import pause_after_stage, stop_run
     from sm_train.toolkit.terminal.console import note, write_json
 
+    if (local := find_local_run(run)) is not None:
+        _stop_local(local, after_stage=after_stage, wait=wait, as_json=as_json)
+        return
     session, resolved = open_run(run, options)
     if after_stage:
         job = pause_after_stage(session, resolved)
@@ -40,3 +48,17 @@ def command(
     if as_json:
         write_json({"training_job_name": job.name, "stage": job.stage, "status": job.status})
     note(f"{message}. To continue: sm-train resume {resolved.name}")
+
+
+def _stop_local(run: LocalRunFolder, *, after_stage: bool, wait: bool, as_json: bool) -> None:
+    from sm_train.toolkit.runs.local_view import reject_options, resume_command, stop_local
+    from sm_train.toolkit.terminal.console import note, write_json
+
+    reject_options(run, after_stage=after_stage)
+    status = stop_local(run, wait=wait)
+    if as_json:
+        stage = run.stages[-1].name
+        write_json({"training_job_name": None, "stage": stage, "status": status})
+    outcome = "saves a checkpoint and ends" if status == "Stopping" else "has ended"
+    then = "" if status == "Completed" else f". To continue: {resume_command(run)}"
+    note(f"{run.target} {outcome}{then}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     "sm-train submit run.yaml --local --nodes 2",
     "sm-train submit run.yaml --stage 512px --auto-advance --yes",
     "sm-train submit run.yaml --set cluster.capacity=spot --set cluster.max_wait=6d",
+    option_groups={
+        "On this machine": ["--local", "--nodes", "--processes", "--steps", "--output", "--image"],
+    },
 )
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--clone", metavar="JOB", help="Re-run an earlier job with the exact code it used.")
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
 @local_options
 @click.option(
     "--image",
+    metavar="IMAGE",
     default="sm-train-local",
     show_default=True,
     help="--local container: image of the containers.",
@@ -60,6 +65,7 @@ if TYPE_CHECKING:
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
     help="--local: folder for checkpoints, logs and the model (local-runs/NAME).",
 )
 @click.option(
@@ -102,7 +108,7 @@ def command(
     resumes from it.
     """
     from sm_train.toolkit.api.run import Run, submission_of
-    from sm_train.toolkit.submit.submission import prepare
+    from sm_train.toolkit.submit.submission import prepare, shortened
     from sm_train.toolkit.submit.submit import submit
 
     dry_run = dry_run or request
@@ -118,7 +124,8 @@ def command(
         submission = prepare(config, chosen, bundle, region, datetime.now(), commit)
     else:
         loaded = Run.load(run, set=changes, region=options["region"], profile=options["profile"])
-        loaded = loaded if steps is None else _shortened(loaded, steps)
+        if steps is not None:
+            loaded = replace(loaded, config=shortened(loaded.config, steps))
         if local and not dry_run:
             container = image if local == "container" else None
             command_line = shlex.join(["sm-train", *options.get("arguments", ())])
@@ -158,18 +165,6 @@ def _check_modes(
             raise UserError(f"{name}: applies to a job that is started; remove {other}")
     if follow and as_json:
         raise UserError("--follow: cannot be combined with --json; use `sm-train watch --json`")
-
-
-def _shortened(run: Run, steps: int) -> Run:
-    """Return the run with ``steps`` optimizer steps in each stage, and ten lines of progress."""
-    from sm_train.toolkit.api.run import Run
-
-    config = run.config
-    stages = [stage.model_copy(update={"max_steps": steps}) for stage in config.stages]
-    log_every = min(config.training.log_every, max(1, steps // 10))
-    training = config.training.model_copy(update={"log_every": log_every})
-    changed = config.model_copy(update={"stages": stages, "training": training})
-    return Run(changed, run.folder, run.region, run.profile)
 
 
 def _after_start(
@@ -216,7 +211,7 @@ def _clone(
 def _show(submission: Submission, profile: str | None, *, request: bool, as_json: bool) -> None:
     from sm_train.toolkit.submit.plan_view import show_plan
     from sm_train.toolkit.submit.submit import check_budget, dry_run
-    from sm_train.toolkit.terminal.console import stdout_console, write_json
+    from sm_train.toolkit.terminal.console import stdout_console, write_json, write_line
 
     if request:
         for one in submission.requests:
@@ -229,7 +224,7 @@ def _show(submission: Submission, profile: str | None, *, request: bool, as_json
     else:
         show_plan(plan, stdout_console())
     for line in check_budget(submission.config, submission.region):
-        click.echo(f"warning: {line}", err=True)
+        write_line(f"warning: {line}", err=True)
 
 
 def _run_locally(

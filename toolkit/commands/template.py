@@ -13,6 +13,7 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.errors import UserError
 
 TEMPLATES = {
+    "github-action": "github-action.yaml",
     "pack-lambda": "pack-lambda.yaml",
     "pack-lambda-image": "pack-lambda-image.Dockerfile",
     "watch-lambda": "watch-lambda.yaml",
@@ -23,14 +24,17 @@ TEMPLATES = {
 @sm_train_command(
     "sm-train template pack-lambda > pack-lambda.yaml",
     "sm-train template watch-lambda run.yaml > watch-lambda.yaml",
+    "sm-train template github-action > .github/workflows/training-cost.yaml",
 )
 @click.argument("name", type=click.Choice(sorted(TEMPLATES)))
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
 @click.pass_obj
 def command(options: dict[str, Any], name: str, runs: tuple[Path, ...]) -> None:
-    """Print a CloudFormation template or a Dockerfile.
+    """Print a CloudFormation template, a Dockerfile or a workflow.
 
     \b
+    github-action       GitHub workflow: comments the cost of a changed run
+                        file on its pull request.
     pack-lambda         CloudFormation (SAM): SQS and a Lambda function that
                         pack images as they arrive in S3.
     pack-lambda-image   Dockerfile of the function.

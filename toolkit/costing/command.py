@@ -53,7 +53,8 @@ class EstimateInputs:
     """All inputs of an estimate.
 
     ``config`` is None without a run file. ``defaults_used`` are sentences about options that were
-    not given.
+    not given. ``recorded`` labels the speeds that `measure` recorded, and ``unused``
+    says why others do not apply.
     """
 
     config: RunConfig | None
@@ -64,6 +65,8 @@ class EstimateInputs:
     prices: PriceTable
     samples: int | None
     defaults_used: tuple[str, ...]
+    recorded: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     def estimate(self) -> Estimate:
         """Price the stages."""
@@ -74,6 +77,7 @@ class EstimateInputs:
         document = as_document(priced)
         document["assumptions"] = [*self.defaults_used, *document["assumptions"]]
         document["warnings"] = self.warnings(priced)
+        document["measured"] = list(self.recorded)
         return document
 
     def warnings(self, priced: Estimate) -> list[str]:
@@ -89,7 +93,8 @@ class EstimateInputs:
             *(line for line in stale if line),
         ]
         plan = _unplanned(self.config) if self.config else []
-        return list(dict.fromkeys((*prices, *plan, *_short_epochs(self.stages, self.samples))))
+        short = _short_epochs(self.stages, self.samples)
+        return list(dict.fromkeys((*self.unused, *prices, *plan, *short)))
 
 
 def resolve_inputs(options: CostOptions) -> EstimateInputs:
@@ -219,13 +224,15 @@ def inputs_of_run(options: CostOptions, config: RunConfig, base: Path) -> Estima
         ValueError: a figure is implausible.
     """
     from sm_train.toolkit.aws.session import resolve_region
+    from sm_train.toolkit.costing.measured_speeds import applicable, read_measured_file
     from sm_train.toolkit.costing.stages import stages_to_price
 
     assumptions = _parse_assumptions(options.assume)
     region = resolve_region(options.region, config.region, options.profile)
     history = _history(options, config, region)
     from_history = history.stage_measurements() if history else []
-    measured = [*from_history, *read_measurements(options, region)]
+    recorded, unused = applicable(config, read_measured_file(config, base))
+    measured = [*from_history, *recorded, *read_measurements(options, region)]
     stages = stages_to_price(config, measured, rescale_batch=options.rescale_batch)
     chosen = [stage for stage in stages if options.stage in (None, stage.name)]
     if not chosen:
@@ -240,6 +247,8 @@ def inputs_of_run(options: CostOptions, config: RunConfig, base: Path) -> Estima
         prices=price_table(options.prices),
         samples=options.samples or config.data.samples or _local_samples(config, base),
         defaults_used=(),
+        recorded=tuple(one.measurement.label for one in recorded),
+        unused=tuple(unused),
     )
 
 

@@ -66,18 +66,10 @@ def read_history(session: boto3.Session, uri: str) -> History | None:
     Raises:
         UserError: AWS refuses the request, or the object is damaged.
     """
-    from botocore.exceptions import ClientError
-    from sm_train.toolkit.aws.errors import translate_aws_errors
+    from sm_train.toolkit.aws.s3 import read_optional_object
 
-    bucket, key = uri.removeprefix("s3://").split("/", 1)
-    with translate_aws_errors(f"history: {uri}"):
-        try:
-            content = session.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
-        except ClientError as error:
-            if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
-                return None
-            raise
-    return _parse(content, uri)
+    content = read_optional_object(session, uri, "history")
+    return None if content is None else _parse(content, uri)
 
 
 def read_history_file(path: Path) -> History:
@@ -101,7 +93,7 @@ def _parse(content: bytes, source: str) -> History:
             Observed(**document["observed"]),
             tuple(Measurement(**fields) for fields in document["measurements"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"--history: {source}: damaged ({error}); `sm-train cost --actual RUN` rewrites it"
         ) from None

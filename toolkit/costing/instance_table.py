@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-import click
 from sm_train.cost.instances import InstanceType, instance_types
 from sm_train.cost.prices import Price, PriceTable, known_regions
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.terminal.console import write_line
 from sm_train.toolkit.terminal.formatting import format_usd
 from sm_train.toolkit.terminal.text_table import terminal_width, text_table
 
@@ -96,8 +96,8 @@ def show_instances(documents: Sequence[InstanceDocument], region: str) -> None:
     ]
     header = ("instance type", "GPUs", "GiB each", "EFA Gb/s", "$/h", "$/GPU-h")
     for line in text_table(header, rows, left=2, width=terminal_width()):
-        click.echo(line)
-    click.echo(f"\nOn demand in {region}. ~ derived from another region, – not known there")
+        write_line(line)
+    write_line(f"\nOn demand in {region}. ~ derived from another region, – not known there")
 
 
 def show_prices_by_region(documents: Sequence[InstanceDocument]) -> None:
@@ -109,8 +109,8 @@ def show_prices_by_region(documents: Sequence[InstanceDocument]) -> None:
     ]
     header = ("instance type", "region", "$/h")
     for line in text_table(header, rows, left=2, width=terminal_width()):
-        click.echo(line)
-    click.echo("\nOn demand, where EC2 offered the family in 2026-01. ~ is derived.")
+        write_line(line)
+    write_line("\nOn demand, where EC2 offered the family in 2026-01. ~ is derived.")
 
 
 def _sort_key(price: RegionPrice) -> float:

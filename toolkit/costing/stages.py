@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sm_train.cost.stage import CostStage
-from sm_train.cost.throughput import Measurement, resolve_speed, same_batch
+from sm_train.cost.throughput import Measurement, is_comparable, resolve_speed
 from sm_train.estimators.cost_stages import cost_stages
 from sm_train.toolkit.costing.memory_fit import fixed_bytes, plan_for
 from sm_train.toolkit.errors import UserError
@@ -117,7 +117,7 @@ def check_batch_sizes(stages: Sequence[CostStage], measured: Iterable[StageMeasu
     """
     for one in measured:
         candidates = [stage for stage in stages if stage.name == one.stage] or list(stages)
-        if any(same_batch(one.measurement, stage) for stage in candidates):
+        if any(is_comparable(one.measurement, stage) for stage in candidates):
             continue
         batches = sorted({stage.effective_batch_size or 0 for stage in candidates})
         raise UserError(

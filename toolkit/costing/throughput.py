@@ -34,6 +34,8 @@ def read_measured(path: Path) -> list[StageMeasurement]:
     """
     run = find_local_run(path)
     logs = [path] if run is None else run.stages
+    if path.is_char_device() or path.is_block_device():
+        raise UserError(f"--measured: {path}: is a device; give a job's log")
     try:
         return [measure_speed(read_events(log), str(log)) for log in logs]
     except FileNotFoundError:
@@ -98,9 +100,18 @@ def measure_speed(events: Iterable[Event], source: str) -> StageMeasurement:
             instance_type=_known_instance_type(start.get("instance_type")),
             low=deciles[0] if deciles else None,
             high=deciles[-1] if deciles else None,
-            on_cpu=start["backend"] == "gloo",
+            on_cpu=_is_on_cpu(start),
+            per_device_batch_size=start["per_device_batch_size"],
+            gradient_accumulation_steps=start["gradient_accumulation_steps"],
         ),
     )
+
+
+def _is_on_cpu(start: Event) -> bool:
+    """Return whether the processes had no GPU: a single process uses no backend that shows it."""
+    if start["backend"] != "none":
+        return bool(start["backend"] == "gloo")
+    return start.get("accelerator") is None and start.get("instance_type") is None
 
 
 def _known_instance_type(name: Any) -> str | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.cost.explain import signed_dollars
 from sm_train.cost.speed import FIRM
+from sm_train.toolkit.terminal.console import write_line
 from sm_train.toolkit.terminal.csv_text import format_csv
 from sm_train.toolkit.terminal.formatting import (
     format_days,
@@ -53,7 +54,7 @@ def show_cost(document: Document, run: str | None) -> None:
     click.echo()
     moves = document["sensitivity"][:_MOVES_SHOWN]
     if moves:
-        click.echo("What moves the total most")
+        write_line("What moves the total most")
         _print(
             f"  {line}"
             for line in text_table(
@@ -67,6 +68,8 @@ def show_cost(document: Document, run: str | None) -> None:
             )[1:]
         )
         click.echo()
+    for label in document.get("measured", []):
+        _echo(f"Speed: {label}")
     warnings = document["warnings"]
     if warnings:
         more = f" (and {len(warnings) - 1} more: --explain)" if len(warnings) > 1 else ""
@@ -106,11 +109,11 @@ def _basis_words(basis: str) -> str:
 def _next_command(document: Document, run: str | None) -> str:
     if run is None:
         return "sm-train init run.yaml describes the whole run, and is priced with its model"
-    if any(stage["throughput_basis"] not in FIRM for stage in document["stages"]):
-        return (
-            f"measure a few hundred steps of a stage marked ~, then sm-train cost {run} "
-            "--measured LOG"
-        )
+    measured = document.get("measured")
+    loose = [stage for stage in document["stages"] if stage["throughput_basis"] not in FIRM]
+    if loose and not measured:
+        stage = "" if loose[0] is document["stages"][0] else f" --stage {loose[0]['name']}"
+        return f"sm-train measure {run}{stage} --dry-run, to measure a stage marked ~"
     return f"sm-train check {run}, or sm-train cost {run} --alternatives"
 
 
@@ -134,45 +137,6 @@ def show_terms(terms: Iterable[Term]) -> None:
         _echo(f"{term.name} = {term.value}", "  ")
         _echo(f"= {term.formula}", "      ")
         _echo(f"= {term.figures}   [{term.source}]", "      ")
-
-
-_COMPARED_FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "max_steps": ("max_steps", lambda steps: f"{steps:,}"),
-    "steps_per_second": ("it/s", format_number),
-    "billable_seconds": ("time", format_days),
-    "price_per_instance_hour_usd": ("price of an instance-hour", format_usd),
-}
-"""Fields of a comparison that are not shown as they are in JSON: label and format."""
-
-
-def show_comparison(document: Document) -> None:
-    """Print the differences between two estimates and their effect on the cost."""
-    rows = []
-    for stage in document["stages"]:
-        rows.append(
-            (
-                stage["name"],
-                stage["change"],
-                "–" if stage["change"] == "added" else format_usd(stage["before_usd"]),
-                "–" if stage["change"] == "removed" else format_usd(stage["after_usd"]),
-                format_signed_usd(stage["difference_usd"]),
-            )
-        )
-    total = document["total"]
-    total_row = (
-        "total",
-        "",
-        format_usd(total["before_usd"]),
-        format_usd(total["after_usd"]),
-        format_signed_usd(total["difference_usd"]),
-    )
-    header = ("stage", "", "before", "after", "difference")
-    _print(text_table(header, [total_row, *rows], left=2, width=terminal_width()))
-    for stage in document["stages"]:
-        for field in stage["fields"]:
-            name, show = _COMPARED_FIELDS.get(field["field"], (field["field"], str))
-            before, after = (show(field[side]) for side in ("before", "after"))
-            _echo(f"{stage['name']}: {name}: {before} → {after}", "  ")
 
 
 def show_actual(document: Document) -> None:
@@ -247,7 +211,7 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
     _echo(summary)
     omitted = len(document["alternatives"]) - len(shown)
     if omitted:
-        click.echo(f"{omitted:,} more; --rows shows them, --json prints all")
+        write_line(f"{omitted:,} more; --rows shows them, --json prints all")
     _echo(_PLATFORM_NOTE)
     _list("Break-even", [one["sentence"] for one in document["break_even"]])
     splits = [one for one in document["batch_splits"] if not one["own"]]
@@ -402,7 +366,7 @@ def _list(title: str, sentences: Sequence[str]) -> None:
 
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        click.echo(line)
+        write_line(line)
 
 
 def _echo(text: str, indent: str = "") -> None:
@@ -415,4 +379,4 @@ def _echo(text: str, indent: str = "") -> None:
         break_long_words=False,
         break_on_hyphens=False,
     ):
-        click.echo(line)
+        write_line(line)

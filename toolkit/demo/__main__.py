@@ -7,11 +7,14 @@ judged by a classifier that was trained on real digits only.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +30,10 @@ from sm_train.toolkit.demo.digits import (
     train_judge,
     write_digits,
 )
+from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.events import Event, read_events
-from sm_train.toolkit.terminal.console import stderr_console
+from sm_train.toolkit.terminal.console import note, stderr_console
+from sm_train.toolkit.terminal.interrupts import delayed_interrupts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,19 +44,27 @@ MODEL = _STAGE / "nodes" / "algo-1" / "model"
 _SAMPLES_PER_DIGIT = 30
 
 
-def main() -> None:
-    """Run the demonstration in ``demo-out``; exit with the code of the first step that fails."""
+def main(options: Sequence[str]) -> None:
+    """Run the demonstration in ``demo-out``; exit with the code of the first step that fails.
+
+    ``options`` are more options of the local run, such as ``--set stages.digits.max_steps=100``.
+    """
+    try:
+        _demonstrate(options)
+    except KeyboardInterrupt:
+        # A second Ctrl-C would print a traceback of the exit.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        note("interrupted; the demonstration starts over when you run it again")
+        # Python's own exit would also end libraries, which may be in the middle of a native call.
+        os._exit(ExitCode.INTERRUPTED)
+
+
+def _demonstrate(options: Sequence[str]) -> None:
     started = time.monotonic()
-    shutil.rmtree(OUTPUT, ignore_errors=True)
-    _title("1 · The data: 1,797 handwritten digits, each with a caption")
-    write_digits(OUTPUT / "digits")
-    _command("2 · Shards", "pack", "digits", "packed", "--shard-size", "240KB")
-    _command("3 · A run file", "init", "run.yaml", "--preset", "demo")
-    _command("4 · Checks before submitting", "check", "run.yaml", "--offline")
-    _command("5 · The plan for SageMaker", "submit", "run.yaml", "--dry-run")
+    plan()
     _command(
         "6 · The same bundle here: 2 emulated instances, 1 process each",
-        *["submit", "run.yaml", "--local", "--nodes", "2", "--output", "run"],
+        *["submit", "run.yaml", "--local", "--nodes", "2", "--output", "run", *options],
     )
     write_atomic(OUTPUT / "prompts.txt", _prompts().encode())
     _command(
@@ -67,6 +80,21 @@ def main() -> None:
         *["--measured", "run/digits", "--steps", "100000"],
     )
     _summary(results, time.monotonic() - started)
+
+
+def plan() -> None:
+    """Write the data and the run file, check it and show its plan."""
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    _title("1 · The data: 1,797 handwritten digits, each with a caption")
+    write_digits(OUTPUT / "digits")
+    _command("2 · Shards", "pack", "digits", "packed", "--shard-size", "240KB")
+    _command("3 · A run file", "init", "run.yaml", "--preset", "demo")
+    _command(
+        "4 · Checks before submitting: they name what to fill in for AWS",
+        *["check", "run.yaml", "--offline"],
+        accepted=(ExitCode.OK, ExitCode.PREFLIGHT),
+    )
+    _command("5 · The plan for SageMaker", "submit", "run.yaml", "--dry-run")
 
 
 @dataclass(frozen=True)
@@ -105,14 +133,15 @@ def _title(text: str) -> None:
     stderr_console().print(f"\n[bold]{text}[/]")
 
 
-def _command(title: str, *arguments: str) -> None:
+def _command(title: str, *arguments: str, accepted: Sequence[ExitCode] = (ExitCode.OK,)) -> None:
     _title(title)
     stderr_console().print(f"[dim]$ sm-train {shlex.join(arguments)}[/]", soft_wrap=True)
-    # The dry run writes requests for scripts to stdout and the plan for users to stderr.
-    output = subprocess.DEVNULL if "--dry-run" in arguments else None
     program = [sys.executable, "-c", "from sm_train.toolkit.cli import main; main()"]
-    done = subprocess.run([*program, *arguments], cwd=OUTPUT, stdout=output, check=False)
-    if done.returncode:
+    # A terminal sends Ctrl-C to the command as well, which then stops its processes. subprocess
+    # would kill the command after 0.25 s, and its processes would stay.
+    with delayed_interrupts(signal.SIGINT):
+        done = subprocess.run([*program, *arguments], cwd=OUTPUT, check=False)
+    if done.returncode not in accepted:
         sys.exit(done.returncode)
 
 
@@ -181,4 +210,4 @@ def _results_table(results: list[JudgeResult], count: int) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

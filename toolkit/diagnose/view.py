@@ -78,31 +78,30 @@ def document(diagnosis: Diagnosis) -> DiagnosisDocument:
 
 def show(diagnosis: Diagnosis) -> None:
     """Print the diagnosis for users."""
-    from rich.markup import escape
     from rich.padding import Padding
-    from sm_train.toolkit.terminal.console import stdout_console
+    from sm_train.toolkit.terminal.console import escaped, stdout_console
 
     console = stdout_console()
     confidence = diagnosis.confidence
     kind = f", a kind of {diagnosis.parent}" if diagnosis.parent else ""
     code = "" if confidence is None else f" ({diagnosis.cause}{kind}, {confidence} confidence)"
-    console.print(f"[bold]{escape(diagnosis.title)}[/bold]{code}")
+    console.print(f"[bold]{escaped(diagnosis.title)}[/bold]{code}")
     if diagnosis.first is not None:
         first = diagnosis.first
         console.print(f"first failure: {_origin(first.node, first.rank, first.time)}")
     if diagnosis.retryable is not None:
         console.print(f"retry: {'may help' if diagnosis.retryable else 'will not help on its own'}")
     if diagnosis.action:
-        console.print(f"fix: {escape(diagnosis.action)}")
+        console.print(f"fix: {escaped(diagnosis.action)}")
     for match in diagnosis.evidence:
         console.print()
         origin = _origin(match.node, match.rank, match.time)
-        console.print(f"[dim]{escape(_source(match))} · {origin}[/dim]")
-        console.print(Padding(escape(match.text), (0, 0, 0, 2), expand=False))
+        console.print(f"[dim]{escaped(_source(match))} · {origin}[/dim]")
+        console.print(Padding(escaped(match.text), (0, 0, 0, 2), expand=False))
     if diagnosis.details:
         console.print()
     for detail in diagnosis.details:
-        console.print(escape(detail))
+        console.print(escaped(detail))
 
 
 def _origin(node: str | None, rank: int | None, time: float | None) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import click
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
@@ -25,7 +24,7 @@ from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.submit.bundle import bundle_of
 from sm_train.toolkit.submit.submission import prepare
 from sm_train.toolkit.submit.submit import ask, session_for_jobs
-from sm_train.toolkit.terminal.console import note, write_json
+from sm_train.toolkit.terminal.console import note, write_json, write_line
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 
@@ -54,7 +53,7 @@ def start_canary(
     """
     canary = derive_canary(config, stage, region, datetime.now(), options.instance_type)
     if options.nodes is None:
-        click.echo(_price_line(canary), err=True)
+        write_line(_price_line(canary), err=True)
     if options.dry_run:
         bundle = bundle_of(canary.config, base)
         submission = prepare(canary.config, None, bundle, region, datetime.now())
@@ -86,7 +85,7 @@ def start_canary(
 
 
 def _report(line: str) -> None:
-    click.echo(line, err=True)
+    write_line(line, err=True)
 
 
 def _price_line(canary: Canary) -> str:
@@ -109,7 +108,7 @@ def _finish(document: CanaryDocument, options: CanaryOptions, name: str) -> None
     if options.as_json:
         write_json(document)
     else:
-        click.echo(report)
+        write_line(report)
     note(f"report: {path} and {path.with_suffix('.json').name}")
     if not is_confirmed(document):
         states = [

@@ -42,7 +42,7 @@ def examine_local(
     Raises:
         UserError: the doctor cannot start, or stored no result.
     """
-    from sm_train.toolkit.local.launcher import run_stage
+    from sm_train.toolkit.local.launcher import exclusive_run, run_stage
 
     single_stage = config.model_copy(update={"stages": [stage]})  # needs no earlier stage
     checkpoints = output / stage.name / "checkpoints"
@@ -52,17 +52,18 @@ def examine_local(
         root = Path(folder) / stage.name
         root.mkdir()
         (root / "checkpoints").symlink_to(checkpoints.absolute())
-        run_stage(
-            single_stage,
-            stage,
-            bundle_of(single_stage, base),
-            base=base,
-            nodes=nodes,
-            processes=processes,
-            output=Path(folder),
-            console=console,
-            options=("--doctor-only", "true"),
-        )
+        with exclusive_run(Path(folder)):
+            run_stage(
+                single_stage,
+                stage,
+                bundle_of(single_stage, base),
+                base=base,
+                nodes=nodes,
+                processes=processes,
+                output=Path(folder),
+                console=console,
+                options=("--doctor-only", "true"),
+            )
     stored = read_results([checkpoints / FOLDER])
     if len(stored) == before:
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.formatting import format_quantity, format_usd
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 def show_result(document: dict[str, Any], console: Console) -> None:
     """Print figures, bandwidths between nodes, findings with their advice, and the sentence."""
-    from rich.markup import escape
     from rich.table import Table
 
     verdict, cluster = document["verdict"], document["measurements"]
@@ -24,7 +24,7 @@ def show_result(document: dict[str, Any], console: Console) -> None:
     for part in verdict["parts"]:
         share = part["share"]
         table.add_row(
-            part["name"],
+            escaped(part["name"]),
             format_quantity(part["measured"], part["unit"]),
             "" if part["expected"] is None else format_quantity(part["expected"], part["unit"]),
             "" if share is None else f"{share:.0%}",
@@ -35,8 +35,8 @@ def show_result(document: dict[str, Any], console: Console) -> None:
         console.print(_matrix(cluster))
     for finding in verdict["findings"]:
         style = _STYLES[finding["level"]]
-        console.print(f"[{style}]{finding['level']}[/]  {escape(finding['message'])}")
-        console.print(f"      {escape(finding['advice'])}")
+        console.print(f"[{style}]{finding['level']}[/]  {escaped(finding['message'])}")
+        console.print(f"      {escaped(finding['advice'])}")
     prediction = verdict["prediction"]
     if prediction:
         speed = prediction["predicted_steps_per_second"]
@@ -59,12 +59,12 @@ def _matrix(cluster: dict[str, Any]) -> Any:
         sums[nodes] = sums.get(nodes, 0.0) + pair["bandwidth"]
     node_names = cluster["nodes"]
     table = Table(box=None, pad_edge=False, title="GB/s between nodes", title_justify="left")
-    for name in ("", *node_names):
+    for name in ("", *map(escaped, node_names)):
         table.add_column(name, justify="right")
     for row, name in enumerate(node_names):
         cells = []
         for column in range(len(node_names)):
             value = sums.get((min(row, column), max(row, column)))
             cells.append("" if value is None else f"{value / 1e9:.3g}")
-        table.add_row(name, *cells)
+        table.add_row(escaped(name), *cells)
     return table

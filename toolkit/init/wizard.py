@@ -14,7 +14,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.init.account import Account, open_account
 from sm_train.toolkit.init.template import Values, require_valid_value
 from sm_train.toolkit.settings import from_config
-from sm_train.toolkit.terminal.console import stderr_console
+from sm_train.toolkit.terminal.console import stderr_console, write_line
 from sm_train.toolkit.terminal.formatting import format_usd
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ def ask_values(given: Values, profile: str | None, *, default_type: str) -> Valu
 
     ``default_type`` is the template's instance type.
     """
-    click.echo("Enter takes the value in brackets; Ctrl-C ends without writing a file.\n", err=True)
+    write_line("Enter takes the value in brackets; Ctrl-C ends without writing a file.\n", err=True)
     values = given
     if values.name is None:
         values = replace(values, name=_ask("name", "Name of the run", "my-model"))
@@ -61,9 +61,9 @@ def _account(profile: str | None, region: str) -> Account | None:
         with stderr_console().status("reading the AWS account"):
             account = open_account(profile, region)
     except UserError as error:
-        click.echo(f"No AWS account to read values from ({error})", err=True)
+        write_line(f"No AWS account to read values from ({error})", err=True)
         return None
-    click.echo(f"AWS account {account.number}", err=True)
+    write_line(f"AWS account {account.number}", err=True)
     return account
 
 
@@ -75,7 +75,7 @@ def _listed(what: str, read: Callable[[], T] | None) -> T | None:
         with stderr_console().status(f"reading the account's {what}"):
             return read()
     except UserError as error:
-        click.echo(f"Cannot list {what} ({error})", err=True)
+        write_line(f"Cannot list {what} ({error})", err=True)
         return None
 
 
@@ -101,7 +101,7 @@ def _choose(option: str, label: str, choices: Sequence[str] | None) -> str | Non
     if not choices:
         return _ask(option, f"{label} (empty: fill in later)", "")
     for number, choice in enumerate(choices, 1):
-        click.echo(f"  {number:>2}  {choice}", err=True)
+        write_line(f"  {number:>2}  {choice}", err=True)
     return _ask_number(option, f"{label}: number or another value", choices)
 
 
@@ -127,7 +127,7 @@ def _choose_type(
     """Ask for an instance type among those that the quotas allow."""
     if not quotas:
         if quotas is not None:
-            click.echo("The quotas of this region allow no GPU instance for training", err=True)
+            write_line("The quotas of this region allow no GPU instance for training", err=True)
         return _ask("instance_type", "Instance type", default_type)
     names = sorted(quotas, key=_gpu_memory, reverse=True)[:_MOST_TYPES]
     prices = price_table()
@@ -135,7 +135,7 @@ def _choose_type(
         one: Any = instance_type(name)
         price = prices.price(name, region or DEFAULT_REGION).usd_per_instance_hour
         usd = "price unknown" if price is None else f"{format_usd(float(price))} an hour"
-        click.echo(
+        write_line(
             f"  {number:>2}  {name:<17} {one.accelerators} × {one.accelerator}, {usd}, "
             f"quota {quotas[name]}",
             err=True,

@@ -6,8 +6,12 @@ command that takes a run or a job takes either path.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import os
+import signal
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +26,7 @@ from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.stage_state import StageState, State
 
 LOCK_NAME = ".lock"
-"""File in a local run's folder that is locked while it trains."""
+"""File in a local run's folder that is locked while it trains, with the process to interrupt."""
 
 COMMAND_NAME = ".command"
 """File in a local run's folder with the command that started it."""
@@ -34,6 +38,7 @@ starts again. Checkpoints alone do not show it: they are copied file by file."""
 DEFAULT_FOLDER = Path("local-runs")
 
 _RUN_FILE = Path("bundle") / "run.json"
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class LocalRunFolder:
         path = self.stages[-1] / _RUN_FILE
         try:
             return RunConfig.model_validate(json.loads(path.read_bytes()))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise PreflightError(
                 f"{self.target}: {path} is missing or damaged; start the run again with "
                 "`sm-train submit RUN --local`"
@@ -87,6 +92,38 @@ class LocalRunFolder:
         except BlockingIOError:
             return True
         return False
+
+    def interrupt(self) -> None:
+        """Make the run's process save a checkpoint and end, as Ctrl-C does.
+
+        Raises:
+            PreflightError: its process is on another machine, or does not handle signals.
+        """
+        try:
+            owner = (self.path / LOCK_NAME).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            owner = ""
+        host, _, number = owner.strip().rpartition(" ")
+        if not self.is_training():  # after the file was read: the process is its owner
+            return
+        if not number:
+            raise PreflightError(
+                f"{self.path}: a thread of another program trains it; interrupt that program"
+            )
+        if host != socket.gethostname():
+            raise PreflightError(f"{self.path}: trains on {host}; stop it there")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(number), signal.SIGTERM)
+
+    def wait(self) -> None:
+        """Return when no process trains the run."""
+        while self.is_training():
+            time.sleep(_POLL_SECONDS)
+
+
+def lock_owner(process: int) -> str:
+    """Return the line in the lock file that names the process to interrupt."""
+    return f"{socket.gethostname()} {process}\n"
 
 
 def find_local_run(target: str | Path) -> LocalRunFolder | None:

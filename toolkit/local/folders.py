@@ -114,6 +114,14 @@ def local_channels(
         UserError: a folder in the run file is missing, there are no shards or too few for the
             nodes, or the previous stage has not run.
     """
+    channels = [] if config.data.synthetic_samples else _data_channels(config, base, nodes)
+    channels += _channels_of_the_run_file(config, base)
+    channels += _previous_stage(config, stage, output)
+    return channels
+
+
+def _data_channels(config: RunConfig, base: Path, nodes: int) -> list[LocalChannel]:
+    """Return the training data and their index, if there is one."""
     data = _training_data(config, base)
     files = data.node_files(0, 1)
     if config.reads_shards and not find_shards(data.folder):
@@ -124,13 +132,10 @@ def local_channels(
             f"pack smaller shards or give --nodes {len(files)}",
             ExitCode.PREFLIGHT,
         )
-    channels = [data]
     index = index_path(data.folder)
     if config.index_uri and index.exists():
-        channels.append(LocalChannel("index", index.parent, config.index_uri))
-    channels += _channels_of_the_run_file(config, base)
-    channels += _previous_stage(config, stage, output)
-    return channels
+        return [data, LocalChannel("index", index.parent, config.index_uri)]
+    return [data]
 
 
 def _training_data(config: RunConfig, base: Path) -> LocalChannel:

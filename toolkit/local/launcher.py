@@ -17,14 +17,18 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.events import Event, parse_event
-from sm_train.toolkit.jobs.local_folder import LOCK_NAME
+from sm_train.toolkit.jobs.local_folder import LOCK_NAME, lock_owner
 from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
 from sm_train.toolkit.local.folders import LocalFolders, lay_out
 from sm_train.toolkit.local.processes import LocalProcesses, NodeFailure
+from sm_train.toolkit.terminal.console import messages_are_hidden, stderr_console
+from sm_train.toolkit.terminal.interrupts import delayed_interrupts
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _RunningStage(Protocol):
@@ -58,21 +62,21 @@ def run_stage(
 ) -> LocalFolders:
     """Train one stage on this machine, in containers of ``image`` if it is set.
 
-    ``options`` are arguments of the entry script, for processes only. Return the stage's folders.
+    The caller holds :func:`exclusive_run`. ``options`` are arguments of the entry script, for
+    processes only. Return the stage's folders.
 
     Raises:
         UserError: it cannot start (exit 2 or 3) or a process failed (exit 6).
         KeyboardInterrupt: Ctrl-C; every process has checkpointed if possible, and exited.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_interruptible())
-        # Before anything is created: another run's folders would be replaced under its processes.
-        stack.enter_context(_locked(output))
         folders, start = _prepare(
             config, stage, bundle, base, nodes, processes, output, image, options
         )
         stack.enter_context(_synced_checkpoints(folders))
-        running = stack.enter_context(start())
+        # An interrupt between the start of a process and the context would leave the process.
+        with delayed_interrupts(*_ENDING_SIGNALS):
+            running = stack.enter_context(start())
         try:
             # A doctor's run takes no step, so it has no bar.
             _follow(running, folders, stage, console, with_bar=not options)
@@ -118,14 +122,23 @@ def _prepare(
 
 
 @contextlib.contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Hold the lock of the run's folder, which the kernel releases however this process ends.
+def exclusive_run(output: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder, and raise KeyboardInterrupt on signals.
+
+    Take it before anything is created: another run's folders would be replaced under its
+    processes. The kernel releases the lock however this process ends.
 
     Raises:
         UserError: another local run holds it.
     """
     output.mkdir(parents=True, exist_ok=True)
-    with (output / LOCK_NAME).open("w") as lock:
+    with _interruptible(), _locked(output):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    with (output / LOCK_NAME).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -133,7 +146,15 @@ def _locked(output: Path) -> Iterator[None]:
                 f"{output}: another local run is using this folder; wait for it, or pass "
                 "--output FOLDER"
             ) from None
-        yield
+        lock.truncate(0)
+        # Only the main thread turns a signal into a checkpoint: see _interruptible.
+        if threading.current_thread() is threading.main_thread():
+            lock.write(lock_owner(os.getpid()))
+        lock.flush()
+        try:
+            yield
+        finally:
+            lock.truncate(0)
 
 
 @contextlib.contextmanager
@@ -160,8 +181,7 @@ def _interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    earlier = [(number, signal.signal(number, _interrupt)) for number in numbers]
+    earlier = [(number, signal.signal(number, _interrupt)) for number in _ENDING_SIGNALS]
     try:
         yield
     finally:
@@ -226,13 +246,20 @@ class _ProgressDisplay:
 
     def show(self, event: Event) -> None:
         if event["kind"] in ("warning", "error"):
-            self._print(f"{event['kind']} (rank {event['rank']}): {event['message']}")
+            self._warn(f"{event['kind']} (rank {event['rank']}): {event['message']}")
         elif event["kind"] == "doctor":
             self._print(f"doctor ({event['level']}): {event['sentence']}")
         elif event["rank"] == 0:
             if event["kind"] == "start" and event["resumed_from_step"]:
                 self._print(f"{event['stage']}: resumed from step {event['resumed_from_step']:,}")
             self._show_progress(event)
+
+    def _warn(self, text: str) -> None:
+        """Print ``text`` also with `--quiet`."""
+        if messages_are_hidden():
+            stderr_console(shows_results=True).print(text, markup=False)
+        else:
+            self._print(text)
 
     def _print(self, text: str) -> None:
         raise NotImplementedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypedDict
 
@@ -16,7 +16,7 @@ from sm_train.toolkit.terminal.console import stderr_console
 FASTFILE_BYTES = 150_000_000
 """FastFile reads few large objects best; AWS recommends at least 150 MB."""
 
-_MAX_NAMED_INPUTS = 3
+_MAX_NAMED_INPUTS = 2
 """Rejected inputs that are named for each reason; the index lists all of them."""
 
 _MAX_NAMED_DAMAGE = 5
@@ -101,9 +101,17 @@ def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
         yield update
 
 
-def print_pack_summary(result: PackResult) -> None:
-    """Print on standard error what was packed and rejected, and advice."""
+def print_pack_summary(result: PackResult, *, list_rejected: bool = False) -> None:
+    """Print on standard error what was packed and rejected, and advice.
+
+    ``list_rejected`` adds a line for each rejected input.
+    """
     _print_lines(pack_summary(result))
+    if list_rejected:
+        _print_lines(
+            f"rejected: {item.source}: {item.reason}: {item.detail}"
+            for item in result.index.rejected()
+        )
 
 
 def pack_summary(result: PackResult) -> list[str]:
@@ -114,11 +122,8 @@ def pack_summary(result: PackResult) -> list[str]:
         f"{verb} {_count(index.header.samples, 'sample')} into {_count(len(index), 'shard')} "
         f"({index.header.bytes / 1e6:,.1f} MB) in {result.shards_path}"
     ]
-    for reason, count in result.rejected_by_reason.items():
-        sources = [item.source for item in index.rejected() if item.reason == reason]
-        more = f", … all in {result.index_path}" if count > _MAX_NAMED_INPUTS else ""
-        named = ", ".join(sources[:_MAX_NAMED_INPUTS])
-        lines.append(f"rejected {count:,}: {reason}: {named}{more}")
+    if result.rejected_by_reason:
+        lines.append(_describe_rejected(result))
     lines += describe_skipped(result.skipped)
     largest = int(index.bytes.max())
     if len(index) > 1 and largest < FASTFILE_BYTES:
@@ -127,6 +132,20 @@ def pack_summary(result: PackResult) -> list[str]:
             "--shard-size of 150 MB or more"
         )
     return lines
+
+
+def _describe_rejected(result: PackResult) -> str:
+    """Return one line: the number of rejected inputs by reason, with the first of each."""
+    sources: dict[str, list[str]] = {}
+    for item in result.index.rejected():
+        sources.setdefault(item.reason, []).append(item.source)
+    parts = []
+    for reason, named in sources.items():
+        more = ", …" if len(named) > _MAX_NAMED_INPUTS else ""
+        parts.append(f"{len(named):,} {reason} ({', '.join(named[:_MAX_NAMED_INPUTS])}{more})")
+    is_cut = any(len(named) > _MAX_NAMED_INPUTS for named in sources.values())
+    where = f"; -v lists all, as does {result.index_path}" if is_cut else ""
+    return f"rejected {sum(map(len, sources.values())):,}: {', '.join(parts)}{where}"
 
 
 def pack_document(result: PackResult) -> PackDocument:
@@ -173,10 +192,11 @@ def index_document(result: IndexResult) -> IndexDocument:
     }
 
 
-def _print_lines(lines: list[str]) -> None:
+def _print_lines(lines: Iterable[str]) -> None:
+    console = stderr_console(shows_results=True)
     for line in lines:
         # Paths may contain brackets, which must not be read as markup.
-        stderr_console().print(line, markup=False, soft_wrap=True)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _count(number: int, noun: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.review.model import SYMBOLS, JobReview, Level, Review, part_label
+from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.csv_text import format_csv
 from sm_train.toolkit.terminal.formatting import (
     format_duration,
@@ -35,7 +36,6 @@ def show(review: Review, console: Console) -> None:
 
 
 def _show_job(job: JobReview, console: Console) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     figures = job.figures
@@ -45,16 +45,18 @@ def _show_job(job: JobReview, console: Console) -> None:
         _cost(job),
         _steps(job),
     ]
-    console.print(f"[bold]{escape(job.name)}[/]  {escape(', '.join(one for one in facts if one))}")
+    console.print(
+        f"[bold]{escaped(job.name)}[/]  {escaped(', '.join(one for one in facts if one))}"
+    )
     if figures.seconds:
         _bar(job, console)
     table = Table(box=None, pad_edge=False, show_header=False)
     for verdict in job.verdicts:
-        answer = [escape(verdict.sentence)]
+        answer = [escaped(verdict.sentence)]
         if verdict.level in ("bad", "warning"):
-            answer += [f"[dim]{escape(one)}[/]" for one in verdict.evidence[:3]]
-            answer += [f"→ {escape(verdict.fix)}"] if verdict.fix else []
-        table.add_row(_symbol(verdict.level), escape(verdict.question), "\n".join(answer))
+            answer += [f"[dim]{escaped(one)}[/]" for one in verdict.evidence[:3]]
+            answer += [f"→ {escaped(verdict.fix)}"] if verdict.fix else []
+        table.add_row(_symbol(verdict.level), escaped(verdict.question), "\n".join(answer))
     console.print(table)
     console.print()
 
@@ -109,7 +111,6 @@ _COMPARED = (
 
 
 def _compare(jobs: Sequence[JobReview], console: Console) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -121,7 +122,7 @@ def _compare(jobs: Sequence[JobReview], console: Console) -> None:
     for job, name in zip(jobs, names, strict=True):
         values = [(getattr(job.figures, name), text) for _, name, text in _COMPARED]
         cells = ["unknown" if value is None else text(value) for value, text in values]
-        table.add_row(_symbol(job.level), escape(name), *cells)
+        table.add_row(_symbol(job.level), escaped(name), *cells)
     console.print(table)
     console.print()
 

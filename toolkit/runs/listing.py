@@ -81,4 +81,4 @@ def show_runs(runs: list[ListedRun], region: str, console: Console) -> None:
             run["created"][:16].replace("T", " "),
             format_usd(run["spent_usd"]),
         )
-    console.print(table)
+    console.print(table, markup=False)

@@ -19,6 +19,7 @@ from sm_train.toolkit.jobs.local_folder import (
 )
 from sm_train.toolkit.jobs.stage_state import StageState, current
 from sm_train.toolkit.runs.status_view import RunStatus, stage_status, stage_table
+from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.formatting import format_duration, format_number
 from sm_train.toolkit.terminal.printable import printable
 
@@ -47,7 +48,7 @@ def local_document(run: LocalRunFolder) -> RunStatus:
 def show_local_status(run: LocalRunFolder, console: Console) -> None:
     """Print the stages, where the model is, and the next command."""
     stages = read_stages(run)
-    console.print(f"[bold]{run.config().name}[/] on this machine, in {run.target}\n")
+    console.print(f"[bold]{run.config().name}[/] on this machine, in {escaped(str(run.target))}\n")
     console.print(stage_table(stages, with_jobs=False))
     console.print()
     for one in stages:
@@ -68,6 +69,11 @@ def _next_command(run: LocalRunFolder, stage: StageState | None) -> str | None:
         return f"sm-train watch {run.target}"
     if stage.state == "failed":
         return f"sm-train diagnose {run.path / stage.name}"
+    return resume_command(run)
+
+
+def resume_command(run: LocalRunFolder) -> str:
+    """Return the command that continues the run."""
     return run.command or "sm-train submit RUN --local"
 
 
@@ -153,6 +159,28 @@ def _line(stage: StageState | None) -> str:
     if stage.remaining_seconds:
         parts.append(f"{format_duration(stage.remaining_seconds)} remaining")
     return "  ".join(parts)
+
+
+def stop_local(run: LocalRunFolder, *, wait: bool) -> str:
+    """Make the run's process save a checkpoint and end; return SageMaker's status for its state.
+
+    Raises:
+        PreflightError: its process cannot be interrupted from here.
+    """
+    run.interrupt()
+    if wait:
+        run.wait()
+    return local_job_status(run)
+
+
+def local_job_status(run: LocalRunFolder) -> str:
+    """Return "Stopping" while the run trains, then "Completed", "Failed" or "Stopped"."""
+    if run.is_training():
+        return "Stopping"
+    stage = current(read_stages(run))
+    if stage is None:
+        return "Completed"
+    return "Failed" if stage.state == "failed" else "Stopped"
 
 
 def reject_options(run: LocalRunFolder, **options: object) -> None:

@@ -212,9 +212,9 @@ def _require_name(target: str) -> None:
         UserError: ``target`` is one.
     """
     if "/" in target:
+        problem = "holds no local run" if Path(target).is_dir() else "no such file or folder"
         raise UserError(
-            f"{target}: no such file or folder; name a run file, a run, a job or the folder of a "
-            "local run"
+            f"{target}: {problem}; name a run file, a run, a job or the folder of a local run"
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from sm_train.toolkit.jobs.stage_state import StageState, State
 from sm_train.toolkit.runs.resolve import RunState
+from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def stage_status(stage: StageState, now: float) -> StageStatus:
 
 def show_status(state: RunState, console: Console) -> None:
     """Print stages, the newest job, cost and the next command, at most 100 columns wide."""
-    console.print(f"[bold]{state.run.name}[/] in {state.run.region}\n")
+    console.print(f"[bold]{escaped(state.run.name)}[/] in {state.run.region}\n")
     console.print(stage_table(state.stages, with_jobs=True))
     console.print()
     for line in _summary(state):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.jobs.checkpoints import local_checkpoints
 from sm_train.toolkit.jobs.events import LOG_NAME
 from sm_train.toolkit.jobs.local_folder import (
@@ -19,8 +20,9 @@ from sm_train.toolkit.jobs.local_folder import (
     finished_step,
 )
 from sm_train.toolkit.local.folders import LocalFolders, has_model
-from sm_train.toolkit.local.launcher import default_nodes, run_stage
+from sm_train.toolkit.local.launcher import default_nodes, exclusive_run, run_stage
 from sm_train.toolkit.submit.submission import choose_stages
+from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,46 +68,84 @@ def run_locally(
         from sm_train.toolkit.local.docker import require_docker
 
         require_docker(image, build_command())
-    results = []
-    for chosen in choose_stages(config, stage):
-        if config.entry is None and (step := finished_step(output / chosen.name, chosen.max_steps)):
-            results.append(_finished(output / chosen.name))
-            console.print(
-                f"{chosen.name}: already finished, {step:,}/{chosen.max_steps:,} steps; model in "
-                f"{results[-1].model}. Remove {output / chosen.name} to train it again",
-                soft_wrap=True,
-                markup=False,
-            )
-            continue
-        finished = output / chosen.name / FINISHED_NAME
-        finished.unlink(missing_ok=True)
-        count = nodes or default_nodes(chosen)
-        per_process = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
-        console.print(
-            f"{chosen.name}: emulating {count} of {_count(chosen.instances, 'node')}, "
-            f"{_count(processes, 'process')} each; effective batch "
-            f"{per_process * count * processes} here"
-        )
-        try:
-            folders = run_stage(
+    stages = choose_stages(config, stage)
+    # For all stages: between two of them the run is still in progress.
+    with exclusive_run(output):
+        return tuple(
+            _finished(config, chosen, output)
+            or _train(
                 config,
                 chosen,
                 bundle,
                 base=base,
-                nodes=count,
+                nodes=nodes or default_nodes(chosen),
                 processes=processes,
                 output=output,
                 image=image,
                 console=console,
             )
-        except KeyboardInterrupt:
-            _print_stopped(output / chosen.name, console)
-            raise
-        write_atomic(finished, f"{chosen.max_steps}\n".encode())
-        model = folders.model if has_model(folders) else None
-        results.append(LocalStage(chosen.name, model, folders.checkpoints, folders.log))
-        console.print(_result_line(chosen.name, folders, config.entry), soft_wrap=True)
-    return tuple(results)
+            for chosen in stages
+        )
+
+
+def _finished(config: RunConfig, stage: StageSection, output: Path) -> LocalStage | None:
+    """Return what an earlier run left of a stage that has no steps left; None if it has."""
+    folder = output / stage.name
+    step = finished_step(folder, stage.max_steps) if config.entry is None else None
+    if step is None:
+        return None
+    left = LocalStage(stage.name, final_model(folder), folder / "checkpoints", folder / LOG_NAME)
+    stderr_console(shows_results=True).print(
+        f"{stage.name}: already finished, {step:,}/{stage.max_steps:,} steps; model in "
+        f"{left.model}. Remove {folder} to train it again",
+        soft_wrap=True,
+        markup=False,
+    )
+    return left
+
+
+def _train(
+    config: RunConfig,
+    stage: StageSection,
+    bundle: Bundle,
+    *,
+    base: Path,
+    nodes: int,
+    processes: int,
+    output: Path,
+    image: str | None,
+    console: Console,
+) -> LocalStage:
+    """Train a stage from its newest checkpoint."""
+    finished = output / stage.name / FINISHED_NAME
+    finished.unlink(missing_ok=True)
+    per_process = stage.per_device_batch_size * stage.gradient_accumulation_steps
+    console.print(
+        f"{stage.name}: emulating {nodes} of {_count(stage.instances, 'node')}, "
+        f"{_count(processes, 'process')} each; effective batch "
+        f"{per_process * nodes * processes} here"
+    )
+    try:
+        folders = run_stage(
+            config,
+            stage,
+            bundle,
+            base=base,
+            nodes=nodes,
+            processes=processes,
+            output=output,
+            image=image,
+            console=console,
+        )
+    except KeyboardInterrupt:
+        _print_stopped(output / stage.name)
+        raise
+    write_atomic(finished, f"{stage.max_steps}\n".encode())
+    stderr_console(shows_results=True).print(
+        _result_line(stage.name, folders, config), soft_wrap=True, markup=False
+    )
+    model = folders.model if has_model(folders) else None
+    return LocalStage(stage.name, model, folders.checkpoints, folders.log)
 
 
 def _count(number: int, noun: str) -> str:
@@ -113,12 +153,9 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 
-def _finished(folder: Path) -> LocalStage:
-    return LocalStage(folder.name, final_model(folder), folder / "checkpoints", folder / LOG_NAME)
-
-
-def _print_stopped(folder: Path, console: Console) -> None:
+def _print_stopped(folder: Path) -> None:
     """Print the step of the last checkpoint, from which the stage resumes."""
+    console = stderr_console(shows_results=True)
     stored = local_checkpoints(folder / "checkpoints")
     if stored.name is None:
         line = f"{folder.name}: stopped before its first checkpoint"
@@ -130,10 +167,13 @@ def _print_stopped(folder: Path, console: Console) -> None:
         console.print(f"To resume: {command}", soft_wrap=True, markup=False)
 
 
-def _result_line(stage: str, folders: LocalFolders, entry: str | None) -> str:
+def _result_line(stage: str, folders: LocalFolders, config: RunConfig) -> str:
     """Return what a local stage left, for its last line."""
+    if not config.checkpoint.save:
+        return f"{stage}: done, without checkpoints and model (checkpoint.save: false)"
     if has_model(folders):
         return f"{stage}: model in {folders.model}"
     stored = local_checkpoints(folders.checkpoints)
     left = "none" if stored.name is None else f"{folders.checkpoints / stored.name}"
-    return f"{stage}: done; {entry} left no model in {folders.model}; newest checkpoint: {left}"
+    missing = f"{config.entry} left no model in {folders.model}"
+    return f"{stage}: done; {missing}; newest checkpoint: {left}"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sm_train.cost.assumptions import Observed
 from sm_train.cost.estimate import Estimate
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.costing.history import History, history_uri, read_history
+from sm_train.toolkit.costing.measured_speeds import applicable, read_measured_object
 from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import JobNameClaim
@@ -204,8 +206,16 @@ def next_start(
 def _read_history(
     session: boto3.Session, config: RunConfig, region: str
 ) -> tuple[History | None, tuple[str, ...]]:
-    """Return the measurements of the run's finished jobs; None, with a warning, if unreadable."""
+    """Return what the run's finished jobs and `sm-train measure` showed; None, with a warning, if
+    unreadable.
+    """
     try:
-        return read_history(session, history_uri(config, region)), ()
+        history = read_history(session, history_uri(config, region))
+        speeds, unused = applicable(config, read_measured_object(session, config, region))
     except UserError as error:
         return None, (f"estimated without the run's history: {error}",)
+    if speeds:
+        history = history or History(Observed(jobs=0, gpu_hours=0.0, failures=0), ())
+        measured = tuple(speed.measurement for speed in speeds)
+        history = replace(history, measurements=(*history.measurements, *measured))
+    return history, tuple(unused)

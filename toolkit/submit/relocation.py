@@ -131,6 +131,8 @@ def require_run_data(session: boto3.Session, config: RunConfig, region: str, sta
     Raises:
         UserError: bucket, shards or index are missing.
     """
+    if config.data.synthetic_samples:
+        return
     for placement in placements(config, region):
         regional, data = session_in_region(session, placement.region), placement.config.data
         require_bucket(regional, data.uri, placement.region, "data.uri")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
 from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
 from sm_train.toolkit.costing.worst_case import remaining_alternative_costs
 from sm_train.toolkit.errors import UserError
@@ -22,7 +21,7 @@ from sm_train.toolkit.submit.submit import (
     report_alarms,
     report_started,
 )
-from sm_train.toolkit.terminal.console import bytes_bar
+from sm_train.toolkit.terminal.console import bytes_bar, write_line
 
 if TYPE_CHECKING:
     import boto3
@@ -61,7 +60,7 @@ def resume_recorded(
     start = next_start(run.name, stages, chosen, cause="resume", auto_advance=auto_advance)
     launch = resolve_job_name(session, launch_where_last(run, stages, start))
     for line in check_budget(run.config, run.region):
-        click.echo(f"warning: {line}", err=True)
+        write_line(f"warning: {line}", err=True)
     if not yes:
         [relocated] = choose_stages(launch.config, stage)
         cost = estimate_remaining(

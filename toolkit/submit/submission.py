@@ -133,6 +133,14 @@ def launch_record(submission: Submission, sent: TrainingRequest) -> LaunchRecord
     return LaunchRecord(run_document(config), requests)
 
 
+def shortened(config: RunConfig, steps: int) -> RunConfig:
+    """Return the run with ``steps`` optimizer steps in each stage, and ten lines of progress."""
+    stages = [stage.model_copy(update={"max_steps": steps}) for stage in config.stages]
+    log_every = min(config.training.log_every, max(1, steps // 10))
+    training = config.training.model_copy(update={"log_every": log_every})
+    return config.model_copy(update={"stages": stages, "training": training})
+
+
 def choose_stages(config: RunConfig, name: str | None) -> tuple[StageSection, ...]:
     """Return the stage called ``name``, or all of them.
 

@@ -46,6 +46,7 @@ from sm_train.toolkit.terminal.console import (
     note,
     stderr_console,
     write_json,
+    write_line,
 )
 from sm_train.toolkit.terminal.formatting import format_total_usd, format_usd
 
@@ -120,7 +121,7 @@ def dry_run(submission: Submission, profile: str | None) -> RunPlan:
 
 def _warn(lines: Iterable[str]) -> None:
     for line in lines:
-        click.echo(f"warning: {line}", err=True)
+        write_line(f"warning: {line}", err=True)
 
 
 def session_for_jobs(
@@ -241,7 +242,7 @@ def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None
     if as_json:
         write_json({"training_job_name": name, "region": region, "stage": stage})
     elif messages_are_hidden():
-        click.echo(name)
+        write_line(name)
     note(f"Started {name}")
     note(training_job_url(region, name))
 

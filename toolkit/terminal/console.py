@@ -45,6 +45,13 @@ def note(text: str) -> None:
         sys.stderr.write(f"{printable(text)}\n")
 
 
+def write_line(text: str, *, err: bool = False) -> None:
+    """Print a result on standard output, or a warning on standard error, also with `--quiet`."""
+    stream = sys.stderr if err else sys.stdout
+    stream.write(f"{printable(text)}\n")
+    stream.flush()  # in the order of the lines, also where both streams are one
+
+
 def stderr_console(*, shows_results: bool = False) -> Console:
     """Return the console for messages and progress: standard error, silent with `--quiet`.
 
@@ -53,6 +60,17 @@ def stderr_console(*, shows_results: bool = False) -> Console:
     console = _console(stderr=True)
     console.quiet = _messages_hidden and not shows_results
     return console
+
+
+def escaped(text: str) -> str:
+    """Return text from outside for use in rich's markup, which it cannot change.
+
+    Rich's own function would leave a bracket that a control character separates from its tag, and
+    the text without the character would then be markup.
+    """
+    from rich.markup import escape
+
+    return escape(printable(text))
 
 
 def stdout_console() -> Console:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from sm_train.toolkit.terminal.printable import printable
 
-# OWASP, "CSV Injection": spreadsheets evaluate a cell that starts with one of these characters.
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+# OWASP, "CSV Injection" (2026-11): spreadsheets evaluate a cell that starts with one of these
+# characters, some also after spaces and in their full-width form.
+_FORMULA = re.compile(r"\s*[=+@\-\uff1d\uff0b\uff0d\uff20]|[\t\r]")
+# In some countries spreadsheets separate cells at semicolons, and some guess the separator.
+_SEPARATOR = re.compile(r"[,;|\t\n\"]")
 
 
 def format_csv(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
@@ -17,15 +19,18 @@ def format_csv(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> 
 
     Text that a spreadsheet would take for a formula starts with an apostrophe. Numbers stay.
     """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, "", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    return text.getvalue()
+    lines = [columns, *([row.get(name) for name in columns] for row in rows)]
+    return "".join(f"{','.join(map(_cell, line))}\n" for line in lines)
 
 
-def _cell(value: object) -> object:
+def _cell(value: object) -> str:
     if not isinstance(value, str):
-        return value
-    quote = "'" if value.startswith(_FORMULA_STARTS) else ""
-    return quote + printable(value)
+        return "" if value is None else str(value)
+    text = printable(value)
+    # The text after removed controls may be a formula as well.
+    if _FORMULA.match(value) or _FORMULA.match(text):
+        text = f"'{text}"
+    if _SEPARATOR.search(text):
+        text = text.replace('"', '""')
+        return f'"{text}"'
+    return text

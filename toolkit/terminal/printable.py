@@ -12,16 +12,25 @@ _SEQUENCES = re.compile(
     r"|\x1b[ -/]*[0-Z\\^-~]"
 )
 # C0 except tab and line feed, DEL and C1; line separators; and the controls that reorder text
-# (Unicode's Bidi_Control property).
+# (Unicode's Bidi_Control property, and the deprecated ones that follow them).
 _CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f]"
 )
+# What os.fsdecode makes of a byte that is no UTF-8, which a terminal may take for C1.
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def without_sequences(text: str) -> str:
+    """Return ``text`` without escape sequences; single control characters stay."""
+    return _SEQUENCES.sub("", text)
 
 
 def printable(text: str) -> str:
     """Return ``text`` without escape sequences, control characters and bidirectional controls.
 
-    Tabs and line feeds stay. A terminal then displays the text and does nothing else: it changes no
-    title, clipboard, color or cursor, and displays the characters in their order.
+    Tabs and line feeds stay; half a surrogate pair becomes U+FFFD. A terminal then displays the
+    text and does nothing else: it changes no title, clipboard, color or cursor, and displays the
+    characters in their order.
     """
-    return _CONTROLS.sub("", _SEQUENCES.sub("", text.replace("\r\n", "\n")))
+    without = _CONTROLS.sub("", without_sequences(text.replace("\r\n", "\n")))
+    return _SURROGATES.sub("\ufffd", without)

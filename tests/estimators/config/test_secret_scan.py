@@ -134,6 +134,40 @@ def planted_secrets(seed: int = 0) -> dict[str, tuple[str, str]]:
     plant(".netrc", "machine api.acme.com login ann password @@", chars(ALNUM, 9))
     plant("database URL", "postgresql://ann:@@@db.acme.com/train", chars(ALNUM, 9))
     plant("Redis URL", "redis://:@@@cache.acme.com:6379/0", chars(ALNUM, 9))
+    # Formats of services, from their documentation and from gitleaks' rules (July 2026).
+    for kind, secret in {
+        "GitLab workspace token": "glwt-" + chars(URL_SAFE, 20),
+        "Slack workflow token": "xwfp" + f"-123456789012-{chars(ALNUM, 24)}",
+        "private key in base64": "LS0tLS1CRUdJTiBSU0EgUFJJ" + f"VkFURSBLRVk{chars(ALNUM, 60)}",
+        "Docker Hub token": "dckr_pat_" + chars(URL_SAFE, 27),
+        "Figma token": "figd_" + chars(URL_SAFE, 40),
+        "Tailscale key": f"tskey-auth-{chars(ALNUM, 17)}-{chars(ALNUM, 32)}",
+        "Dynatrace token": f"dt0c01.{chars(BASE32, 24)}.{chars(BASE32, 64)}",
+        "HubSpot token": "pat-na1-" + uuid(),
+        "Netlify token": "nfp_" + chars(ALNUM, 36),
+        "CircleCI token": f"CCIPAT_{chars(ALNUM, 22)}_{chars(HEX, 40)}",
+        "Buildkite token": "bkua_" + chars(HEX, 40),
+        "SonarQube token": "sqp_" + chars(HEX, 40),
+        "Brevo key": f"xkeysib-{chars(HEX, 64)}-{chars(ALNUM, 16)}",
+        "Mapbox token": f"sk.eyJ{chars(ALNUM, 80)}.{chars(URL_SAFE, 22)}",
+        "Modal token": "ak-" + chars(ALNUM, 22),
+        "fal.ai key": f"{uuid()}:{chars(HEX, 32)}",
+        "ElevenLabs key": "sk_" + chars(HEX, 48),
+        "Kaggle token": "KGAT_" + chars(HEX, 32),
+        "Databricks OAuth secret": "dose" + chars(HEX, 32),
+        "Mailgun key, new format": f"{chars(HEX, 32)}-{chars(HEX, 8)}-{chars(HEX, 8)}",
+        "New Relic license": chars(HEX, 36) + "NRAL",
+        "LaunchDarkly key": "sdk-" + uuid(),
+        "Azure AI key": f"{chars(ALNUM, 52)}JQQJ99{chars(ALNUM, 24)}",
+        "Django key": "django-insecure-" + chars(ALNUM, 50),
+        "age key": "AGE-SECRET-KEY-1" + chars(string.ascii_uppercase + "234567890", 58),
+    }.items():
+        plant(kind, "login('@@')", secret)
+    plant("password of curl", "curl -u ann:@@ https://api.acme.com", chars(ALNUM, 14))
+    plant("JDBC password", "jdbc:mysql://db/x?user=ann&password=@@", chars(ALNUM, 12))
+    plant("variable in a comment", "# DEPLOY_TOKEN=@@", chars(ALNUM, 20))
+    plant("variable in a command", "os.system('SNYK_TOKEN=@@ make')", uuid())
+    plant("npm password", "//npm.acme.com/:_auth=@@", pair)
     plant("password in code", "password = '@@'", chars(ALNUM, 10))
     plant("API token in code", "my_service_token = '@@'", chars(ALNUM, 24))
     plant("key in a shell script", "export CUSTOM_API_KEY='@@'", chars(ALNUM, 32))
@@ -262,6 +296,10 @@ url = "postgresql://user:password@localhost/db"
 key = "down_blocks.0.attentions.1.transformer_blocks.0.attn2.to_k.weight"
 special_tokens = {"pad_token": "<|endoftext|>", "bos_token": "<|startoftext|>"}
 num_tokens: 4096
+choices.append("type=triton_BLOCK-M=128_BLOCK-K=16_BLOCK-N=64_numstages=4_numwarps=8")
+lower("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
+engine = create_engine("postgresql+psycopg2://scott:tiger@localhost/test")
+os.environ["TOKENIZERS_PARALLELISM=false"]; MAX_TOKENS=4096; SORT_KEY=None
 """
 
 

@@ -108,7 +108,7 @@ def test_a_local_run_is_reviewed_and_diagnosed(tmp_path: Path, cli: Cli) -> None
     assert len(repr(diagnosis)) < 160
     assert "<table>" in diagnosis._repr_html_()
     for call in ("status", "logs", "stop", "wait"):
-        with pytest.raises(sm_train.UsageError, match="is a local run"):
+        with pytest.raises(sm_train.UsageError, match="holds no local run"):
             getattr(job, call)()
 
 

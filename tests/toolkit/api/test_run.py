@@ -315,3 +315,34 @@ run.cost(stages=1)
     errors = [line for line in result.stdout.splitlines() if "error:" in line]
     assert len(errors) == 1, result.stdout
     assert 'Unexpected keyword argument "stages" for "cost"' in errors[0]
+
+
+def test_region_and_profile_are_those_of_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An argument, then `SM_TRAIN_*`, the run file, the configuration file and AWS's own."""
+    home = tmp_path / "home"
+    (home / "sm-train").mkdir(parents=True)
+    (home / "sm-train" / "config.toml").write_text('profile = "file"\nregion = "eu-west-1"\n')
+    (tmp_path / "aws").write_text(
+        "[profile given]\n[profile file]\n[profile environment]\nregion = eu-north-1\n"
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws"))
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    document = run()
+    del document["region"]
+    loaded = sm_train.Run.from_dict(document)
+    assert (loaded.profile, loaded.aws_region) == ("file", "eu-west-1")
+    assert sm_train.Job("demo").profile == "file"
+    monkeypatch.setenv("SM_TRAIN_PROFILE", "environment")
+    monkeypatch.setenv("SM_TRAIN_REGION", "us-west-2")
+    loaded = sm_train.Run.from_dict(document | {"region": "us-east-2"})
+    assert (loaded.profile, loaded.aws_region) == ("environment", "us-west-2")
+    assert sm_train.Job("demo", profile="given").profile == "given"
+    given = sm_train.Run.from_dict(document, region="us-east-1", profile="given")
+    assert (given.profile, given.aws_region) == ("given", "us-east-1")
+    monkeypatch.setenv("SM_TRAIN_PROFILE", "nobody")
+    with pytest.raises(sm_train.AccessError, match="profile: 'nobody' is not in the AWS config"):
+        sm_train.Run.from_dict(document).trainer()

@@ -106,6 +106,22 @@ def test_mistake_in_a_flag_writes_nothing(
     assert not (tmp_path / "run.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("preset", "hint"),
+    [
+        ("tiny", "Did you mean 'tiny-pixels'?"),
+        ("bria", "Did you mean 'bria-2.0'?"),
+        ("sdxl", "It is a model: --model sdxl."),
+        ("sd3", "Models are chosen with --model; for Stable Diffusion 3 write mmdit-2b (medium)"),
+        ("flux", "Models are chosen with --model; no preset has the size of FLUX.1"),
+    ],
+)
+def test_unknown_preset_gets_a_hint(cli: Cli, preset: str, hint: str) -> None:
+    result = cli("init", "--preset", preset)
+    assert result.returncode == 2
+    assert hint in result.stderr
+
+
 def test_wizard_offers_what_the_account_has(aws: Aws, tmp_path: Path) -> None:
     iam = aws.client("iam")
     for name, service in (("training", "sagemaker"), ("lambda", "lambda")):

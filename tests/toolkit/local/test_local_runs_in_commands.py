@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sm_train
 from sm_train.toolkit.jobs.local_folder import LOCK_NAME, find_local_run, read_stages
 from sm_train.toolkit.submit.bundle import bundle_of
 
@@ -66,11 +67,38 @@ def test_a_local_run_from_its_first_steps_to_a_picture(cli: Cli, tmp_path: Path)
         assert cli("diagnose", target).returncode == 0
         review = cli("review", target, "--json")
         assert review.returncode == 0, review.stderr
+    stopped = cli("stop", RUN, "--json")
+    assert json.loads(stopped.stdout) == {
+        "training_job_name": None, "stage": "8px", "status": "Completed",
+    }  # fmt: skip
+    assert stopped.stderr == f"{RUN} has ended\n"
+    refused = cli("stop", RUN, "--after-stage")
+    assert one_line(refused.stderr).startswith("sm-train: --after-stage: applies to jobs")
+    for target in TARGETS[:2]:
+        as_python_sees_it(sm_train.Job(str(tmp_path / target)))
     # Offline: AWS is not asked about a folder.
     missing = cli("export", RUN, "model", "--stage", "16px")
     assert one_line(missing.stderr).startswith(
         "sm-train: --stage: '16px' is not in local-runs/tiny"
     )
+
+
+def as_python_sees_it(job: sm_train.Job) -> None:
+    """Check the methods of a job that is a finished local run of 4 steps."""
+    status = job.status()
+    assert (status.run, status.state, status.stages[0].step) == ("tiny", "done", 4)
+    lines = list(job.logs(follow=True))
+    [start, *_] = [line for line in lines if line.message.startswith('SMT {"kind": "start"')]
+    assert (start.node, type(start.time)) == ("algo-1", float)
+    assert any(
+        (line.time, line.node) == (None, None) and "step 4/4" in line.message for line in lines
+    )
+    with pytest.raises(sm_train.UsageError, match="--node: applies to jobs"):
+        job.logs(node=1)
+    assert (job.wait(), job.stop()) == ("Completed", "Completed")
+    assert job.metrics().last is not None
+    assert [one.name for one in job.review().jobs]
+    assert job.diagnose().cause == "no-failure"
 
 
 @pytest.mark.slow
@@ -132,6 +160,13 @@ def test_locked_run_is_training_and_watch_waits_for_its_end(cli: Cli, tmp_path: 
         found = find_local_run(run)
         assert found is not None
         assert [stage.state for stage in read_stages(found)] == ["starting"]
+        job = sm_train.Job(str(run))
+        with pytest.raises(sm_train.PreflightError, match="interrupt that program"):
+            job.stop()
+        lock.write("another-host 1\n")
+        lock.flush()
+        with pytest.raises(sm_train.PreflightError, match="trains on another-host; stop it there"):
+            job.stop()
         once = cli("watch", RUN, "--once", "--json")
         assert json.loads(once.stdout)["next_command"] == f"sm-train watch {RUN}"
     assert json.loads(cli("watch", RUN, "--json").stdout)["state"] == "stopped"

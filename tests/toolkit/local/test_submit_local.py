@@ -8,10 +8,12 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+import sm_train
 import yaml
 from sm_train.entrypoints.checkpointing.manifest import shard_files
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
@@ -49,7 +51,10 @@ def test_user_code_runs_instead_of_ours(cli: Cli, tmp_path: Path) -> None:
     (code / "own.py").write_text(
         "import sys\n"
         "from helper import WORD\n"
+        "from sm_train.entrypoints.common.events import format_event\n"
         "from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths\n"
+        "fields = {'code': 'c', 'message': 'the disk is slow'}\n"
+        "print(format_event('warning', fields, time=1.0, node=0, rank=3), flush=True)\n"
         "paths = SageMakerPaths.from_environment()\n"
         "masks = [path.name for path in paths.channel('masks').iterdir()]\n"
         "(paths.checkpoints / 'seen').write_text(f'{WORD} {sys.argv[1:]} {masks}')\n"
@@ -62,11 +67,14 @@ def test_user_code_runs_instead_of_ours(cli: Cli, tmp_path: Path) -> None:
         "channels": {"masks": {"uri": "s3://own/masks/", "local": "masks"}},
     }
     run.write_text(yaml.safe_dump(document))
-    result = cli("submit", run, "--local", "--nodes", "1", network="loopback")
+    result = cli("submit", run, "--local", "--nodes", "1", "--quiet", network="loopback")
     assert result.returncode == 0, result.stderr
     seen = tmp_path / "local-runs" / document["name"] / "8px" / "checkpoints" / "seen"
     assert seen.read_text() == "helped ['--lr', '0.001'] ['a.png']"
     assert "8px: done; jobs/own.py left no model" in result.stderr
+    # --quiet hides messages, but no warning of any rank and no result.
+    assert "warning (rank 3): the disk is slow\n" in result.stderr
+    assert "emulating" not in result.stderr
 
 
 def test_two_emulated_nodes_train_on_disjoint_shards(cli: Cli, tmp_path: Path) -> None:
@@ -127,10 +135,19 @@ def test_stage_starts_from_the_previous_stages_model(cli: Cli, tmp_path: Path) -
     assert (previous / "unet" / "diffusion_pytorch_model.safetensors").exists()
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
-def test_interrupt_ends_all_processes_after_a_checkpoint(tmp_path: Path, number: int) -> None:
+def press_ctrl_c(running: subprocess.Popen[str], job: sm_train.Job) -> None:
+    running.send_signal(signal.SIGINT)
+
+
+def stop(running: subprocess.Popen[str], job: sm_train.Job) -> None:
+    assert job.status().state == "training"
+    assert job.stop() == "Stopping"
+
+
+@pytest.mark.parametrize("interrupt", [press_ctrl_c, stop])
+def test_interrupt_ends_all_processes_after_a_checkpoint(
+    tmp_path: Path, interrupt: Callable[[subprocess.Popen[str], sm_train.Job], None]
+) -> None:
     write_shards(tmp_path / "shards", shards=2, each=20)
     run = write_tiny(tmp_path, max_steps=100000)
     program = "import sys\nfrom sm_train.toolkit.cli import main\nmain(sys.argv[1:])"
@@ -146,7 +163,8 @@ def test_interrupt_ends_all_processes_after_a_checkpoint(tmp_path: Path, number:
     for line in running.stderr:
         if "step 3/" in line:
             break
-    running.send_signal(number)
+    job = sm_train.Job(str(tmp_path / "local-runs" / "tiny"))
+    interrupt(running, job)
     rest = running.stderr.read()
     assert running.wait(timeout=DEADLINE) == 130, rest
     assert "interrupted" in rest
@@ -157,6 +175,11 @@ def test_interrupt_ends_all_processes_after_a_checkpoint(tmp_path: Path, number:
     assert processes_of(tmp_path) == []
     checkpoints = tmp_path / "local-runs" / "tiny" / "8px" / "checkpoints"
     assert [*checkpoints.glob("step-*/complete.json")]
+    assert (job.wait(), job.stop(wait=True), job.status().state) == (
+        "Stopped",
+        "Stopped",
+        "stopped",
+    )
 
 
 def test_failed_job_prints_its_last_lines_and_failure_file(cli: Cli, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_bad_input_is_rejected_with_its_reason(
     assert (rejection.source[:4], rejection.reason) == ("bad.", reason)
     assert rejection.detail
     assert " at 0x" not in rejection.detail  # memory addresses differ between runs
-    assert f"rejected 1: {reason}: bad." in run.stderr
+    assert f"rejected 1: 1 {reason} (bad." in run.stderr
     assert "Warning" not in run.stderr
 
 
@@ -156,13 +156,19 @@ def test_the_summary_names_only_a_few_rejected_inputs(cli: Cli, tmp_path: Path) 
     write_album(tmp_path / "in", 1)
     for number in range(1000):
         write_pair(tmp_path / "in", f"empty-{number:04}.jpg", b"", "x")
+    write_pair(tmp_path / "in", "broken.jpg", b"x", "x")
     run = cli("pack", "in", "out")
-    assert (
-        "rejected 1,000: image-empty: empty-0000.jpg, empty-0001.jpg, empty-0002.jpg, "
-        "… all in out/index.parquet\n"
-    ) in run.stderr
+    summary = (
+        "rejected 1,001: 1 image-corrupt (broken.jpg), 1,000 image-empty (empty-0000.jpg, "
+        "empty-0001.jpg, …); -v lists all, as does out/index.parquet\n"
+    )
+    assert summary in run.stderr
     assert run.stderr.count("\n") == 2
-    assert ShardIndex(tmp_path / "out/index.parquet").header.rejected == 1000
+    listed = cli("pack", "in", "out", "-v", "--quiet").stderr  # --quiet hides no result
+    assert summary in listed
+    assert "\nrejected: empty-0999.jpg: image-empty: " in listed
+    assert listed.count("\n") == 2 + 1001
+    assert ShardIndex(tmp_path / "out/index.parquet").header.rejected == 1001
 
 
 def test_a_pack_without_accepted_inputs_is_an_error_and_writes_nothing(

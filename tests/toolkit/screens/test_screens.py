@@ -31,6 +31,7 @@ SCREENS: dict[str, list[str]] = {
     "cost-alternatives": ["cost", "run.yaml", "--alternatives", "--rows", "5"],
     "cost-regions": ["cost", "run.yaml", "--regions"],
     "cost-compare": ["cost", "run.yaml", "--compare", "other.yaml"],
+    "measure": ["measure", "run.yaml", "--stage", "512px", "--dry-run"],
     "instances": ["instances", "--gpu", "100"],
     "plan": ["submit", "run.yaml", "--dry-run"],
     "submit-refused": ["submit", "run.yaml", "--yes"],

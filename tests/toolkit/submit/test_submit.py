@@ -18,6 +18,7 @@ from sm_train.estimators.request.training import hyperparameter, stage_name
 from sm_train.estimators.sdk.model_trainer import without_timestamps
 
 from tests.conftest import Aws, Cli, clean_environment
+from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import stage
 from tests.support.run_files import one_line, write_run
 
@@ -487,6 +488,43 @@ def test_quiet_prints_the_jobs_name_and_web_opens_its_page(
     job = result.stdout.strip()
     assert job == "demo--256px-0001"
     assert opened.read_text().strip().endswith(f"#/jobs/{job}")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "code", "outcome"),
+    [
+        ("Completed", None, 0, "the run is done"),
+        ("Failed", "AlgorithmError: ExecuteUserScriptError", 6, "failed: "),
+        ("Stopped", None, 0, "was stopped; `sm-train resume` continues it"),
+        ("Failed", "CapacityError: Insufficient capacity", 5, "got no instances"),
+    ],
+)
+def test_follow_ends_with_the_job(
+    cli: Cli,
+    aws: Aws,
+    tmp_path: Path,
+    status: str,
+    reason: str | None,
+    code: int,
+    outcome: str,
+) -> None:
+    """And its exit code tells how the job ended."""
+    aws.make_bucket("ai-bucket", **SHARDS)
+    sagemaker = FakeSageMaker(aws)
+    start = aws.response_filters["CreateTrainingJob"]
+
+    def end_at_once(response: dict[str, Any]) -> dict[str, Any]:
+        started = start(response)
+        name = started["TrainingJobArn"].rsplit("/", 1)[1]
+        sagemaker.set_status(name, status, reason=reason, seconds=1.0)
+        return started
+
+    aws.response_filters["CreateTrainingJob"] = end_at_once
+    run = write_run(tmp_path, recovery={"max_attempts": 1})
+    result = cli("submit", run, "--yes", "--follow", network="loopback", env=aws.environment)
+    assert result.returncode == code, result.stderr
+    assert outcome in result.stderr
+    assert sagemaker.names() == ["demo--256px-0001"]
 
 
 @pytest.mark.parametrize(

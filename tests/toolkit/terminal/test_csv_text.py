@@ -11,10 +11,23 @@ from hypothesis import strategies as st
 from sm_train.toolkit.terminal.csv_text import format_csv
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+@pytest.mark.parametrize(
+    "start", ["=", "+", "-", "@", "\t", "\r", " =", "\n=", "\u202e=", "\x1b[m@", "\x00+", "\uff1d"]
+)
 def test_a_formula_becomes_text(start: str) -> None:
     [row] = csv.DictReader(io.StringIO(format_csv(["name"], [{"name": f"{start}1+1"}])))
     assert row["name"].startswith("'")
+
+
+def test_a_header_is_no_formula() -> None:
+    assert format_csv(["=1+1", "b"], []) == "'=1+1,b\n"
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_a_cell_is_one_cell_whatever_the_separator(separator: str) -> None:
+    text = format_csv(["name"], [{"name": f"a{separator}=1+1"}])
+    rows = csv.reader(io.StringIO(text), delimiter=separator)
+    assert [*rows] == [["name"], [f"a{separator}=1+1"]]
 
 
 def test_numbers_and_missing_values_stay() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
-from sm_train.toolkit.terminal.console import stdout_console
+from sm_train.toolkit.terminal.console import escaped, stdout_console
 from sm_train.toolkit.terminal.printable import printable
 
 from tests.conftest import Cli
@@ -34,6 +34,7 @@ HOSTILE = {
     "right_to_left": ("photo\u202egpj.exe", "photogpj.exe"),
     "isolates": ("\u2066a\u2069b\u200fc", "abc"),
     "separators": ("a\u2028b\u2029c\x85d", "abcd"),
+    "undecodable_bytes": ("a\udc9b31mb", "a\ufffd31mb"),
     "windows_line_end": ("a\r\nb\tc\n", "a\nb\tc\n"),
     "ordinary": ("größe 寸法 👩‍🎨 é [bold]x[/bold]", "größe 寸法 👩‍🎨 é [bold]x[/bold]"),
 }
@@ -50,6 +51,14 @@ characters = st.text(
 )
 
 
+@pytest.mark.parametrize("text", ["[\x00/name]", "[\x9bmlink=https://evil.example]x", "[b]", "a\\"])
+def test_text_from_outside_cannot_be_markup(text: str) -> None:
+    file = io.StringIO()
+    console = type(stdout_console())(file=file, force_terminal=True, highlight=False)
+    console.print(f"[bold]{escaped(text)}[/]")
+    assert file.getvalue() == f"\x1b[1m{printable(text)}\x1b[0m\n"
+
+
 @given(characters)
 def test_no_control_character_is_left(text: str) -> None:
     result = printable(text)
@@ -60,7 +69,7 @@ def test_no_control_character_is_left(text: str) -> None:
     assert printable(result) == result
 
 
-@given(st.text(st.characters(exclude_categories=["Cc", "Cf", "Zl", "Zp"])))
+@given(st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"])))
 def test_text_without_control_is_unchanged(text: str) -> None:
     assert printable(text) == text
 
@@ -72,7 +81,10 @@ def test_commands_print_no_control_from_logs_and_file_names(cli: Cli, tmp_path: 
         'Traceback (most recent call last):\n  File "own.py", line 3, in <module>\n'
         f"ValueError: {name} \x9b31m is bad\n"
     )
-    for result in (cli("diagnose", log.name), cli("check", f"{name}.yaml", "--offline")):
+    for result in (
+        cli("diagnose", log.name),
+        cli("check", f"{name}.yaml", "--offline"),
+    ):
         output = result.stdout + result.stderr
         assert "photogpj" in output
         assert not set(output) & set("\x1b\x9b\x07\u202e")
@@ -86,3 +98,18 @@ def test_the_console_prints_no_control_but_its_own(case: str) -> None:
     console.print(text, markup=False)
     console.print(Text(text, style="bold red"))
     assert not set(console.file.getvalue()) & set("\x1b\x9b\x9d\x07\x08\u202e\u2066")
+
+
+@pytest.mark.parametrize("tag", ["[\x9bm/name]", "[\x1b[mlink=https://evil.example]x"])
+@pytest.mark.parametrize("command", ["diagnose", "review"])
+def test_a_log_line_cannot_be_markup(cli: Cli, tmp_path: Path, command: str, tag: str) -> None:
+    (tmp_path / "algo-1.log").write_text(f"torch.OutOfMemoryError: CUDA out of memory. {tag}\n")
+    result = cli(command, "algo-1.log")
+    assert result.returncode == 0, result.stderr
+    assert printable(tag) in " ".join(result.stdout.split())
+
+
+def test_a_traceback_has_no_control(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "\x1b]0;title\x07").mkdir()
+    result = cli("-v", "review", "\x1b]0;title\x07", "--html", "/proc/self/no/page\x9b31m.html")
+    assert not set(result.stdout + result.stderr) & set("\x1b\x9b\x07")

@@ -1,0 +1,345 @@
+"""``measure`` against a fake AWS and on this machine: price, jobs one after the other, record."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sm_train.entrypoints.common.events import FIELDS, format_event
+from sm_train.toolkit.jobs.events import read_events
+
+from tests.conftest import Aws, Cli
+from tests.support.cluster.training_jobs import tiny_run, write_shards
+from tests.support.job_lifecycle import LOG_GROUP, FakeSageMaker
+from tests.support.run_documents import stage
+from tests.support.run_files import one_line, write_run
+from tests.toolkit.commands.test_iam import allowed, calls
+
+SHARDS = {f"shards/{index}.tar": b"x" for index in range(16)} | {"index.parquet": b"x"}
+GIB = 2**30
+
+
+def write_measured_run(folder: Path, **changes: Any) -> Path:
+    """A run of one stage on 16 instances whose speed nobody knows."""
+    stages = [stage(instances=16, steps_per_second=None, gradient_accumulation_steps=1)]
+    return write_run(folder, **({"stages": stages} | changes))
+
+
+class MeasuringJobs:
+    """Jobs that end as soon as they start, with the log of a measurement."""
+
+    def __init__(self, aws: Aws, step_seconds: dict[int, float]) -> None:
+        self.sagemaker, self._aws, self._seconds = FakeSageMaker(aws), aws, step_seconds
+        self.status = "Completed"
+        self.reason: str | None = None
+        start = aws.response_filters["CreateTrainingJob"]
+
+        def finish(response: dict[str, Any]) -> dict[str, Any]:
+            started = start(response)
+            assert started is not None
+            name = response["TrainingJobArn"].rsplit("/", 1)[1]
+            body = aws.bodies("CreateTrainingJob")[-1]
+            self._log(name, body)
+            self.sagemaker.set_status(name, self.status, reason=self.reason, seconds=900)
+            return started
+
+        aws.response_filters["CreateTrainingJob"] = finish
+
+    def _log(self, name: str, body: dict[str, Any]) -> None:
+        logs = self._aws.client("logs")
+        if not logs.describe_log_groups(logGroupNamePrefix=LOG_GROUP)["logGroups"]:
+            logs.create_log_group(logGroupName=LOG_GROUP)
+        logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=f"{name}/algo-1-1")
+        messages = [*self._events(name, body), *self._failure()]
+        now = int(time.time() * 1000)
+        logs.put_log_events(
+            logGroupName=LOG_GROUP,
+            logStreamName=f"{name}/algo-1-1",
+            logEvents=[
+                {"timestamp": now + number, "message": message}
+                for number, message in enumerate(messages)
+            ],
+        )
+
+    def _failure(self) -> list[str]:
+        if self.status != "Failed":
+            return []
+        return [
+            "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+            "GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free."
+        ]
+
+    def _events(self, name: str, body: dict[str, Any]) -> list[str]:
+        if self.status == "Failed":
+            return []
+        size = re.search(r"-(\d+)x(\d+)x(\d+)-[0-9a-f]{6}-\d{4}$", name)
+        assert size is not None
+        nodes, batch, accumulation = map(int, size.groups())
+        assert body["ResourceConfig"]["InstanceCount"] == nodes
+        gpus = 8 * nodes
+        speed = 1 / (self._seconds[nodes] * batch * accumulation / 8)
+        start = {
+            "stage": body["HyperParameters"]["stage"],
+            "resolution": 256,
+            "world_size": gpus,
+            "nodes": nodes,
+            "instance_type": "ml.p4de.24xlarge",
+            "accelerator": "NVIDIA A100-SXM4-80GB",
+            "per_device_batch_size": batch,
+            "gradient_accumulation_steps": accumulation,
+            "effective_batch_size": batch * accumulation * gpus,
+            "backend": "nccl",
+            "input_kind": "precomputed latents",
+        }
+        doctor = {
+            "level": "ok",
+            "sentence": "8 GPUs are healthy",
+            "network_bytes_per_second": 4.1e10,
+            "slowdown": None,
+        }
+        # The first interval is the warm-up, ten times as slow.
+        steps = [
+            {
+                "step": 20 * number,
+                "steps_per_second": speed / (10 if number == 1 else 1),
+                "data_wait_share": 0.5 if number == 1 else 0.02,
+                "mfu": 0.31,
+            }
+            for number in range(1, 12)
+        ]
+        found: list[tuple[str, dict[str, Any]]] = [("doctor", doctor), ("start", start)]
+        found += [("step", one) for one in steps]
+        found.append(("end", {"gpu_memory_peak": 40 * GIB}))
+        return [
+            format_event(kind, dict.fromkeys(FIELDS[kind], 1) | fields, time=1e9, node=0, rank=0)
+            for kind, fields in found
+        ]
+
+
+def measure(cli: Cli, aws: Aws, run: Path, *more: str, stdin: str | None = None) -> Any:
+    return cli("measure", run, *more, network="loopback", env=aws.environment, stdin=stdin)
+
+
+def test_price_and_time_limit_come_before_the_question(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    run = write_measured_run(tmp_path)
+    document = json.loads(cli("measure", run, "--dry-run", "--json").stdout)
+    one, two = document["measurements"]
+    assert (one["instances"], two["instances"]) == (1, 2)
+    assert (one["steps"], one["warm_up_steps"]) == (200, 20)
+    # p4de.24xlarge costs $25.25 to $31 an hour in us-east-1.
+    for row in (one, two):
+        hourly = row["most_usd"] / row["instances"] / row["max_runtime_seconds"] * 3600
+        assert 25 < hourly < 32
+        assert row["expected_usd"] < row["most_usd"]
+    declined = measure(cli, aws, run, stdin="n\n")
+    assert declined.returncode == 130
+    assert f"at most ${document['most_usd']:.2f}? [y/N]" in declined.stderr or (
+        f"at most ${document['most_usd']:,.0f}? [y/N]" in declined.stderr
+    )
+    assert aws.bodies("CreateTrainingJob") == []
+
+
+def test_jobs_are_limited_and_leave_nothing_but_their_log(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    MeasuringJobs(aws, {1: 0.5})
+    cluster = {"instance_type": "ml.p4de.24xlarge", "capacity": "warm-pool"}
+    run = write_measured_run(
+        tmp_path,
+        cluster=cluster | {"keep_alive_period": "30m"},
+        budget={"usd": 10, "on_exceed": "stop"},
+        evaluation={"prompts": ["a cat"]},
+    )
+    result = measure(cli, aws, run, "--instances", "1", "--max-runtime", "25m", "--yes")
+    assert result.returncode == 0, result.stderr
+    [body] = aws.bodies("CreateTrainingJob")
+    assert body["StoppingCondition"] == {"MaxRuntimeInSeconds": 1500}
+    assert "RetryStrategy" not in body
+    assert "KeepAlivePeriodInSeconds" not in body["ResourceConfig"]
+    assert body["TrainingJobName"].startswith("demo-measure--256px-1x8x1-")
+    keys = aws.client("s3").list_objects_v2(Bucket="ai-bucket", Prefix="demo/")["Contents"]
+    assert [one["Key"] for one in keys] == ["demo/cost/measured.json"]
+
+
+def test_cost_fits_the_runs_cluster_from_one_and_two_nodes(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    MeasuringJobs(aws, {1: 0.50, 2: 0.52})
+    run = write_measured_run(tmp_path)
+    before = json.loads(cli("cost", run, "--json").stdout)["stages"][0]
+    result = measure(cli, aws, run, "--yes", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    one, two = document["speeds"]
+    assert one["measurement"]["steps_per_second"] == pytest.approx(2.0)  # without the warm-up
+    assert two["measurement"]["steps_per_second"] == pytest.approx(1 / 0.52)
+    assert one["gpu_memory_peak"] == 40 * GIB
+    assert one["gpu_memory_planned"] > GIB
+    assert one["data_wait_share"] == pytest.approx(0.02)
+    assert one["doctor"]["network_bytes_per_second"] == 4.1e10
+    assert one["cost_usd"] == pytest.approx(900 / 3600 * 27.45, rel=0.2)
+    after = json.loads(cli("cost", run, "--json").stdout)["stages"][0]
+    assert before["throughput_basis"] == "predicted"
+    assert after["throughput_basis"] == "scaling fit"
+    # 16 nodes: no faster than one node's step, and little slower than two nodes'.
+    assert 1 / 0.70 < after["steps_per_second"] < 1 / 0.50
+    spread = after["steps_per_second_high"] / after["steps_per_second_low"]
+    earlier = before["steps_per_second_high"] / before["steps_per_second_low"]
+    assert spread < 1.5 < earlier
+    jobs = [body["TrainingJobName"] for body in aws.bodies("CreateTrainingJob")]
+    shown = " ".join(cli("cost", run).stdout.split())
+    for nodes, job in zip((1, 2), jobs, strict=True):
+        assert f"Speed: measured on {nodes} × ml.p4de.24xlarge (job {job}, 20" in shown
+    assert "sm-train measure" not in shown  # nothing left to measure
+    # The plan of `submit` uses the record in the bucket, also on another laptop.
+    (tmp_path / "demo.measured.json").unlink()
+    asked = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
+    assert "not measured" not in asked.stderr
+    assert f"${after['cost_usd']:,.0f}" in asked.stderr
+
+
+def test_policies_of_the_run_allow_its_measurements(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    MeasuringJobs(aws, {1: 0.5})
+    run = write_measured_run(tmp_path)
+    aws.calls.clear()
+    aws.requests.clear()
+    result = measure(cli, aws, run, "--instances", "1", "--yes")
+    assert result.returncode == 0, result.stderr
+    policy = json.loads(cli("iam", run, "--json").stdout)["laptop"]
+    logged = ("CreateLogGroup", "CreateLogStream", "DescribeLogGroups", "PutLogEvents")
+    recorded = {call for call in calls(aws) if not call[0].endswith(logged)}
+    assert "sagemaker:CreateTrainingJob" in {action for action, *_ in recorded}
+    assert [call for call in sorted(recorded) if allowed(policy, *call) is None] == []
+
+
+def test_same_command_finds_its_jobs_again(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    MeasuringJobs(aws, {1: 0.5, 2: 0.52})
+    run = write_measured_run(tmp_path)
+    assert measure(cli, aws, run, "--yes").returncode == 0
+    (tmp_path / "demo.measured.json").unlink()
+    again = measure(cli, aws, run)  # nothing to confirm
+    assert again.returncode == 0, again.stderr
+    assert len(aws.bodies("CreateTrainingJob")) == 2
+    assert "done" in again.stderr
+    assert (tmp_path / "demo.measured.json").exists()
+    # Another step count is another measurement.
+    assert measure(cli, aws, run, "--instances", "1", "--steps", "100", "--yes").returncode == 0
+    assert len(aws.bodies("CreateTrainingJob")) == 3
+
+
+def test_changed_model_does_not_use_the_old_speed(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    MeasuringJobs(aws, {1: 0.5})
+    run = write_measured_run(tmp_path)
+    assert measure(cli, aws, run, "--instances", "1", "--yes").returncode == 0
+    write_measured_run(tmp_path, training={"compile": True})
+    result = cli("cost", run, "--json")
+    document = json.loads(result.stdout)
+    assert document["stages"][0]["throughput_basis"] == "predicted"
+    assert "is not used: model, resolution, precision or sharding" in document["warnings"][0]
+
+
+def test_failed_job_shows_its_cause_and_the_next_command_starts_another(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    jobs = MeasuringJobs(aws, {1: 0.5})
+    jobs.status, jobs.reason = "Failed", "AlgorithmError: exit code 1"
+    run = write_measured_run(tmp_path)
+    failed = measure(cli, aws, run, "--yes")
+    assert failed.returncode == 6
+    line = one_line(failed.stderr)
+    assert "out of memory" in line.lower()
+    assert "sm-train diagnose demo-measure--256px-1x8x1-" in line
+    assert len(aws.bodies("CreateTrainingJob")) == 1  # the larger cluster was not started
+    jobs.status, jobs.reason = "Completed", None
+    assert measure(cli, aws, run, "--instances", "1", "--yes").returncode == 0
+    names = [body["TrainingJobName"] for body in aws.bodies("CreateTrainingJob")]
+    assert [name[-4:] for name in names] == ["0001", "0002"]
+
+
+def test_sweep_measures_other_batches_on_the_smallest_cluster(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    run = write_measured_run(tmp_path)
+    result = cli(
+        "measure", run, "--dry-run", "--json", "--sweep", "batch=8,16,100000", "--sweep",
+        "accumulation=1,2",
+    )  # fmt: skip
+    document = json.loads(result.stdout)
+    found = [
+        (row["instances"], row["per_device_batch_size"], row["gradient_accumulation_steps"])
+        for row in document["measurements"]
+    ]
+    assert found == [(1, 8, 1), (2, 8, 1), (1, 8, 2), (1, 16, 1), (1, 16, 2)]
+    assert len(document["skipped"]) == 2
+    assert "at batch 100000: needs" in document["skipped"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--instances", "0"), "--instances: '0' must be positive numbers such as 1,2"),
+        (("--sweep", "lr=1"), "--sweep: 'lr=1' must be batch=N,N or accumulation=N,N"),
+        (("--stage", "512px"), "--stage: '512px' is not in the run file; it has 256px"),
+        (("--max-runtime", "soon"), "--max-runtime: 'soon' must be a duration"),
+        (("--local", "--max-runtime", "5m"), "--max-runtime: limits jobs on SageMaker"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    cli: Cli, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = cli("measure", write_measured_run(tmp_path), "--dry-run", *options)
+    assert result.returncode == 2
+    assert message in one_line(result.stderr)
+
+
+def test_names_of_long_runs_fit(cli: Cli, tmp_path: Path) -> None:
+    stages = [stage("a-stage-with-a-name", instances=16)]
+    run = write_run(tmp_path, name="a-run-with-a-very-long-name-of-30", stages=stages)
+    document = json.loads(cli("measure", run, "--dry-run", "--json").stdout)
+    for row in document["measurements"]:
+        assert len(f"{row['run']}--{row['stage']}-0001") <= 63
+        assert not re.search(r"--|-$", row["stage"])
+    assert len({row["stage"] for row in document["measurements"]}) == 2
+
+
+def test_local_measurement_trains_and_cost_says_why_it_is_not_used(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """The real thing: shards are read, or generated; nothing but the log remains."""
+    document = tiny_run(max_steps=1000).model_dump(mode="json")
+    document["data"]["local"] = "shards"
+    run = tmp_path / "run.yaml"
+    run.write_text(yaml.safe_dump(document))
+    write_shards(tmp_path / "shards", shards=2, each=20)
+    options = ("--local", "--steps", "10", "--instances", "1")
+    result = cli("measure", run, *options, "--json", network="loopback")
+    assert result.returncode == 0, result.stderr
+    [speed] = json.loads(result.stdout)["speeds"]
+    assert speed["input_kind"] == "images"
+    [folder] = (tmp_path / "local-runs" / "tiny-measure").glob("8px-*")
+    assert not list(folder.rglob("*.safetensors"))
+    steps = [event for event in read_events(folder) if event["kind"] == "step"]
+    assert [event["step"] for event in steps] == list(range(1, 12))
+    warnings = json.loads(cli("cost", run, "--json").stdout)["warnings"]
+    assert "it was measured on a CPU, not on ml.g5.xlarge" in warnings[0]
+    # Again: the log is there. Without the shards: synthetic images.
+    again = cli("measure", run, *options, "--json", network="loopback")
+    assert json.loads(again.stdout)["speeds"] == [speed]
+    shutil.rmtree(tmp_path / "shards")
+    synthetic = cli("measure", run, *options, "--json", network="loopback")
+    assert synthetic.returncode == 0, synthetic.stderr
+    assert "measuring with synthetic images" in synthetic.stderr
+    assert json.loads(synthetic.stdout)["speeds"][0]["input_kind"] == "synthetic images"

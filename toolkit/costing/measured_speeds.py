@@ -1,0 +1,205 @@
+"""The speeds that ``sm-train measure`` found, kept next to the run file and in the run's bucket.
+
+``NAME.measured.json`` lies in the run file's folder: ``cost`` reads it without AWS, and a commit
+shares it. ``s3://BUCKET/RUN/cost/measured.json`` has the same content for every laptop that submits
+the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_train.cost.throughput import Measurement
+from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.estimators.config.naming import staging_bucket
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
+from sm_train.toolkit.costing.throughput import StageMeasurement
+from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    import boto3
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """One measured cluster and batch of a stage.
+
+    ``work`` is the digest of the settings that decide the speed (:func:`work_digest`). ``source``
+    is the name of the job, or of the machine; ``instances`` is None on a machine that is no known
+    instance. Memory is in bytes of one GPU; ``gpu_memory_planned`` is the plan's. ``doctor`` has
+    the level, network_bytes_per_second and slowdown of the cluster's test, None without one.
+    """
+
+    stage: str
+    work: str
+    measurement: Measurement
+    source: str
+    date: str
+    instances: int | None
+    steps: int
+    images_per_second: float
+    data_wait_share: float
+    mfu: float | None
+    gpu_memory_peak: int | None
+    gpu_memory_planned: float | None
+    input_kind: str
+    doctor: dict[str, Any] | None
+    cost_usd: float | None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What a newer measurement of the same thing has in common with this one."""
+        one = self.measurement
+        batch = (one.per_device_batch_size, one.gradient_accumulation_steps)
+        return (self.work, one.instance_type, one.on_cpu, one.world_size, *batch)
+
+
+def work_digest(config: RunConfig, stage: StageSection) -> str:
+    """Return a digest of what decides a step's time besides the cluster and the batch."""
+    training, cluster = config.training, config.cluster
+    settings = {
+        "model": config.model.model_dump(
+            mode="json", exclude={"components", "local_components", "license"}
+        ),
+        "entry": [config.entry, list(config.entry_args)],
+        "resolution": stage.resolution,
+        "sharding": stage.sharding,
+        "activation_checkpointing": stage.activation_checkpointing,
+        "precision": [training.precision, training.reduce_dtype, training.vae_precision],
+        "compile": training.compile,
+        "optimizer": training.optimizer.name,
+        "objective": training.objective,
+        "ema": training.ema_decay > 0,
+        "image": [cluster.backend, cluster.image, cluster.framework_version],
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def measured_path(config: RunConfig, base: Path) -> Path:
+    """Return the file of a run's measured speeds; ``base`` is the run file's folder."""
+    return base / f"{config.name}.measured.json"
+
+
+def measured_uri(config: RunConfig, region: str) -> str:
+    """Return the URI of a run's measured speeds."""
+    return f"s3://{staging_bucket(config, region)}/{config.name}/cost/measured.json"
+
+
+def applicable(
+    config: RunConfig, speeds: Iterable[MeasuredSpeed]
+) -> tuple[list[StageMeasurement], list[str]]:
+    """Return the measurements that apply to the run as it is, and why the others do not."""
+    current = {work_digest(config, stage): stage for stage in config.stages}
+    used, unused = [], []
+    for speed in speeds:
+        stage, one = current.get(speed.work), speed.measurement
+        what = f"the measured {one.steps_per_second:.3g} it/s of {speed.stage} ({speed.date})"
+        if stage is None:
+            unused.append(
+                f"{what} is not used: model, resolution, precision or sharding have changed since; "
+                "run `sm-train measure` again"
+            )
+        elif one.on_cpu or one.instance_type is None:
+            where = "a CPU" if one.on_cpu else "a machine that is no known instance type"
+            unused.append(
+                f"{what} is not used: it was measured on {where}, not on "
+                f"{config.cluster.instance_type}"
+            )
+        else:
+            used.append(StageMeasurement("", one))
+    return used, unused
+
+
+def read_measured_file(config: RunConfig, base: Path) -> tuple[MeasuredSpeed, ...]:
+    """Read the measured speeds next to the run file; none if there is no file.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = measured_path(config, base)
+    try:
+        return _parse(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return ()
+
+
+def read_measured_object(
+    session: boto3.Session, config: RunConfig, region: str
+) -> tuple[MeasuredSpeed, ...]:
+    """Read the measured speeds in the run's bucket; none if there are none yet.
+
+    Raises:
+        UserError: AWS refuses the request, or the object is damaged.
+    """
+    from sm_train.toolkit.aws.s3 import read_optional_object
+
+    uri = measured_uri(config, region)
+    content = read_optional_object(session, uri, "measured speeds")
+    return () if content is None else _parse(content, uri)
+
+
+def add_to_file(config: RunConfig, base: Path, speeds: Sequence[MeasuredSpeed]) -> Path:
+    """Add ``speeds`` to the file next to the run file; return its path."""
+    path = measured_path(config, base)
+    write_atomic(path, _document(_merged(read_measured_file(config, base), speeds)))
+    return path
+
+
+def add_to_bucket(
+    session: boto3.Session, config: RunConfig, region: str, speeds: Sequence[MeasuredSpeed]
+) -> str:
+    """Add ``speeds`` to those in the run's bucket; return their URI.
+
+    Raises:
+        UserError: AWS refuses a request.
+    """
+    from sm_train.toolkit.aws.errors import translate_aws_errors
+
+    uri = measured_uri(config, region)
+    content = _document(_merged(read_measured_object(session, config, region), speeds))
+    bucket, key = uri.removeprefix("s3://").split("/", 1)
+    with translate_aws_errors(f"measured speeds: {uri}"):
+        session.client("s3").put_object(
+            Bucket=bucket, Key=key, Body=content, ContentType="application/json"
+        )
+    return uri
+
+
+def as_document(speed: MeasuredSpeed) -> dict[str, Any]:
+    """Return a measured speed as JSON."""
+    return asdict(speed)
+
+
+def _merged(
+    earlier: Sequence[MeasuredSpeed], newer: Sequence[MeasuredSpeed]
+) -> list[MeasuredSpeed]:
+    """Return all speeds; a newer measurement replaces an earlier one of the same thing."""
+    return list({speed.key: speed for speed in (*earlier, *newer)}.values())
+
+
+def _document(speeds: Sequence[MeasuredSpeed]) -> bytes:
+    document = {"version": _VERSION, "speeds": [as_document(speed) for speed in speeds]}
+    return f"{json.dumps(document, indent=1)}\n".encode()
+
+
+def _parse(content: bytes, source: str) -> tuple[MeasuredSpeed, ...]:
+    try:
+        document = json.loads(content)
+        if document["version"] != _VERSION:
+            raise ValueError(f"version {document['version']}, this sm-train reads {_VERSION}")
+        return tuple(
+            MeasuredSpeed(**speed | {"measurement": Measurement(**speed["measurement"])})
+            for speed in document["speeds"]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{source}: damaged ({error}); remove it, and `sm-train measure` writes it again"
+        ) from None
