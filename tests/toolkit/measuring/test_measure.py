@@ -200,6 +200,10 @@ def test_cost_fits_the_runs_cluster_from_one_and_two_nodes(
     for nodes, job in zip((1, 2), jobs, strict=True):
         assert f"Speed: measured on {nodes} × ml.p4de.24xlarge (job {job}, 20" in shown
     assert "sm-train measure" not in shown  # nothing left to measure
+    checks = json.loads(cli("check", run, "--offline", "--json").stdout)["findings"]
+    assert "throughput-unmeasured" not in {finding["code"] for finding in checks}
+    planned = json.loads(cli("submit", run, "--dry-run", "--json").stdout)
+    assert planned["cost"]["total"]["cost_usd"] == after["cost_usd"]
     # The plan of `submit` uses the record in the bucket, also on another laptop.
     (tmp_path / "demo.measured.json").unlink()
     asked = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
