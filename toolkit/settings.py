@@ -100,7 +100,7 @@ def read_config(path: Path) -> Mapping[str, str]:
 
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(
             f'{path}: not TOML: {error}; write lines such as region = "us-east-1"'
         ) from None

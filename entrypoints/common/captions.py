@@ -37,7 +37,10 @@ def _captions(
 ) -> Iterator[tuple[str, float]]:
     document: Any = None
     if "json" in members and any(source.startswith(JSON_PREFIX) for source, _ in sources):
-        document = json.loads(bytes(members["json"]))
+        try:
+            document = json.loads(bytes(members["json"]))
+        except RecursionError:
+            raise ValueError("the JSON is nested too deeply") from None
     for source, weight in sources:
         if source.startswith(JSON_PREFIX):
             value = _field(document, source.removeprefix(JSON_PREFIX).split("."))

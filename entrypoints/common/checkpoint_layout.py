@@ -120,7 +120,7 @@ class CheckpointMarker:
                     document["fingerprint"],
                     tuple(CheckpointFile(**file) for file in document["files"]),
                 )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise MarkerError(f"{MARKER} is damaged") from None
         raise FormatError(f"format {version}, this version reads {FORMAT_VERSION}")
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
 from io import RawIOBase
+from operator import index
 from pathlib import Path
 from typing import IO, Any
 
@@ -387,10 +388,17 @@ def _damaged_error(path: Path | str, error: Exception) -> ShardError:
 def _parse_header(path: Path | str, metadata: dict[bytes, bytes]) -> IndexHeader:
     try:
         content = json.loads(metadata.get(_HEADER_KEY, b""))
-    except ValueError:
+    except (ValueError, RecursionError):
         content = {}
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ShardError(f"{path}: not a shard index")
     if (version := content.pop("version", None)) != VERSION:
         raise ShardError(f"{path}: index version {version}; this sm-train reads version {VERSION}")
-    return IndexHeader(**content)
+    try:
+        header = IndexHeader(**content)
+        totals = map(index, (header.shards, header.samples, header.bytes, header.rejected))
+        if any(total < 0 for total in totals):
+            raise TypeError("a total is negative")
+    except TypeError as error:
+        raise ShardError(f"{path}: damaged: {error}") from None
+    return header

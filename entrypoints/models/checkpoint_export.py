@@ -146,7 +146,7 @@ def _pipeline_class(source: ModelSource) -> tuple[str, bool]:
             is_adapter = document["base"] is not None
             document = document["index"]
         class_name = document["_class_name"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(
             f"{path}: is missing, damaged or of an earlier version; resume the run once to write it"
         ) from None

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,7 +80,7 @@ def read_json(reader: ComponentReader, path: str) -> dict[str, Any]:
         raise ComponentFileError(f"{path} is missing; copy the model again")
     try:
         document = json.loads(reader.read(path, 0, reader.files[path]))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ComponentFileError(f"{path} is not JSON; copy the model again") from None
     if not isinstance(document, dict):
         raise ComponentFileError(f"{path} is not a JSON object; copy the model again")
@@ -93,23 +94,33 @@ def read_header(reader: ComponentReader, path: str) -> dict[str, tuple[int, ...]
         ComponentFileError: the header is damaged, or the file is shorter than it says.
     """
     size = reader.files[path]
-    length = int.from_bytes(reader.read(path, 0, 8), "little")
-    if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-        raise ComponentFileError(f"{path}: the safetensors header is damaged; copy the model again")
+    text = header_text(reader, path, size)
     try:
-        document = json.loads(reader.read(path, 8, length))
+        document = json.loads(text)
         document.pop("__metadata__", None)
-        shapes = {name: tuple(entry["shape"]) for name, entry in document.items()}
-        end = max((entry["data_offsets"][1] for entry in document.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        shapes = {name: tuple(map(index, entry["shape"])) for name, entry in document.items()}
+        end = max((index(entry["data_offsets"][1]) for entry in document.values()), default=0)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ComponentFileError(
             f"{path}: the safetensors header is damaged; copy the model again"
         ) from None
-    if size != 8 + length + end:
+    if size != 8 + len(text) + end:
         raise ComponentFileError(
-            f"{path} has {size:,} bytes of {8 + length + end:,}; copy the model again"
+            f"{path} has {size:,} bytes of {8 + len(text) + end:,}; copy the model again"
         )
     return shapes
+
+
+def header_text(reader: ComponentReader, path: str, size: int) -> bytes:
+    """Return the JSON header of a safetensors file of ``size`` bytes.
+
+    Raises:
+        ComponentFileError: its length is larger than the file or the format's limit.
+    """
+    length = int.from_bytes(reader.read(path, 0, 8), "little")
+    if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+        raise ComponentFileError(f"{path}: the safetensors header is damaged; copy the model again")
+    return reader.read(path, 8, length)
 
 
 def has_component(reader: ComponentReader, name: str) -> bool:

@@ -165,7 +165,7 @@ def _text_shapes(folder: Path) -> tuple[list[int], list[int]]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise ComponentsError(
             f"{path.parent.parent}: not a components folder: no readable "
             f"{path.parent.name}/{path.name}"

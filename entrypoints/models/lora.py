@@ -27,7 +27,7 @@ from sm_train.entrypoints.common.lora_layers import (
     require_targets,
     targets_of,
 )
-from sm_train.entrypoints.models.component_files import LocalComponents, weight_files
+from sm_train.entrypoints.models.component_files import LocalComponents, header_text, weight_files
 from sm_train.entrypoints.models.weight_files import (
     Layout,
     TensorSpec,
@@ -116,11 +116,12 @@ def base_digest(folder: Path) -> str:
     Reading 4 KiB of each tensor takes no time and distinguishes a network from any further training
     of it.
     """
-    files = weight_files(LocalComponents(folder.parent), folder.name)
+    reader = LocalComponents(folder.parent)
+    files = weight_files(reader, folder.name)
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for name in files.paths:
         with (folder.parent / name).open("rb") as file:
-            header = file.read(int.from_bytes(file.read(8), "little"))
+            header = header_text(reader, name, reader.files[name])
             digest.update(header)
             document = json.loads(header)
             document.pop("__metadata__", None)

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import torch
 from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
+from sm_train.entrypoints.models.component_files import LocalComponents, header_text
 from torch import Tensor
 
 MODEL_WEIGHTS = "diffusion_pytorch_model"
@@ -105,8 +106,7 @@ def _write_tensor(file: IO[bytes], tensor: Tensor) -> None:
 
 def read_layout(path: Path) -> dict[str, TensorSpec]:
     """Return the layout of a safetensors file from its header."""
-    with path.open("rb") as file:
-        document = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    document = json.loads(header_text(LocalComponents(path.parent), path.name, path.stat().st_size))
     document.pop("__metadata__", None)
     ordered = sorted(document.items(), key=lambda item: item[1]["data_offsets"])
     return {

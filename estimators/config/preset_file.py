@@ -76,6 +76,8 @@ def canonical(text: str) -> str:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise PresetFileError(f"line {error.lineno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of more than 4,300 digits
+        raise PresetFileError(f"not JSON: {error}") from None
     problem = next(_problems(document), None)
     if problem is not None:
         raise PresetFileError(problem)

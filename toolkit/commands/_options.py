@@ -8,6 +8,20 @@ from typing import Any
 
 import click
 
+
+class InputFile(click.Path):
+    """A file or a pipe to read. A device such as /dev/zero never ends, so it is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]
+        if path.is_char_device() or path.is_block_device():
+            self.fail(f"{value} is a device; name a file", param, ctx)
+        return path
+
+
 _LOCAL_OPTIONS = (
     click.option(
         "--nodes", type=click.IntRange(1), metavar="N", help="--local: number of emulated nodes."
@@ -25,7 +39,7 @@ _LOCAL_OPTIONS = (
 _SAMPLING_OPTIONS = (
     click.option(
         "--prompts",
-        type=click.Path(path_type=Path),
+        type=InputFile(),
         metavar="FILE",
         required=True,
         help="Text file with one prompt a line, or a TSV with a column Prompt.",

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import InputFile
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from sm_train.toolkit.costing.command import CostOptions, EstimateInputs
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @sm_train_command(
@@ -69,18 +68,20 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Override a figure of the cost model. Repeatable.",
 )
 @click.option("--learn", is_flag=True, help="Use the history of RUN's finished jobs (from S3).")
-@click.option("--history", type=_FILE, metavar="FILE", help="Use a downloaded history.")
+@click.option("--history", type=InputFile(), metavar="FILE", help="Use a downloaded history.")
 @click.option(
     "--purchase",
     default="on-demand",
     metavar="KIND",
     help="Purchase option, e.g. savings-plan-1y-no-upfront.",
 )
-@click.option("--prices", type=_FILE, metavar="FILE", help="CSV with your own prices or discounts.")
+@click.option(
+    "--prices", type=InputFile(), metavar="FILE", help="CSV with your own prices or discounts."
+)
 @click.option("--refresh", is_flag=True, help="Fetch the region's current prices from AWS first.")
 @click.option(
     "--price-list",
-    type=_FILE,
+    type=InputFile(),
     multiple=True,
     metavar="FILE",
     help="Import a downloaded AWS price list first. Repeatable.",
@@ -102,7 +103,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Number of alternatives shown.",
 )
 @click.option(
-    "--compare", type=_FILE, metavar="RUN2", help="Compare the estimate with that of RUN2."
+    "--compare", type=InputFile(), metavar="RUN2", help="Compare the estimate with that of RUN2."
 )
 @click.option(
     "--actual", is_flag=True, help="Show the actual cost of RUN's jobs and its breakdown."
@@ -116,7 +117,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--since", metavar="DATE", help="--report: from this day; default: three months.")
 @click.option("--month", metavar="YYYY-MM", help="--report: this month only.")
 @click.option("--explain", is_flag=True, help="Show the formula and inputs of every number.")
-@click.option("--html", type=_FILE, metavar="FILE", help="Write a self-contained HTML report.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a self-contained HTML report.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV on standard output.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, for the comment on a pull request.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")

@@ -114,7 +114,7 @@ def _parse(content: bytes, source: str) -> History:
             Observed(**document["observed"]),
             tuple(Measurement(**fields) for fields in document["measurements"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"--history: {source}: damaged ({error}); `sm-train cost --actual RUN` rewrites it"
         ) from None

@@ -63,7 +63,7 @@ def cached_prices() -> PriceTable:
         return PriceTable.of(map(_row, document["rows"]), listed=document["listed"])
     except FileNotFoundError:
         return PriceTable.of([])
-    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise UserError(
             f"{path}: damaged price cache ({error}); delete it and run `sm-train cost --refresh`"
         ) from None
@@ -104,7 +104,7 @@ def import_price_lists(paths: Iterable[Path]) -> PriceTable:
             document = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(f"--price-list: {path}: no such file") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(f"--price-list: {path}: not JSON; give the .json offer file") from None
         listed = _parse(document, f"--price-list: {path}")
         if not listed:

@@ -34,6 +34,8 @@ def read_measured(path: Path) -> list[StageMeasurement]:
     """
     run = find_local_run(path)
     logs = [path] if run is None else run.stages
+    if path.is_char_device() or path.is_block_device():
+        raise UserError(f"--measured: {path}: is a device; give a job's log")
     try:
         return [measure_speed(read_events(log), str(log)) for log in logs]
     except FileNotFoundError:

@@ -14,8 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +33,7 @@ from sm_train.toolkit.demo.digits import (
 from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.events import Event, read_events
 from sm_train.toolkit.terminal.console import note, stderr_console
+from sm_train.toolkit.terminal.interrupts import delayed_interrupts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -134,27 +134,12 @@ def _command(title: str, *arguments: str, accepted: Sequence[ExitCode] = (ExitCo
     # The dry run writes requests for scripts to stdout and the plan for users to stderr.
     output = subprocess.DEVNULL if "--dry-run" in arguments else None
     program = [sys.executable, "-c", "from sm_train.toolkit.cli import main; main()"]
-    with _delayed_interrupt():
+    # A terminal sends Ctrl-C to the command as well, which then stops its processes. subprocess
+    # would kill the command after 0.25 s, and its processes would stay.
+    with delayed_interrupts(signal.SIGINT):
         done = subprocess.run([*program, *arguments], cwd=OUTPUT, stdout=output, check=False)
     if done.returncode not in accepted:
         sys.exit(done.returncode)
-
-
-@contextmanager
-def _delayed_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt for Ctrl-C at the end of the context only.
-
-    A terminal also sends it to the command, which then stops its processes. subprocess would kill
-    the command after 0.25 s, and its processes would stay.
-    """
-    received: list[int] = []
-    earlier = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, earlier)
-    if received:
-        raise KeyboardInterrupt
 
 
 def plot_results(events: list[Event], grid: Path, out: Path) -> None:

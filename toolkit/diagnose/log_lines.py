@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-# "\x1b[34m", "\x1b[0m": colors
-_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+from sm_train.toolkit.terminal.printable import without_sequences
+
 # " 50%|x | 5/10\r100%|x | 10/10": a terminal shows only the text after the last carriage return,
 # which CloudWatch writes as "#015".
 _LAST_RETURN = re.compile(r"^.*(?:\r|#015)(?=.)")
@@ -169,8 +169,8 @@ def parse_line(line: str, reference: float, learned: Sequence[re.Pattern[str]] =
     year in which they are not after ``reference`` (Unix seconds).
     """
     text = line.rstrip("\r\n")
-    if "\x1b" in text:
-        text = _TERMINAL_CODES.sub("", text)
+    if "\x1b" in text or "\x9b" in text:
+        text = without_sequences(text)
     if "\r" in text or "#015" in text:
         text = _LAST_RETURN.sub("", text)
     if "%|" in text:

@@ -284,7 +284,7 @@ def read_stored_record(
         claim: str = content.pop("claim")
         record = LaunchRecord(**content)
         declare_owners(record.document.get("bucket_owners", {}))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"s3://{bucket}/{key}: damaged ({error}); run `sm-train resume` with the run file"
         ) from None

@@ -76,7 +76,7 @@ class LocalRunFolder:
         path = self.stages[-1] / _RUN_FILE
         try:
             return RunConfig.model_validate(json.loads(path.read_bytes()))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise PreflightError(
                 f"{self.target}: {path} is missing or damaged; start the run again with "
                 "`sm-train submit RUN --local`"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -96,9 +97,14 @@ class LocalContainers:
 
     def __exit__(self, *_: object) -> None:
         docker.remove_project(self._project)
-        self._process.kill()
+        was_running = self._process.poll() is None
+        with contextlib.suppress(ProcessLookupError):
+            # With docker compose, which would create more containers.
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        docker.remove_project(self._project)  # created while the first call ran
+        docker.remove_project(self._project)
+        if was_running:
+            docker.remove_created_later(self._project)
 
     def lines(self) -> Iterator[str]:
         """Yield the containers' output as it arrives, until all have exited or one has failed."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 
 from sm_train.toolkit.errors import ExitCode, UserError
 
 NETWORK = "sagemaker-local"
 """The SDK's name for its containers' network, which all local jobs share (sagemaker 3.27)."""
+
+_CREATION_SECONDS = 2.0
+"""More than the engine takes to create a container: 0.8 s on two busy cores (2026-11)."""
 
 _ALTERNATIVE = "or use --local process"
 
@@ -82,6 +86,19 @@ def remove_project(project: str) -> None:
     if ids:
         _docker("rm", "-f", "-v", *ids)
     _docker("network", "rm", NETWORK)
+
+
+def remove_created_later(project: str) -> None:
+    """Remove what the engine still creates for a project whose docker compose was killed.
+
+    The engine completes a creation that was requested, also without the client.
+    """
+    quiet_since = time.monotonic()
+    while time.monotonic() - quiet_since < _CREATION_SECONDS:
+        if containers(project):
+            remove_project(project)
+            quiet_since = time.monotonic()
+        time.sleep(0.2)
 
 
 def last_lines(container: Container, count: int) -> tuple[str, ...]:

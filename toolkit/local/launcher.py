@@ -22,10 +22,13 @@ from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
 from sm_train.toolkit.local.folders import LocalFolders, lay_out
 from sm_train.toolkit.local.processes import LocalProcesses, NodeFailure
 from sm_train.toolkit.terminal.console import messages_are_hidden, stderr_console
+from sm_train.toolkit.terminal.interrupts import delayed_interrupts
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _RunningStage(Protocol):
@@ -71,7 +74,9 @@ def run_stage(
             config, stage, bundle, base, nodes, processes, output, image, options
         )
         stack.enter_context(_synced_checkpoints(folders))
-        running = stack.enter_context(start())
+        # An interrupt between the start of a process and the context would leave the process.
+        with delayed_interrupts(*_ENDING_SIGNALS):
+            running = stack.enter_context(start())
         try:
             # A doctor's run takes no step, so it has no bar.
             _follow(running, folders, stage, console, with_bar=not options)
@@ -176,8 +181,7 @@ def _interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    earlier = [(number, signal.signal(number, _interrupt)) for number in numbers]
+    earlier = [(number, signal.signal(number, _interrupt)) for number in _ENDING_SIGNALS]
     try:
         yield
     finally:

@@ -358,7 +358,7 @@ def _read_jsonl(table: Path, columns: tuple[str, str]) -> list[Row]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{table}:{number}: not JSON: {error}") from None
             if not isinstance(row, dict):
                 raise UserError(f"{table}:{number}: each line must be a JSON object")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _received: list[int] = []
 _is_complete = False
@@ -27,6 +30,30 @@ def set_complete(is_complete: bool) -> None:
     """
     global _is_complete
     _is_complete = is_complete
+
+
+@contextmanager
+def delayed_interrupts(*numbers: signal.Signals) -> Iterator[None]:
+    """Raise KeyboardInterrupt for these signals at the end of the context only.
+
+    Child processes of the context get the signals as usual. Only the main thread handles signals:
+    in another one this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    earlier = [
+        (number, signal.signal(number, lambda received_number, _: received.append(received_number)))
+        for number in numbers
+    ]
+    try:
+        yield
+    finally:
+        for number, handler in earlier:
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if received:
+        raise KeyboardInterrupt
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -20,6 +20,11 @@ _CONTROLS = re.compile(
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
+def without_sequences(text: str) -> str:
+    """Return ``text`` without escape sequences; single control characters stay."""
+    return _SEQUENCES.sub("", text)
+
+
 def printable(text: str) -> str:
     """Return ``text`` without escape sequences, control characters and bidirectional controls.
 
@@ -27,5 +32,5 @@ def printable(text: str) -> str:
     text and does nothing else: it changes no title, clipboard, color or cursor, and displays the
     characters in their order.
     """
-    without = _CONTROLS.sub("", _SEQUENCES.sub("", text.replace("\r\n", "\n")))
+    without = _CONTROLS.sub("", without_sequences(text.replace("\r\n", "\n")))
     return _SURROGATES.sub("\ufffd", without)

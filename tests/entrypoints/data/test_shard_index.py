@@ -96,6 +96,10 @@ def foreign_parquet(**metadata: str) -> bytes:
     return content.getvalue()
 
 
+def header(**fields: object) -> str:
+    return json.dumps({"format": "sm-train-index", "version": 3, **fields})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -103,6 +107,10 @@ def foreign_parquet(**metadata: str) -> bytes:
         (b"not parquet", "not a shard index"),
         (foreign_parquet(), "not a shard index"),
         (foreign_parquet(**{"sm-train": "[1]"}), "not a shard index"),
+        (foreign_parquet(**{"sm-train": "[" * 100_000}), "not a shard index"),
+        (foreign_parquet(**{"sm-train": header(other=1)}), "damaged"),
+        (foreign_parquet(**{"sm-train": header(shards="2")}), "damaged"),
+        (foreign_parquet(**{"sm-train": header(samples=-1)}), "damaged"),
         (
             foreign_parquet(**{"sm-train": json.dumps({"format": "sm-train-index", "version": 7})}),
             "index version 7; this sm-train reads version 3",

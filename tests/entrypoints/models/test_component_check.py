@@ -25,6 +25,7 @@ from sm_train.entrypoints.models.component_files import (
     weight_files,
 )
 from sm_train.entrypoints.models.components import read_preset
+from sm_train.entrypoints.models.weight_files import read_layout
 
 from tests.support.models.components import Files, as_json, published, safetensors
 
@@ -339,6 +340,36 @@ def test_a_missing_shard_is_named() -> None:
 def test_any_header_is_read_or_refused(content: bytes) -> None:
     with contextlib.suppress(ComponentFileError):
         read_header(Memory({"x.safetensors": content}), "x.safetensors")
+
+
+def headed(header: bytes, length: int | None = None) -> bytes:
+    return (len(header) if length is None else length).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        headed(b"{}", 2**63),
+        headed(b"{}", 100_000_001),
+        headed(b"[" * 100_000),
+        headed(b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": []}}'),
+        headed(b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, "4"]}}'),
+        headed(b'{"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}'),
+        headed(
+            b'{"a": {"dtype": "F32", "shape": [1' + b"0" * 5000 + b'], "data_offsets": [0, 4]}}'
+        ),
+    ],
+)
+def test_a_hostile_header_is_refused(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(ComponentFileError, match="header is damaged"):
+        read_header(Memory({"x.safetensors": content}), "x.safetensors")
+
+
+def test_a_lying_length_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(headed(b"{}", 2**62))
+    with pytest.raises(ComponentFileError, match="header is damaged"):
+        read_layout(path)
 
 
 @given(st.integers(0, 107), st.integers(0, 255))
