@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 # pip draws a bar for each download on a terminal, and prints one line per package elsewhere.
 PIP_OPTIONS := --disable-pip-version-check
-DEMO_EXTRAS := aws,train,demo
+DEMO_EXTRAS := train,demo
 
 .PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs site plans images \
 	requirements sbom audit bench clean
@@ -140,7 +140,7 @@ $(VENV)/.demo: $(VENV)/.torch setup.cfg pyproject.toml
 # Installs the same package versions as jobs do, and the tools of the tests.
 $(VENV)/.installed: $(VENV)/.torch setup.cfg pyproject.toml
 	@echo "2/2 Installing sm-train and the tools of its tests: about 150 packages, 2 to 5 minutes"
-	$(BIN)/pip install $(PIP_OPTIONS) -c $(VENV)/constraints.txt -e ".[$(DEMO_EXTRAS),heic,hub,report,notebook,docs,dev]"
+	$(BIN)/pip install $(PIP_OPTIONS) -c $(VENV)/constraints.txt -e ".[aws,$(DEMO_EXTRAS),heic,hub,report,notebook,docs,dev]"
 	touch $@ $(VENV)/.demo
 
 # uv compiles requirements, cyclonedx-bom writes SBOMs, pip-audit reads advisory databases.

@@ -169,7 +169,7 @@ def test_wheel_runs_from_pipx_and_uvx(tmp_path: Path, tool: str) -> None:
     else:
         command = [tools / "uvx", "--from", wheel, "sm-train"]
     write_run(tmp_path)
-    assert "Start\n  init" in _run(tmp_path, *command, "--help").stdout
+    assert "Write a commented run file" in _run(tmp_path, *command, "--help").stdout
     priced = _run(tmp_path, *command, "cost", "run.yaml", "--json")
     assert json.loads(priced.stdout)["total"]["cost_usd"] > 0
 

@@ -24,16 +24,14 @@ def write_atomic(path: Path, content: bytes) -> None:
         OSError: the file cannot be written; the error names ``path``.
     """
     try:
-        target = path.resolve()
-        mode = _mode(target)
+        mode = _mode(path)
         if mode is None or stat.S_ISREG(mode):
-            _replace(target, content, mode)
+            _replace(path.resolve(), content, mode)
         else:
-            target.write_bytes(content)
+            # Not resolved: /dev/stdout leads to a name such as pipe:[123], which is no path.
+            path.write_bytes(content)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
-    except RuntimeError:  # pathlib's for a loop of links
-        raise OSError(f"a loop of links: {path}") from None
 
 
 def _mode(path: Path) -> int | None:

@@ -30,7 +30,11 @@ from sm_train.estimators.config.preset_file import (
 from sm_train.estimators.config.presets import preset_names
 from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.config.secret_scan import find_secret, find_secret_in_setting
+from sm_train.estimators.config.secret_scan import (
+    find_known_format,
+    find_secret,
+    find_secret_in_setting,
+)
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.config.training import TrainingSection
 from sm_train.estimators.config.yaml_limits import MAX_BYTES, YamlLimitError, check_limits
@@ -38,6 +42,7 @@ from sm_train.estimators.config.yaml_limits import MAX_BYTES, YamlLimitError, ch
 # libyaml's parser, if PyYAML was built with it: several times as fast, with the same line numbers.
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+_NOT_SHOWN = "(not shown)"
 _MAX_SHOWN = 80
 """Characters of a value that an error message shows."""
 
@@ -71,8 +76,7 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     if problems:
         lines = dict(_key_lines(root, ()))
         problems.sort(key=lambda problem: _line_number(problem.path, lines))
-        message = "\n".join(_format_problem(path, lines, problem) for problem in problems)
-        raise RunFileError(message, problems)
+        raise _error(path, lines, problems, raw)
     return RunConfig.model_validate(raw)
 
 
@@ -104,9 +108,43 @@ def load_document(document: dict[str, Any], overrides: Sequence[str], source: st
         _apply_override(override, document)
     problems = _find_problems(document)
     if problems:
-        lines = [_format_problem(Path(source), {}, problem) for problem in problems]
-        raise RunFileError("\n".join(lines), problems)
+        raise _error(Path(source), {}, problems, document)
     return RunConfig.model_validate(document)
+
+
+def _error(
+    file: Path, lines: dict[KeyPath, int], problems: Sequence[Problem], raw: Any
+) -> RunFileError:
+    """Return the error with one line for each problem, and without the credentials in ``raw``."""
+    secrets = {text for text in _texts(raw) if find_secret(text)}
+    hidden = [_hide(problem, secrets) for problem in problems]
+    message = "\n".join(
+        _format_problem(f"{file}:{_line_number(problem.path, lines)}", one)
+        for problem, one in zip(problems, hidden, strict=True)
+    )
+    return RunFileError(message, hidden)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all keys and values of a document that are text."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from (*_texts(key), *_texts(item))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def _hide(problem: Problem, secrets: set[str]) -> Problem:
+    """Return the problem without ``secrets``: users print, log and send what it says."""
+    message = problem.message
+    for secret in secrets:
+        message = message.replace(repr(secret), _NOT_SHOWN).replace(secret, _NOT_SHOWN)
+    path = tuple(_NOT_SHOWN if key in secrets else key for key in problem.path)
+    is_secret = any(secret in str(problem.value) for secret in secrets)
+    return Problem(path, None if is_secret else problem.value, message)
 
 
 def _apply_override(override: str, raw: dict[Any, Any]) -> None:
@@ -242,6 +280,8 @@ def _find_secrets(value: Any, path: KeyPath) -> Iterator[Problem]:
     """Find values that look like credentials: they would end up in console, logs and bundle."""
     if isinstance(value, dict):
         for key, item in value.items():
+            if isinstance(key, str) and (kind := find_secret(key)):
+                yield Problem((*path, key), None, f"looks like {kind}; remove it from the file")
             yield from _find_secrets(item, (*path, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):
@@ -260,7 +300,7 @@ def _find_secret(path: KeyPath, value: str) -> str | None:
     if path[0] == "tags" or "environment" in path[:-1]:
         return find_secret_in_setting(str(path[-1]), value)
     if str(path[-1]).endswith("_secret"):
-        return None  # the name of a secret; the schema rejects anything else
+        return find_known_format(value)  # else it is the name of a secret
     return find_secret(value)
 
 
@@ -453,19 +493,18 @@ def _line_number(path: KeyPath, lines: dict[KeyPath, int]) -> int:
     return lines.get(path, 1)
 
 
-def _format_problem(file: Path, lines: dict[KeyPath, int], problem: Problem) -> str:
+def _format_problem(place: str, problem: Problem) -> str:
     value = "" if problem.value is None else f": {_shown(problem.value)}"
     if problem.path and str(problem.path[-1]).endswith("secret"):
         # A key in place of the name of its secret.
-        value = ": (not shown)"
-    line = _line_number(problem.path, lines)
-    return f"{file}:{line}: {dotted(problem.path)}{value}: {problem.message}"
+        value = f": {_NOT_SHOWN}"
+    return f"{place}: {dotted(problem.path)}{value}: {problem.message}"
 
 
 def _shown(value: object) -> str:
     text = repr(value)
     if find_secret(text):
-        return "(not shown)"
+        return _NOT_SHOWN
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 

@@ -106,6 +106,11 @@ def find_secret(text: str) -> str | None:
     return next((kind for kind, _ in _find_in_text(text, ".yaml")), None)
 
 
+def find_known_format(text: str) -> str | None:
+    """Return the kind of the first credential in ``text`` that has the format of a service."""
+    return next((kind for kind, _ in _find_known_formats(text)), None)
+
+
 def find_secret_in_setting(name: str, value: str) -> str | None:
     """Return the kind of the credential in the environment variable or tag ``name``.
 

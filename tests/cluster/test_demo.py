@@ -10,7 +10,25 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.conftest import clean_environment
 from tests.support.deadline import DEADLINE
+
+
+def test_demo_reaches_its_plan(tmp_path: Path) -> None:
+    """The steps before the training, whose placeholders are errors of `check`."""
+    result = subprocess.run(
+        [sys.executable, "-c", "from sm_train.toolkit.demo.__main__ import plan; plan()"],
+        cwd=tmp_path,
+        env=clean_environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "packed 1,797 samples" in result.stdout
+    assert "Plan for digits" in result.stdout
 
 
 @pytest.mark.slow

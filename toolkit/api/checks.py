@@ -54,9 +54,14 @@ class Checks:
 
     def __repr__(self) -> str:
         counts = {level: sum(one.level == level for one in self.findings) for level in LEVELS}
-        found = ", ".join(f"{count} {level}" for level, count in counts.items() if count)
+        found = ", ".join(_count(level, number) for level, number in counts.items() if number)
         return f"Checks({'ok' if self.ok else 'not ok'}{f': {found}' if found else ''})"
 
     def _repr_html_(self) -> str:
         rows = [[one.code, one.level, one.where, one.message, one.fix] for one in self.findings]
         return html_table(("code", "level", "where", "message", "fix"), rows, caption=repr(self))
+
+
+def _count(level: str, number: int) -> str:
+    plural = "s" if number != 1 and level != "info" else ""
+    return f"{number} {level}{plural}"

@@ -94,9 +94,9 @@ FRAMEWORK_VULNERABLE = Check(
     means="`torch.load` of this PyTorch version runs code from a crafted file, even with "
     "`weights_only=True`: before 2.6 by CVE-2025-32434, before 2.10 by CVE-2026-24747. A warning "
     "if the run has code of its own, which might call it.",
-    impact="sm-train itself is not affected: it reads weights and checkpoints as safetensors only "
-    "and never calls `torch.load`. Code below `code:` that loads a pickle file from elsewhere "
-    "gives its author the job's role.",
+    impact="The trainer is not affected: it reads weights and checkpoints as safetensors only. "
+    "`sm_train.Checkpointer` calls `torch.load` for the run's own checkpoints. Code below `code:` "
+    "that loads a pickle file from elsewhere gives its author the job's role.",
     fix="Set a later `framework_version`. Where SMDDP needs this one: load safetensors only, "
     "convert pickle files in a separate environment, and limit the role to the run's prefixes "
     "(`sm-train iam`).",

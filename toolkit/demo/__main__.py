@@ -61,17 +61,7 @@ def main(options: Sequence[str]) -> None:
 
 def _demonstrate(options: Sequence[str]) -> None:
     started = time.monotonic()
-    shutil.rmtree(OUTPUT, ignore_errors=True)
-    _title("1 · The data: 1,797 handwritten digits, each with a caption")
-    write_digits(OUTPUT / "digits")
-    _command("2 · Shards", "pack", "digits", "packed", "--shard-size", "240KB")
-    _command("3 · A run file", "init", "run.yaml", "--preset", "demo")
-    _command(
-        "4 · Checks before submitting: they name what to fill in for AWS",
-        *["check", "run.yaml", "--offline"],
-        accepted=(ExitCode.OK, ExitCode.PREFLIGHT),
-    )
-    _command("5 · The plan for SageMaker", "submit", "run.yaml", "--dry-run")
+    plan()
     _command(
         "6 · The same bundle here: 2 emulated instances, 1 process each",
         *["submit", "run.yaml", "--local", "--nodes", "2", "--output", "run", *options],
@@ -90,6 +80,21 @@ def _demonstrate(options: Sequence[str]) -> None:
         *["--measured", "run/digits", "--steps", "100000"],
     )
     _summary(results, time.monotonic() - started)
+
+
+def plan() -> None:
+    """Write the data and the run file, check it and show its plan."""
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    _title("1 · The data: 1,797 handwritten digits, each with a caption")
+    write_digits(OUTPUT / "digits")
+    _command("2 · Shards", "pack", "digits", "packed", "--shard-size", "240KB")
+    _command("3 · A run file", "init", "run.yaml", "--preset", "demo")
+    _command(
+        "4 · Checks before submitting: they name what to fill in for AWS",
+        *["check", "run.yaml", "--offline"],
+        accepted=(ExitCode.OK, ExitCode.PREFLIGHT),
+    )
+    _command("5 · The plan for SageMaker", "submit", "run.yaml", "--dry-run")
 
 
 @dataclass(frozen=True)
@@ -131,13 +136,11 @@ def _title(text: str) -> None:
 def _command(title: str, *arguments: str, accepted: Sequence[ExitCode] = (ExitCode.OK,)) -> None:
     _title(title)
     stderr_console().print(f"[dim]$ sm-train {shlex.join(arguments)}[/]", soft_wrap=True)
-    # The dry run writes requests for scripts to stdout and the plan for users to stderr.
-    output = subprocess.DEVNULL if "--dry-run" in arguments else None
     program = [sys.executable, "-c", "from sm_train.toolkit.cli import main; main()"]
     # A terminal sends Ctrl-C to the command as well, which then stops its processes. subprocess
     # would kill the command after 0.25 s, and its processes would stay.
     with delayed_interrupts(signal.SIGINT):
-        done = subprocess.run([*program, *arguments], cwd=OUTPUT, stdout=output, check=False)
+        done = subprocess.run([*program, *arguments], cwd=OUTPUT, check=False)
     if done.returncode not in accepted:
         sys.exit(done.returncode)
 

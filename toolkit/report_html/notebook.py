@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +22,25 @@ def html_table(
 ) -> str:
     """Return an HTML table; all text is escaped. ``notes`` are lines below it.
 
-    The first column is aligned left, the others right.
+    Columns of figures are aligned right, others left.
     """
-    head = "".join(_cell("th", index, name) for index, name in enumerate(columns))
+    aligned = [_alignment([row[index] for row in rows]) for index in range(len(columns))]
+    head = "".join(map(_cell, ["th"] * len(columns), aligned, columns))
     body = "".join(
-        f"<tr>{''.join(_cell('td', index, text) for index, text in enumerate(row))}</tr>"
-        for row in rows
+        f"<tr>{''.join(map(_cell, ['td'] * len(columns), aligned, row))}</tr>" for row in rows
     )
     title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     below = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
     return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
 
-def _cell(tag: str, index: int, text: str) -> str:
-    align = "left" if index == 0 else "right"
+def _alignment(cells: Sequence[str]) -> str:
+    texts = [cell for cell in cells if cell]
+    figures = texts and all(re.match(r"[~$<≥−+-]*\d", text) for text in texts)
+    return "right" if figures else "left"
+
+
+def _cell(tag: str, align: str, text: str) -> str:
     return f'<{tag} style="text-align: {align}">{html.escape(text)}</{tag}>'
 
 

@@ -59,6 +59,15 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
+def test_an_open_pipe_is_written_to() -> None:
+    """As /dev/stdout in ``sm-train cost --html /dev/stdout | less``: its target has no path."""
+    reader, writer = os.pipe()
+    write_atomic(Path(f"/dev/fd/{writer}"), b"content")
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        assert pipe.read() == b"content"
+
+
 def test_a_device_is_never_replaced() -> None:
     write_atomic(Path("/dev/null"), b"content")
     with pytest.raises(OSError, match="/dev/full") as caught:

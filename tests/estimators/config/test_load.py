@@ -553,3 +553,32 @@ def test_json_schema_accepts_what_load_accepts(tmp_path: Path) -> None:
     jsonschema.validate(yaml.safe_load(VALID.replace("1e-4", "1.0e-4")), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(VALID.replace("preset: sd2", "preset: sd3")), schema)
+
+
+TOKEN = "ghp_" + "a1B2c3D4e5F6g7H8i9J0" * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("name: ", f"name: {TOKEN} # "),
+        ("  instance_type: ", f"  instance_type: {TOKEN} # "),
+        ("  preset: ", f"  preset: {TOKEN} # "),
+        ("  max_steps: ", f"  max_steps: {TOKEN} # "),
+        ("name: ", f"{TOKEN}: 1\nname: "),
+        ("stages:", f"alerts: {{slack_secret: {TOKEN}}}\nstages:"),
+        ("stages:", f"tags: {{{TOKEN}: x}}\nstages:"),
+        ("stages:", f"tags: {{owner: [{TOKEN}]}}\nstages:"),
+    ],
+)
+def test_a_credential_is_found_at_every_place_and_never_shown(
+    tmp_path: Path, change: tuple[str, str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(VALID.replace(*change, 1))
+    assert TOKEN in path.read_text()
+    with pytest.raises(RunFileError) as error:
+        load_run(path)
+    assert "looks like a GitHub token" in str(error.value)
+    # `check --json` prints the problems.
+    assert TOKEN not in f"{error.value}{error.value.problems}"

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,9 +22,11 @@ import pytest
 import yaml
 
 from tests.conftest import clean_environment
+from tests.support.cluster import torch_server
 from tests.support.cluster.training_jobs import tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import read_tree, write_album
+from tests.support.job_log_lines import SimulatedJob
 
 PROGRAM = (
     "import signal, sys\n"
@@ -57,6 +59,8 @@ class LongCommand:
     result: Callable[[Path], dict[str, bytes]]
     atomic: bool = False
     program: str = PROGRAM
+    forked: bool = False
+    """Whether a process that has imported PyTorch is forked, in place of a new interpreter."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -132,10 +136,79 @@ COMMANDS = {
 }
 
 
+def write_checkpoints(folder: Path) -> None:
+    from tests.support.models import build, write_checkpoint
+
+    write_checkpoint(build("tiny-sd2"), folder / "checkpoints")
+    (folder / "prompts.txt").write_text("a 3\n")
+
+
+def write_log(folder: Path) -> None:
+    lines = [text for _, text in SimulatedJob(nodes=1, intervals=60).lines()]
+    (folder / "algo-1.log").write_text("\n".join(lines))
+
+
+QUICK = {
+    "index": COMMANDS["index"],
+    "sample": LongCommand(
+        ("sample", "checkpoints", "--prompts", "prompts.txt", "--steps", "4"),
+        write_checkpoints,
+        files("grid.png"),
+        atomic=True,
+        forked=True,
+    ),
+    "export": LongCommand(
+        ("export", "checkpoints", "out"), write_checkpoints, files("out"), atomic=True, forked=True
+    ),
+    "review": LongCommand(
+        ("review", "algo-1.log", "--html", "review.html"),
+        write_log,
+        lambda folder: dict.fromkeys(files("review.html")(folder), b""),
+        atomic=True,
+    ),
+}
+"""Commands as in :data:`COMMANDS`, whose inputs take no training."""
+
+
+class ForkedCommand:
+    """A command in a fork of a process that has imported PyTorch, as a started process."""
+
+    def __init__(self, command: LongCommand, folder: Path) -> None:
+        script = folder / ".command.py"
+        script.write_text(command.program)
+        environment = clean_environment(folder) | command.environment
+        self._process = torch_server.start(
+            [str(script), *command.arguments], cwd=folder, env=environment
+        )
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
+
+    def communicate(self, timeout: float | None = None) -> tuple[None, str]:
+        output = self._process.stdout.read()
+        self.wait(timeout)
+        return None, output
+
+
 @contextmanager
-def started(command: LongCommand, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def started(command: LongCommand, folder: Path) -> Iterator[subprocess.Popen[str] | ForkedCommand]:
     """Start the command in a process group of its own; end what a failed test leaves of it."""
-    process = subprocess.Popen(
+    process = ForkedCommand(command, folder) if command.forked else _start(command, folder)
+    try:
+        yield process
+    finally:
+        for one in processes_in(folder):
+            one.kill()
+        process.communicate()
+
+
+def _start(command: LongCommand, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-c", command.program, *command.arguments],
         cwd=folder,
         env=clean_environment(folder) | command.environment,
@@ -144,12 +217,6 @@ def started(command: LongCommand, folder: Path) -> Iterator[subprocess.Popen[str
         text=True,
         start_new_session=True,
     )
-    try:
-        yield process
-    finally:
-        for one in processes_in(folder):
-            one.kill()
-        process.communicate()
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
@@ -177,7 +244,9 @@ def interrupt(command: LongCommand, folder: Path, delay: float) -> bool:
         try:
             process.wait(timeout=delay)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGINT)
+            # A fork has no group of its own yet in its first moment.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=DEADLINE)
         # Until the command has caught the signal for the first time, Python itself ends by it.
         assert process.returncode in (0, 130, -signal.SIGINT, 1), stderr
@@ -212,6 +281,30 @@ def test_interrupted_command_leaves_nothing_and_resumes(
     tmp_path: Path, name: str, times: int
 ) -> None:
     interrupt_repeatedly(COMMANDS[name], tmp_path, times)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_command_that_is_interrupted_three_times_completes(tmp_path: Path, name: str) -> None:
+    interrupt_in_a_row(QUICK[name], tmp_path, FEW)
+
+
+def interrupt_in_a_row(command: LongCommand, tmp_path: Path, times: int) -> None:
+    """Interrupt at random moments, each of which meets what the one before left; then complete."""
+    reference, folder = tmp_path / "reference", tmp_path / "interrupted"
+    reference.mkdir()
+    command.write_inputs(reference)
+    shutil.copytree(reference, folder, symlinks=True)
+    seconds = complete(command, reference)
+    expected = command.result(reference)
+    assert expected
+    moments = random.Random(times)
+    for _ in range(times):
+        if interrupt(command, folder, moments.uniform(0, seconds)):
+            break
+        assert not command.atomic or command.result(folder) in ({}, expected)
+    else:
+        complete(command, folder)
+    assert command.result(folder) == expected
 
 
 def interrupt_repeatedly(command: LongCommand, tmp_path: Path, times: int) -> None:

@@ -17,6 +17,7 @@ from tests.toolkit.commands.test_interrupts import (
     complete,
     files,
     interrupt,
+    interrupt_in_a_row,
     interrupt_repeatedly,
 )
 from tests.toolkit.runs.test_run_lifecycle import FIRST, Laptop
@@ -26,30 +27,28 @@ def no_inputs(folder: Path) -> None:
     """Create nothing: the command reads none."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("times", [FEW, MANY])
-@pytest.mark.parametrize(
-    "arguments",
-    [("watch", "demo"), ("watch", "demo", "--dry-run"), ("logs", "demo", "--follow")],
-    ids=" ".join,
-)
-def test_interrupted_client_ends_without_a_traceback(
-    cli: Cli, aws: Aws, tmp_path: Path, arguments: tuple[str, ...], times: int
+CLIENTS = [("watch", "demo"), ("watch", "demo", "--dry-run"), ("logs", "demo", "--follow")]
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_interrupted_clients_end_without_a_traceback(
+    cli: Cli, aws: Aws, tmp_path: Path, times: int
 ) -> None:
+    """Three moments of the three commands, or many of each."""
     laptop = Laptop(cli, aws, tmp_path)
     laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=600)
     laptop.sagemaker.log_event(FIRST, "step", ago=20, step=10, steps_per_second=1.8, loss=0.25)
-    command = LongCommand(arguments, no_inputs, files(), environment=laptop.environment)
     status = LongCommand(("status", "demo"), no_inputs, files(), environment=laptop.environment)
     seconds = 2 * complete(status, tmp_path)
     moments = random.Random(times)
-    for _ in range(times):
-        interrupt(command, tmp_path, moments.uniform(0, seconds))
+    for arguments in CLIENTS:
+        command = LongCommand(arguments, no_inputs, files(), environment=laptop.environment)
+        for _ in range(times):
+            interrupt(command, tmp_path, moments.uniform(0, seconds))
     complete(status, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("times", [FEW, MANY])
+@pytest.mark.parametrize("times", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_interrupted_copy_of_a_model_leaves_nothing_and_resumes(tmp_path: Path, times: int) -> None:
     name = "org/model"
     with hub_server() as hub:
@@ -63,4 +62,5 @@ def test_interrupted_copy_of_a_model_leaves_nothing_and_resumes(tmp_path: Path, 
             atomic=True,
             environment=hub.environment(str(tmp_path / "hf")),
         )
-        interrupt_repeatedly(command, tmp_path, times)
+        repeat = interrupt_in_a_row if times == FEW else interrupt_repeatedly
+        repeat(command, tmp_path, times)

@@ -51,7 +51,10 @@ def test_user_code_runs_instead_of_ours(cli: Cli, tmp_path: Path) -> None:
     (code / "own.py").write_text(
         "import sys\n"
         "from helper import WORD\n"
+        "from sm_train.entrypoints.common.events import format_event\n"
         "from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths\n"
+        "fields = {'code': 'c', 'message': 'the disk is slow'}\n"
+        "print(format_event('warning', fields, time=1.0, node=0, rank=3), flush=True)\n"
         "paths = SageMakerPaths.from_environment()\n"
         "masks = [path.name for path in paths.channel('masks').iterdir()]\n"
         "(paths.checkpoints / 'seen').write_text(f'{WORD} {sys.argv[1:]} {masks}')\n"
@@ -64,11 +67,14 @@ def test_user_code_runs_instead_of_ours(cli: Cli, tmp_path: Path) -> None:
         "channels": {"masks": {"uri": "s3://own/masks/", "local": "masks"}},
     }
     run.write_text(yaml.safe_dump(document))
-    result = cli("submit", run, "--local", "--nodes", "1", network="loopback")
+    result = cli("submit", run, "--local", "--nodes", "1", "--quiet", network="loopback")
     assert result.returncode == 0, result.stderr
     seen = tmp_path / "local-runs" / document["name"] / "8px" / "checkpoints" / "seen"
     assert seen.read_text() == "helped ['--lr', '0.001'] ['a.png']"
     assert "8px: done; jobs/own.py left no model" in result.stderr
+    # --quiet hides messages, but no warning of any rank and no result.
+    assert "warning (rank 3): the disk is slow\n" in result.stderr
+    assert "emulating" not in result.stderr
 
 
 def test_two_emulated_nodes_train_on_disjoint_shards(cli: Cli, tmp_path: Path) -> None:
