@@ -31,11 +31,12 @@ from photos import photo
 from PIL import Image
 from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.job_config import DataConfig, DecodeMode
-from sm_train.entrypoints.data.image_decoder import DecodeSpec
-from sm_train.entrypoints.data.loader import MAX_DEPTH, Loader
-from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.data.loader import MAX_DEPTH, Loader, open_loader
+from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
 from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.entrypoints.data.shard_index import write_index
+from sm_train.entrypoints.data.webdataset_reader import ShardStream, list_stream
+from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from sm_train.entrypoints.packing.describe_shard import describe_shard
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -109,8 +110,10 @@ def all_variants(shards: Path, images: list[bytes], side: int) -> dict[str, Vari
         "bare decoding": lambda: bare_decoding(images, side),
         "sm-train, 1 process": lambda: iter(sm_train_loader(shards, decode_workers=0)),
         "sm-train exact, 1 process": lambda: iter(sm_train_loader(shards, 0, "exact")),
+        "sm-train streaming, 1 process": lambda: iter(sm_train_loader(shards, 0, streamed=True)),
         "webdataset, 1 process": lambda: webdataset_batches(shards, workers=0),
         "sm-train, 2 workers": lambda: iter(sm_train_loader(shards, decode_workers=2)),
+        "sm-train streaming, 2 workers": lambda: iter(sm_train_loader(shards, 2, streamed=True)),
         "webdataset, 2 workers": lambda: webdataset_batches(shards, workers=2),
     }
     try:
@@ -139,11 +142,17 @@ def bare_decoding(images: list[bytes], side: int) -> Iterator[None]:
         yield
 
 
-def sm_train_loader(shards: Path, decode_workers: int, decode: DecodeMode = "fast") -> Loader:
+def sm_train_loader(
+    shards: Path, decode_workers: int, decode: DecodeMode = "fast", *, streamed: bool = False
+) -> Loader:
     rank = DataRank(("algo-1",), node_rank=0, local_rank=0, local_world_size=1)
-    catalog = build_catalog(
-        shards, index_path(shards), rank, lambda obj: [obj], shards.parent / "scan"
-    )
+    listed: ShardCatalog | ShardStream
+    if streamed:
+        listed = list_stream(shards, rank, lambda obj: [obj])
+    else:
+        listed = build_catalog(
+            shards, index_path(shards), rank, lambda obj: [obj], shards.parent / "scan"
+        )
     config = DataConfig(
         "jpg",
         "txt",
@@ -153,9 +162,12 @@ def sm_train_loader(shards: Path, decode_workers: int, decode: DecodeMode = "fas
         "ignore",
         aspect_buckets=False,
         max_bad_fraction=0.01,
+        reader="webdataset" if streamed else "indexed",
+        epoch_samples=IMAGES,
+        shuffle_buffer=1000,
     )
-    return Loader(
-        catalog,
+    return open_loader(
+        listed,
         rank,
         config,
         resolution=RESOLUTION,
@@ -220,6 +232,8 @@ def print_rates(rates: dict[str, list[float]]) -> None:
     for variant, peer in (
         ("sm-train, 1 process", "webdataset, 1 process"),
         ("sm-train, 2 workers", "webdataset, 2 workers"),
+        ("sm-train streaming, 1 process", "webdataset, 1 process"),
+        ("sm-train streaming, 2 workers", "webdataset, 2 workers"),
         ("sm-train, 1 process", "mosaicml-streaming, 1 process"),
     ):
         if peer in median:

@@ -27,7 +27,7 @@ from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data import shard_catalog
 from sm_train.entrypoints.data.epoch import Epoch
-from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.loader import open_loader
 from sm_train.entrypoints.data.partition import REPLICATED, DataTopology
 from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
@@ -115,7 +115,7 @@ def measure_planning(folder: Path, count: int, *, replicated: bool) -> None:
     shard_catalog.find_shards = lambda _: visible
     index = folder / f"{count}.parquet"
     catalog = build_catalog(Path(), index, rank, all_gather, folder / "scan")
-    loader = Loader(
+    loader = open_loader(
         catalog,
         rank,
         DATA_CONFIG,
@@ -125,8 +125,8 @@ def measure_planning(folder: Path, count: int, *, replicated: bool) -> None:
         decode_workers=0,
         gradient_accumulation_steps=1,
     )
-    assert (loader.order_note is None) == replicated
-    epoch_pass = next(loader.sampler.passes())
+    assert (loader.reader.order_note is None) == replicated
+    epoch_pass = next(loader.reader.sampler.passes())
     partition = epoch_pass.schedule.partition
     partition.locate(epoch_pass.schedule.indices(0))
     for number in np.unique(partition.ranges.shard[:30]).tolist():
@@ -178,15 +178,15 @@ def measure_resuming(folder: Path) -> None:
     catalog = build_catalog(shards, index_path(shards), rank, lambda obj: [obj], folder / "scan")
     options = {"resolution": 8, "batch_size": 10, "seed": 0, "decode_workers": 0}
     options["gradient_accumulation_steps"] = 1
-    loader = Loader(catalog, rank, DATA_CONFIG, **options)
+    loader = open_loader(catalog, rank, DATA_CONFIG, **options)
     steps = loader.epoch_size().steps
     for share in (0.0, 0.33, 0.66, 0.99):
         position = DataPosition(0, int(steps * share))
-        state = replace(loader.sampler.state, position=position).to_bytes()
+        state = replace(loader.reader.sampler.state, position=position).to_bytes()
         seconds = []
         for _ in range(5):
             started = time.perf_counter()
-            next(iter(Loader(catalog, rank, DATA_CONFIG, state=state, **options)))
+            next(iter(open_loader(catalog, rank, DATA_CONFIG, state=state, **options)))
             seconds.append(time.perf_counter() - started)
         print(
             f"resumed at {share:.0%} of an epoch: first batch after "

@@ -27,7 +27,7 @@ import imagehash
 import webdataset
 from photos import photo
 from PIL import Image
-from sm_train.entrypoints.data.decoder_pool import DecoderPool, Decoders
+from sm_train.entrypoints.images.decoder_pool import DecoderPool, Decoders
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import InputReader, build_shard

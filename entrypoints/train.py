@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sm_train.entrypoints.common.job_config import JobConfig
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
+    from sm_train.entrypoints.data.webdataset_reader import ShardStream
     from sm_train.entrypoints.distributed.backend import BackendChoice
     from sm_train.entrypoints.models.builder import ModelComponents
     from sm_train.entrypoints.models.model_card import TrainingRecord
@@ -76,17 +77,10 @@ def _train(process: TrainingProcess) -> None:
     if backend.warning and accelerator.is_main_process:
         events.warn("smddp-unavailable", backend.warning)
     data_rank = _data_rank(accelerator, resources)
-    index = next(iter(sorted(paths.channel("index").rglob("*.parquet"))), None)
-    shards = paths.channel("train")
+    folder = paths.channel("train")
     if config.data.synthetic_samples:
-        shards = _generate_shards(config, paths, accelerator, resources, events)
-    catalog = _build_catalog(paths, "train", shards, index, data_rank, events)
-    if index is None and not config.data.synthetic_samples and accelerator.is_main_process:
-        message = (
-            f"the shards have no index: reading their headers took {catalog.seconds:.1f} s, at "
-            "every start; `sm-train index` avoids that"
-        )
-        events.warn("no-index", message)
+        folder = _generate_shards(config, paths, accelerator, resources, events)
+    shards = _training_shards(config, paths, folder, data_rank, events)
     validation = _validation_set(accelerator, paths, data_rank, events)
     # The start before the first step may take long. Entering the phase again grants each part of
     # it the full timeout.
@@ -103,12 +97,10 @@ def _train(process: TrainingProcess) -> None:
     writer.enter(Phase.START, 0)
     if accelerator.is_main_process:
         source = _existing(paths.channel("model"))
-        record = _training_record(config, components, catalog, source)
+        record = _training_record(config, components, shards.digest, source)
         folder = paths.checkpoints / COMPONENTS_FOLDER
         save_components(components, source, record, folder, config.training.seed)
-    trainer = Trainer(
-        config, components, accelerator, paths, events, catalog, data_rank, validation
-    )
+    trainer = Trainer(config, components, accelerator, paths, events, shards, data_rank, validation)
     if accelerator.is_main_process:
         _log_start(trainer, backend, resources)
     _run(trainer, writer, stop)
@@ -116,7 +108,7 @@ def _train(process: TrainingProcess) -> None:
 
 
 def _training_record(
-    config: JobConfig, components: ModelComponents, catalog: ShardCatalog, source: Path | None
+    config: JobConfig, components: ModelComponents, data_digest: str, source: Path | None
 ) -> TrainingRecord:
     """Return what the final model's card says about this job."""
     from sm_train.entrypoints.models.component_files import LocalComponents
@@ -133,7 +125,7 @@ def _training_record(
         prediction_type=components.objective.prediction_type,
         resolution=config.stage.resolution,
         license=config.license,
-        data_digest=catalog.digest,
+        data_digest=data_digest,
         bundle=bundle,
         commit=commit,
         prompts=config.evaluation.prompts,
@@ -168,6 +160,31 @@ def _data_rank(accelerator: Accelerator, resources: ResourceConfig) -> DataRank:
     return DataRank(
         resources.hosts, resources.node_rank, accelerator.local_process_index, local_world_size
     )
+
+
+def _training_shards(
+    config: JobConfig,
+    paths: SageMakerPaths,
+    folder: Path,
+    data_rank: DataRank,
+    events: EventLog,
+) -> ShardCatalog | ShardStream:
+    """Return the shards in ``folder``, as the reader of the run file needs them."""
+    from sm_train.entrypoints.data.webdataset_reader import list_stream
+    from sm_train.entrypoints.distributed.object_exchange import all_gather
+
+    if config.data.reader == "webdataset":
+        return list_stream(folder, data_rank, all_gather)
+    index = next(iter(sorted(paths.channel("index").rglob("*.parquet"))), None)
+    catalog = _build_catalog(paths, "train", folder, index, data_rank, events)
+    is_first_rank = data_rank.node_rank == data_rank.local_rank == 0
+    if index is None and not config.data.synthetic_samples and is_first_rank:
+        message = (
+            f"the shards have no index: reading their headers took {catalog.seconds:.1f} s, at "
+            "every start; `sm-train index` avoids that"
+        )
+        events.warn("no-index", message)
+    return catalog
 
 
 def _validation_set(
@@ -265,14 +282,16 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         **asdict(trainer.plan),
         input_kind="images" if trainer.loader.precomputed is None else "precomputed latents",
     )
-    if trainer.loader.order_note and world_size > 1:
+    if trainer.loader.reader.order_note and world_size > 1:
         events.warn(
             "order-depends-on-ranks",
             "another number of ranks would train on the samples in another order: "
-            f"{trainer.loader.order_note}",
+            f"{trainer.loader.reader.order_note}",
         )
-    if trainer.loader.resume_warning:
-        events.warn("data-resharded", trainer.loader.resume_warning)
+    if trainer.loader.reader.resume_warning:
+        streamed = config.data.reader == "webdataset"
+        code = "data-not-exact" if streamed else "data-resharded"
+        events.warn(code, trainer.loader.reader.resume_warning)
     for name in trainer.components.random_frozen:
         message = (
             f"{name} has RANDOM weights and is not trained: set model.components, or the images "

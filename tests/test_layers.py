@@ -32,6 +32,7 @@ SHARED_WITH_ESTIMATORS = "sm_train.entrypoints.common"
 LEVELS = {
     "entrypoints": [
         {"common"},
+        {"images"},
         {"data", "distributed", "monitoring"},
         {"checkpointing", "tracking"},
         {"models"},

@@ -26,6 +26,7 @@ Crop = Literal["center", "random"]
 Interpolation = Literal["bicubic", "bilinear"]
 DecodeMode = Literal["exact", "fast"]
 IccProfile = Literal["ignore", "srgb"]
+ReaderName = Literal["indexed", "webdataset"]
 PredictionType = Literal["v_prediction", "epsilon", "flow"]
 Sharding = Literal["none", "shard_grad_op", "full_shard", "hybrid_shard"]
 InitFrom = Literal["ema", "raw"]
@@ -48,8 +49,13 @@ class JobConfigError(ValueError):
 class DataConfig:
     """How samples are read: ``image_key`` and ``caption_key`` are file extensions in a shard.
 
-    ``captions`` are (source, weight) pairs (captions.py); empty for ``caption_key``. With
-    ``synthetic_samples`` each node generates so many samples instead of reading a channel.
+    ``captions`` are (source, weight) pairs (captions.py); empty for ``caption_key``.
+    ``transform`` is the ``module:function`` that changes a sample's files, None if there is none.
+    With ``synthetic_samples`` each node generates so many samples instead of reading a channel.
+
+    With the ``webdataset`` reader, ``epoch_samples`` are an epoch, ``shuffle_buffer`` the samples
+    that a GPU shuffles, and ``pipe`` the command that prints a shard: ``{path}`` is its path,
+    ``{name}`` its name below the channel; None opens the path.
     """
 
     image_key: str
@@ -63,6 +69,11 @@ class DataConfig:
     captions: tuple[tuple[str, float], ...] = ()
     flip: bool = False
     synthetic_samples: int = 0
+    transform: str | None = None
+    reader: ReaderName = "indexed"
+    epoch_samples: int | None = None
+    shuffle_buffer: int = 0
+    pipe: str | None = None
 
 
 @dataclass(frozen=True)

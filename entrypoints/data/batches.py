@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,18 +20,19 @@ from sm_train.entrypoints.common.captions import choose_caption
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data.buffer_pool import BufferLayout, BufferPool, layout_bytes
-from sm_train.entrypoints.data.decoder_pool import Decoders, InProcessDecoders
-from sm_train.entrypoints.data.image_decoder import DecodeSpec, decode_with
-from sm_train.entrypoints.data.image_header import DecodeError
+from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.precomputed_latents import (
     PrecomputedLatents,
     PrecomputedLatentsError,
 )
-from sm_train.entrypoints.data.prefetch import PrefetchBuffer
-from sm_train.entrypoints.data.sampler import DataPosition, EpochPass, Sampler
+from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.data.shard_catalog import DataError
-from sm_train.entrypoints.data.shard_reader import BadSample, SampleBytes, ShardReader, Submit
+from sm_train.entrypoints.data.shard_reader import BadSample, SampleBytes, Submit
 from sm_train.entrypoints.data.tar_reader import TarError, sample_members
+from sm_train.entrypoints.data.transform import TransformError, apply_transform
+from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
+from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
+from sm_train.entrypoints.images.image_header import DecodeError
 from torch import Tensor
 
 Tokenize = Callable[[Sequence[str]], Sequence[Tensor]]
@@ -39,14 +41,74 @@ Tokenize = Callable[[Sequence[str]], Sequence[Tensor]]
 _SLICE_SAMPLES = 4
 """Samples that a thread decodes in one task."""
 
-EARLY_BATCHES = 4
-"""Batches whose samples are read singly when a job starts, while the first block is read.
-
-Reading a block of 256 MiB takes half a minute at 30 ms for each request of 128 KB.
-"""
-
 _MAX_REPLACEMENTS = 64
 _EMPTY = torch.empty(0)
+
+
+@dataclass(frozen=True, eq=False)
+class SampleMembers:
+    """A sample's files by their extension."""
+
+    key: str
+    members: Mapping[str, memoryview]
+
+
+@dataclass(frozen=True, eq=False)
+class RawSample:
+    """A sample of a batch, read but not decoded: ``sample`` of ``shard``, both integers.
+
+    ``content`` is its part of the tar, its files, or why it could not be read.
+    """
+
+    shard: int
+    sample: int
+    content: SampleBytes | SampleMembers
+
+
+@dataclass(frozen=True, eq=False)
+class RawBatch:
+    """The samples of a batch, read but not decoded.
+
+    ``epoch`` makes a sample's random numbers differ from those of its other appearances.
+    ``shape`` is the number of the decode spec, ``position`` the run's position after the batch.
+    The last ``num_repeated`` samples were read before in this epoch. ``replacement(row, attempt)``
+    reads another sample for one that cannot be used.
+    """
+
+    epoch: int
+    samples: list[RawSample]
+    shape: int
+    position: DataPosition
+    num_repeated: int
+    replacement: Callable[[int, int], RawSample]
+
+
+class Reader(Protocol):
+    """Chooses and reads a rank's samples; ``data.reader`` selects the implementation.
+
+    ``position`` is where it starts. ``resume_warning`` is set if a resumed run does not continue
+    exactly, ``order_note`` if the order depends on the number of ranks: it says why.
+    """
+
+    position: DataPosition
+    resume_warning: str | None
+    order_note: str | None
+
+    def batches(self, read: Submit) -> Iterator[RawBatch]:
+        """Yield batches without end; ``read`` runs a call in a thread that reads."""
+        ...
+
+    def shard_name(self, shard: int) -> str:
+        """Return a shard's file name."""
+        ...
+
+    def epoch_size(self, epoch: int) -> EpochSize:
+        """Return the size of an epoch."""
+        ...
+
+    def state_at(self, position: DataPosition) -> bytes:
+        """Return what resumes a run at ``position``; equal on all ranks."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +123,7 @@ class Batch:
 
     ``num_repeated`` samples were read before in this epoch: they replace bad ones, or pad the
     batches of a rank that has fewer samples than others. ``origins`` are the shard and the sample
-    number of each sample.
+    number of each sample, ``names`` its shard's file name and its key.
 
     ``sizes`` (B, 4), int32, are the height and width of each original image and the top and left of
     its crop (:meth:`DecodeSpec.sizes`).
@@ -77,6 +139,7 @@ class Batch:
     bad_samples: tuple[BadSample, ...]
     num_repeated: int
     origins: tuple[tuple[int, int], ...]
+    names: tuple[str, ...]
     timestep_uniform: NDArray[np.float64]
     dropout_uniform: NDArray[np.float64]
     noise: Tensor = _EMPTY
@@ -123,13 +186,12 @@ class _BatchSlot:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _PendingSample:
-    """A sample of a batch, read but not decoded."""
+@dataclass(frozen=True)
+class _Decoded:
+    """What a decoded sample has besides its tensors."""
 
-    shard: int
-    sample: int
-    content: SampleBytes
+    key: str
+    caption: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,22 +201,19 @@ class _PendingBatch:
     Each of ``slices`` returns for each of its samples the caption, or what is wrong with it.
     """
 
-    epoch_pass: EpochPass
-    step: int
+    raw: RawBatch
     slot: _BatchSlot
-    origins: list[tuple[int, int]]
-    slices: list[Future[list[str | BadSample]]]
+    slices: list[Future[list[_Decoded | BadSample]]]
 
 
 @dataclass(frozen=True, eq=False)
 class BatchPipeline:
     """Builds a rank's batches, in the trainer's process or in the loader's.
 
-    ``decode_specs`` are by the schedule's number of the batch shape.
+    ``decode_specs`` are by the number of the batch shape.
     """
 
-    sampler: Sampler
-    reader: ShardReader
+    reader: Reader
     config: DataConfig
     batch_size: int
     decode_specs: tuple[DecodeSpec, ...]
@@ -163,14 +222,8 @@ class BatchPipeline:
     tokenize: Tokenize | None = None
     decoders: Decoders = field(default_factory=InProcessDecoders)
 
-    def sample_name(self, shard: int, sample: int) -> str:
-        """Return a sample's shard and key for messages; reads the sample."""
-        content = self.reader.read(shard, sample)
-        key = content.key if isinstance(content, BadSample) else sample_members(content)[0]
-        return f"{self.reader.shard_name(shard)} {key}"
-
     def layout(self, shape: int) -> BufferLayout:
-        """Return the memory layout of a batch of the schedule's ``shape``."""
+        """Return the memory layout of a batch of this ``shape``."""
         spec, batch = self.decode_specs[shape], self.batch_size
         noise = self.rng.shape(batch, spec.height, spec.width), torch.float32
         sizes = (batch, 4), torch.int32
@@ -187,91 +240,60 @@ class BatchPipeline:
         self, decode: Submit, read: Submit, allocate: BufferPool, ahead: int
     ) -> Iterator[Batch]:
         """Yield batches without end; ``ahead`` of them are decoded before they are requested."""
-        steps = self._steps(read)
+        raw_batches = self.reader.batches(read)
         pending: deque[_PendingBatch] = deque()
         while True:
             while len(pending) <= ahead:
-                pending.append(self._start(*next(steps), decode, allocate))
+                pending.append(self._start(next(raw_batches), decode, allocate))
             yield self._finish(pending.popleft())
 
-    def _steps(self, read: Submit) -> Iterator[tuple[EpochPass, int, list[SampleBytes]]]:
-        """Yield the steps of all passes, each with the raw samples of its batch.
-
-        Once a pass has requested everything that it needs, the next pass starts to read, so that
-        reading does not pause at the end of an epoch.
-        """
-        passes = self.sampler.passes()
-        current = next(passes)
-        prefetch = PrefetchBuffer(current, self.reader, read, EARLY_BATCHES)
-        while True:
-            following: tuple[EpochPass, PrefetchBuffer] | None = None
-            for step in range(current.first, current.stop):
-                contents = prefetch.take(current.schedule.indices(step))
-                if following is None and prefetch.all_requested:
-                    upcoming = next(passes)
-                    following = upcoming, PrefetchBuffer(upcoming, self.reader, read)
-                yield current, step, contents
-            assert following is not None  # the last batch of a pass has requested everything
-            current, prefetch = following
-
-    def _start(
-        self,
-        epoch_pass: EpochPass,
-        step: int,
-        contents: list[SampleBytes],
-        decode: Submit,
-        allocate: BufferPool,
-    ) -> _PendingBatch:
+    def _start(self, raw: RawBatch, decode: Submit, allocate: BufferPool) -> _PendingBatch:
         """Start to decode a batch, in slices of a few samples."""
-        schedule = epoch_pass.schedule
-        shards, samples = schedule.partition.locate(schedule.indices(step))
-        origins = list(zip(shards.tolist(), samples.tolist(), strict=True))
-        pending = [
-            _PendingSample(*origin, content)
-            for origin, content in zip(origins, contents, strict=True)
-        ]
-        shape = schedule.shape(step)
-        pixels, noise, sizes, *latents = allocate(self.layout(shape))
-        slot = _BatchSlot(self.decode_specs[shape], pixels, noise, sizes, tuple(latents))
+        pixels, noise, sizes, *latents = allocate(self.layout(raw.shape))
+        slot = _BatchSlot(self.decode_specs[raw.shape], pixels, noise, sizes, tuple(latents))
         slices = [
             decode(
                 self._decode_slice,
-                epoch_pass.epoch,
-                pending[first : first + _SLICE_SAMPLES],
+                raw.epoch,
+                raw.samples[first : first + _SLICE_SAMPLES],
                 slot,
                 first,
             )
-            for first in range(0, len(pending), _SLICE_SAMPLES)
+            for first in range(0, len(raw.samples), _SLICE_SAMPLES)
         ]
-        return _PendingBatch(epoch_pass, step, slot, origins, slices)
+        return _PendingBatch(raw, slot, slices)
 
     def _finish(self, pending: _PendingBatch) -> Batch:
         """Wait for a batch and replace its bad samples."""
-        epoch_pass, step, slot = pending.epoch_pass, pending.step, pending.slot
+        raw, slot = pending.raw, pending.slot
         outcomes = [outcome for part in pending.slices for outcome in part.result()]
         bad_samples = [outcome for outcome in outcomes if isinstance(outcome, BadSample)]
-        captions, origins = [], pending.origins
+        samples, decoded = list(raw.samples), []
         for row, outcome in enumerate(outcomes):
             if isinstance(outcome, BadSample):
-                caption, origins[row] = self._replacement(
-                    epoch_pass, step, row, slot.sample(row), outcome
-                )
+                samples[row], replaced = self._replace(raw, row, slot.sample(row), outcome)
+                decoded.append(replaced)
             else:
-                caption = outcome
-            captions.append(caption)
+                decoded.append(outcome)
         # New samples come first. A bad one among them is replaced by a sample of the same epoch,
         # which makes it a repeated one; the rest of the batch is repeated anyway.
-        num_new = len(outcomes) - epoch_pass.num_repeated(step)
+        num_new = len(outcomes) - raw.num_repeated
         num_replaced = sum(isinstance(outcome, BadSample) for outcome in outcomes[:num_new])
+        origins = [(sample.shard, sample.sample) for sample in samples]
+        captions = [one.caption for one in decoded]
         batch = Batch(
             slot.pixels,
             captions,
-            epoch_pass.position(step),
+            raw.position,
             tuple(bad_samples),
-            epoch_pass.num_repeated(step) + num_replaced,
+            raw.num_repeated + num_replaced,
             tuple(origins),
-            self.rng.uniform(Purpose.TIMESTEP, epoch_pass.epoch, origins),
-            self.rng.uniform(Purpose.CAPTION_DROPOUT, epoch_pass.epoch, origins),
+            tuple(
+                f"{self.reader.shard_name(sample.shard)} {one.key}"
+                for sample, one in zip(samples, decoded, strict=True)
+            ),
+            self.rng.uniform(Purpose.TIMESTEP, raw.epoch, origins),
+            self.rng.uniform(Purpose.CAPTION_DROPOUT, raw.epoch, origins),
             tokens=self._tokens(captions),
         )
         return batch.with_tensors(slot.pixels, slot.noise, slot.sizes, *slot.latents)
@@ -282,30 +304,32 @@ class BatchPipeline:
         return tuple(ids.numpy() for ids in self.tokenize(captions))
 
     def _decode_slice(
-        self, epoch: int, samples: list[_PendingSample], slot: _BatchSlot, first: int
-    ) -> list[str | BadSample]:
+        self, epoch: int, samples: list[RawSample], slot: _BatchSlot, first: int
+    ) -> list[_Decoded | BadSample]:
         """Decode consecutive samples of a batch; ``first`` is the row of the first one."""
         return [
             self._decode(epoch, sample, slot.sample(first + number))
             for number, sample in enumerate(samples)
         ]
 
-    def _decode(self, epoch: int, sample: _PendingSample, slot: _BatchSlot) -> str | BadSample:
-        """Decode a sample, and its noise, into ``slot``; return its caption or what is wrong."""
+    def _decode(self, epoch: int, sample: RawSample, slot: _BatchSlot) -> _Decoded | BadSample:
+        """Decode a sample, and its noise, into ``slot``; return the rest or what is wrong."""
         outcome = self._decode_content(epoch, sample, slot)
-        if isinstance(outcome, str):
+        if isinstance(outcome, _Decoded):
             self.rng.fill_normal(slot.noise, epoch, sample.shard, sample.sample)
         return outcome
 
     def _decode_content(
-        self, epoch: int, sample: _PendingSample, slot: _BatchSlot
-    ) -> str | BadSample:
+        self, epoch: int, sample: RawSample, slot: _BatchSlot
+    ) -> _Decoded | BadSample:
         """Decode a sample's image, or copy its latents, into ``slot``."""
         if isinstance(sample.content, BadSample):
             return sample.content
         key, shard = "", self.reader.shard_name(sample.shard)
         try:
-            key, members = sample_members(sample.content)
+            key, members = _members(sample.content)
+            if self.config.transform is not None:
+                members = apply_transform(self.config.transform, key, members)
             text = self._caption(epoch, sample, members)
             if text is None:
                 sources = [source for source, _ in self.config.captions]
@@ -313,7 +337,7 @@ class BatchPipeline:
                 return BadSample(shard, key, "caption-missing", f"no {missing}")
             if self.precomputed is not None:
                 self._read_precomputed(self.precomputed, members, slot)
-                return text
+                return _Decoded(key, text)
             image = _first_member(members, self.config.image_key.split(";"))
             if image is None:
                 return BadSample(shard, key, "image-missing", f"no {self.config.image_key}")
@@ -328,12 +352,12 @@ class BatchPipeline:
             return BadSample(shard, key, "json-invalid", str(error))
         except UnicodeDecodeError as error:
             return BadSample(shard, key, "caption-not-utf8", str(error))
-        except (TarError, DecodeError, PrecomputedLatentsError) as error:
+        except (TarError, DecodeError, PrecomputedLatentsError, TransformError) as error:
             return BadSample(shard, key, error.reason, str(error).partition(": ")[2])
-        return text
+        return _Decoded(key, text)
 
     def _caption(
-        self, epoch: int, sample: _PendingSample, members: dict[str, memoryview]
+        self, epoch: int, sample: RawSample, members: Mapping[str, memoryview]
     ) -> str | None:
         """Return the sample's caption in this epoch; None if it has none."""
         if self.config.captions:
@@ -342,11 +366,11 @@ class BatchPipeline:
         caption = members.get(self.config.caption_key)
         return None if caption is None else bytes(caption).decode("utf-8")
 
-    def _uniform(self, purpose: Purpose, epoch: int, sample: _PendingSample) -> float:
+    def _uniform(self, purpose: Purpose, epoch: int, sample: RawSample) -> float:
         return float(self.rng.uniform(purpose, epoch, [(sample.shard, sample.sample)])[0])
 
     def _read_precomputed(
-        self, latents: PrecomputedLatents, members: dict[str, memoryview], slot: _BatchSlot
+        self, latents: PrecomputedLatents, members: Mapping[str, memoryview], slot: _BatchSlot
     ) -> None:
         """Copy a sample's arrays into ``slot``."""
         latents.read(members, slot.latents)
@@ -357,26 +381,35 @@ class BatchPipeline:
         spec = slot.decode_spec
         slot.sizes.copy_(torch.tensor((spec.height, spec.width, 0, 0)))
 
-    def _replacement(
-        self, epoch_pass: EpochPass, step: int, row: int, slot: _BatchSlot, bad: BadSample
-    ) -> tuple[str, tuple[int, int]]:
-        """Decode another sample into the slot of a bad one; return its caption and its origin.
+    def _replace(
+        self, raw: RawBatch, row: int, slot: _BatchSlot, bad: BadSample
+    ) -> tuple[RawSample, _Decoded]:
+        """Decode another sample into the slot of a bad one.
 
         Raises:
             DataError: no candidate can be used.
         """
-        index = int(epoch_pass.schedule.indices(step)[row])
         for attempt in range(_MAX_REPLACEMENTS):
-            shard, sample = epoch_pass.replacement(index, attempt)
-            candidate = _PendingSample(shard, sample, self.reader.read(shard, sample))
-            outcome = self._decode(epoch_pass.epoch, candidate, slot)
-            if isinstance(outcome, str):
-                return outcome, (shard, sample)
+            candidate = raw.replacement(row, attempt)
+            outcome = self._decode(raw.epoch, candidate, slot)
+            if isinstance(outcome, _Decoded):
+                return candidate, outcome
         raise DataError(
             f"{bad.shard}: {bad.reason}: {bad.detail}; none of {_MAX_REPLACEMENTS} replacement "
             "samples can be used; pack these shards again"
         )
 
 
-def _first_member(members: dict[str, memoryview], keys: list[str]) -> memoryview | None:
+def _members(content: memoryview | SampleMembers) -> tuple[str, Mapping[str, memoryview]]:
+    """Return a sample's key, and its files by extension.
+
+    Raises:
+        TarError: its part of the tar is damaged.
+    """
+    if isinstance(content, SampleMembers):
+        return content.key, content.members
+    return sample_members(content)
+
+
+def _first_member(members: Mapping[str, memoryview], keys: list[str]) -> memoryview | None:
     return next((members[key] for key in keys if key in members), None)

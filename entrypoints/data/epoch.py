@@ -120,13 +120,13 @@ class EpochSize:
 
     ``samples`` are read in ``steps`` steps. Ranks with fewer samples than others pad their
     batches with samples that they have read before: ``repeated`` over all ranks. ``unseen``
-    samples lie in shards that no node sees.
+    samples lie in shards that no node sees. Both are None if samples are drawn at random.
     """
 
     samples: int
     steps: int
-    repeated: int
-    unseen: int
+    repeated: int | None
+    unseen: int | None
 
 
 def epoch_size(ranges: SampleRanges, topology: DataTopology) -> EpochSize:

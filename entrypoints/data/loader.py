@@ -1,8 +1,8 @@
-"""Loads a rank's batches: read and decoded ahead, and exactly resumable from any position.
+"""Loads a rank's batches: read and decoded ahead of the trainer.
 
-One process runs next to the trainer. It reads shuffle blocks of raw samples. ``decode_workers``
+One process runs next to the trainer. Its reader gets raw samples. ``decode_workers``
 other processes decode them, so an image that crashes its decoder costs one sample
-(:mod:`~sm_train.entrypoints.data.decoder_pool`). Their number changes how soon a batch is ready,
+(:mod:`~sm_train.entrypoints.images.decoder_pool`). Their number changes how soon a batch is ready,
 never what is in it.
 
 Batches stay in shared memory (:mod:`~sm_train.entrypoints.data.buffer_pool`). The trainer limits
@@ -12,7 +12,7 @@ how many are made ahead through a semaphore, and raises the limit when it has to
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
@@ -20,38 +20,31 @@ from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Semaphore
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.parent_death import exit_with_parent
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes
-from sm_train.entrypoints.data.batches import Batch, BatchPipeline, Tokenize
+from sm_train.entrypoints.data.batches import Batch, BatchPipeline, Reader, Tokenize
 from sm_train.entrypoints.data.buffer_pool import (
     BufferHandle,
     LocalBufferPool,
     SharedBufferClient,
     SharedBufferPool,
 )
-from sm_train.entrypoints.data.decoder_pool import DecoderPool
 from sm_train.entrypoints.data.epoch import EpochSize
-from sm_train.entrypoints.data.image_decoder import DecodeSpec
-from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology
+from sm_train.entrypoints.data.indexed_reader import IndexedReader
 from sm_train.entrypoints.data.precomputed_latents import PrecomputedLatents
-from sm_train.entrypoints.data.sampler import DataPosition, Sampler, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, ShardCatalog
-from sm_train.entrypoints.data.shard_reader import ShardReader, run_inline
+from sm_train.entrypoints.data.shard_reader import run_inline
+from sm_train.entrypoints.data.webdataset_reader import (
+    ShardStream,
+    WebDatasetReader,
+    is_stream_state,
+)
+from sm_train.entrypoints.images.decoder_pool import DecoderPool
+from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-
-READ_BYTES = 8 * 2**20
-"""Size of a read range: that of the requests at which S3 is fastest (8-16 MB by AWS's guide,
-"Performance Design Patterns for Amazon S3")."""
-
-SHUFFLE_BLOCK_BYTES = 256 * 2**20
-"""Bytes that each rank shuffles at a time; another block is read meanwhile."""
-
-MIN_STREAM_BLOCK = 8
-"""Samples that are shuffled within a stream of a global order, if the memory allows no more."""
 
 READ_THREADS = 16
 """Ranges that a rank reads at the same time, to hide the first-byte latency of requests.
@@ -133,6 +126,7 @@ class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failure]):
         self._pipeline = replace(self._pipeline, decoders=pool)
 
     def __iter__(self) -> Iterator[Batch | _SharedBatch | _Failure]:
+        failure: DataError | None = None
         with ThreadPoolExecutor(READ_THREADS) as readers:
             try:
                 if self._link is None:
@@ -143,7 +137,9 @@ class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failure]):
                 else:
                     yield from self._shared_batches(self._link, readers)
             except DataError as error:
-                yield _Failure(error)
+                failure = error
+        if failure is not None:
+            yield _Failure(failure)
 
     def _shared_batches(self, link: _Link, readers: Executor) -> Iterator[_SharedBatch]:
         pool = SharedBufferPool(link.returned, self._pipeline.batch_bytes)
@@ -171,127 +167,96 @@ def _start_process(_: int) -> None:
     exit_with_parent()
 
 
-def _why_not_global(topology: DataTopology) -> str | None:
-    """Return why the order depends on the number of ranks; None if it need not."""
-    if topology.shapes:
-        return "data.aspect_buckets groups samples by shape on each rank"
-    shared = {REPLICATED, UNASSIGNED} if topology.num_nodes > 1 else {0, UNASSIGNED}
-    if not shared.issuperset(np.unique(topology.owner).tolist()):
-        return "each node sees a part of the shards (ShardedByS3Key); set data.sharded: false"
-    return None
+def open_loader(
+    shards: ShardCatalog | ShardStream,
+    rank: DataRank,
+    config: DataConfig,
+    *,
+    resolution: int,
+    batch_size: int,
+    seed: int,
+    decode_workers: int,
+    gradient_accumulation_steps: int | None = None,
+    state: bytes | None = None,
+    rng: SampleRng | None = None,
+    tokenize: Tokenize | None = None,
+    pin_memory: bool = False,
+) -> Loader:
+    """Plan the reading of ``shards`` and return the loader; nothing is read yet.
 
+    ``batch_size`` is of this rank. With ``gradient_accumulation_steps`` the order is global if
+    all nodes see all shards: the same samples form the batch of an optimizer step whatever the
+    number of ranks; else ``order_note`` of the reader says why not. Without ``decode_workers`` (0)
+    everything runs in this process. ``state`` is what :meth:`Loader.state_bytes` returned.
 
-def _in_global_order(topology: DataTopology, accumulation: int, range_size: int) -> DataTopology:
-    """Return ``topology`` with the streams of a global order.
-
-    ``shuffle_block_size`` becomes the number of samples that a rank reads at a time; it does not
-    change the order.
+    Raises:
+        DataError: the configuration does not fit the shards, or ``state`` is of another reader.
     """
-    count = topology.batch_size * accumulation
-    streams = count * topology.world_size
-    memory = topology.shuffle_block_size
-    # At least a few samples, so that neighbors in the tars do not follow each other in every epoch.
-    block = max(memory // streams, min(MIN_STREAM_BLOCK, range_size))
-    return replace(
-        topology,
-        # With one node, too: a job may resume on several.
-        owner=np.where(topology.owner == UNASSIGNED, UNASSIGNED, REPLICATED).astype(np.int16),
-        shuffle_block_size=count * block * max(1, memory // (count * block)),
-        streams=streams,
-        stream_block=block,
+    precomputed = PrecomputedLatents.from_options(shards.options, resolution)
+    if precomputed is not None and (config.flip or config.captions):
+        key = "flip" if config.flip else "captions"
+        raise DataError(
+            f"data.{key}: the shards hold latents of {resolution} px, of the image as it is "
+            "and of one caption; pack the shards without latents, or leave the key out"
+        )
+    bucketed = config.aspect_buckets and precomputed is None
+    shapes = aspect_shapes(resolution) if bucketed else ()
+    if state is not None and isinstance(shards, ShardCatalog) and is_stream_state(state):
+        raise DataError(
+            "data.reader: the checkpoint was written with `webdataset`; set it again, or give the "
+            "run another name"
+        )
+    reader: Reader
+    if isinstance(shards, ShardStream):
+        reader = WebDatasetReader(
+            shards, rank, config, batch_size=batch_size, seed=seed, state=state
+        )
+    else:
+        reader = IndexedReader(
+            shards,
+            rank,
+            batch_size=batch_size,
+            shapes=shapes,
+            seed=seed,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            state=state,
+        )
+    decode_specs = tuple(
+        DecodeSpec(
+            height,
+            width,
+            config.crop,
+            config.interpolation,
+            seed,
+            config.decode,
+            config.icc_profile,
+        )
+        for height, width in shapes or ((resolution, resolution),)
     )
+    pipeline = BatchPipeline(
+        reader, config, batch_size, decode_specs, rng or SampleRng(seed), precomputed, tokenize
+    )
+    affordable = _PREFETCH_BYTES // (batch_size * resolution * resolution * 3)
+    max_depth = max(FIRST_DEPTH, min(MAX_DEPTH, affordable))
+    return Loader(pipeline, decode_workers, max_depth, pin_memory=pin_memory)
 
 
 class Loader:
-    """Yields a rank's batches without end, starting where ``state`` left off.
+    """Yields a rank's batches without end, starting where the reader's state left off.
 
-    ``position`` is that of the last batch yielded. ``resume_warning`` is set if ``state`` was
-    written under another topology or for other data. ``prefetch_depth`` is the number of batches
-    made ahead.
+    ``position`` is that of the last batch yielded. ``prefetch_depth`` is the number of batches
+    made ahead, which grows up to ``max_depth``.
     """
 
     def __init__(
-        self,
-        catalog: ShardCatalog,
-        rank: DataRank,
-        config: DataConfig,
-        *,
-        resolution: int,
-        batch_size: int,
-        seed: int,
-        decode_workers: int,
-        gradient_accumulation_steps: int | None = None,
-        state: bytes | None = None,
-        rng: SampleRng | None = None,
-        tokenize: Tokenize | None = None,
-        pin_memory: bool = False,
+        self, pipeline: BatchPipeline, decode_workers: int, max_depth: int, *, pin_memory: bool
     ) -> None:
-        """Plan the reading; nothing is read yet.
-
-        ``batch_size`` is of this rank. With ``gradient_accumulation_steps`` the order is global if
-        all nodes see all shards: the same samples form the batch of an optimizer step whatever the
-        number of ranks; else :attr:`order_note` says why not. Without ``decode_workers`` (0)
-        everything runs in this process. ``state`` is what :meth:`state_bytes` returned.
-        """
-        sample_bytes = max(1.0, catalog.total_bytes / max(1, int(catalog.shard_sizes.sum())))
-        self.precomputed = PrecomputedLatents.from_options(catalog.options, resolution)
-        if self.precomputed is not None and (config.flip or config.captions):
-            key = "flip" if config.flip else "captions"
-            raise DataError(
-                f"data.{key}: the shards hold latents of {resolution} px, of the image as it is "
-                "and of one caption; pack the shards without latents, or leave the key out"
-            )
-        bucketed = config.aspect_buckets and self.precomputed is None
-        shapes = aspect_shapes(resolution) if bucketed else ()
-        topology = DataTopology(
-            catalog.owner,
-            rank.num_nodes,
-            rank.local_world_size,
-            batch_size,
-            shuffle_block_size=max(1, round(SHUFFLE_BLOCK_BYTES / sample_bytes)),
-            shapes=shapes,
-        )
-        range_size = max(1, round(READ_BYTES / sample_bytes))
-        self.order_note: str | None = None
-        if gradient_accumulation_steps is not None:
-            self.order_note = _why_not_global(topology)
-            if self.order_note is None:
-                topology = _in_global_order(topology, gradient_accumulation_steps, range_size)
-        self.resume_warning: str | None = None
-        start = SamplerState(catalog.digest, seed, range_size, DataPosition(), topology)
-        if state is not None:
-            saved = SamplerState.from_bytes(state)
-            start, self.resume_warning = saved.resume(catalog.digest, seed, range_size, topology)
-        self.sampler = Sampler(
-            catalog.shard_sizes, start, rank.node_rank, rank.local_rank, catalog.shapes
-        )
-        self.position = start.position
-        decode_specs = tuple(
-            DecodeSpec(
-                height,
-                width,
-                config.crop,
-                config.interpolation,
-                seed,
-                config.decode,
-                config.icc_profile,
-            )
-            for height, width in shapes or ((resolution, resolution),)
-        )
-        self._pipeline = BatchPipeline(
-            self.sampler,
-            ShardReader(catalog.paths, catalog.offsets),
-            config,
-            batch_size,
-            decode_specs,
-            rng or SampleRng(seed),
-            self.precomputed,
-            tokenize,
-        )
-        self._decode_workers, self._pin_memory = decode_workers, pin_memory
+        self._pipeline, self._decode_workers = pipeline, decode_workers
+        self._max_depth, self._pin_memory = max_depth, pin_memory
+        self.reader = pipeline.reader
+        self.precomputed = pipeline.precomputed
+        self.position = self.reader.position
         self.prefetch_depth = FIRST_DEPTH
-        affordable = _PREFETCH_BYTES // (batch_size * resolution * resolution * 3)
-        self._max_depth = max(FIRST_DEPTH, min(MAX_DEPTH, affordable))
 
     def __iter__(self) -> Iterator[Batch]:
         if not self._decode_workers:
@@ -359,10 +324,6 @@ class Loader:
             self.prefetch_depth += 1
             credit.release()
 
-    def sample_names(self, origins: Iterable[tuple[int, int]]) -> list[str]:
-        """Return the shard and the key of samples; reads them again."""
-        return [self._pipeline.sample_name(*origin) for origin in origins]
-
     @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
@@ -370,8 +331,8 @@ class Loader:
 
     def epoch_size(self) -> EpochSize:
         """Return the size of the current epoch."""
-        return self.sampler.epoch_size(self.position.epoch)
+        return self.reader.epoch_size(self.position.epoch)
 
     def state_bytes(self) -> bytes:
         """Return the run's position in its data for a checkpoint; equal on all ranks."""
-        return self.sampler.state_at(self.position).to_bytes()
+        return self.reader.state_at(self.position)

@@ -106,8 +106,8 @@ def decoded_per_second(shards: list[Path], image_key: str, resolution: int) -> f
 
     None if no image could be decoded, or none needs to be: the shards carry latents.
     """
-    from sm_train.entrypoints.data.image_decoder import DecodeSpec
-    from sm_train.entrypoints.data.image_header import DecodeError
+    from sm_train.entrypoints.images.image_decoder import DecodeSpec
+    from sm_train.entrypoints.images.image_header import DecodeError
 
     spec = DecodeSpec(resolution, resolution)
     out = torch.empty((resolution, resolution, 3), dtype=torch.uint8)  # (H, W, C)

@@ -28,6 +28,10 @@ SUSPECT_SHARE = 0.7
 SLOW_SHARE = 0.5
 """A pair whose best measurement is below this share of the control pairs' best is slow."""
 
+READABLE_SHARE = 0.25
+"""A retest in which the control pairs fall below this share of the typical bandwidth shows nothing:
+the machines were too busy to send."""
+
 RETESTS = 6
 """Maximum number of passes that measure suspect pairs again; a pair that was fast once is done."""
 
@@ -143,11 +147,7 @@ def find_slow_links(passes: Sequence[Pass]) -> SlowLinks | None:
     failed = _failed(passes)
     suspects = _suspects(first) | _failed([first])
     slow = {pair for pair in suspects - failed if best[pair] < SLOW_SHARE * reference}
-    tested = {
-        pair
-        for pair in suspects - failed
-        if any(_is_proof(pair, one, first) for one in passes[1:] if pair in one)
-    }
+    tested = {pair for pair in suspects - failed if _is_proven(pair, passes)}
     confirmed = slow & tested
     # Only a sample of a slow node's links is measured again; it stands for the others.
     represented = {
@@ -204,19 +204,23 @@ def _controls(one: Pass, first: Pass) -> list[Pair]:
     return [pair for pair in one if first.get(pair, 0.0) > 0 and pair not in suspects]
 
 
-def _is_proof(pair: Pair, retest: Pass, first: Pass) -> bool:
-    """Return whether ``retest`` shows something about ``pair``.
+def _is_proven(pair: Pair, passes: Sequence[Pass]) -> bool:
+    """Return whether the retests of ``pair`` show something about it.
 
-    If the control pairs were slow as well, a slow pair proves nothing, unless it was still far
-    slower than they were: noise that lowers all of them does not hide how they compare.
+    One retest does if the control pairs were as fast as in the first pass. If they were slow as
+    well, the pair must have been far slower than they were, in two retests: noise that lowers all
+    of them does not hide how they compare, but if it leaves next to nothing, chance decides.
     """
-    values = [retest[control] for control in _controls(retest, first)]
-    if not values:
-        return False
-    control = median(values)
-    return (
-        control >= SUSPECT_SHARE * _typical(first.values()) or retest[pair] < SLOW_SHARE * control
-    )
+    first, noisy = passes[0], 0
+    typical = _typical(first.values())
+    for retest in (one for one in passes[1:] if pair in one):
+        values = [retest[control] for control in _controls(retest, first)]
+        control = median(values) if values else 0.0
+        if control >= SUSPECT_SHARE * typical:
+            return True
+        is_readable = control >= READABLE_SHARE * typical
+        noisy += is_readable and retest[pair] < SLOW_SHARE * control
+    return noisy >= 2
 
 
 def _reference(passes: Sequence[Pass]) -> float:

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from sm_train.entrypoints.data.decoder_pool import Decoders
-from sm_train.entrypoints.data.image_header import DecodeError
 from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.images.decoder_pool import Decoders
+from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.packing.perceptual_hash import near_duplicates
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import (

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm_train.entrypoints.common.file_digest import file_digest
-from sm_train.entrypoints.data.image_header import DecodeError, image_size, is_png
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.data.tar_reader import TarScan, scan_tar
+from sm_train.entrypoints.images.image_header import DecodeError, image_size, is_png
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp"})
 

@@ -10,7 +10,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
-from sm_train.entrypoints.data.image_header import (
+from sm_train.entrypoints.images.image_header import (
     DecodeError,
     ImageHeader,
     corrupt_image_error,

@@ -22,8 +22,8 @@ from typing import Any, Protocol, TypedDict
 from urllib.parse import unquote_plus
 
 from botocore.exceptions import BotoCoreError, ClientError
-from sm_train.entrypoints.data.decoder_pool import DecoderPool
 from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, open_storage
 from sm_train.entrypoints.packing.streaming import (
     S3_REQUESTS,

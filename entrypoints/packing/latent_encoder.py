@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sm_train.entrypoints.data.decoder_pool import Decoders
-from sm_train.entrypoints.data.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, SIZES, TEXT
+from sm_train.entrypoints.images.decoder_pool import Decoders
+from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.models.builder import load_autoencoder, load_text_encoders
 from torch import Tensor
 

@@ -6,8 +6,8 @@ import io
 from functools import cache
 
 from PIL import Image, ImageFile, UnidentifiedImageError
-from sm_train.entrypoints.data.color import to_rgb
-from sm_train.entrypoints.data.image_header import (
+from sm_train.entrypoints.images.color import to_rgb
+from sm_train.entrypoints.images.image_header import (
     DecodeError,
     corrupt_image_error,
     file_kind,

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
 from sm_train.entrypoints.data.buffer_pool import ReadBufferPool
-from sm_train.entrypoints.data.decoder_pool import Decoders, InProcessDecoders
-from sm_train.entrypoints.data.image_header import DecodeError
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
+from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
+from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
 from sm_train.entrypoints.packing.reencode import DEFAULT_QUALITY, is_convertible, measure, reencode

@@ -29,11 +29,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
-from sm_train.entrypoints.data.decoder_pool import Decoders, InProcessDecoders
-from sm_train.entrypoints.data.image_header import DecodeError, image_size
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.data.tar_reader import sample_members
+from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
+from sm_train.entrypoints.images.image_header import DecodeError, image_size
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions
 from sm_train.entrypoints.packing.shard_builder import (
     InputReader,

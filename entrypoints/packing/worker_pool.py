@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from sm_train.entrypoints.common.parent_death import exit_with_parent
 from sm_train.entrypoints.common.signals import record_signals
-from sm_train.entrypoints.data.decoder_pool import DecoderPool, Decoders, InProcessDecoders
 from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.images.decoder_pool import DecoderPool, Decoders, InProcessDecoders
 from sm_train.entrypoints.packing.plan import ShardPlan
 from sm_train.entrypoints.packing.shard_builder import (
     InputReader,

@@ -13,8 +13,9 @@ import torch
 from sm_train.entrypoints.common.error import Error
 from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.job_config import DataConfig
-from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.data.loader import Loader, open_loader
+from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
+from sm_train.entrypoints.data.webdataset_reader import ShardStream, list_stream
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.script.current_job import ScriptProcess, script_process
 from torch import Tensor
@@ -112,13 +113,19 @@ class ShardDataset(IterableDataset[ImageBatch]):
             yield {"pixel_values": pixels, "captions": batch.captions}
 
     def _open(self) -> Loader:
-        """Build the catalog, a collective, and return the loader at the present position."""
+        """List the shards, a collective, and return the loader at the present position."""
         source = self._source
-        catalog = build_catalog(source.folder, source.index, source.rank, all_gather, source.scans)
+        shards: ShardCatalog | ShardStream
+        if source.config.reader == "webdataset":
+            shards = list_stream(source.folder, source.rank, all_gather)
+        else:
+            shards = build_catalog(
+                source.folder, source.index, source.rank, all_gather, source.scans
+            )
         # Images, even if the shards hold latents for the built-in training.
-        catalog = replace(catalog, options={**catalog.options, "latents": None})
-        loader = Loader(
-            catalog,
+        shards = replace(shards, options={**shards.options, "latents": None})
+        loader = open_loader(
+            shards,
             source.rank,
             source.config,
             state=self._state,
@@ -126,8 +133,10 @@ class ShardDataset(IterableDataset[ImageBatch]):
             **self._options,
         )
         process = source.process
-        if loader.resume_warning and process is not None and process.rank.rank == 0:
-            process.events.warn("data-resharded", loader.resume_warning)
+        warning = loader.reader.resume_warning
+        if warning and process is not None and process.rank.rank == 0:
+            streamed = source.config.reader == "webdataset"
+            process.events.warn("data-not-exact" if streamed else "data-resharded", warning)
         return loader
 
     @property

@@ -23,7 +23,7 @@ from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.loader import open_loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.distributed.object_exchange import gather
 from sm_train.entrypoints.models.builder import ModelComponents
@@ -120,7 +120,7 @@ class Evaluator:
     ) -> dict[str, float]:
         """Return the mean loss at each level, equal for any world size up to rounding."""
         config, device = self._config, self._accelerator.device
-        loader = Loader(
+        loader = open_loader(
             validation.catalog,
             validation.rank,
             replace(

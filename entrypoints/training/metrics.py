@@ -14,15 +14,14 @@ import torch
 from accelerate import Accelerator
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.data.bad_samples import BadSampleTracker
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.planning.mfu import mfu_meter
+from sm_train.entrypoints.training.bad_samples import BadSampleTracker
 from torch import Tensor
 
 MAX_LISTED = 5
 """Maximum number of steps or samples that one message lists."""
 
-SampleId = tuple[int, int]
 """A sample: the number of its shard and its index in the shard."""
 
 
@@ -56,7 +55,7 @@ class StepMetricsWindow:
         self._losses: list[Sequence[Tensor]] = []
         self._norms: list[Tensor] = []
         self._skipped: list[Tensor] = []
-        self._samples: list[Sequence[SampleId]] = []
+        self._samples: list[Sequence[str]] = []
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -67,7 +66,7 @@ class StepMetricsWindow:
         losses: Sequence[Tensor],
         norm: Tensor,
         skipped: Tensor,
-        samples: Sequence[SampleId],
+        samples: Sequence[str],
     ) -> None:
         """Add one step.
 
@@ -111,7 +110,7 @@ class StepMetricsWindow:
         flags = torch.stack(self._skipped).tolist()
         return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
 
-    def nonfinite_steps(self) -> list[tuple[int, Sequence[SampleId]]]:
+    def nonfinite_steps(self) -> list[tuple[int, Sequence[str]]]:
         """Return the steps in which this rank's loss was not finite, with their samples."""
         finite = torch.isfinite(self._step_losses()).tolist()
         steps = zip(self._steps, self._samples, finite, strict=True)
@@ -150,11 +149,15 @@ class MetricsLogger:
             return
         self._logged_epoch = epoch
         size = self._loader.epoch_size()
+        how = "drawn at random"
+        if size.repeated is not None:
+            how = (
+                f"{size.repeated:,} are read twice to give all processes equally many batches, "
+                f"{size.unseen:,} are not visible to any instance"
+            )
         self._events.write(
             "epoch",
-            f"epoch {epoch}: {size.samples:,} samples in {size.steps:,} batches per process; "
-            f"{size.repeated:,} are read twice to give all processes equally many batches, "
-            f"{size.unseen:,} are not visible to any instance",
+            f"epoch {epoch}: {size.samples:,} samples in {size.steps:,} batches per process; {how}",
             epoch=epoch,
             samples=size.samples,
             batches=size.steps,
@@ -211,8 +214,7 @@ class MetricsLogger:
                 f"{len(steps)} steps had no finite gradient and were skipped: {listed}",
                 steps=steps,
             )
-        for step, samples in window.nonfinite_steps()[:MAX_LISTED]:
-            names = self._loader.sample_names(samples)
+        for step, names in window.nonfinite_steps()[:MAX_LISTED]:
             self.last_nonfinite_loss = f"step {step}: {', '.join(names)}"
             message = f"the loss was not finite in {self.last_nonfinite_loss}"
-            self._events.warn("loss-non-finite", message, step=step, samples=names)
+            self._events.warn("loss-non-finite", message, step=step, samples=list(names))

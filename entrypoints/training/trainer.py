@@ -23,8 +23,9 @@ from sm_train.entrypoints.common.rng import hash64
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.loader import open_loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
+from sm_train.entrypoints.data.webdataset_reader import ShardStream
 from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
 from sm_train.entrypoints.distributed.object_exchange import all_gather
@@ -42,7 +43,6 @@ from sm_train.entrypoints.training.evaluator import Evaluator, ValidationSet
 from sm_train.entrypoints.training.metrics import (
     MAX_LISTED,
     MetricsLogger,
-    SampleId,
     StepMetricsWindow,
 )
 from sm_train.entrypoints.training.model_inputs import ModelInputs
@@ -80,7 +80,7 @@ class Trainer:
         accelerator: Accelerator,
         paths: SageMakerPaths,
         events: EventLog,
-        catalog: ShardCatalog,
+        shards: ShardCatalog | ShardStream,
         data_rank: DataRank,
         validation: ValidationSet | None = None,
     ) -> None:
@@ -127,8 +127,8 @@ class Trainer:
         self._end_of_first_bucket: Tensor | None = None
         if accelerator.num_processes > 1 and not fsdp.is_sharded(module):
             self._end_of_first_bucket = self._warm_up_ddp_buckets()
-        self.loader = Loader(
-            catalog,
+        self.loader = open_loader(
+            shards,
             data_rank,
             config.data,
             resolution=config.stage.resolution,
@@ -260,7 +260,7 @@ class Trainer:
         """Take one optimizer step over ``gradient_accumulation_steps`` micro-batches."""
         micro_batches, state = self.config.stage.gradient_accumulation_steps, self.state
         losses: list[Tensor] = []
-        samples: list[SampleId] = []
+        samples: list[str] = []
         busy.begin_step()
         for index in range(micro_batches):
             wait_started = time.perf_counter()
@@ -269,7 +269,7 @@ class Trainer:
             heartbeat.enter(Phase.STEP, state.step)
             window.data_wait_seconds += time.perf_counter() - wait_started
             self.metrics.bad_samples.add(batch)
-            samples += batch.origins
+            samples += batch.names
             self.metrics.log_epoch()
             last = index == micro_batches - 1
             self._seed_dropout(index)

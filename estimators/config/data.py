@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from sm_train.entrypoints.common.job_config import (
     Crop,
     DataConfig,
     DecodeMode,
     IccProfile,
     Interpolation,
+    ReaderName,
 )
 from sm_train.estimators.config.fields import (
     CaptionSource,
+    FunctionName,
     NonNegativeInt,
     PlainText,
     PositiveFloat,
@@ -82,6 +84,32 @@ class DataSection(Section):
         "next to the shards. Without it, every start reads the headers of all shards. Default: "
         "true, and false with `entry`.",
     )
+    reader: ReaderName = Field(
+        default="indexed",
+        description="indexed: read every sample once an epoch, and resume with the very next one. "
+        "webdataset: stream random shards with the webdataset package, each GPU by a seed of its "
+        "own; it starts without an index and does not resume exactly.",
+    )
+    epoch_samples: PositiveInt | None = Field(
+        default=None,
+        description="Samples that count as an epoch of the reader `webdataset`, which draws them "
+        "at random. Default: `samples`.",
+    )
+    shuffle_buffer: PositiveInt = Field(
+        default=1000,
+        description="Samples that the reader `webdataset` shuffles on each GPU, in memory.",
+    )
+    pipe: PlainText | None = Field(
+        default=None,
+        description="Command whose output the reader `webdataset` takes for a shard: {uri} is the "
+        "shard's S3 URI, {path} its path in the job. Example: aws s3 cp {uri} -. None opens the "
+        "path.",
+    )
+    transform: FunctionName | None = Field(
+        default=None,
+        description="Your function as module:function. It gets the files of a sample by extension, "
+        "as bytes, with `__key__`, and returns those to use; None skips the sample.",
+    )
     crop: Crop = Field(
         default="center",
         description="Which part to keep of an image whose aspect ratio differs from the batch's.",
@@ -129,8 +157,36 @@ class DataSection(Section):
             icc_profile=self.icc_profile,
             captions=tuple(self.captions.items()),
             flip=self.flip,
+            transform=self.transform,
+            reader=self.reader,
+            epoch_samples=self.epoch_samples or self.samples,
+            shuffle_buffer=self.shuffle_buffer,
+            pipe=self.pipe and self.pipe.replace("{uri}", f"{self.uri.rstrip('/')}/{{name}}"),
             synthetic_samples=self.synthetic_samples,
         )
+
+    @field_validator("transform")
+    @classmethod
+    def _check_transform(cls, transform: str | None) -> str | None:
+        if transform is not None and ":" not in transform:
+            raise ValueError("must be a module:function of your code, such as samples:prepare")
+        return transform
+
+    @model_validator(mode="after")
+    def _check_reader(self) -> DataSection:
+        if self.reader == "indexed":
+            for name in ("epoch_samples", "shuffle_buffer", "pipe"):
+                # A copy of a run file has all keys set.
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: is used by reader: webdataset; set it, or remove it")
+            return self
+        if self.epoch_samples is None and self.samples is None:
+            raise ValueError("epoch_samples: is missing; reader: webdataset counts by it")
+        if self.aspect_buckets:
+            raise ValueError("aspect_buckets: needs reader: indexed; set it to false")
+        if self.index:
+            raise ValueError("index: is not read by reader: webdataset; remove it")
+        return self
 
     @model_validator(mode="after")
     def _check_uri_is_prefix(self) -> DataSection:

@@ -149,7 +149,8 @@ class RunConfig(Section):
         """Return whether the job gets the index of the shards (`data.index`)."""
         if self.data.synthetic_samples:
             return False
-        return self.entry is None if self.data.index is None else self.data.index
+        default = self.entry is None and self.data.reader == "indexed"
+        return default if self.data.index is None else self.data.index
 
     @property
     def reads_shards(self) -> bool:

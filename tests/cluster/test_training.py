@@ -98,6 +98,29 @@ def test_sigterm_writes_a_checkpoint_and_exits_with_success(tmp_path: Path) -> N
     assert (Path(checkpoint["path"]) / "complete.json").exists()
 
 
+def test_killed_run_of_streamed_shards_continues_and_reports_that_it_is_not_exact(
+    tmp_path: Path,
+) -> None:
+    data = {"reader": "webdataset", "epoch_samples": 40}
+    streamed = job(tmp_path, max_steps=12, checkpoint_every=4, data=data)
+    with streamed.start(processes=2) as running:
+        epoch = running.wait_for("epoch")
+        running.wait_for("checkpoint", step=4)
+        os.kill(running.workers()[1], signal.SIGKILL)
+        list(running.lines())
+        assert running.process.wait(timeout=DEADLINE) != 0
+    assert (epoch["samples"], epoch["batches"], epoch["repeated"]) == (40, 5, None)
+    code, events, text = streamed.run(processes=2)
+    assert code == 0, text
+    start = next(event for event in events if event["kind"] == "start")
+    assert start["resumed_from_step"] >= 4
+    assert "data-not-exact" in {event.get("code") for event in events}
+    assert "no-index" not in {event.get("code") for event in events}
+    # Steps of 8 samples: an epoch is 5 steps.
+    last = [event for event in events if event["kind"] == "step"][-1]
+    assert (last["step"], last["epoch"]) == (12, 2)
+
+
 def test_damaged_latest_checkpoint_is_skipped_with_warning(tmp_path: Path) -> None:
     damaged = job(tmp_path, max_steps=6, checkpoint_every=2)
     assert damaged.run()[0] == 0

@@ -13,7 +13,7 @@ from typing import Any
 from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.loader import Loader, open_loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
 from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.entrypoints.data.shard_index import write_index
@@ -100,7 +100,7 @@ class Cluster:
             "decode_workers": 0,
         }
         return [
-            Loader(catalog, rank, config, **(defaults | options))
+            open_loader(catalog, rank, config, **(defaults | options))
             for rank, catalog in self.build_catalogs()
         ]
 

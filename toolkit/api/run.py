@@ -137,13 +137,15 @@ class Run:
         from sm_train.toolkit.aws.session import open_session
         from sm_train.toolkit.checks.finding import Subject
         from sm_train.toolkit.checks.preflight import offline_findings, online_findings
+        from sm_train.toolkit.costing.history import recorded_history
         from sm_train.toolkit.costing.run_price import estimate_run
         from sm_train.toolkit.errors import UserError
 
         if offline and components is not None and components.startswith("s3://"):
             raise UserError("--components: s3://… needs AWS; remove --offline")
         region = self.aws_region
-        estimate = estimate_run(self.config, region)
+        history = recorded_history(self.config, self.folder)
+        estimate = estimate_run(self.config, region, history=history)
         source = None if index is None else Path(index)
         subject = Subject(self.config, region, estimate, self.folder, source)
         subject = replace(subject, components=components)
@@ -346,9 +348,11 @@ def submission_of(run: Run, stage: str | None) -> Submission:
         UserError: there is no such stage, user code cannot be bundled, or SageMaker would reject a
             request.
     """
+    from sm_train.toolkit.costing.history import recorded_history
     from sm_train.toolkit.submit.bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.submission import prepare
 
     bundle = bundle_of(run.config, run.folder)
     commit = commit_of(run.folder)
-    return prepare(run.config, stage, bundle, run.aws_region, datetime.now(), commit)
+    history = recorded_history(run.config, run.folder)
+    return prepare(run.config, stage, bundle, run.aws_region, datetime.now(), commit, history)

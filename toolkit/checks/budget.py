@@ -78,7 +78,8 @@ def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Fin
     """
     for index, stage in enumerate(document["stages"]):
         where = f"stages[{index}]"
-        if stage["throughput_basis"] not in FIRM:
+        # A fit has speeds of this work on two or more clusters.
+        if stage["throughput_basis"] not in (*FIRM, "scaling fit"):
             yield THROUGHPUT_UNMEASURED.found(
                 "warning",
                 f"{where}.steps_per_second",

@@ -43,6 +43,7 @@ from sm_train.toolkit.checks.run_file import placeholder_findings
 from sm_train.toolkit.checks.shards import (
     Shards,
     augmentation_findings,
+    index_findings,
     of_index,
     shard_findings,
 )
@@ -157,6 +158,7 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     config, document = subject.config, as_document(subject.estimate)
     yield from placeholder_findings(config)
     yield from budget_findings(config, document)
+    yield from index_findings(config, document)
     others = alternative_costs(config, subject.region)
     yield from alternative_budget_findings(config, document, others)
     yield from memory_findings_of_clusters(config, subject.region)

@@ -223,7 +223,7 @@ def _show(submission: Submission, profile: str | None, *, request: bool, as_json
         write_json(submission.as_dict() | {"changes": changes})
     else:
         show_plan(plan, stdout_console())
-    for line in check_budget(submission.config, submission.region):
+    for line in check_budget(submission.config, submission.region, submission.history):
         write_line(f"warning: {line}", err=True)
 
 

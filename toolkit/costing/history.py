@@ -7,7 +7,8 @@ bucket can use it.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from sm_train.cost.assumptions import Observed
 from sm_train.cost.throughput import Measurement
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.costing.measured_speeds import applicable, read_measured_file
 from sm_train.toolkit.costing.throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
 
@@ -34,6 +36,25 @@ class History:
     def stage_measurements(self) -> list[StageMeasurement]:
         """Return the speeds without a stage: they apply to every stage that they match."""
         return [StageMeasurement("", measurement) for measurement in self.measurements]
+
+
+def with_speeds(history: History | None, speeds: Sequence[StageMeasurement]) -> History | None:
+    """Return ``history`` with the speeds that `measure` recorded."""
+    if not speeds:
+        return history
+    history = history or History(Observed(jobs=0, gpu_hours=0.0, failures=0), ())
+    measured = tuple(speed.measurement for speed in speeds)
+    return replace(history, measurements=(*history.measurements, *measured))
+
+
+def recorded_history(config: RunConfig, base: Path) -> History | None:
+    """Return the speeds recorded next to the run file in ``base`` that apply; None without any.
+
+    Raises:
+        UserError: the record is damaged.
+    """
+    speeds, _ = applicable(config, read_measured_file(config, base))
+    return with_speeds(None, speeds)
 
 
 def history_uri(config: RunConfig, region: str) -> str:

@@ -59,6 +59,8 @@ _CHAIN_LINES = 6
 _DIRECT_CAUSE = "The above exception was the direct cause"
 # '  File "/opt/ml/code/train.py", line 88, in main'
 _FRAME = re.compile(rb'^[^\n"]*?\bFile "[^"\n]+", line \d+, in [^\n]*', re.MULTILINE)
+# "│ ❱  225 │   mkdir(name, mode)": a traceback of rich
+_BOX = re.compile("^[^│\\n]*│ [❱ ] +\\d+ │".encode(), re.MULTILINE)
 _HEAD_BYTES = 1 << 14
 _FIRST_FAILURE = ("Root Cause (first observed failure)", "Root Cause:")
 # A line which reports that the whole training ended as intended:
@@ -96,9 +98,9 @@ _STEP = (
     rb'"kind": "step", .{0,160}?"step": (\d+)'
     rb"|([\w /.:()-]{0,40}\d%\|[^|\n]*\| +[1-9]\d*/\d+) \[\d+:\d\d"
     rb"|\[batch=(\d+)/"
-    rb"|(?i:\b(?:global_?step|steps?|iter|iteration))[:=\[ ] ?\[? *(\d+)\b"
+    rb"|(?i:(?:\b|\x1b\[\d+m)(?:global_?step|steps?|iter|iteration))[:=\[ ] ?\[? *(\d+)\b"
     rb".{0,160}?(?i:loss|lr|learning.rate|it/s|s/it)"
-    rb"|(?i:\bepoch):? +(\d+: +\d+ ?/|\[\d+\]\s*\[ *\d+/)"
+    rb"|(?i:(?:\b|\x1b\[\d+m)epoch):? +(\d+: +\d+ ?/|\[\d+\]\s*\[ *\d+/)"
     rb"|'loss': .{0,200}'epoch': ([\d.]+)"
 )
 
@@ -208,6 +210,8 @@ class _StreamScanner:
     summary: dict[str, str] | None = None
     """The fields of torchrun's summary while it is being read, else None."""
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    handled: Match | None = None
+    """The exception during whose handling another one is being raised."""
     tail: bytes = b""
     block: bytes = b""
     line_start: int = 0
@@ -256,7 +260,10 @@ class _StreamScanner:
     def _open_truncated_traceback(self, block: bytes) -> None:
         """Open the traceback at the start of a log whose first lines are missing."""
         first = block.find(BEGIN.encode())
-        frame = _FRAME.search(block, 0, min(_HEAD_BYTES, first if first >= 0 else len(block)))
+        end = min(_HEAD_BYTES, first if first >= 0 else len(block))
+        if box := _BOX.search(block, 0, end):
+            self.tracebacks.learn_prefix(self._parse(box[0]), "│")
+        frame = _FRAME.search(block, 0, end)
         if frame is None:
             return
         self.tracebacks.learn_prefix(self._parse(frame[0]), "  File ")
@@ -412,6 +419,11 @@ class _StreamScanner:
 
     def _match_exception(self, line: LogLine) -> None:
         """Add an exception that ended a process, by its signature or as a program error."""
+        handled, self.handled = self.handled, None
+        if handled and handled.rank == line.rank and _IN_HANDLER.match(line.text):
+            self.matches.append(handled)
+            self.per_code[handled.code] += 1
+            return
         library = self.tracebacks.library
         signatures = matching_exception(line.text, library)
         for signature in signatures:
@@ -469,6 +481,7 @@ class _StreamScanner:
                     return
                 del self.matches[index]
                 self.per_code[match.code] -= 1
+                self.handled = match
                 return
 
     def _time(self, line: LogLine) -> float | None:
@@ -561,5 +574,8 @@ _SIGNALS: dict[int | None, str] = {
 _STALL, _STALL_RESOLVED = "stall", "stall-resolved"
 """The codes of the watchdog's events (entrypoints/monitoring/watchdog.py)."""
 
+# A variable that is not set yet when a handler or a finally clause uses it: the exception that it
+# handles is the failure.
+_IN_HANDLER = re.compile(r"(?:NameError|UnboundLocalError): ")
 _SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback", "msg"}
 _NUMBER = re.compile(r"-?\d+")

@@ -40,14 +40,22 @@ _ERROR_WORDS = re.compile(
 )
 
 # "RuntimeError: …" at the start of a line
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: \S")
-_LOGGED = re.compile(r"(?i:\b(?:retry|ignor|skipp|fall(?:ing|s) back|caught)|attempt \d)")
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception|StopIteration)(?:\(\w+\))?: \S"
+)
+_LOGGED = re.compile(
+    r"(?i:\b(?:retry|ignor|skipp|fall(?:ing|s) back|caught)|attempt \d"
+    r"|\b(?:potential|possible) (?:root )?(?:cause|reason)s\b)"
+)
 _END_LINES = 10
 # A progress bar of training steps at its end, and what shows that it is not of something else:
 #   Epoch 9: 100%|██████████| 500/500 [01:01<00:00,  8.15it/s, loss=0.12]
 #   Steps: 100%|██████████| 1752/1752 [1:26:51<00:00,  2.97s/it]
 _LAST_BAR = re.compile(r"([^\r\n|]{0,100}?)100%\|[^|\r\n]*\| +(\d+)/(\d+) \[\d+:[^\]\r\n]*\]")
-_STEP_BAR = re.compile(r"(?i:\b(?:step|epoch|train|iter)\w*\b)[^|]*$")
+#   [pod/train-worker-1/pytorch] Loading checkpoint shards: 100%|██████████| 2/2 [00:03<00:00, …]
+_STEP_BAR = re.compile(
+    r"(?i:\b(?<![-/])(?:step|epoch|train|iter)\w*\b)(?![-/])(?!.*(?i:load|map|token))[^|\]]*$"
+)
 _STEP_VALUES = re.compile(r"(?i:loss|\blr\b)\w*=")
 _COMPLETION_BYTES = 4096
 

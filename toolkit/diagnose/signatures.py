@@ -137,7 +137,9 @@ _CODE = "|".join(
     )
 )
 _SENDING = (
-    r"(?:[Ss]end|[Cc]losing|[Kk]illing|[Ff]orc|will be|[Hh]andler|\btrap|[Ii]gnor|[Ss]topping)"
+    r"(?:[Ss]end|[Cc]losing|[Kk]illing|[Ff]orc|will be|[Hh]andler|\btrap|[Ii]gnor|[Ss]topping"
+    # A list of possible causes is no evidence of one.
+    r"|[Pp]otential|[Pp]ossibl|\bmight\b|\bmay have\b|by OOM killer due to)"
 )
 
 

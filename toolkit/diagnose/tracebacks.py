@@ -7,12 +7,13 @@ next lines of the traceback come without it, as after a progress bar.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
-from sm_train.toolkit.diagnose.log_lines import LogLine, Source, prefix_pattern
+from sm_train.toolkit.diagnose.log_lines import LogLine, Source, parse_line, prefix_pattern
 
 BEGIN = "Traceback (most recent call last)"
 CHAINED = (
@@ -24,7 +25,7 @@ CHAINED = (
     "terminated with the following error",
 )
 """Lines between a chained exception and the one that replaces it."""
-IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs")
+IGNORED = ("Exception ignored in", "- Logging error ---", "Error in atexit._run_exitfuncs")
 """Lines before a traceback that does not end its process."""
 
 # "  File "train.py", line 3", source lines, rich's box "│ /opt/ml/code/train.py:88", "    ^^^^^^"
@@ -52,6 +53,11 @@ _POD_AND_CONTAINER = re.compile(rf"{_POD} ([a-z][a-z0-9-]*) ")
 _HEAD_BYTES = 1 << 14
 _HEAD_LINES = 50
 _MIN_HEAD_LINES = 3
+_SAMPLE_BYTES = 1 << 18
+# "2026-11-21 10:00:00 | INFO     | __main__:train:88 - ", "[2026-11-21 10:00:00] [INFO] "; numbers
+# are replaced by 0.
+_EARLY_LEVEL = re.compile(r".{0,120}?\b(?:DEBUG|INFO|WARNING)\b")
+_COMMON_LEVEL = re.compile(r".{0,120}?\b(?:DEBUG|INFO|WARNING)\b(?:.*[-:|\]] |\W* )")
 _MAX_PREFIX = 200
 _MAX_PREFIXES = 64
 _MAX_LINES = 2000
@@ -61,7 +67,8 @@ _MAX_SOURCE_LINES = 8
 _MAX_LINES_BETWEEN = 64
 """Other lines between a traceback's last frame and its exception."""
 _NAMED_ERROR = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Empty|Failed)(?:: |$)"
+    r"^(?:[A-Za-z_]\w*\.)*"
+    r"(?:[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Empty|Failed)|Exception)(?:: |$)"
 )
 _NUMBER = re.compile(r"\d+")
 
@@ -101,6 +108,8 @@ class Tracebacks:
     """The line number at which a source announced that its next traceback is ignored."""
     prefixes: list[re.Pattern[str]] = field(default_factory=list)
     """The learned prefixes, for parsing further lines."""
+    _level: re.Pattern[str] | None = None
+    """The prefix with a level that all lines have."""
     library: str | None = None
     """The module that raised the exception of the last traceback that ended, such as
     ``torch/nn/functional``; None if it is not in an installed library."""
@@ -118,11 +127,17 @@ class Tracebacks:
         pattern = prefix_pattern(before)
         if pattern in self.prefixes or len(self.prefixes) == _MAX_PREFIXES:
             return False
+        if self._level is not None:
+            # Only one learned prefix is removed: the longer one first.
+            self.prefixes.insert(0, re.compile(self._level.pattern + pattern.pattern))
         self.prefixes.append(pattern)
         return True
 
     def learn_common_prefix(self, block: bytes) -> None:
-        """Learn the prefix "POD CONTAINER " of stern if the first lines of a log all have it."""
+        """Learn the prefix "POD CONTAINER " of stern, or one with a level that all lines have."""
+        if prefix := _common_level_prefix(block):
+            self._level = prefix_pattern(prefix)
+            self.prefixes.append(self._level)
         lines = block[:_HEAD_BYTES].decode("utf-8", "replace").splitlines()[:_HEAD_LINES]
         matches = [_POD_AND_CONTAINER.match(line) for line in lines if line.strip()]
         containers = {match[1] if match else None for match in matches}
@@ -212,6 +227,30 @@ class Tracebacks:
         state.lines_since_frame = _MAX_SOURCE_LINES
         if not state.depth:
             del self.open[source]
+
+
+def _common_level_prefix(block: bytes) -> str:
+    """Return the prefix that all lines have if it contains a level, "" otherwise.
+
+    A program that logs all output of another one gives it one level, which says nothing about a
+    single line.
+    """
+    lines = [line for line in block[:_SAMPLE_BYTES].decode("utf-8", "replace").split("\n") if line]
+    if len(lines) < _MIN_HEAD_LINES or not all(map(_EARLY_LEVEL.match, lines[:-1])):
+        return ""
+    texts = [parse_line(line, 0.0).text[:_MAX_PREFIX] for line in lines[:-1]]
+    shapes = [_NUMBER.sub("0", text) for text in texts]
+    level = _COMMON_LEVEL.match(_common_start(min(shapes), max(shapes)))
+    if level is None:
+        return ""
+    starts = (texts[0][:end] for end in range(len(texts[0]) + 1))
+    return next(start for start in starts if _NUMBER.sub("0", start) == level[0])
+
+
+def _common_start(one: str, other: str) -> str:
+    """Return the characters with which both texts start."""
+    both = zip(one, other, strict=False)
+    return "".join(left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
 
 
 def quoted_traceback(line: str) -> list[str]:

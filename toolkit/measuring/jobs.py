@@ -14,6 +14,7 @@ from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import job_usd
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.jobs.job_events import job_events
 from sm_train.toolkit.jobs.stage_state import live_or_newest
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run, refresh
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     import boto3
 
 _POLL_SECONDS = 10.0
+
+_LOG_ATTEMPTS = 6
+"""Times that a completed job's log is read until its end is there: CloudWatch is late."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class JobMeasurer:
         """Return the job that measures this or has measured it; None if it is to be started."""
         jobs = jobs_of_run(self.session, planned.config.name)
         job = live_or_newest([job for job in jobs if job.stage == planned.stage.name])
-        return None if job is None or job.status == "Failed" else job
+        if job is None or job.status == "Failed":
+            return None
+        return None if job.status == "Stopped" and not self._has_steps(job) else job
 
     def result(self, planned: PlannedMeasurement, job: TrainingJob) -> MeasuredSpeed:
         """Return what an ended job measured, also if its time limit stopped it.
@@ -72,7 +78,7 @@ class JobMeasurer:
             self.config,
             self.stage,
             planned,
-            job_events(self.session, job.name),
+            self._events(job),
             source=f"job {job.name}",
             date=f"{job.created:%Y-%m-%d}",
             cost_usd=cost,
@@ -103,8 +109,27 @@ class JobMeasurer:
         if job.status == "Failed":
             raise UserError(self._failure(job), ExitCode.JOB_FAILED)
         if job.status == "Stopped":
+            if not self._has_steps(job):
+                raise UserError(
+                    f"{name}: {job.secondary_status} before its first step was logged; give a "
+                    "longer --max-runtime, or fewer --steps",
+                    ExitCode.JOB_FAILED,
+                )
             note(f"{name}: {job.secondary_status}; measured with the steps that it logged")
         return self.result(planned, job)
+
+    def _has_steps(self, job: TrainingJob) -> bool:
+        return any(event["kind"] == "step" for event in job_events(self.session, job.name))
+
+    def _events(self, job: TrainingJob) -> list[Event]:
+        """Return the job's events; those of a completed job up to its end, which may come late."""
+        for attempt in range(_LOG_ATTEMPTS):
+            if attempt:
+                time.sleep(_POLL_SECONDS)
+            events = list(job_events(self.session, job.name))
+            if job.status != "Completed" or any(event["kind"] == "end" for event in events):
+                break
+        return events
 
     def _start(self, planned: PlannedMeasurement) -> str:
         """Start the job through the code of `submit`; return its name."""

@@ -228,6 +228,8 @@ def _synthetic(config: RunConfig, stage: StageSection) -> dict[str, object]:
         "image_key": "jpg",
         "caption_key": "txt",
         "captions": {},
+        "pipe": None,
+        "transform": None,
         "aspect_buckets": False,
     }
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_train.cost.assumptions import Observed
 from sm_train.cost.estimate import Estimate
-from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.aws.errors import translate_aws_errors
-from sm_train.toolkit.costing.history import History, history_uri, read_history
+from sm_train.toolkit.costing.history import History, history_uri, read_history, with_speeds
 from sm_train.toolkit.costing.measured_speeds import applicable, read_measured_object
 from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
 from sm_train.toolkit.errors import UserError
@@ -80,8 +78,9 @@ class PlannedJob:
 def plan_offline(submission: Submission) -> RunPlan:
     """Return the plan of the submission's first stage from its first step, without the account."""
     config, region, stage = submission.config, submission.region, submission.stages[0]
-    cost = estimate_run(config, region, (stage,))
-    return RunPlan(submission, stage, 0, cost, estimate_run(config, region))
+    history = submission.history
+    cost = estimate_run(config, region, (stage,), history)
+    return RunPlan(submission, stage, 0, cost, estimate_run(config, region, history=history))
 
 
 def plan_job(
@@ -105,7 +104,7 @@ def plan_job(
     stages = stages_without_logs(session, run)
     start = next_start(run.name, stages, stage, cause=cause, auto_advance=auto_advance)
     start = resolve_job_name(session, job_launch(run, start)).start
-    history, warnings = _read_history(session, config, region)
+    history, warnings = _read_history(session, submission)
     request = submission.requests[0]
     if start.attempt > 1 or start.from_step or auto_advance:
         request = with_attempt(request, config.name, start)
@@ -204,18 +203,16 @@ def next_start(
 
 
 def _read_history(
-    session: boto3.Session, config: RunConfig, region: str
+    session: boto3.Session, submission: Submission
 ) -> tuple[History | None, tuple[str, ...]]:
-    """Return what the run's finished jobs and `sm-train measure` showed; None, with a warning, if
-    unreadable.
+    """Return what the run's finished jobs and `sm-train measure` showed; with a warning, only what
+    is recorded next to the run file if the bucket's record is unreadable.
     """
+    config, region = submission.config, submission.region
     try:
         history = read_history(session, history_uri(config, region))
         speeds, unused = applicable(config, read_measured_object(session, config, region))
     except UserError as error:
-        return None, (f"estimated without the run's history: {error}",)
-    if speeds:
-        history = history or History(Observed(jobs=0, gpu_hours=0.0, failures=0), ())
-        measured = tuple(speed.measurement for speed in speeds)
-        history = replace(history, measurements=(*history.measurements, *measured))
-    return history, tuple(unused)
+        return submission.history, (f"estimated without the run's history: {error}",)
+    recorded = submission.history.stage_measurements() if submission.history else []
+    return with_speeds(history, [*recorded, *speeds]), tuple(unused)

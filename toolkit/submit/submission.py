@@ -20,6 +20,7 @@ from sm_train.estimators.request.training import (
     training_request,
     training_requests,
 )
+from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import is_installed
@@ -44,6 +45,7 @@ class Submission:
     """The chosen stages of a run, ready to be shown or sent.
 
     ``launches`` holds every stage's launch plan by name; ``requests`` are those of ``stages``.
+    ``history`` holds the speeds that are recorded next to the run file.
     """
 
     config: RunConfig
@@ -54,6 +56,7 @@ class Submission:
     bundle: Bundle
     commit: str | None
     cost: Estimate
+    history: History | None = None
 
     def as_dict(self) -> SubmissionDocument:
         """Return the document of ``submit --dry-run --json``."""
@@ -72,6 +75,7 @@ def prepare(
     region: str,
     now: datetime,
     commit: str | None = None,
+    history: History | None = None,
 ) -> Submission:
     """Build the submission of ``stage``, or of every stage.
 
@@ -98,7 +102,8 @@ def prepare(
         requests=tuple(requests),
         bundle=bundle,
         commit=commit,
-        cost=estimate_run(config, region, stages),
+        cost=estimate_run(config, region, stages, history),
+        history=history,
     )
 
 

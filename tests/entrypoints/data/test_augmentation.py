@@ -18,9 +18,9 @@ from PIL import Image
 from sm_train.entrypoints.common.captions import choose_caption
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.image_decoder import DecodeSpec
-from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.loader import Loader, open_loader
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, build_catalog
+from sm_train.entrypoints.images.image_decoder import DecodeSpec
 
 from tests.support.cluster.training_jobs import write_shard
 from tests.support.data_channels import DATA_CONFIG, Cluster, rest_of_epoch, take_batches
@@ -101,8 +101,8 @@ def test_latents_cannot_be_augmented(channel: Path, tmp_path: Path) -> None:
         (replace(AUGMENTED, flip=False), "captions"),
     ):
         with pytest.raises(DataError, match=rf"^data\.{key}: the shards hold latents of 8 px"):
-            Loader(packed, rank, config, resolution=8, **options)
-        Loader(packed, rank, config, resolution=16, **options)
+            open_loader(packed, rank, config, resolution=8, **options)
+        open_loader(packed, rank, config, resolution=16, **options)
 
 
 def test_flipped_crop_is_in_the_mirrored_image() -> None:

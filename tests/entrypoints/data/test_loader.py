@@ -18,15 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
-from sm_train.entrypoints.data import loader as loader_module
+from sm_train.entrypoints.data import indexed_reader
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
-from sm_train.entrypoints.data.bad_samples import BadSampleTracker
 from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.data.loader import FIRST_DEPTH
 from sm_train.entrypoints.data.sampler import DataPosition, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataError
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.data.shard_reader import BadSample
 from sm_train.entrypoints.packing.shard_verification import scan_shard
+from sm_train.entrypoints.training.bad_samples import BadSampleTracker
 
 from tests.support.cluster.training_jobs import png, sample, write_shard, write_shards
 from tests.support.data_channels import (
@@ -57,8 +58,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(autouse=True)
 def small_shuffle_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a shuffle block hold a few samples, so that an epoch has many blocks."""
-    monkeypatch.setattr(loader_module, "READ_BYTES", 2000)
-    monkeypatch.setattr(loader_module, "SHUFFLE_BLOCK_BYTES", 14000)
+    monkeypatch.setattr(indexed_reader, "READ_BYTES", 2000)
+    monkeypatch.setattr(indexed_reader, "SHUFFLE_BLOCK_BYTES", 14000)
 
 
 def cluster(
@@ -182,7 +183,7 @@ def test_resumed_loader_continues_with_the_next_batch(
     [resumed] = node.loaders(
         state=interrupted.state_bytes(), decode_workers=decode_workers, rng=RNG
     )
-    assert resumed.resume_warning is None
+    assert resumed.reader.resume_warning is None
     for batch, expected in zip(take_batches(resumed, 40 - steps), batches[steps:], strict=True):
         assert batch.captions == expected.captions
         assert batch.position == expected.position
@@ -283,13 +284,13 @@ def test_changed_seed_restarts_the_epoch_and_warns(shards: list[Path], tmp_path:
     take_batches(loader, 3)
     [other] = cluster(shards, tmp_path / "b").loaders(state=loader.state_bytes(), seed=5)
     assert other.position == DataPosition(0, 0)
-    assert other.resume_warning == "the shards or the seed changed: epoch 0 restarts"
+    assert other.reader.resume_warning == "the shards or the seed changed: epoch 0 restarts"
 
 
 def test_changed_topology_warns(shards: list[Path], tmp_path: Path) -> None:
     [loader] = cluster(shards, tmp_path / "one").loaders()
     resumed, _ = cluster(shards, tmp_path / "two", num_nodes=2).loaders(state=loader.state_bytes())
-    assert resumed.resume_warning == (
+    assert resumed.reader.resume_warning == (
         "the data topology changed from 1 nodes × 1 ranks × batch 2 to 2 × 1 × 2, or the nodes "
         "see other shards: the rest of epoch 0 is resharded"
     )
@@ -523,7 +524,7 @@ def batch_with_bad(size: int, num_bad: int) -> Batch:
         BadSample("rotten.tar", str(number), "image-corrupt", "x") for number in range(num_bad)
     )
     empty = np.zeros(0)
-    return Batch(torch.zeros(1), ["x"] * size, DataPosition(), bad, 0, (), empty, empty)
+    return Batch(torch.zeros(1), ["x"] * size, DataPosition(), bad, 0, (), (), empty, empty)
 
 
 def test_too_many_bad_samples_raise() -> None:
@@ -560,9 +561,9 @@ def test_waiting_trainer_increases_prefetch_depth(tmp_path: Path) -> None:
         {str(number): {"png": content.getvalue(), "txt": b"x"} for number in range(40)},
     )
     [loader] = Cluster([tmp_path], 1, tmp_path / "scan").loaders(decode_workers=1, resolution=64)
-    assert loader.prefetch_depth == loader_module.FIRST_DEPTH
+    assert loader.prefetch_depth == FIRST_DEPTH
     take_batches(loader, 12)
-    assert loader.prefetch_depth > loader_module.FIRST_DEPTH
+    assert loader.prefetch_depth > FIRST_DEPTH
 
 
 @pytest.mark.parametrize("decode_workers", [0, 2])

@@ -250,6 +250,26 @@ def test_failed_pairs_are_measured_again_once() -> None:
     assert (found.links, found.confidence) == (((1, 3),), {(1, 3): "medium"})
 
 
+def test_one_retest_in_which_hardly_anything_is_sent_accuses_nobody() -> None:
+    """Measured on two cores at load 36, in Mbit/s: all six links can send 400."""
+    first = {(0, 1): 0.4, (0, 2): 7.0, (0, 3): 227.0, (1, 2): 231.0, (1, 3): 0.3, (2, 3): 0.4}
+    retest = {(0, 1): 4.0, (0, 2): 1.0, (0, 3): 8.0, (1, 2): 6.0, (1, 3): 3.0, (2, 3): 1.0}
+    found = find_slow_links([first, retest])
+    assert found is not None
+    assert (found.nodes, found.links) == ((), ())
+    assert set(found.unconfirmed) == {(0, 1), (0, 2), (1, 3), (2, 3)}
+
+
+def test_a_busy_machine_needs_two_retests_for_proof() -> None:
+    first = dict.fromkeys(all_pairs(4), 100.0) | {(1, 3): 10.0}
+    noisy = {(1, 3): 5.0, (0, 2): 40.0}
+    once, twice = find_slow_links([first, noisy]), find_slow_links([first, noisy, noisy])
+    assert once is not None
+    assert twice is not None
+    assert (once.links, once.unconfirmed) == ((), ((1, 3),))
+    assert (twice.links, twice.unconfirmed) == (((1, 3),), ())
+
+
 def test_a_pair_that_failed_once_and_then_was_fast_is_not_reported() -> None:
     first = dict.fromkeys(all_pairs(4), 100.0) | {(1, 3): 0.0}
     found = find_slow_links([first, {(1, 3): 99.0, (0, 2): 100.0}])

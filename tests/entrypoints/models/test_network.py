@@ -276,6 +276,7 @@ def test_images_are_encoded_in_chunks_and_sampled_with_their_noise(
         (),
         0,
         ((0, 0),) * 5,
+        ("a.tar 0",) * 5,
         np.full(5, 0.5),
         np.ones(5),
         noise,

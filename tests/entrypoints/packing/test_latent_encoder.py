@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from sm_train.entrypoints.common.job_config import read_job_config
-from sm_train.entrypoints.data.decoder_pool import InProcessDecoders
+from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.components import encodes_in_fp32
 from sm_train.entrypoints.models.export import save_components

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from sm_train.entrypoints.data.image_header import DecodeError
+from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.perceptual_hash import near_duplicates
 from sm_train.entrypoints.packing.plan import packed_bytes, plan_shards, shard_count

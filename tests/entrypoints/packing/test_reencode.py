@@ -9,7 +9,7 @@ import numpy as np
 import pillow_heif
 import pytest
 from PIL import Image, ImageOps
-from sm_train.entrypoints.data.image_header import DecodeError, file_kind
+from sm_train.entrypoints.images.image_header import DecodeError, file_kind
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.reencode import is_convertible, reencode
 

@@ -15,7 +15,7 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import STOP_REQUEST, SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
-from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.loader import open_loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.objectives import loss
@@ -92,7 +92,7 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch(
         StopSignal(tmp_path / STOP_REQUEST),
     )
 
-    loader = Loader(
+    loader = open_loader(
         build_catalog(
             trainer.paths.channel("train"), None, RANK, lambda value: [value], tmp_path / "walk"
         ),

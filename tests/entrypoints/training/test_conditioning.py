@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 from sm_train.entrypoints.common.job_config import read_job_config
-from sm_train.entrypoints.data.decoder_pool import InProcessDecoders
-from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.shard_index import write_index
+from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
+from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.models.components import describe_latents
 from sm_train.entrypoints.models.export import save_components

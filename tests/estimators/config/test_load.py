@@ -111,6 +111,28 @@ CASES = {
         VALID.replace("ml.p4de.24xlarge", "ml.g5.2xlarge") + "  backend: smddp\n",
         ["run.yaml:18: cluster.backend: smddp does not run on ml.g5.2xlarge (SMDDP supports p4d"],
     ),
+    "streaming_without_an_epoch": (
+        VALID.replace("shards/\n", "shards/\n  reader: webdataset\n"),
+        ["run.yaml:4: data.epoch_samples: is missing; reader: webdataset counts by it"],
+    ),
+    "streaming_with_aspect_buckets": (
+        VALID.replace(
+            "shards/\n", "shards/\n  reader: webdataset\n  samples: 9\n  aspect_buckets: true\n"
+        ),
+        ["run.yaml:8: data.aspect_buckets: needs reader: indexed; set it to false"],
+    ),
+    "streaming_with_an_index": (
+        VALID.replace("shards/\n", "shards/\n  reader: webdataset\n  samples: 9\n  index: true\n"),
+        ["run.yaml:8: data.index: is not read by reader: webdataset; remove it"],
+    ),
+    "command_without_streaming": (
+        VALID.replace("shards/\n", "shards/\n  pipe: 'cat {path}'\n"),
+        ["run.yaml:6: data.pipe: is used by reader: webdataset; set it, or remove"],
+    ),
+    "transform_without_a_function": (
+        VALID.replace("shards/\n", "shards/\n  transform: prepare\n"),
+        ["run.yaml:6: data.transform: 'prepare': must be a module:function of your code"],
+    ),
     "zero_instances": (
         VALID.replace("instances: 4", "instances: 0"),
         ["run.yaml:11: stages[0].instances: 0: must be greater than or equal to 1"],

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
-from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.loader import open_loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 
 # This script runs without the tests package on its path, so it has its own configuration.
@@ -43,7 +43,7 @@ def main(base: Path, state_file: Path, max_steps: int, batch_size: int) -> None:
         resources.hosts, resources.node_rank, local_rank, int(os.environ["LOCAL_WORLD_SIZE"])
     )
     catalog = build_catalog(paths.channel("train"), None, rank, all_gather, paths.base / "scan")
-    loader = Loader(
+    loader = open_loader(
         catalog,
         rank,
         DATA_CONFIG,

@@ -84,9 +84,11 @@ def tiny_run(*, max_steps: int, **training: Any) -> RunConfig:
     checkpoint = {"every_steps": training.pop("checkpoint_every", 100), "keep_last": 3}
     evaluation = training.pop("evaluation", {})
     trackers = training.pop("trackers", [])
+    data = {"uri": "s3://ai-bucket/shards/"} | training.pop("data", {})
     return RunConfig.model_validate(
         run(
             name="tiny",
+            data=data,
             model={"preset": training.pop("preset", "digits")} | training.pop("model", {}),
             stages=[
                 {

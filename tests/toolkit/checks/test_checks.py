@@ -374,6 +374,25 @@ def test_may_assume_reads_trust_policies(statement: Any, allowed: bool) -> None:
     assert may_assume({"Version": "2012-10-17", "Statement": statement}) == allowed
 
 
+@pytest.mark.parametrize(
+    ("data", "level", "expected"),
+    [
+        ({"index": False, "samples": 10**9, "sharded": False}, "warning", "about 11.3 days"),
+        ({"index": False, "samples": 1000}, "info", "headers of 1,000 samples"),
+        ({"index": False}, "info", "set data.samples"),
+        ({"samples": 10**9}, None, ""),
+        ({"reader": "webdataset", "samples": 10**9}, None, ""),
+    ],
+)
+def test_a_start_without_an_index_is_priced(
+    data: dict[str, Any], level: str | None, expected: str
+) -> None:
+    found = offline(data={"uri": "s3://ai-bucket/shards/"} | data)
+    finding = found.get(("start-without-index", "data.index"))
+    assert (finding and finding.level) == level
+    assert finding is None or expected in finding.message
+
+
 def test_offline_long_runtime_is_compared_with_default_quota() -> None:
     cluster = {"instance_type": "ml.p4de.24xlarge"}
     long = config(cluster=cluster | {"max_runtime": "6d"})

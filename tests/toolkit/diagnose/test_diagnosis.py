@@ -707,3 +707,21 @@ def test_message_of_open_mpi_is_recognized_by_its_frame() -> None:
     assert found.evidence[0].text.startswith("The value of an option")
     warning = ["WARNING: No preset parameters were found", "for the device."]
     assert is_left_alone(diagnosed(training_then(FRAME_OF_OPEN_MPI, *warning, FRAME_OF_OPEN_MPI)))
+
+
+def test_exception_whose_handler_fails_with_an_unset_variable_is_the_cause() -> None:
+    lines = [
+        *traceback("omegaconf.errors.ConfigAttributeError: Missing key model"),
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        *traceback("NameError: name 'trainer' is not defined"),
+    ]
+    assert diagnosed(lines).cause == "invalid-config"
+
+
+def test_list_of_possible_causes_is_no_evidence() -> None:
+    line = (
+        "There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer"
+    )
+    assert is_left_alone(diagnosed([line]))

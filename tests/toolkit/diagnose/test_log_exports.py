@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, UNKNOWN, Diagnosis, diagnose
 from sm_train.toolkit.diagnose.log_exports import plain_lines
@@ -301,6 +301,7 @@ TOKENS = st.lists(
 
 
 @given(TOKENS)
+@example(["INFO", " ", "0"])
 def test_random_prefix_gives_the_same_cause(tokens: list[str]) -> None:
     """A prefix of any text; times and counters differ from line to line."""
 
@@ -437,3 +438,31 @@ def test_truncated_compressed_log_is_read_up_to_its_end(tmp_path: Path) -> None:
     content = gzip.compress("\n".join([*FAILURE, *(["step 11"] * 20000), DONE]).encode())
     path.write_bytes(content[: len(content) // 2])
     assert diagnosed_file(path).cause != NO_FAILURE
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_level_that_every_line_has_says_nothing(level: str) -> None:
+    """A program that logs the output of another one; here each line but one could be harmless."""
+    text = [
+        "step 10 loss 0.31",
+        "epoch done",
+        "more",
+        "OSError: [Errno 28] No space left on device",
+    ]
+    prefix = f"2026-11-21 10:00:00,123 - launcher - {level} - "
+    assert diagnosed([prefix + line for line in text]).cause == "disk-full"
+    mixed = [prefix + line for line in text]
+    mixed[1] = "epoch done"
+    assert diagnosed(mixed).cause == UNKNOWN
+
+
+def test_truncated_traceback_of_rich_is_found_behind_a_prefix() -> None:
+    box = ["│ ❱  225 │   mkdir(name, mode)   │", "╰──────────╯"]
+    lines = [*box, "PermissionError: [Errno 13] Permission denied: '/data'"]
+    assert diagnosed([f"train-7\t{line}" for line in lines]).cause == "permission-denied"
+
+
+def test_steps_in_color_are_progress() -> None:
+    line = "OSError: We couldn't connect to 'https://huggingface.co' to load this file"
+    steps = [f"\x1b[34mstep {number} loss 0.3\x1b[0m" for number in range(9)]
+    assert diagnosed([steps[0], line, *steps[1:]]).cause == UNKNOWN

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,9 @@ import yaml
 from sm_train.entrypoints.common.events import FIELDS, format_event
 from sm_train.toolkit.jobs.events import read_events
 
-from tests.conftest import Aws, Cli
+from tests.conftest import Aws, Cli, clean_environment
 from tests.support.cluster.training_jobs import tiny_run, write_shards
+from tests.support.deadline import DEADLINE
 from tests.support.job_lifecycle import LOG_GROUP, FakeSageMaker
 from tests.support.run_documents import stage
 from tests.support.run_files import one_line, write_run
@@ -200,6 +205,10 @@ def test_cost_fits_the_runs_cluster_from_one_and_two_nodes(
     for nodes, job in zip((1, 2), jobs, strict=True):
         assert f"Speed: measured on {nodes} × ml.p4de.24xlarge (job {job}, 20" in shown
     assert "sm-train measure" not in shown  # nothing left to measure
+    checks = json.loads(cli("check", run, "--offline", "--json").stdout)["findings"]
+    assert "throughput-unmeasured" not in {finding["code"] for finding in checks}
+    planned = json.loads(cli("submit", run, "--dry-run", "--json").stdout)
+    assert planned["cost"]["total"]["cost_usd"] == after["cost_usd"]
     # The plan of `submit` uses the record in the bucket, also on another laptop.
     (tmp_path / "demo.measured.json").unlink()
     asked = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
@@ -248,6 +257,46 @@ def test_changed_model_does_not_use_the_old_speed(cli: Cli, aws: Aws, tmp_path: 
     document = json.loads(result.stdout)
     assert document["stages"][0]["throughput_basis"] == "predicted"
     assert "is not used: model, resolution, precision or sharding" in document["warnings"][0]
+
+
+def test_ctrl_c_leaves_the_job_and_the_same_command_continues(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    jobs = MeasuringJobs(aws, {1: 0.5})
+    jobs.status = "InProgress"
+    run = write_measured_run(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sm_train.toolkit", "measure", run, "--instances", "1", "--yes"],
+        env=clean_environment(tmp_path) | aws.environment,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    deadline = threading.Timer(DEADLINE, process.kill)
+    deadline.start()
+    shown = ""
+    while "InProgress," not in shown:  # the job's first status: the command waits for its end
+        line = process.stderr.readline()
+        assert line, shown
+        shown += line
+    process.send_signal(signal.SIGINT)
+    shown += process.communicate()[1]
+    deadline.cancel()
+    assert process.returncode == 130, shown
+    [name] = [body["TrainingJobName"] for body in aws.bodies("CreateTrainingJob")]
+    assert f"{name} keeps running and is billed" in shown
+    assert "`sm-train stop demo-measure` stops it" in shown
+    assert "Traceback" not in shown
+    options = {"network": "loopback", "env": aws.environment}
+    stopped = cli("stop", "demo-measure", "--region", "us-east-1", **options)
+    assert stopped.returncode == 0, stopped.stderr
+    assert [body["TrainingJobName"] for body in aws.bodies("StopTrainingJob")] == [name]
+    jobs.sagemaker.set_status(name, "Stopped", "MaxRuntimeExceeded")
+    again = measure(cli, aws, run, "--instances", "1")
+    assert again.returncode == 0, again.stderr
+    assert len(aws.bodies("CreateTrainingJob")) == 1
 
 
 def test_failed_job_shows_its_cause_and_the_next_command_starts_another(

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.data.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import (
     GROUP_INPUTS,

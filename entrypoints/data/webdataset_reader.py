@@ -1,0 +1,329 @@
+"""Streams samples with the webdataset package: without an index and without synchronization.
+
+Each GPU draws shards at random from those that its node sees, by a seed of its own, and shuffles
+their samples in a buffer. The first sample is available after the first bytes of a shard. Samples
+repeat before others were read, and a resumed run does not continue exactly; the
+:mod:`~sm_train.entrypoints.data.indexed_reader` does.
+
+The design follows BRIA's training on SageMaker (AWS Machine Learning Blog, "How BRIA AI used
+distributed training in Amazon SageMaker", 2024): no synchronization between the data loaders of
+instances, and a fixed seed per GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import tarfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.common.rng import hash64
+from sm_train.entrypoints.data.batches import RawBatch, RawSample, SampleMembers
+from sm_train.entrypoints.data.epoch import EpochSize
+from sm_train.entrypoints.data.sampler import DataPosition
+from sm_train.entrypoints.data.shard_catalog import AllGather, DataError, DataRank
+from sm_train.entrypoints.data.shard_format import END_MARK, find_shards
+from sm_train.entrypoints.data.shard_reader import BadSample, Submit
+
+STREAMS = 8
+"""Shards that a GPU reads at the same time, which hides the latency of requests."""
+
+_CHUNK_SAMPLES = 16
+"""Samples that a thread takes from a stream at a time; another chunk is read meanwhile.
+
+The first chunks are smaller, so that the first batch does not wait for more than it needs.
+"""
+
+_MAX_FAILURES = 64
+"""Errors without a sample in between, after which a stream gives up."""
+
+_PIPE = "pipe:"
+"""Begins the URL of a command."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShardStream:
+    """The shards that this node sees: number → path, and number → name below the channel.
+
+    All nodes number the shards of all nodes alike. ``digest`` identifies their names. ``options``
+    are empty: what the shards were packed with is in the index.
+    """
+
+    paths: dict[int, Path]
+    names: dict[int, str]
+    digest: str
+    seconds: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def list_stream(channel: Path, rank: DataRank, all_gather: AllGather) -> ShardStream:
+    """List the shards of ``channel``; a collective call. No shard is opened.
+
+    Raises:
+        DataError: a node sees no shard; raised on all ranks.
+    """
+    started = time.monotonic()
+    visible = find_shards(channel)
+    listings = all_gather((rank.node_rank, sorted(visible) if rank.local_rank == 0 else None))
+    names: set[str] = set()
+    for node, listed in listings:
+        if listed is None:
+            continue
+        if not listed:
+            raise DataError(f"{channel}: {rank.hosts[node]} sees no .tar file")
+        names.update(listed)
+    numbers = {name: number for number, name in enumerate(sorted(names))}
+    digest = hashlib.sha256("\n".join(numbers).encode()).hexdigest()[:16]
+    paths = {numbers[name]: path for name, path in visible.items()}
+    own = {numbers[name]: name for name in visible}
+    return ShardStream(paths, own, digest, time.monotonic() - started)
+
+
+class WebDatasetReader:
+    """Reads random samples of a :class:`ShardStream`.
+
+    ``data.epoch_samples`` of the run file are an epoch; it only numbers them.
+    """
+
+    def __init__(
+        self,
+        shards: ShardStream,
+        rank: DataRank,
+        config: DataConfig,
+        *,
+        batch_size: int,
+        seed: int,
+        state: bytes | None,
+    ) -> None:
+        """Prepare to read batches of ``batch_size`` samples; ``state`` is that of a checkpoint.
+
+        Raises:
+            DataError: ``state`` is of another reader.
+        """
+        assert config.epoch_samples is not None  # the run file is validated
+        world_size = rank.num_nodes * rank.local_world_size
+        self._global_batch = batch_size * world_size
+        self._steps = max(1, config.epoch_samples // self._global_batch)
+        self._batch_size, self._seed, self._world_size = batch_size, seed, world_size
+        self._rank = rank.node_rank * rank.local_world_size + rank.local_rank
+        self._first = 0 if state is None else _samples_read(state) // self._global_batch
+        self.position = DataPosition(*divmod(self._first, self._steps))
+        self._shuffle_buffer = config.shuffle_buffer
+        self._names = shards.names
+        self._urls = {
+            _url(path, shards.names[number], config.pipe): number
+            for number, path in sorted(shards.paths.items())
+        }
+        self.resume_warning: str | None = None
+        if state is not None:
+            self.resume_warning = (
+                "data.reader: webdataset does not resume exactly: it draws other samples from here "
+                "on than an uninterrupted run"
+            )
+        self.order_note: str | None = (
+            "data.reader: webdataset draws the samples of each GPU at random"
+        )
+
+    def batches(self, read: Submit) -> Iterator[RawBatch]:
+        """Yield batches without end, from as many streams as there are shards, up to a limit."""
+        number_of_streams = min(STREAMS, len(self._urls))
+        streams = [self._stream(number, number_of_streams) for number in range(number_of_streams)]
+        samples = _interleave(streams, read)
+        for number in count(self._first):
+            # Another sample may have the same key, and the same sample returns.
+            epoch = number * self._world_size + self._rank
+            yield RawBatch(
+                epoch,
+                list(islice(samples, self._batch_size)),
+                shape=0,
+                position=DataPosition(*divmod(number + 1, self._steps)),
+                num_repeated=0,
+                replacement=lambda row, attempt: next(samples),
+            )
+
+    def _stream(self, number: int, of: int) -> Iterator[RawSample]:
+        # A signed 63-bit number suits all generators. The streams of GPUs, and those after a
+        # resume, differ.
+        seed = int(hash64(self._seed, self._rank, self._first, number)) >> 1
+        buffer = max(1, self._shuffle_buffer // of)
+        return _samples(self._urls, self._names, seed, buffer)
+
+    def shard_name(self, shard: int) -> str:
+        """Return a shard's file name."""
+        return self._names[shard]
+
+    def epoch_size(self, epoch: int) -> EpochSize:
+        """Return the size of an epoch: as many whole batches as ``data.epoch_samples`` make."""
+        return EpochSize(self._steps * self._global_batch, self._steps, None, None)
+
+    def state_at(self, position: DataPosition) -> bytes:
+        """Return the number of samples that all ranks have read, as JSON."""
+        batches = position.epoch * self._steps + position.step
+        document = {"reader": "webdataset", "samples": batches * self._global_batch}
+        return json.dumps(document).encode()
+
+
+def _samples_read(state: bytes) -> int:
+    """Parse what :meth:`WebDatasetReader.state_at` wrote.
+
+    Raises:
+        DataError: another reader wrote it.
+    """
+    try:
+        samples: int = json.loads(state)["samples"]
+    except ValueError:
+        raise DataError(
+            "data.reader: the checkpoint was written with `indexed`; set it again, or give the run "
+            "another name"
+        ) from None
+    return samples
+
+
+def is_stream_state(state: bytes) -> bool:
+    """Return whether :meth:`WebDatasetReader.state_at` wrote ``state``."""
+    return state.startswith(b"{")
+
+
+def _url(path: Path, name: str, pipe: str | None) -> str:
+    """Return what webdataset opens: the path, or the command of ``data.pipe`` for this shard."""
+    if pipe is None:
+        return str(path.absolute())
+    for placeholder, value in (("{path}", str(path)), ("{name}", name)):
+        pipe = pipe.replace(placeholder, shlex.quote(value))
+    return f"{_PIPE}{pipe}"
+
+
+def _samples(
+    urls: dict[str, int], names: dict[int, str], seed: int, buffer: int
+) -> Iterator[RawSample]:
+    """Yield the samples of one stream without end, and what could not be read of it.
+
+    Raises:
+        DataError: nothing can be read, or webdataset is not installed.
+    """
+    try:
+        import webdataset
+    except ImportError:
+        raise DataError(
+            "data.reader: webdataset is not installed; run: pip install 'sm-train[train]'"
+        ) from None
+    errors = _ReadErrors(urls, names)
+    pipeline = webdataset.DataPipeline(
+        webdataset.ResampledShards(
+            list(urls), seed=seed, deterministic=True, worker_seed=lambda: 0
+        ),
+        errors.watch,
+        webdataset.tarfile_to_samples(handler=errors.handle),
+        webdataset.shuffle(buffer, initial=1, seed=seed),
+    )
+    for sample in pipeline:
+        yield from errors.taken()
+        key = sample["__key__"]
+        members = {
+            name: memoryview(content)
+            for name, content in sample.items()
+            if not name.startswith("__")
+        }
+        identity = hashlib.blake2b(key.encode(), digest_size=8).digest()
+        yield RawSample(
+            urls[sample["__url__"]],
+            int.from_bytes(identity, "little") >> 1,
+            SampleMembers(key, members),
+        )
+    yield from errors.taken()
+
+
+class _ReadErrors:
+    """What a stream could not read: webdataset continues, and training skips and counts it."""
+
+    def __init__(self, urls: dict[str, int], names: dict[int, str]) -> None:
+        self._urls, self._names = urls, names
+        self._shard = 0
+        self._errors: list[RawSample] = []
+
+    def watch(self, shards: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
+        """Pass shards on; an error that follows is one of the last shard.
+
+        A tar that was cut short between two members ends without an error, so look at its end.
+        """
+        for shard in shards:
+            self._shard = self._urls[shard["url"]]
+            if not shard["url"].startswith(_PIPE) and _is_cut_short(Path(shard["url"])):
+                self.handle(tarfile.ReadError("unexpected end of data"))
+            yield shard
+
+    def handle(self, error: Exception) -> bool:
+        """Record an error; webdataset's interface of handlers: return True to continue.
+
+        Raises:
+            DataError: many errors followed each other without a sample.
+        """
+        if isinstance(error, DataError):
+            raise error
+        bad = BadSample(self._names[self._shard], "", _reason(error), _describe(error))
+        self._errors.append(RawSample(self._shard, 0, bad))
+        if len(self._errors) > _MAX_FAILURES:
+            raise DataError(
+                f"{bad.shard}: {bad.reason}: {bad.detail}; no sample could be read after "
+                f"{_MAX_FAILURES} such errors"
+            )
+        return True
+
+    def taken(self) -> list[RawSample]:
+        """Return the errors since the last call."""
+        errors, self._errors = self._errors, []
+        return errors
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Return whether a tar lacks its end mark; False if it cannot be opened."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - len(END_MARK)))
+            return file.read(len(END_MARK)) != END_MARK
+    except OSError:
+        return False
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "shard-missing"
+    if isinstance(error, tarfile.TarError):
+        return "tar-damaged"
+    return "read-error" if isinstance(error, OSError) else "sample-invalid"
+
+
+def _describe(error: Exception) -> str:
+    """Return one line; webdataset appends its own objects to the arguments of exceptions."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error.args[0]) if error.args else type(error).__name__
+    return " ".join(text.partition(" @ ")[0].split())
+
+
+def _interleave(streams: list[Iterator[RawSample]], read: Submit) -> Iterator[RawSample]:
+    """Yield a chunk of each stream in turn, while threads read the following chunks.
+
+    The order does not depend on how fast the threads are.
+    """
+
+    def take(stream: Iterator[RawSample], samples: int) -> list[RawSample]:
+        return list(islice(stream, samples))
+
+    size = 1
+    pending: list[Future[list[RawSample]]] = [read(take, stream, size) for stream in streams]
+    while True:
+        size = min(2 * size, _CHUNK_SAMPLES)
+        for number, stream in enumerate(streams):
+            samples = pending[number].result()
+            pending[number] = read(take, stream, size)
+            yield from samples
