@@ -16,10 +16,10 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.captions import choose_caption
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data.buffer_pool import BufferLayout, BufferPool, layout_bytes
+from sm_train.entrypoints.data.captions import choose_caption
 from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.precomputed_latents import (
     PrecomputedLatents,

@@ -31,7 +31,7 @@ from sm_train.estimators.bundle.user_code import (
 from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.presets import entrypoints_folder
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.config.secret_scan import find_secrets
+from sm_train.estimators.secrets.secret_scan import find_secrets
 
 ARCHIVE_NAME = "sourcedir.tar.gz"
 ENTRY_SCRIPT = "train.py"

@@ -30,14 +30,14 @@ from sm_train.estimators.config.preset_file import (
 from sm_train.estimators.config.presets import preset_names
 from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.config.secret_scan import (
+from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.config.training import TrainingSection
+from sm_train.estimators.config.yaml_limits import MAX_BYTES, YamlLimitError, check_limits
+from sm_train.estimators.secrets.secret_scan import (
     find_known_format,
     find_secret,
     find_secret_in_setting,
 )
-from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.config.training import TrainingSection
-from sm_train.estimators.config.yaml_limits import MAX_BYTES, YamlLimitError, check_limits
 
 # libyaml's parser, if PyYAML was built with it: several times as fast, with the same line numbers.
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

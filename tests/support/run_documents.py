@@ -13,8 +13,8 @@ from sm_train.entrypoints.common.job_config import JOB_FILE
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.config.secret_scan import find_secret
 from sm_train.estimators.request.alarms import MonitoredJob
+from sm_train.estimators.secrets.secret_scan import find_secret
 
 
 def stage(name: str = "256px", **changes: Any) -> dict[str, Any]:

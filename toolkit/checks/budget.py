@@ -18,7 +18,8 @@ THROUGHPUT_UNMEASURED = Check(
     means="No it/s was measured for this exact stage. Its duration and cost are extrapolated from "
     "another stage, another instance type or FLOPs alone, or are unknown.",
     impact="Every dollar figure depends on it: budget, run time and the cost of idle instances.",
-    fix="Run a few hundred steps of the stage and set `steps_per_second`, or pass the job's log to "
+    fix="`sm-train measure RUN` measures a few hundred steps of the stage in the cheapest jobs. "
+    "Or set `steps_per_second`, or pass the log of an earlier job to "
     "`sm-train cost RUN --measured`.",
 )
 PRICE_UNKNOWN = Check(
@@ -85,7 +86,7 @@ def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Fin
                 f"{where}.steps_per_second",
                 f"no it/s was measured for {stage['name']}: its duration and cost are "
                 + (f"estimated ({stage['throughput_basis']})" if stage["cost_usd"] else "unknown"),
-                "measure a few hundred steps of this stage and set steps_per_second",
+                f"run `sm-train measure RUN --stage {stage['name']}`, or set steps_per_second",
             )
         yield from _max_runtime_findings(config, stage)
     yield from _price_findings(

@@ -53,6 +53,7 @@ def delayed_interrupts(*numbers: signal.Signals) -> Iterator[None]:
         for number, handler in earlier:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if received:
+        _received.extend(received)
         raise KeyboardInterrupt
 
 

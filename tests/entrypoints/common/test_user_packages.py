@@ -19,7 +19,7 @@ RESOURCES = '{"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_
 LAUNCH = """
 import sys
 from sm_train.entrypoints import launch
-launch.hyperparameters = lambda: []
+launch.hyperparameters = lambda _: []
 sys.exit(launch.main(["own.py"]))
 """
 """Launches own.py. Only the file of hyperparameters does not lie below the base folder."""

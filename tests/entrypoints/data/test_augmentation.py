@@ -15,9 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from sm_train.entrypoints.common.captions import choose_caption
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.data.captions import choose_caption
 from sm_train.entrypoints.data.loader import Loader, open_loader
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, build_catalog
 from sm_train.entrypoints.images.image_decoder import DecodeSpec

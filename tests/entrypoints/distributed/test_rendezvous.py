@@ -125,7 +125,7 @@ def launch(tmp_path: Path, nodes: int) -> subprocess.CompletedProcess[str]:
         "import sys\nfrom sm_train.entrypoints import launch\n"
         "from sm_train.entrypoints.distributed import rendezvous\n"
         "rendezvous.wait_for_nodes.__kwdefaults__['timeout'] = 1.0\n"
-        "launch.hyperparameters = lambda: []\n"
+        "launch.hyperparameters = lambda _: []\n"
         "def torchrun(environment, script):\n"
         "    print('torch imported:', 'torch' in sys.modules, flush=True)\n"
         "    return [sys.executable, '-c', 'pass']\n"

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from sm_train.entrypoints.data import decoder_pool
+from sm_train.entrypoints.images import decoder_pool
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.images.image_header import DecodeError
 

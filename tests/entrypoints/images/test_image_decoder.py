@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
-from sm_train.entrypoints.data import image_decoder
+from sm_train.entrypoints.images import image_decoder
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from sm_train.entrypoints.images.image_header import DecodeError, exif_orientation, image_size
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata

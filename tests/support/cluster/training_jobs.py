@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -334,10 +335,15 @@ def run_nodes(jobs: list[Job], processes: int, **options: Any) -> list[dict[str,
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a free port that no outgoing connection gets before a job binds it.
+
+    The system takes ports of connections from 32768 on (ip_local_port_range).
+    """
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def gradient_norms(events: list[dict[str, Any]]) -> dict[int, float]:

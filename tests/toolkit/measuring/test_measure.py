@@ -259,6 +259,15 @@ def test_changed_model_does_not_use_the_old_speed(cli: Cli, aws: Aws, tmp_path: 
     assert "is not used: model, resolution, precision or sharding" in document["warnings"][0]
 
 
+INTERRUPTIBLE = """
+import signal
+# A shell starts background commands with SIGINT ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from sm_train.toolkit.cli import main
+main()
+"""
+
+
 def test_ctrl_c_leaves_the_job_and_the_same_command_continues(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
@@ -267,7 +276,7 @@ def test_ctrl_c_leaves_the_job_and_the_same_command_continues(
     jobs.status = "InProgress"
     run = write_measured_run(tmp_path)
     process = subprocess.Popen(
-        [sys.executable, "-m", "sm_train.toolkit", "measure", run, "--instances", "1", "--yes"],
+        [sys.executable, "-c", INTERRUPTIBLE, "measure", run, "--instances", "1", "--yes"],
         env=clean_environment(tmp_path) | aws.environment,
         cwd=tmp_path,
         stderr=subprocess.PIPE,
@@ -364,6 +373,7 @@ def test_names_of_long_runs_fit(cli: Cli, tmp_path: Path) -> None:
     assert len({row["stage"] for row in document["measurements"]}) == 2
 
 
+@pytest.mark.slow
 def test_local_measurement_trains_and_cost_says_why_it_is_not_used(
     cli: Cli, tmp_path: Path
 ) -> None:

@@ -100,7 +100,8 @@ class _NonFinite:
     def __str__(self) -> str:
         where = ", and at the end" if self.at_end else ""
         share = self.count / self.intervals
-        return f"it was non-finite in {self.count:,} intervals ({share:.1%}){where}"
+        intervals = "interval" if self.count == 1 else "intervals"
+        return f"it was non-finite in {self.count:,} {intervals} ({share:.1%}){where}"
 
 
 def _problems(

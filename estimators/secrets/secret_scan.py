@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sm_train.estimators.config.secret_files import UnreadableArchiveError, expand
-from sm_train.estimators.config.secret_patterns import PATTERNS
+from sm_train.estimators.secrets.secret_files import UnreadableArchiveError, expand
+from sm_train.estimators.secrets.secret_patterns import PATTERNS
 
 if TYPE_CHECKING:
     from detect_secrets.plugins.base import BasePlugin

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.estimators.config import secret_files
-from sm_train.estimators.config.secret_scan import (
+from sm_train.estimators.secrets import secret_files
+from sm_train.estimators.secrets.secret_scan import (
     UnsearchedFile,
     find_secret,
     find_secret_in_setting,
