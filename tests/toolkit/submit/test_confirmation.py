@@ -21,7 +21,7 @@ ERASE = "\x7f"
     [
         (["q", "\n", "n", ERASE, "Y", "\n"], 0, "To follow it: sm-train watch demo"),
         (["y", ERASE, "\n"], 130, "sm-train: nothing was started"),  # the default is no
-        (["y", "\x03"], 130, "sm-train: interrupted"),
+        pytest.param(["y", "\x03"], 130, "sm-train: interrupted", marks=pytest.mark.slow),
     ],
 )
 def test_answer_is_typed_key_by_key(
