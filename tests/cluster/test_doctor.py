@@ -70,6 +70,7 @@ def test_the_one_slow_link_of_four_hosts_is_found(tmp_path: Path) -> None:
         assert point["busbw"] == pytest.approx(point["algbw"] * 2 * 3 / 4)
 
 
+@pytest.mark.slow
 def test_a_link_cut_during_a_sweep_ends_with_partial_results(tmp_path: Path) -> None:
     if reason := unavailable_reason():
         pytest.skip(reason)

@@ -147,6 +147,7 @@ def test_image_does_not_depend_on_the_other_prompts_of_its_batch(
     assert difference.max() <= 1
 
 
+@pytest.mark.slow
 def test_comparison_page_holds_both_models_images_in_random_order(
     cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:

@@ -219,6 +219,7 @@ def test_sigterm_during_training_ends_with_a_checkpoint(tmp_path: Path) -> None:
         assert_checkpointed(job)
 
 
+@pytest.mark.slow
 def test_sigterm_before_training_and_again_ends_with_a_checkpoint(tmp_path: Path) -> None:
     """The first one arrives while the toolkit waits for the other host, the second later."""
     with cluster(tmp_path) as job:
