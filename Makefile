@@ -37,7 +37,7 @@ test-torch-2.5 test-torch-2.3: $(VENV)/.installed
 		-r estimators/data/requirements-$(@:test-%=%).txt
 	TRAIN_PYTHON=$(CURDIR)/$(VENV)-$(@:test-%=%)/bin/python $(BIN)/pytest \
 		tests/cluster/test_training.py tests/cluster/test_families.py tests/cluster/test_doctor.py \
-		tests/cluster/test_smddp.py
+		tests/cluster/test_smddp.py tests/entrypoints/script
 
 # mypy does not follow the package_dir map of an editable install, so it reads a folder of links.
 # vulture reads the product alone, so that it also reports code that only tests use.
@@ -83,9 +83,10 @@ images: $(VENV)/.installed
 requirements: $(VENV)-audit/.installed
 	cd estimators/data && for file in requirements.in requirements-*.in; do \
 		$(abspath $(VENV))-audit/bin/uv pip compile --quiet $(UPGRADE) --universal \
-			--python-version 3.11 --generate-hashes --override image-packages.txt \
+			--python-version 3.11 --generate-hashes \
 			--custom-compile-command "make requirements" \
 			$$([ $$file = requirements-optional.in ] && echo --no-deps) \
+			$$([ $$file = requirements-local.in ] || echo --override image-packages.txt) \
 			$$file -o $${file%.in}.txt || exit 1; done
 
 # Writes what a laptop, a job and each Lambda function install as CycloneDX documents.
@@ -140,7 +141,7 @@ $(VENV)/.demo: $(VENV)/.torch setup.cfg pyproject.toml
 # Installs the same package versions as jobs do, and the tools of the tests.
 $(VENV)/.installed: $(VENV)/.torch setup.cfg pyproject.toml
 	@echo "2/2 Installing sm-train and the tools of its tests: about 150 packages, 2 to 5 minutes"
-	$(BIN)/pip install $(PIP_OPTIONS) -c $(VENV)/constraints.txt -e ".[aws,$(DEMO_EXTRAS),heic,hub,report,notebook,docs,dev]"
+	$(BIN)/pip install $(PIP_OPTIONS) -c $(VENV)/constraints.txt -e ".[aws,$(DEMO_EXTRAS),heic,hub,report,where,notebook,docs,dev]"
 	touch $@ $(VENV)/.demo
 
 # uv compiles requirements, cyclonedx-bom writes SBOMs, pip-audit reads advisory databases.

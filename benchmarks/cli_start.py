@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 ROUNDS = 7
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+"""As installed by pip, which compiles the modules; the first run does so here."""
 BIN = Path(sys.executable).parent
 READ = "import yaml; yaml.safe_load(open("
 PRICE = ["cost", "--instance", "ml.p4de.24xlarge", "--instances", "4"]
@@ -39,7 +41,7 @@ def is_available(name: str, command: list[str]) -> bool:
     if not Path(command[0]).exists():
         print(f"skipped: {name}: {command[0]} is not installed")
         return False
-    first = subprocess.run(command, capture_output=True, text=True, check=False)
+    first = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
     if first.returncode:
         messages = first.stderr.strip().splitlines() or ["no error message"]
         print(f"skipped: {name}: exit {first.returncode}: {messages[-1]}")
@@ -60,7 +62,7 @@ def main() -> None:
         for _ in range(ROUNDS):
             for name, command in timed.items():
                 started = time.perf_counter()
-                subprocess.run(command, check=True, capture_output=True)
+                subprocess.run(command, check=True, capture_output=True, env=ENVIRONMENT)
                 seconds[name].append(time.perf_counter() - started)
     bare = statistics.median(seconds["python -c pass"])
     print(f"{ROUNDS} rounds, interleaved, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")

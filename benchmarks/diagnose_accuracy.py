@@ -1,8 +1,8 @@
 """Accuracy of `diagnose` on the corpus of real logs: precision and recall, tuned and held out.
 
-Precision is the share of confident answers (any but ``unknown``) that are right; recall is the
-share of logs which show a cause whose cause is found. Failures of the held-out part are only
-counted.
+Precision is the share of confident answers (medium or high confidence) that are right, and of all
+answers with the guesses of low confidence; recall is the share of logs which show a cause whose
+cause is found. Failures of the held-out part are only counted.
 
     python benchmarks/diagnose_accuracy.py
 """
@@ -23,8 +23,8 @@ def main() -> None:
         nameable = sum(log.nameable for log in logs)
         print(
             f"{name:<8}  {len(logs):3} logs, {nameable:3} with a cause  precision "
-            f"{result.precision:.3f}  recall {result.recall:.3f}  wrong rank or node "
-            f"{len(result.wrong_origin)}"
+            f"{result.precision:.3f} ({result.precision_with_guesses:.3f} with guesses)  "
+            f"recall {result.recall:.3f}  wrong rank or node {len(result.wrong_origin)}"
         )
         if name == "tuned":
             for line in dict.fromkeys((*result.wrong, *result.missed, *result.wrong_origin)):

@@ -76,7 +76,9 @@ def examine(link: list[int] | None) -> dict[str, Any]:
             hosts.limit_egress(host, MBIT)
         if link:
             hosts.limit_link(link[0], link[1], SLOW_MBIT)
-        return cluster_on(Path(folder), hosts).run()[0]
+        # Four interpreters that import PyTorch next to busy loops may take longer than the 60 s of
+        # the tests, after which nothing would be measured.
+        return cluster_on(Path(folder), hosts, timeout=180).run()[0]
 
 
 def accusations(result: dict[str, Any]) -> list[tuple[str, list[str]]]:
@@ -95,7 +97,22 @@ def shares(result: dict[str, Any]) -> str:
     for pair in result["measurements"]["pairs"]:
         passes = [f"{value * 8e-6:.0f}" for value in pair["passes"] if value is not None]
         parts.append(f"{pair['nodes'][0]}-{pair['nodes'][1]} {'/'.join(passes)}")
-    return ", ".join(parts)
+    return ", ".join(parts) or f"no pair was measured: {reasons(result)}"
+
+
+def reasons(result: dict[str, Any]) -> str:
+    """Return what the doctor knows about why it measured no pair."""
+    measured = result["measurements"]
+    known = {
+        "timed out": measured["timed_out"],
+        "seconds": measured["seconds"],
+        "missing ranks": measured["missing_ranks"],
+        "late ranks": measured["late_ranks"],
+        "lost ranks": measured["lost_ranks"],
+        "errors": measured["errors"],
+        "all ranks' collectives": measured["world"] is not None,
+    }
+    return ", ".join(f"{name}: {value}" for name, value in known.items() if value not in ([], {}))
 
 
 @contextlib.contextmanager

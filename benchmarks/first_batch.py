@@ -24,6 +24,8 @@ from tests.support.s3_mount import Fault, mount_bucket, serve_bucket
 
 SIDE, RESOLUTION, IMAGES, SHARDS, SHARD_SAMPLES = 768, 512, 16, 4, 300
 LATENCY_SECONDS, BATCHES = 0.03, 6
+MODEL_SECONDS = 5
+"""Between opening the loader and its first batch, a job builds its model."""
 
 
 def main() -> None:
@@ -55,6 +57,7 @@ def measure(channel: Path, scan_folder: Path, batch_size: int) -> None:
     """Print the seconds until each of the first batches."""
     cluster = Cluster([channel], 1, scan_folder, index_path(channel))
     [loader] = cluster.loaders(resolution=RESOLUTION, batch_size=batch_size, decode_workers=2)
+    time.sleep(MODEL_SECONDS)
     batches = iter(loader)
     started = time.perf_counter()
     seconds = []

@@ -27,6 +27,12 @@ measured on this machine's CPU.
 FIRM: tuple[Basis, ...] = ("stated", "measured")
 """Bases that were measured on the stage itself."""
 
+STEADY = (0.90, 1.05)
+"""P10 and P90 of a stage's mean it/s relative to a steady measurement (assumed)."""
+
+MOST_STEPS_PER_SECOND = 1000.0
+"""A higher figure is images per second by mistake."""
+
 
 @dataclass(frozen=True)
 class Speed:
@@ -57,3 +63,24 @@ class Speed:
     def on_this_hardware(self) -> bool:
         """Whether the figure applies to the stage's own hardware."""
         return self.basis != "illustration"
+
+
+def stated_speed(steps_per_second: float, why: str) -> Speed:
+    """Return the speed that the user states for this stage.
+
+    Raises:
+        ValueError: it is not positive, or more than any training loop reaches.
+    """
+    if steps_per_second > MOST_STEPS_PER_SECOND:
+        raise ValueError(
+            f"steps_per_second: {steps_per_second:g} is more than the "
+            f"{MOST_STEPS_PER_SECOND:,.0f} steps per second of the fastest training loop; give "
+            "optimizer steps per second, not images"
+        )
+    return Speed(
+        steps_per_second,
+        steps_per_second * STEADY[0],
+        steps_per_second * STEADY[1],
+        "stated",
+        why,
+    )

@@ -13,13 +13,10 @@ from dataclasses import dataclass, replace
 from sm_train.cost.instances import InstanceType, instance_type
 from sm_train.cost.network import GpuNetwork, gpu_network
 from sm_train.cost.scaling import Throughput, fit_scaling, scale_one, scale_steps
-from sm_train.cost.speed import Basis, Speed
+from sm_train.cost.speed import STEADY, Basis, Speed
 from sm_train.cost.speed_model import calibration_words, exposed_communication, step_seconds
 from sm_train.cost.speed_model import spread as model_spread
 from sm_train.cost.stage import CostStage
-
-STEADY = (0.90, 1.05)
-"""P10 and P90 of a stage's mean it/s relative to a steady measurement (assumed)."""
 
 RESOLUTION_CARRY = (0.77, 1.30)
 """Relative range of images/s extrapolated by FLOPs alone. mosaicml/diffusion's README, 256 px to
@@ -56,31 +53,6 @@ class Measurement:
     on_cpu: bool = False
     per_device_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
-
-
-MOST_STEPS_PER_SECOND = 1000.0
-"""A higher figure is images per second by mistake."""
-
-
-def stated_speed(steps_per_second: float, why: str) -> Speed:
-    """Return the speed that the user states for this stage.
-
-    Raises:
-        ValueError: it is not positive, or more than any training loop reaches.
-    """
-    if steps_per_second > MOST_STEPS_PER_SECOND:
-        raise ValueError(
-            f"steps_per_second: {steps_per_second:g} is more than the "
-            f"{MOST_STEPS_PER_SECOND:,.0f} steps per second of the fastest training loop; give "
-            "optimizer steps per second, not images"
-        )
-    return Speed(
-        steps_per_second,
-        steps_per_second * STEADY[0],
-        steps_per_second * STEADY[1],
-        "stated",
-        why,
-    )
 
 
 def resolve_speed(

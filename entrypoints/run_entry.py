@@ -21,6 +21,7 @@ from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL
 from sm_train.entrypoints.common.entry_arguments import CHANNEL, RESUME, placeholders, resolve
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
+from sm_train.entrypoints.common.signals import unblock_sigterm
 from sm_train.entrypoints.distributed.backend import decide, join
 from sm_train.entrypoints.job import TrainingProcess, exit_now, run_job
 from sm_train.entrypoints.monitoring.heartbeat import Phase, events_file, heartbeat_folder
@@ -184,6 +185,7 @@ def _run_script(entry: str, arguments: list[str]) -> None:
     # Python puts the script's folder first; the bundle stays in the path for `import sm_train`.
     sys.path[0] = str(script.parent)
     sys.path.append(str(bundle))
+    unblock_sigterm()
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:

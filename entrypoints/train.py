@@ -170,21 +170,30 @@ def _training_shards(
     events: EventLog,
 ) -> ShardCatalog | ShardStream:
     """Return the shards in ``folder``, as the reader of the run file needs them."""
-    from sm_train.entrypoints.data.webdataset_reader import list_stream
+    from sm_train.entrypoints.common.index_location import find_index, index_channel
+    from sm_train.entrypoints.data.shard_catalog import mix_catalogs
+    from sm_train.entrypoints.data.webdataset_reader import list_stream, mix_streams
     from sm_train.entrypoints.distributed.object_exchange import all_gather
 
-    if config.data.reader == "webdataset":
-        return list_stream(folder, data_rank, all_gather)
-    index = next(iter(sorted(paths.channel("index").rglob("*.parquet"))), None)
-    catalog = _build_catalog(paths, "train", folder, index, data_rank, events)
-    is_first_rank = data_rank.node_rank == data_rank.local_rank == 0
-    if index is None and not config.data.synthetic_samples and is_first_rank:
-        message = (
-            f"the shards have no index: reading their headers took {catalog.seconds:.1f} s, at "
-            "every start; `sm-train index` avoids that"
-        )
-        events.warn("no-index", message)
-    return catalog
+    data = config.data
+    sources = () if data.synthetic_samples else data.sources
+    folders = {one.channel: paths.channel(one.channel) for one in sources} or {"train": folder}
+    if data.reader == "webdataset":
+        streams = [list_stream(one, data_rank, all_gather) for one in folders.values()]
+        return mix_streams(streams, sources)
+    catalogs = []
+    for channel, shards in folders.items():
+        index = find_index(paths.channel(index_channel(channel)))
+        catalog = _build_catalog(paths, channel, shards, index, data_rank, events)
+        catalogs.append(catalog)
+        is_first_rank = data_rank.node_rank == data_rank.local_rank == 0
+        if index is None and not data.synthetic_samples and is_first_rank:
+            message = (
+                f"the shards have no index: reading their headers took {catalog.seconds:.1f} s, at "
+                "every start; `sm-train index` avoids that"
+            )
+            events.warn("no-index", message)
+    return mix_catalogs(catalogs, sources)
 
 
 def _validation_set(
@@ -282,16 +291,15 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         **asdict(trainer.plan),
         input_kind="images" if trainer.loader.precomputed is None else "precomputed latents",
     )
-    if trainer.loader.reader.order_note and world_size > 1:
+    reader = trainer.loader.reader
+    if reader.order_note and world_size > 1:
         events.warn(
             "order-depends-on-ranks",
             "another number of ranks would train on the samples in another order: "
-            f"{trainer.loader.reader.order_note}",
+            f"{reader.order_note}",
         )
-    if trainer.loader.reader.resume_warning:
-        streamed = config.data.reader == "webdataset"
-        code = "data-not-exact" if streamed else "data-resharded"
-        events.warn(code, trainer.loader.reader.resume_warning)
+    if reader.resume_warning:
+        events.warn(reader.resume_code, reader.resume_warning)
     for name in trainer.components.random_frozen:
         message = (
             f"{name} has RANDOM weights and is not trained: set model.components, or the images "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sm_train.cost.speed import stated_speed
 from sm_train.cost.stage import CostStage
-from sm_train.cost.throughput import stated_speed
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig

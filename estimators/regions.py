@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher
+from functools import cache
 
 REGIONS = tuple(
     """
@@ -32,6 +32,8 @@ def region_problem(name: str) -> str | None:
 
 
 def _nearest(name: str) -> list[str]:
+    from difflib import SequenceMatcher
+
     scores = {one: SequenceMatcher(None, name.lower(), one).ratio() for one in REGIONS}
     best = max(scores.values())
     if best < _MIN_SIMILARITY:
@@ -39,6 +41,7 @@ def _nearest(name: str) -> list[str]:
     return [one for one, score in scores.items() if score > best - _SAME][:3]
 
 
+@cache
 def _installed_regions() -> set[str]:
     """Return the regions that the installed botocore knows: it may be newer than the table."""
     import botocore.session

@@ -181,11 +181,25 @@ def test_files_of_the_repository_in_commands_exist() -> None:
 def test_spelling() -> None:
     """codespell knows common misspellings, so it needs no list of correct words."""
     result = subprocess.run(
-        [sys.executable, "-m", "codespell_lib", *map(str, PAGES), "toolkit", "estimators", "cost",
-         "entrypoints", "--skip", "*.csv,*.json,*.toml,requirements*.txt",
-         "--ignore-words-list", "ans,fo,nd,te,ser,hist,ot,reencode,skipp,andler,rocess"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "codespell_lib",
+            *map(str, PAGES),
+            "toolkit",
+            "estimators",
+            "cost",
+            "entrypoints",
+            "--skip",
+            "*.csv,*.json,*.toml,requirements*.txt",
+            "--ignore-words-list",
+            "ans,fo,nd,te,ser,hist,ot,reencode,skipp,andler,rocess",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.stdout == "", result.stdout
 
 
@@ -195,17 +209,25 @@ def test_readme_is_short() -> None:
 
 def base(fragment: dict[str, Any]) -> dict[str, Any]:
     """A small run that a fragment of a run file completes."""
-    stage = {"name": "256px", "resolution": 256, "instances": 2, "per_device_batch_size": 8,
-             "max_steps": 1000, "learning_rate": 1e-4}  # fmt: skip
+    stage = {
+        "name": "256px",
+        "resolution": 256,
+        "instances": 2,
+        "per_device_batch_size": 8,
+        "max_steps": 1000,
+        "learning_rate": 1e-4,
+    }
     spot = fragment.get("cluster", {}).get("capacity") == "spot"
     return {
-        "name": "docs", "region": "us-east-1", "bucket": "my-bucket",
+        "name": "docs",
+        "region": "us-east-1",
+        "bucket": "my-bucket",
         "role": "arn:aws:iam::111122223333:role/sm-train",
         "data": {"uri": "s3://my-bucket/shards/"},
         "model": {"preset": "sd2"},
         "stages": [stage],
         "cluster": {"instance_type": "ml.p4de.24xlarge", **({"max_wait": "6d"} if spot else {})},
-    }  # fmt: skip
+    }
 
 
 def merged(document: dict[str, Any], fragment: dict[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ EXTRAS = {
     "export": ["review", "logs", "--export", "tensorboard"],
     "hub": ["check", "run.yaml", "--offline", "--components", "owner/model"],
     "heic": ["pack", "phone", "other", "--convert"],
+    "where": ["pack", "scores.csv", "other", "--where", "aesthetic > 5"],
     "framework": [
         *("submit", "run.yaml", "--dry-run"),
         *("--set", "cluster.framework_version=9.9.9", "--set", "cluster.backend=nccl"),
@@ -68,6 +69,7 @@ INSTALLS = {
     "export": "tensorboard",
     "hub": "hub",
     "heic": "heic",
+    "where": "where",
     "framework": "aws",
 }
 
@@ -101,6 +103,7 @@ def write_inputs(folder: Path) -> None:
     (folder / "logs").mkdir()
     lines = [f"{event['message']}\n" for event in training_events()]
     (folder / "logs" / "algo-1.log").write_text("".join(lines))
+    (folder / "scores.csv").write_text("image,caption,aesthetic\nalbum/0.jpg,a dune,6\n")
     (folder / "prompts.txt").write_text("a dune\n")
 
 

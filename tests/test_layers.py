@@ -33,7 +33,7 @@ LEVELS = {
     "entrypoints": [
         {"common"},
         {"images"},
-        {"data", "distributed", "monitoring"},
+        {"data", "deduplication", "distributed", "monitoring"},
         {"checkpointing", "tracking"},
         {"models"},
         {"packing", "planning"},

@@ -97,9 +97,14 @@ def test_quickstart_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
         started, used = time.monotonic(), children_cpu_seconds()
         result = subprocess.run(
             ["bash", "-c", command],
-            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=30 * DEADLINE, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=30 * DEADLINE,
+            check=False,
+        )
         with capsys.disabled():
             seconds, cpu = time.monotonic() - started, children_cpu_seconds() - used
             print(f"{seconds:7.1f} s {cpu:7.1f} s of CPU  {command}", flush=True)

@@ -9,14 +9,15 @@ import sys
 import traceback
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 import click
+from sm_train.entrypoints.common.signals import was_interrupted
 from sm_train.toolkit.commands._command import global_options
 from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.settings import default_profile
-from sm_train.toolkit.terminal.interrupts import handle_interrupts, was_interrupted
+from sm_train.toolkit.terminal.interrupts import handle_interrupts
 from sm_train.toolkit.terminal.printable import printable
 
 
@@ -118,11 +119,9 @@ def main(arguments: list[str] | None = None) -> None:
     # The command is complete. Python's exit restores the default action of a handled signal, by
     # which the process would end as interrupted.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
+    if _is_closed(sys.stdout):
         code = ExitCode.OK
-        _discard_output()
+    _is_closed(sys.stderr)
     if code == ExitCode.INTERRUPTED:
         # Commands have cleaned up. Python's own exit would also end libraries, which the interrupt
         # may have left in the middle of a native call: pyarrow then aborts the process.
@@ -152,6 +151,10 @@ def _run(arguments: list[str]) -> int:
         return ExitCode.OK
     except OSError as error:
         return _fail_os(error)
+    except MemoryError:
+        return _fail(
+            "not enough memory; use a machine with more, or a smaller input", ExitCode.UNEXPECTED
+        )
     except Exception as error:
         if was_interrupted():
             # pyarrow's compiled modules drop a KeyboardInterrupt while they import pandas, which is
@@ -163,6 +166,16 @@ def _run(arguments: list[str]) -> int:
             f"unexpected {type(error).__name__}: {error} (-v shows the traceback)",
             ExitCode.UNEXPECTED,
         )
+
+
+def _is_closed(stream: TextIO) -> bool:
+    """Write what ``stream`` has buffered; return whether its reader has ended."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        _discard_output()
+        return True
+    return False
 
 
 def _discard_output() -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from sm_train.toolkit.errors import UserError
 
-Extra = Literal["aws", "heic", "hub", "notebook", "report", "tensorboard", "train"]
+Extra = Literal["aws", "heic", "hub", "notebook", "report", "tensorboard", "train", "where"]
 
 
 def require_extra(extra: Extra, *modules: str, purpose: str) -> None:

@@ -83,6 +83,9 @@ def default_profile() -> str | None:
     return found.value if found else None
 
 
+_MAX_BYTES = 2**20
+
+
 @cache
 def read_config(path: Path) -> Mapping[str, str]:
     """Return the settings in the file at ``path``; none if it does not exist.
@@ -91,16 +94,20 @@ def read_config(path: Path) -> Mapping[str, str]:
         UserError: it is not TOML, or holds an unknown key or a value that is not text.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)  # at most: the path may be a device
+        text = content.decode("utf-8")
     except FileNotFoundError:
         return {}
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text; delete it or write it again") from None
+    if len(content) > _MAX_BYTES:
+        raise UserError(f"{path}: more than 1 MiB; delete it or write it again")
     import tomllib
 
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError also of a huge number
         raise UserError(
             f'{path}: not TOML: {error}; write lines such as region = "us-east-1"'
         ) from None

@@ -56,9 +56,15 @@ class Drawing:
             self.text((x + to_x) // 2, (y + to_y) // 2 - 6, text, size=11)
 
     def text(
-        self, x: int, y: int, text: str, *, anchor: str = "middle", weight: str = "400",
+        self,
+        x: int,
+        y: int,
+        text: str,
+        *,
+        anchor: str = "middle",
+        weight: str = "400",
         size: int = 13,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Draw one line of text."""
         self.parts.append(
             f"<text x='{x}' y='{y}' text-anchor='{anchor}' font-size='{size}' "

@@ -44,10 +44,16 @@ def render() -> str:
     """Return the page: kinds with their fields, then codes."""
     example = events.format_event(
         "checkpoint",
-        {"step": 500, "path": "/opt/ml/checkpoints/step-00000500", "bytes": 13_851_688_960,
-         "seconds": 41.2},
-        time=1_795_370_000.5, node=0, rank=0,
-    )  # fmt: skip
+        {
+            "step": 500,
+            "path": "/opt/ml/checkpoints/step-00000500",
+            "bytes": 13_851_688_960,
+            "seconds": 41.2,
+        },
+        time=1_795_370_000.5,
+        node=0,
+        rank=0,
+    )
     notes = _notes()
     kinds = (
         row(code(kind), notes.get(kind, ""), ", ".join(map(code, sorted(fields))))
@@ -55,9 +61,13 @@ def render() -> str:
     )
     codes = (row(code(found), message, code(module)) for found, message, module in sorted(_codes()))
     return "".join(
-        [HEAD.format(example=example), table(("kind", "meaning", "fields"), kinds), WARNINGS,
-         table(("code", "message", "module"), codes)]
-    )  # fmt: skip
+        [
+            HEAD.format(example=example),
+            table(("kind", "meaning", "fields"), kinds),
+            WARNINGS,
+            table(("code", "message", "module"), codes),
+        ]
+    )
 
 
 def _notes() -> dict[str, str]:

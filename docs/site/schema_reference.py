@@ -48,16 +48,29 @@ def _sections(section: dict[str, Any], path: str, schema: dict[str, Any]) -> Ite
 
 def _section_of(value: dict[str, Any], schema: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """Return the section that a key holds, and how the path continues: ``[]`` for lists."""
-    for one in value.get("anyOf", [value]):
+    for one in _variants(value):
         if "$ref" in one:
             found = schema["$defs"][one["$ref"].rpartition("/")[2]]
             return (found, "") if "properties" in found else (None, "")
         if "$ref" in (items := one.get("items", {})):
             return schema["$defs"][items["$ref"].rpartition("/")[2]], "[]"
-        inner = one.get("additionalProperties")
-        if isinstance(inner, dict) and "$ref" in inner:
-            return schema["$defs"][inner["$ref"].rpartition("/")[2]], ".NAME"
+        inner = _map_values(one)
+        if inner is not None:
+            found, suffix = _section_of(inner, schema)
+            return found, f".NAME{suffix}" if found else ""
     return None, ""
+
+
+def _variants(value: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = value.get("anyOf") or value.get("oneOf") or [value]
+    return found
+
+
+def _map_values(value: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the schema of a map's values, which may depend on a pattern of its keys."""
+    found = next(iter(value.get("patternProperties", {}).values()), None)
+    found = found or value.get("additionalProperties")
+    return found if isinstance(found, dict) else None
 
 
 def _table(section: dict[str, Any], schema: dict[str, Any], path: str) -> str:
@@ -81,8 +94,9 @@ def _default(value: dict[str, Any]) -> str:
 
 def _type(value: dict[str, Any], schema: dict[str, Any]) -> str:
     """Return a key's type and bounds in words."""
-    if "anyOf" in value:
-        kinds = [_type(one, schema) for one in value["anyOf"] if one.get("type") != "null"]
+    variants = _variants(value)
+    if variants != [value]:
+        kinds = [_type(one, schema) for one in variants if one.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "$ref" in value:
         return _type(schema["$defs"][value["$ref"].rpartition("/")[2]], schema)
@@ -94,8 +108,8 @@ def _type(value: dict[str, Any], schema: dict[str, Any]) -> str:
     if kind == "array":
         return f"list of {_type(value.get('items', {}), schema)}"
     if kind == "object":
-        inner = value.get("additionalProperties")
-        return f"map of {_type(inner, schema)}" if isinstance(inner, dict) and inner else "map"
+        inner = _map_values(value)
+        return f"map of {_type(inner, schema)}" if inner else "map"
     return kind + _bounds(value)
 
 

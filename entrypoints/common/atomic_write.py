@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _replace(path: Path, content: bytes, mode: int | None) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{NOT_UPLOADED_SUFFIX}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{NOT_UPLOADED_SUFFIX}")
     # The kernel applies the umask, which a process cannot read without changing it.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:

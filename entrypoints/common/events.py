@@ -76,6 +76,14 @@ FIELDS: dict[str, frozenset[str]] = {
 }
 """Kind → its required fields beyond ``kind``, ``time``, ``node`` and ``rank``."""
 
+TEXTS = frozenset(
+    "run stage backend backend_reason precision path reason code message level sentence".split()
+)
+"""Fields that are text. ``findings``, ``gpus`` and ``ranks`` are lists, all others numbers.
+
+Text and numbers may be null. Commands skip events with other values (toolkit/jobs/event_types.py).
+"""
+
 
 def format_event(kind: str, fields: dict[str, Any], *, time: float, node: int, rank: int) -> str:
     """Return an event as one line, without the line end.

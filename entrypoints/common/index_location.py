@@ -12,8 +12,19 @@ from __future__ import annotations
 from pathlib import Path
 
 INDEX_NAME = "index.parquet"
+INDEX_CHANNEL = "index"
 SHARDS_FOLDER = "shards"
 """Name of the folder that ``sm-train pack`` writes shards to."""
+
+
+def index_channel(channel: str) -> str:
+    """Return the name of the channel with the index of a channel of shards."""
+    return INDEX_CHANNEL if channel == "train" else f"{INDEX_CHANNEL}_{channel}"
+
+
+def find_index(folder: Path) -> Path | None:
+    """Return the index in the folder of an index channel, if there is one."""
+    return next(iter(sorted(folder.rglob("*.parquet"))), None)
 
 
 def index_path(shards: Path) -> Path:

@@ -26,6 +26,7 @@ Crop = Literal["center", "random"]
 Interpolation = Literal["bicubic", "bilinear"]
 DecodeMode = Literal["exact", "fast"]
 IccProfile = Literal["ignore", "srgb"]
+ExtraKind = Literal["image", "mask", "map", "array"]
 ReaderName = Literal["indexed", "webdataset"]
 PredictionType = Literal["v_prediction", "epsilon", "flow"]
 Sharding = Literal["none", "shard_grad_op", "full_shard", "hybrid_shard"]
@@ -46,12 +47,52 @@ class JobConfigError(ValueError):
 
 
 @dataclass(frozen=True)
+class CaptionSource:
+    """One of several captions of a sample: the file with the extension ``member``, or its JSON
+    ``field`` (captions.py).
+    """
+
+    member: str
+    field: str | None
+    weight: float
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A channel of shards with its weight in a mixture.
+
+    ``pipe`` is the command that prints one of its shards, as in :class:`DataConfig`.
+    """
+
+    channel: str
+    weight: float
+    pipe: str | None = None
+
+
+@dataclass(frozen=True)
+class ExtraConfig:
+    """A further file of each sample, with the extension ``member``, as a tensor.
+
+    ``shape`` is that of an array, without the batch.
+    """
+
+    name: str
+    member: str
+    kind: ExtraKind
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """How samples are read: ``image_key`` and ``caption_key`` are file extensions in a shard.
 
-    ``captions`` are (source, weight) pairs (captions.py); empty for ``caption_key``.
+    ``caption`` are the sources of a sample's captions; empty for ``caption_key``.
     ``transform`` is the ``module:function`` that changes a sample's files, None if there is none.
     With ``synthetic_samples`` each node generates so many samples instead of reading a channel.
+
+    ``sources`` are the channels that the stage mixes; none reads the channel ``train`` alone.
+
+    ``extras`` are further files of a sample, for the user's own loop.
 
     With the ``webdataset`` reader, ``epoch_samples`` are an epoch, ``shuffle_buffer`` the samples
     that a GPU shuffles, and ``pipe`` the command that prints a shard: ``{path}`` is its path,
@@ -66,7 +107,9 @@ class DataConfig:
     icc_profile: IccProfile
     aspect_buckets: bool
     max_bad_fraction: float
-    captions: tuple[tuple[str, float], ...] = ()
+    caption: tuple[CaptionSource, ...] = ()
+    sources: tuple[DataSource, ...] = ()
+    extras: tuple[ExtraConfig, ...] = ()
     flip: bool = False
     synthetic_samples: int = 0
     transform: str | None = None

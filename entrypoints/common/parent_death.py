@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from multiprocessing import parent_process
 from threading import Thread
@@ -36,3 +37,18 @@ def exit_with_launcher() -> None:
         os._exit(1)
 
     Thread(target=poll_launcher, daemon=True).start()
+
+
+def kill_group_after_parent(parent: int, grace: float) -> None:
+    """Kill this program's process group ``grace`` seconds after the process ``parent`` has ended.
+
+    The group is this program's own and holds whatever it has started.
+    """
+
+    def wait_and_kill() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL_SECONDS)
+        time.sleep(grace)
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    Thread(target=wait_and_kill, daemon=True).start()

@@ -125,3 +125,11 @@ class ResourceConfig:
     @property
     def node_rank(self) -> int:
         return self.hosts.index(self.current_host)
+
+
+def stays_below(name: str) -> bool:
+    """Return whether a file of this relative name lies below the folder that it is written to.
+
+    S3 accepts any text as a key, and whoever may write to a bucket chooses it.
+    """
+    return not name.startswith("/") and ".." not in name.split("/") and "\0" not in name

@@ -10,6 +10,8 @@ from types import FrameType
 
 _TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+_interrupted_by: list[int] = []
+
 
 class StopSignal:
     """Remembers a stop: requested, by a spot interruption or at the maximum runtime.
@@ -17,13 +19,15 @@ class StopSignal:
     It arrives as SIGTERM to this process or as the file ``request``, which the first process of a
     SageMaker container creates (estimators/request/entrypoint.py). A file also reaches processes
     that MPI started, and those that start after the signal. A second stop changes nothing, so it
-    cannot interrupt the last checkpoint.
+    cannot interrupt the last checkpoint. The first process of a Kubernetes or Slurm node starts the
+    launcher with SIGTERM blocked (:func:`block_signals`); one that arrived since is handled now.
     """
 
     def __init__(self, request: Path) -> None:
         self._request = request
         self._received = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        unblock_sigterm()
 
     @property
     def requested(self) -> bool:
@@ -41,6 +45,21 @@ class StopSignal:
 
 
 @contextmanager
+def block_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Block signals in this thread and, for good, in processes that it starts meanwhile."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def unblock_sigterm() -> None:
+    """Receive SIGTERM from now on, in a process that was started with it blocked."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+@contextmanager
 def raise_on_signals() -> Iterator[None]:
     """Turn the first termination signal into KeyboardInterrupt and ignore the rest.
 
@@ -49,12 +68,23 @@ def raise_on_signals() -> Iterator[None]:
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        record_interrupt(number)
         for handled in _handled_signals():
             signal.signal(handled, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     with _installed(interrupt):
         yield
+
+
+def record_interrupt(number: int) -> None:
+    """Record a signal that interrupts this program, before its exception, which may be dropped."""
+    _interrupted_by.append(number)
+
+
+def was_interrupted() -> bool:
+    """Return whether a signal has interrupted this program."""
+    return bool(_interrupted_by)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data.buffer_pool import BufferLayout, BufferPool, layout_bytes
-from sm_train.entrypoints.data.captions import choose_caption
+from sm_train.entrypoints.data.captions import choose_caption, describe_source
 from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.precomputed_latents import (
     PrecomputedLatents,
@@ -31,6 +31,7 @@ from sm_train.entrypoints.data.shard_reader import BadSample, SampleBytes, Submi
 from sm_train.entrypoints.data.tar_reader import TarError, sample_members
 from sm_train.entrypoints.data.transform import TransformError, apply_transform
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
+from sm_train.entrypoints.images.extra_decoder import decode_extra, extra_layout
 from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.images.image_header import DecodeError
 from torch import Tensor
@@ -87,9 +88,11 @@ class Reader(Protocol):
     """Chooses and reads a rank's samples; ``data.reader`` selects the implementation.
 
     ``position`` is where it starts. ``resume_warning`` is set if a resumed run does not continue
-    exactly, ``order_note`` if the order depends on the number of ranks: it says why.
+    exactly, and ``resume_code`` is the code of that event. ``order_note`` is set if the order
+    depends on the number of ranks: it says why.
     """
 
+    resume_code: ClassVar[str]
     position: DataPosition
     resume_warning: str | None
     order_note: str | None
@@ -128,6 +131,9 @@ class Batch:
     ``sizes`` (B, 4), int32, are the height and width of each original image and the top and left of
     its crop (:meth:`DecodeSpec.sizes`).
 
+    ``extras`` are further files of the samples, by name (:mod:`extra_decoder
+    <sm_train.entrypoints.images.extra_decoder>`).
+
     ``noise`` (kinds, B, C, h, w) is the model's. ``timestep_uniform`` and ``dropout_uniform``
     (B,), in (0, 1), choose the timesteps and the captions to drop:
     :mod:`sm_train.entrypoints.common.sample_rng`.
@@ -148,19 +154,26 @@ class Batch:
     text: Tensor | None = None
     pooled: Tensor | None = None
     tokens: tuple[NDArray[np.int64], ...] = ()
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that are set, in the order of :meth:`with_tensors`."""
-        tensors = (self.pixels, self.noise, self.sizes, self.moments, self.text, self.pooled)
-        return tuple(tensor for tensor in tensors if tensor is not None)
+        latents = (self.moments, self.text, self.pooled)
+        set_latents = (tensor for tensor in latents if tensor is not None)
+        return self.pixels, self.noise, self.sizes, *self.extras.values(), *set_latents
 
     def with_tensors(
-        self, pixels: Tensor, noise: Tensor = _EMPTY, sizes: Tensor = _EMPTY, *latents: Tensor
+        self, pixels: Tensor, noise: Tensor = _EMPTY, sizes: Tensor = _EMPTY, *others: Tensor
     ) -> Batch:
-        """Return the same batch with its tensors in other memory."""
-        moments, text, pooled = (*latents, None, None, None)[:3]
-        moved = replace(self, pixels=pixels, noise=noise, sizes=sizes)
+        """Return the same batch with its tensors in other memory.
+
+        ``others`` are the extras, then the latents; without them both become empty.
+        """
+        count = len(self.extras)
+        extras = dict(zip(self.extras, others[:count] or (_EMPTY,) * count, strict=True))
+        moments, text, pooled = (*others[count:], None, None, None)[:3]
+        moved = replace(self, pixels=pixels, noise=noise, sizes=sizes, extras=extras)
         return replace(moved, moments=moments, text=text, pooled=pooled)
 
     def pin_memory(self) -> Batch:
@@ -176,13 +189,18 @@ class _BatchSlot:
     pixels: Tensor
     noise: Tensor
     sizes: Tensor
+    extras: tuple[Tensor, ...]
     latents: tuple[Tensor, ...]
 
     def sample(self, row: int) -> _BatchSlot:
         """Return the memory of one sample of the batch."""
-        latents = tuple(tensor[row] for tensor in self.latents)
         return _BatchSlot(
-            self.decode_spec, self.pixels[row], self.noise[:, row], self.sizes[row], latents
+            self.decode_spec,
+            self.pixels[row],
+            self.noise[:, row],
+            self.sizes[row],
+            tuple(tensor[row] for tensor in self.extras),
+            tuple(tensor[row] for tensor in self.latents),
         )
 
 
@@ -229,7 +247,9 @@ class BatchPipeline:
         sizes = (batch, 4), torch.int32
         if self.precomputed is not None:
             return ((batch, 0), torch.uint8), noise, sizes, *self.precomputed.layout(batch)
-        return ((batch, spec.height, spec.width, 3), torch.uint8), noise, sizes
+        pixels = (batch, spec.height, spec.width, 3), torch.uint8
+        extras = (extra_layout(one, batch, spec) for one in self.config.extras)
+        return pixels, noise, sizes, *extras
 
     @property
     def batch_bytes(self) -> int:
@@ -241,6 +261,8 @@ class BatchPipeline:
     ) -> Iterator[Batch]:
         """Yield batches without end; ``ahead`` of them are decoded before they are requested."""
         raw_batches = self.reader.batches(read)
+        # The first batch does not wait until the samples of the next ones are read.
+        yield self._finish(self._start(next(raw_batches), decode, allocate))
         pending: deque[_PendingBatch] = deque()
         while True:
             while len(pending) <= ahead:
@@ -249,8 +271,12 @@ class BatchPipeline:
 
     def _start(self, raw: RawBatch, decode: Submit, allocate: BufferPool) -> _PendingBatch:
         """Start to decode a batch, in slices of a few samples."""
-        pixels, noise, sizes, *latents = allocate(self.layout(raw.shape))
-        slot = _BatchSlot(self.decode_specs[raw.shape], pixels, noise, sizes, tuple(latents))
+        pixels, noise, sizes, *others = allocate(self.layout(raw.shape))
+        # Either extras or latents.
+        extras, latents = (others, []) if self.precomputed is None else ([], others)
+        slot = _BatchSlot(
+            self.decode_specs[raw.shape], pixels, noise, sizes, tuple(extras), tuple(latents)
+        )
         slices = [
             decode(
                 self._decode_slice,
@@ -295,8 +321,10 @@ class BatchPipeline:
             self.rng.uniform(Purpose.TIMESTEP, raw.epoch, origins),
             self.rng.uniform(Purpose.CAPTION_DROPOUT, raw.epoch, origins),
             tokens=self._tokens(captions),
+            extras={one.name: _EMPTY for one in self.config.extras},
         )
-        return batch.with_tensors(slot.pixels, slot.noise, slot.sizes, *slot.latents)
+        others = (*slot.extras, *slot.latents)
+        return batch.with_tensors(slot.pixels, slot.noise, slot.sizes, *others)
 
     def _tokens(self, captions: list[str]) -> tuple[NDArray[np.int64], ...]:
         if self.tokenize is None or self.precomputed is not None:
@@ -332,8 +360,8 @@ class BatchPipeline:
                 members = apply_transform(self.config.transform, key, members)
             text = self._caption(epoch, sample, members)
             if text is None:
-                sources = [source for source, _ in self.config.captions]
-                missing = ", ".join(sources or [self.config.caption_key])
+                sources = map(describe_source, self.config.caption)
+                missing = ", ".join(sources) or self.config.caption_key
                 return BadSample(shard, key, "caption-missing", f"no {missing}")
             if self.precomputed is not None:
                 self._read_precomputed(self.precomputed, members, slot)
@@ -348,6 +376,20 @@ class BatchPipeline:
                 slot.pixels.copy_(slot.pixels.flip(1))
             sizes = slot.decode_spec.sizes(image, *key_of_crop, flipped=flipped)
             slot.sizes.copy_(torch.tensor(sizes))
+            for extra, out in zip(self.config.extras, slot.extras, strict=True):
+                content = members.get(extra.member)
+                if content is None:
+                    return BadSample(shard, key, "extra-missing", f"no {extra.member}")
+                decode_extra(
+                    self.decoders,
+                    extra,
+                    content,
+                    image,
+                    slot.decode_spec,
+                    out,
+                    *key_of_crop,
+                    flipped=flipped,
+                )
         except json.JSONDecodeError as error:
             return BadSample(shard, key, "json-invalid", str(error))
         except UnicodeDecodeError as error:
@@ -360,9 +402,9 @@ class BatchPipeline:
         self, epoch: int, sample: RawSample, members: Mapping[str, memoryview]
     ) -> str | None:
         """Return the sample's caption in this epoch; None if it has none."""
-        if self.config.captions:
+        if self.config.caption:
             uniform = self._uniform(Purpose.CAPTION, epoch, sample)
-            return choose_caption(members, self.config.captions, uniform)
+            return choose_caption(members, self.config.caption, uniform)
         caption = members.get(self.config.caption_key)
         return None if caption is None else bytes(caption).decode("utf-8")
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-JSON_PREFIX = "json."
-"""Sources that start with it are fields of the sample's ``.json`` member; dots lead deeper."""
+from sm_train.entrypoints.common.job_config import CaptionSource
 
 
 def choose_caption(
-    members: Mapping[str, memoryview], sources: Sequence[tuple[str, float]], uniform: float
+    members: Mapping[str, memoryview], sources: Sequence[CaptionSource], uniform: float
 ) -> str | None:
     """Return a caption of the sample; None if it has none of ``sources``.
 
-    ``sources`` are (source, weight): a member's extension, or a field of the JSON member. A field
-    that is a list of texts shares its weight among them. Weights of missing and empty captions do
-    not count. ``uniform``, in (0, 1), chooses.
+    A field that is a list of texts shares its weight among them. Weights of missing and empty
+    captions do not count. ``uniform``, in (0, 1), chooses.
 
     Raises:
         UnicodeDecodeError: a caption is not UTF-8.
-        json.JSONDecodeError: the JSON member is damaged.
+        json.JSONDecodeError: a JSON file is damaged.
     """
     captions = list(_captions(members, sources))
     target = uniform * sum(weight for _, weight in captions)
@@ -32,27 +31,46 @@ def choose_caption(
     return captions[-1][0] if captions else None
 
 
+def describe_source(source: CaptionSource) -> str:
+    """Return a source as the user knows it: ``txt``, or ``alt_text in json``."""
+    return source.member if source.field is None else f"{source.field} in {source.member}"
+
+
 def _captions(
-    members: Mapping[str, memoryview], sources: Sequence[tuple[str, float]]
+    members: Mapping[str, memoryview], sources: Sequence[CaptionSource]
 ) -> Iterator[tuple[str, float]]:
-    document: Any = None
-    if "json" in members and any(source.startswith(JSON_PREFIX) for source, _ in sources):
-        try:
-            document = json.loads(bytes(members["json"]))
-        except RecursionError:
-            raise ValueError("the JSON is nested too deeply") from None
-    for source, weight in sources:
-        if source.startswith(JSON_PREFIX):
-            value = _field(document, source.removeprefix(JSON_PREFIX).split("."))
+    documents = {
+        name: _document(members[name])
+        for name in {source.member for source in sources if source.field is not None}
+        if name in members
+    }
+    for source in sources:
+        if source.field is not None:
+            value = _field(documents.get(source.member), source.field)
         else:
-            value = bytes(members[source]).decode("utf-8") if source in members else None
+            content = members.get(source.member)
+            value = None if content is None else bytes(content).decode("utf-8")
         texts = value if isinstance(value, list) else [value]
         present = [text for text in texts if isinstance(text, str) and text.strip()]
         for text in present:
-            yield text, weight / len(present)
+            yield text, source.weight / len(present)
 
 
-def _field(document: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        document = document.get(name) if isinstance(document, dict) else None
+def _document(content: memoryview) -> Any:
+    try:
+        return json.loads(bytes(content))
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+    except ValueError as error:  # also of integers with thousands of digits
+        raise json.JSONDecodeError(str(error), "", 0) from None
+
+
+def _field(document: Any, field: str) -> Any:
+    """Return what ``field`` leads to, such as ``meta.texts[0]``; None if it does not exist."""
+    for name, number in re.findall(r"([^.\[\]]+)|\[(\d+)\]", field):
+        if number:
+            is_there = isinstance(document, list) and int(number) < len(document)
+            document = document[int(number)] if is_there else None
+        else:
+            document = document.get(name) if isinstance(document, dict) else None
     return document

@@ -19,6 +19,7 @@ from sm_train.entrypoints.data.batch_schedule import (
     StreamSchedule,
     longest_schedule_steps,
 )
+from sm_train.entrypoints.data.mixture import Mixture
 from sm_train.entrypoints.data.partition import (
     REPLICATED,
     UNASSIGNED,
@@ -54,17 +55,30 @@ class Epoch:
     """Epoch ``number`` of a data set.
 
     ``shard_sizes`` are the samples of each shard, int64 (num_shards,). Shards are read in ranges
-    of ``range_size`` samples.
+    of ``range_size`` samples. A ``mixture`` chooses the samples of each epoch.
     """
 
     shard_sizes: Ints
     range_size: int
     seed: int
     number: int
+    mixture: Mixture | None = None
 
     def all_ranges(self, shards: Ints) -> SampleRanges:
-        """Return the read ranges of ``shards``."""
+        """Return the epoch's read ranges in ``shards``."""
+        if self.mixture is None:
+            return self.whole_ranges(shards)
+        ranges = self.mixture.ranges(self.range_size, self.seed, self.number)
+        return ranges.select(np.isin(ranges.shard, shards))
+
+    def whole_ranges(self, shards: Ints) -> SampleRanges:
+        """Return the read ranges of ``shards``, whichever of them the epoch has."""
         return split_shards(self.shard_sizes, self.range_size, shards)
+
+    @property
+    def _sources(self) -> Ints | None:
+        """The source of each shard, int64 (num_shards,); None if there is only one."""
+        return None if self.mixture is None else self.mixture.source
 
     def remaining(
         self, segments: Iterable[EpochSegment], shapes: BatchShapes = single_batch_shape
@@ -105,13 +119,15 @@ class Epoch:
     ) -> StreamPartition:
         """Return what ``rank`` of all nodes reads of ``ranges`` in the global order."""
         seen = ranges.select(topology.owner[ranges.shard] != UNASSIGNED)
-        return stream_partition(seen, topology, rank, self.seed, self.number, segment)
+        key = (self.seed, self.number, segment)
+        return stream_partition(seen, topology, rank, *key, sources=self._sources)
 
     def node_partition(
         self, ranges: SampleRanges, topology: DataTopology, segment: int, node_rank: int
     ) -> NodePartition:
         """Return the part of ``ranges`` that one node reads in the segment of this number."""
-        return node_partition(ranges, topology, node_rank, self.seed, self.number, segment)
+        key = (self.seed, self.number, segment)
+        return node_partition(ranges, topology, node_rank, *key, sources=self._sources)
 
 
 @dataclass(frozen=True)

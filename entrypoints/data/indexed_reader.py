@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from sm_train.entrypoints.data.batches import RawBatch, RawSample
@@ -38,6 +39,8 @@ Reading a block of 256 MiB takes half a minute at 30 ms for each request of 128 
 
 class IndexedReader:
     """Reads the samples of a :class:`~sm_train.entrypoints.data.shard_catalog.ShardCatalog`."""
+
+    resume_code: ClassVar[str] = "data-resharded"
 
     def __init__(
         self,
@@ -77,10 +80,15 @@ class IndexedReader:
             saved = SamplerState.from_bytes(state)
             start, self.resume_warning = saved.resume(catalog.digest, seed, range_size, topology)
         self.sampler = Sampler(
-            catalog.shard_sizes, start, rank.node_rank, rank.local_rank, catalog.shapes
+            catalog.shard_sizes,
+            start,
+            rank.node_rank,
+            rank.local_rank,
+            catalog.shapes,
+            catalog.mixture,
         )
         self.position = start.position
-        self._shards = ShardReader(catalog.paths, catalog.offsets)
+        self._shards = ShardReader(catalog.paths, catalog.offsets, catalog.mixture)
 
     def batches(self, read: Submit) -> Iterator[RawBatch]:
         """Yield the raw samples of each batch of all passes, from the first one.
@@ -125,7 +133,7 @@ class IndexedReader:
         return self._shards.shard_name(shard)
 
     def epoch_size(self, epoch: int) -> EpochSize:
-        """Return the size of an epoch, or of what is left of it after the topology changed."""
+        """Return the size of an epoch, or of its remainder after the topology changed."""
         return self.sampler.epoch_size(epoch)
 
     def state_at(self, position: DataPosition) -> bytes:

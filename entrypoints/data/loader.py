@@ -11,11 +11,13 @@ how many are made ahead through a semaphore, and raises the limit when it has to
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Semaphore
 from weakref import WeakValueDictionary
@@ -24,6 +26,7 @@ import torch
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.parent_death import exit_with_parent
 from sm_train.entrypoints.common.sample_rng import SampleRng
+from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes
 from sm_train.entrypoints.data.batches import Batch, BatchPipeline, Reader, Tokenize
 from sm_train.entrypoints.data.buffer_pool import (
@@ -167,6 +170,19 @@ def _start_process(_: int) -> None:
     exit_with_parent()
 
 
+def start_fork_server() -> None:
+    """Start the process that forks the loader's process, which imports what that one needs.
+
+    Its imports take seconds of CPU time, and run while the trainer builds the model. Where it does
+    not find the bundle's modules, the loader's process imports them.
+    """
+    torch.multiprocessing.set_forkserver_preload(["torch.utils.data", __name__])
+    resource_tracker.ensure_running()  # unblocks signals when it starts
+    # Slurm sends SIGTERM to all processes, of which the trainer handles it.
+    with block_signals(signal.SIGTERM):
+        forkserver.ensure_running()
+
+
 def open_loader(
     shards: ShardCatalog | ShardStream,
     rank: DataRank,
@@ -193,8 +209,8 @@ def open_loader(
         DataError: the configuration does not fit the shards, or ``state`` is of another reader.
     """
     precomputed = PrecomputedLatents.from_options(shards.options, resolution)
-    if precomputed is not None and (config.flip or config.captions):
-        key = "flip" if config.flip else "captions"
+    if precomputed is not None and (config.flip or config.caption or config.extras):
+        key = "flip" if config.flip else "caption" if config.caption else "extras"
         raise DataError(
             f"data.{key}: the shards hold latents of {resolution} px, of the image as it is "
             "and of one caption; pack the shards without latents, or leave the key out"
@@ -236,6 +252,8 @@ def open_loader(
     pipeline = BatchPipeline(
         reader, config, batch_size, decode_specs, rng or SampleRng(seed), precomputed, tokenize
     )
+    if decode_workers:
+        start_fork_server()
     affordable = _PREFETCH_BYTES // (batch_size * resolution * resolution * 3)
     max_depth = max(FIRST_DEPTH, min(MAX_DEPTH, affordable))
     return Loader(pipeline, decode_workers, max_depth, pin_memory=pin_memory)

@@ -27,6 +27,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import Ints, hash64, random_below, seeded_permutation
+from sm_train.entrypoints.data.mixture import spread_sources
 from sm_train.entrypoints.data.sample_ranges import SampleRanges, merge
 
 UNASSIGNED, REPLICATED = -1, -2
@@ -299,10 +300,17 @@ class StreamPartition:
 
 
 def stream_partition(
-    ranges: SampleRanges, topology: DataTopology, rank: int, *key: int
+    ranges: SampleRanges,
+    topology: DataTopology,
+    rank: int,
+    *key: int,
+    sources: Ints | None = None,
 ) -> StreamPartition:
-    """Return what ``rank`` of all nodes reads of ``ranges`` in the global order of ``key``."""
-    order = seeded_permutation(len(ranges.shard), *key, _GLOBAL_KEY)
+    """Return what ``rank`` of all nodes reads of ``ranges`` in the global order of ``key``.
+
+    ``sources`` is the source of each shard, int64 (num_shards,).
+    """
+    order = _shuffled_ranges(ranges, sources, *key, _GLOBAL_KEY)
     count = topology.streams // topology.world_size
     return StreamPartition(
         ranges.select(order),
@@ -332,19 +340,34 @@ class NodePartition:
 
 
 def node_partition(
-    ranges: SampleRanges, topology: DataTopology, node_rank: int, *key: int
+    ranges: SampleRanges,
+    topology: DataTopology,
+    node_rank: int,
+    *key: int,
+    sources: Ints | None = None,
 ) -> NodePartition:
     """Return the part of ``ranges`` that one node reads, shuffled by ``key``.
 
     That is the ranges of the shards that it owns, and its slice of those of replicated shards.
+    ``sources`` is the source of each shard, int64 (num_shards,).
     """
     owner = topology.owner[ranges.shard]  # of each range
     replicated = ranges.select(owner == REPLICATED)
+    if sources is not None and len(replicated.shard):
+        # The slices of all nodes have the share of each source.
+        whole = np.arange(len(replicated.shard))
+        replicated = replicated.select(spread_sources(whole, sources[replicated.shard], *key))
     first, stop = topology.replicated_slice(replicated.num_samples, node_rank)
     node_ranges = merge([ranges.select(owner == node_rank), replicated.slice(first, stop)])
     key = (*key, node_rank)
-    order = seeded_permutation(len(node_ranges.shard), *key, _RANGES_KEY)
+    order = _shuffled_ranges(node_ranges, sources, *key, _RANGES_KEY)
     return NodePartition(node_ranges.select(order), key)
+
+
+def _shuffled_ranges(ranges: SampleRanges, sources: Ints | None, *key: int) -> Ints:
+    """Return an order of ``ranges``, int64 (num_ranges,), with their sources spread evenly."""
+    order = seeded_permutation(len(ranges.shard), *key)
+    return order if sources is None else spread_sources(order, sources[ranges.shard], *key)
 
 
 def padding_partition(

@@ -26,6 +26,7 @@ from sm_train.entrypoints.data.epoch import (
     single_batch_shape,
     uninterrupted_epoch_size,
 )
+from sm_train.entrypoints.data.mixture import Mixture
 from sm_train.entrypoints.data.partition import (
     REPLICATED,
     DataTopology,
@@ -145,7 +146,10 @@ class SamplerState:
         epoch = self.position.epoch
         if (digest, seed) != (self.digest, self.seed):
             restarted = SamplerState(digest, seed, range_size, DataPosition(epoch), topology)
-            return restarted, f"the shards or the seed changed: epoch {epoch} restarts"
+            return (
+                restarted,
+                f"the shards, their weights or the seed changed: epoch {epoch} restarts",
+            )
         if topology.equals(self.topology):
             return self, None
         read = self.position.step * self.topology.world_size * self.topology.batch_size
@@ -213,7 +217,8 @@ class EpochPass:
 class Sampler:
     """Yields everything that one rank reads, starting at ``state``.
 
-    ``shard_sizes`` are the samples of each shard, int64 (num_shards,).
+    ``shard_sizes`` are the samples of each shard, int64 (num_shards,). A ``mixture`` chooses the
+    samples of each epoch.
     """
 
     shard_sizes: Ints
@@ -221,11 +226,14 @@ class Sampler:
     node_rank: int
     local_rank: int
     shapes: BatchShapes = single_batch_shape
+    mixture: Mixture | None = None
 
     def epoch_size(self, epoch: int) -> EpochSize:
         """Return the size of an epoch, or of the rest of the epoch that the state is in."""
         if self._is_resharded(epoch):
             return epoch_size(self._resharded_ranges, self.state.topology)
+        if self.mixture is not None:
+            return epoch_size(self._all_ranges(self._epoch(epoch)), self.state.topology)
         return uninterrupted_epoch_size(self.shard_sizes, self.state.topology)
 
     def passes(self) -> Iterator[EpochPass]:
@@ -271,7 +279,7 @@ class Sampler:
     def _stream_schedule(self, number: int) -> StreamSchedule:
         """Return what this rank reads in an epoch whose order is global."""
         topology, epoch = self.state.topology, self._epoch(number)
-        segment, ranges = 0, epoch.all_ranges(np.arange(len(self.shard_sizes)))
+        segment, ranges = 0, self._all_ranges(epoch)
         if self._is_resharded(number):
             segment, ranges = len(self.state.finished_segments), self._resharded_ranges
         rank = self.node_rank * topology.local_world_size + self.local_rank
@@ -287,25 +295,31 @@ class Sampler:
         topology, epoch = self.state.topology, self._epoch(number)
         resharded = self._is_resharded(number)
         segment = len(self.state.finished_segments) if resharded else 0
-        ranges = self._resharded_ranges if resharded else self._node_ranges(epoch)
+        ranges = self._resharded_ranges if resharded else epoch.all_ranges(self._node_shards)
         node = epoch.node_partition(ranges, topology, segment, self.node_rank)
         partition = node.rank_partition(self.local_rank, topology)
         if partition.num_samples:
             return partition, True
         key = (epoch.seed, number, segment, self.node_rank)
-        return padding_partition(self._node_ranges(epoch), topology, self.local_rank, *key), False
+        whole = epoch.whole_ranges(self._node_shards)
+        return padding_partition(whole, topology, self.local_rank, *key), False
 
     def _is_resharded(self, epoch: int) -> bool:
         """Return whether only a part of ``epoch`` is left, because the topology changed in it."""
         return epoch == self.state.position.epoch and bool(self.state.finished_segments)
 
     def _epoch(self, number: int) -> Epoch:
-        return Epoch(self.shard_sizes, self.state.range_size, self.state.seed, number)
+        state = self.state
+        return Epoch(self.shard_sizes, state.range_size, state.seed, number, self.mixture)
 
-    def _node_ranges(self, epoch: Epoch) -> SampleRanges:
-        """Return every read range that this node may read."""
+    def _all_ranges(self, epoch: Epoch) -> SampleRanges:
+        return epoch.all_ranges(np.arange(len(self.shard_sizes)))
+
+    @cached_property
+    def _node_shards(self) -> Ints:
+        """The shards that this node may read, int64 (n,)."""
         owner = self.state.topology.owner
-        return epoch.all_ranges(np.flatnonzero((owner == self.node_rank) | (owner == REPLICATED)))
+        return np.flatnonzero((owner == self.node_rank) | (owner == REPLICATED))
 
     @cached_property
     def _resharded_ranges(self) -> SampleRanges:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -23,9 +23,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.job_config import DataSource
 from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.data.aspect_buckets import SampleShapes, nearest_shape
 from sm_train.entrypoints.data.epoch import BatchShapes
+from sm_train.entrypoints.data.mixture import Mixture
 from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology
 from sm_train.entrypoints.data.shard_format import ShardError, find_shards
 from sm_train.entrypoints.data.shard_index import ShardIndex
@@ -72,7 +74,8 @@ class ShardCatalog:
     (num_shards,), the nodes that read them (:mod:`~sm_train.entrypoints.data.partition`).
     ``paths`` has the shards that this node reads. ``damage`` is what this rank's scan found: a
     shard's name and a line. ``seconds`` is the time that building took. ``digest`` identifies the
-    data set; ``options`` are those that it was packed with.
+    data set; ``options`` are those that it was packed with. The shards of several sources are a
+    ``mixture``.
     """
 
     shard_sizes: Ints
@@ -86,6 +89,7 @@ class ShardCatalog:
     seconds: float
     indexed: bool
     options: dict[str, Any]
+    mixture: Mixture | None = None
 
 
 def build_catalog(
@@ -126,6 +130,81 @@ def build_catalog(
         indexed=index is not None,
         options=listing.options,
     )
+
+
+def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]) -> ShardCatalog:
+    """Return the catalog of a mixture of ``sources``, which have these catalogs.
+
+    Without ``sources`` it is the only one of ``catalogs``.
+    """
+    if not sources:
+        [only] = catalogs
+        return only
+    mixture = Mixture(
+        tuple(source.channel for source in sources),
+        tuple(source.weight for source in sources),
+        tuple(catalog.shard_sizes for catalog in catalogs),
+    )
+    each = list(zip(catalogs, mixture.copies, mixture.first_shards.tolist(), strict=True))
+    weights = [(source.channel, source.weight) for source in sources]
+    latents = [catalog.options.get("latents") for catalog in catalogs]
+    return ShardCatalog(
+        shard_sizes=np.concatenate([np.tile(one.shard_sizes, copies) for one, copies, _ in each]),
+        owner=np.concatenate([np.tile(one.owner, copies) for one, copies, _ in each]),
+        total_bytes=sum(one.total_bytes * copies for one, copies, _ in each),
+        digest=hashlib.sha256(
+            repr(([one.digest for one in catalogs], weights)).encode()
+        ).hexdigest()[:16],
+        paths={
+            first + copy * len(one.shard_sizes) + number: path
+            for one, copies, first in each
+            for number, path in one.paths.items()
+            for copy in range(copies)
+        },
+        offsets=_MixedOffsets(mixture, tuple(one.offsets for one in catalogs)),
+        shapes=_MixedShapes(mixture, tuple(one.shapes for one in catalogs)),
+        damage=tuple(line for one in catalogs for line in one.damage),
+        seconds=sum(one.seconds for one in catalogs),
+        indexed=all(one.indexed for one in catalogs),
+        # Latents are used if all sources have the same: images and latents do not mix.
+        options={"latents": latents[0] if all(one == latents[0] for one in latents) else None},
+        mixture=mixture,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _MixedOffsets:
+    """Finds the samples of a mixture's shards by the ``offsets`` of its sources."""
+
+    mixture: Mixture
+    offsets: tuple[SampleOffsets, ...]
+
+    def __call__(self, shard: int) -> tuple[Ints, Ints]:
+        source = int(self.mixture.source[shard])
+        return self.offsets[source](int(self.mixture.original[shard]))
+
+
+@dataclass(frozen=True, eq=False)
+class _MixedShapes:
+    """Chooses the batch shapes of a mixture's samples by the ``shapes`` of its sources."""
+
+    mixture: Mixture
+    shapes: tuple[BatchShapes, ...]
+
+    def __call__(self, topology: DataTopology, shards: Ints) -> SampleShapes | None:
+        if not topology.shapes:
+            return None
+        first = np.full(len(self.mixture.source), -1)
+        numbers, end = [np.zeros(0, np.int16)], 0
+        for number, shapes in enumerate(self.shapes):
+            copies = shards[self.mixture.source[shards] == number]
+            originals = self.mixture.original[copies]
+            found = shapes(topology, np.unique(originals))
+            assert found is not None
+            first[copies] = found.first[originals] + end
+            numbers.append(found.numbers)
+            end += len(found.numbers)
+        return SampleShapes(first, np.concatenate(numbers), len(topology.shapes))
 
 
 ShardNames: TypeAlias = list[str] | pa.Array

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.data.mixture import Mixture
 from sm_train.entrypoints.data.shard_catalog import SampleOffsets
 
 Submit = Callable[..., Future[Any]]
@@ -51,10 +52,14 @@ class _ReadRange:
 
 @dataclass(frozen=True)
 class ShardReader:
-    """Reads samples of the shards of this node; ``paths`` are by shard number."""
+    """Reads samples of the shards of this node; ``paths`` are by shard number.
+
+    The names of shards of a ``mixture`` include their channel.
+    """
 
     paths: dict[int, Path]
     offsets: SampleOffsets
+    mixture: Mixture | None = None
 
     def read(self, shard: int, sample: int) -> SampleBytes:
         """Read one sample."""
@@ -86,7 +91,8 @@ class ShardReader:
 
     def shard_name(self, shard: int) -> str:
         """Return a shard's file name."""
-        return self.paths[shard].name
+        name = self.paths[shard].name
+        return name if self.mixture is None else f"{self.mixture.channel(shard)}/{name}"
 
     def _read_ranges(self, shards: Ints, samples: Ints) -> Iterator[_ReadRange]:
         """Group a request into ranges of consecutive samples."""

@@ -59,8 +59,8 @@ class TarScan:
 
     Sample ``i`` has the key ``keys[i]`` and lies in the bytes ``starts[i]``:``stops[i]``, both
     int64 (num_samples,). ``wanted[i]`` is the start and the stop of the data of its first file
-    with a wanted extension, (0, 0) if it has none. ``end`` is the offset at which the scan ended:
-    of the end mark, if there is one.
+    with a wanted extension, (0, 0) if it has none; ``extensions[i]`` are those of all its files.
+    ``end`` is the offset at which the scan ended: of the end mark, if there is one.
 
     ``damage`` has a line for each place where something was lost. ``irregularities`` has a line
     for each fault that loses nothing: a file name used twice in a row, half an end mark.
@@ -74,6 +74,7 @@ class TarScan:
     end: int
     damage: tuple[str, ...]
     irregularities: tuple[str, ...]
+    extensions: tuple[tuple[str, ...], ...]
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -236,7 +237,10 @@ class _Scanner:
         starts: list[int] = []
         stops: list[int] = []
         wanted_data: list[tuple[int, int]] = []
-        extensions = set[str]()
+        of_samples: list[tuple[str, ...]] = []
+        # Most samples have the same extensions: each combination is kept once.
+        combinations: dict[tuple[str, ...], tuple[str, ...]] = {}
+        extensions: dict[str, None] = {}
         for file in self._files():
             key, extension = split_name(file.name)
             same_key = bool(keys) and key == keys[-1]
@@ -249,9 +253,12 @@ class _Scanner:
                 starts.append(file.start)
                 stops.append(file.stop)
                 wanted_data.append((0, 0))
+                of_samples.append(())
                 extensions.clear()
             stops[-1] = file.stop
-            extensions.add(extension)
+            extensions[extension] = None
+            combination = tuple(extensions)
+            of_samples[-1] = combinations.setdefault(combination, combination)
             if extension in wanted and wanted_data[-1] == (0, 0):
                 wanted_data[-1] = file.data
         return TarScan(
@@ -263,6 +270,7 @@ class _Scanner:
             self._end,
             tuple(self._damage),
             tuple(self._irregularities),
+            tuple(of_samples),
         )
 
     def _files(self) -> Iterator[_Member]:

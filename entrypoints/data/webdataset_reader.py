@@ -17,18 +17,19 @@ import json
 import os
 import shlex
 import tarfile
-import time
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from sm_train.entrypoints.common.job_config import DataConfig
-from sm_train.entrypoints.common.rng import hash64
+from sm_train.entrypoints.common.job_config import DataConfig, DataSource
+from sm_train.entrypoints.common.rng import hash64, random_below
 from sm_train.entrypoints.data.batches import RawBatch, RawSample, SampleMembers
 from sm_train.entrypoints.data.epoch import EpochSize
+from sm_train.entrypoints.data.mixture import cumulative_weights
 from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.data.shard_catalog import AllGather, DataError, DataRank
 from sm_train.entrypoints.data.shard_format import END_MARK, find_shards
@@ -46,6 +47,9 @@ The first chunks are smaller, so that the first batch does not wait for more tha
 _MAX_FAILURES = 64
 """Errors without a sample in between, after which a stream gives up."""
 
+_SOURCE_KEY = 1
+"""Purpose of the random numbers that choose a source."""
+
 _PIPE = "pipe:"
 """Begins the URL of a command."""
 
@@ -54,15 +58,17 @@ _PIPE = "pipe:"
 class ShardStream:
     """The shards that this node sees: number → path, and number → name below the channel.
 
-    All nodes number the shards of all nodes alike. ``digest`` identifies their names. ``options``
-    are empty: what the shards were packed with is in the index.
+    All nodes number the shards of all nodes alike, ``count`` in total. ``digest`` identifies their
+    names. ``options`` are empty: what the shards were packed with is in the index. A mixture has
+    the first shard of each of its ``sources``; there are none without one.
     """
 
     paths: dict[int, Path]
     names: dict[int, str]
+    count: int
     digest: str
-    seconds: float
     options: dict[str, Any] = field(default_factory=dict)
+    sources: tuple[tuple[int, DataSource], ...] = ()
 
 
 def list_stream(channel: Path, rank: DataRank, all_gather: AllGather) -> ShardStream:
@@ -71,7 +77,6 @@ def list_stream(channel: Path, rank: DataRank, all_gather: AllGather) -> ShardSt
     Raises:
         DataError: a node sees no shard; raised on all ranks.
     """
-    started = time.monotonic()
     visible = find_shards(channel)
     listings = all_gather((rank.node_rank, sorted(visible) if rank.local_rank == 0 else None))
     names: set[str] = set()
@@ -85,7 +90,27 @@ def list_stream(channel: Path, rank: DataRank, all_gather: AllGather) -> ShardSt
     digest = hashlib.sha256("\n".join(numbers).encode()).hexdigest()[:16]
     paths = {numbers[name]: path for name, path in visible.items()}
     own = {numbers[name]: name for name in visible}
-    return ShardStream(paths, own, digest, time.monotonic() - started)
+    return ShardStream(paths, own, len(numbers), digest)
+
+
+def mix_streams(streams: Sequence[ShardStream], sources: Sequence[DataSource]) -> ShardStream:
+    """Return a mixture of ``sources``, which have these streams.
+
+    Without ``sources`` it is the only one of ``streams``.
+    """
+    if not sources:
+        [only] = streams
+        return only
+    firsts = [0, *accumulate(stream.count for stream in streams)]
+    numbered = list(zip(streams, firsts, strict=False))
+    digests = repr([stream.digest for stream in streams])
+    return ShardStream(
+        {first + number: path for one, first in numbered for number, path in one.paths.items()},
+        {first + number: name for one, first in numbered for number, name in one.names.items()},
+        firsts[-1],
+        hashlib.sha256(digests.encode()).hexdigest()[:16],
+        sources=tuple(zip(firsts, sources, strict=False)),
+    )
 
 
 class WebDatasetReader:
@@ -93,6 +118,8 @@ class WebDatasetReader:
 
     ``data.epoch_samples`` of the run file are an epoch; it only numbers them.
     """
+
+    resume_code: ClassVar[str] = "data-not-exact"
 
     def __init__(
         self,
@@ -118,11 +145,21 @@ class WebDatasetReader:
         self._first = 0 if state is None else _samples_read(state) // self._global_batch
         self.position = DataPosition(*divmod(self._first, self._steps))
         self._shuffle_buffer = config.shuffle_buffer
-        self._names = shards.names
-        self._urls = {
-            _url(path, shards.names[number], config.pipe): number
-            for number, path in sorted(shards.paths.items())
+        self._names = {
+            number: f"{channel}/{name}" if (channel := _channel(shards, number)) else name
+            for number, name in shards.names.items()
         }
+        sources = shards.sources or ((0, DataSource("train", 1.0, config.pipe)),)
+        self._weights = cumulative_weights([source.weight for _, source in sources])
+        ends = [*(first for first, _ in sources[1:]), shards.count]
+        self._urls = [
+            {
+                _url(shards.paths[number], shards.names[number], source.pipe): number
+                for number in range(first, end)
+                if number in shards.paths
+            }
+            for (first, source), end in zip(sources, ends, strict=True)
+        ]
         self.resume_warning: str | None = None
         if state is not None:
             self.resume_warning = (
@@ -135,9 +172,7 @@ class WebDatasetReader:
 
     def batches(self, read: Submit) -> Iterator[RawBatch]:
         """Yield batches without end, from as many streams as there are shards, up to a limit."""
-        number_of_streams = min(STREAMS, len(self._urls))
-        streams = [self._stream(number, number_of_streams) for number in range(number_of_streams)]
-        samples = _interleave(streams, read)
+        samples = self._mix([self._source(number, read) for number in range(len(self._urls))])
         for number in count(self._first):
             # Another sample may have the same key, and the same sample returns.
             epoch = number * self._world_size + self._rank
@@ -150,12 +185,33 @@ class WebDatasetReader:
                 replacement=lambda row, attempt: next(samples),
             )
 
-    def _stream(self, number: int, of: int) -> Iterator[RawSample]:
-        # A signed 63-bit number suits all generators. The streams of GPUs, and those after a
-        # resume, differ.
-        seed = int(hash64(self._seed, self._rank, self._first, number)) >> 1
-        buffer = max(1, self._shuffle_buffer // of)
-        return _samples(self._urls, self._names, seed, buffer)
+    def _mix(self, sources: list[Iterator[RawSample]]) -> Iterator[RawSample]:
+        """Yield samples of the sources by weight; the choice depends on seed and sample only."""
+        if len(sources) == 1:
+            yield from sources[0]
+        for number in count(self._first * self._batch_size):
+            uniform = random_below(2**53, self._seed, self._rank, number, _SOURCE_KEY) / 2**53
+            yield next(sources[bisect_right(self._weights, uniform, hi=len(sources) - 1)])
+
+    def _source(self, source: int, read: Submit) -> Iterator[RawSample]:
+        """Yield the samples of a source without end, of several shards at a time."""
+        urls = self._urls[source]
+        streams = min(STREAMS, len(urls))
+        buffer = max(1, self._shuffle_buffer // (streams * len(self._urls)))
+        return _interleave(
+            [
+                # A signed 63-bit number suits all generators. The streams of GPUs, and those after
+                # a resume, differ.
+                _samples(
+                    urls,
+                    self._names,
+                    int(hash64(self._seed, self._rank, self._first, number, source)) >> 1,
+                    buffer,
+                )
+                for number in range(streams)
+            ],
+            read,
+        )
 
     def shard_name(self, shard: int) -> str:
         """Return a shard's file name."""
@@ -191,6 +247,12 @@ def _samples_read(state: bytes) -> int:
 def is_stream_state(state: bytes) -> bool:
     """Return whether :meth:`WebDatasetReader.state_at` wrote ``state``."""
     return state.startswith(b"{")
+
+
+def _channel(shards: ShardStream, number: int) -> str:
+    """Return the channel of a mixture's shard; empty without a mixture."""
+    firsts = [first for first, _ in shards.sources]
+    return shards.sources[bisect_right(firsts, number) - 1][1].channel if firsts else ""
 
 
 def _url(path: Path, name: str, pipe: str | None) -> str:

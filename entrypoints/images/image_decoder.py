@@ -72,8 +72,8 @@ class DecodeSpec:
             DecodeError: the image is damaged, of an unknown format, or too large.
         """
         header = read_header(content)
-        _check_pixel_count(header.height, header.width)
-        box = _stored_box(_crop_box(header, self, self._crop_position(key)), header)
+        check_pixel_count(header.height, header.width)
+        box = _stored_box(_crop_box(header.displayed_size, self, self._crop_position(key)), header)
         # Crop and scale come before turning, because turning the small result is cheaper.
         is_transposed = header.orientation >= 5
         height, width = (self.width, self.height) if is_transposed else (self.height, self.width)
@@ -84,7 +84,7 @@ class DecodeSpec:
             return
         scaled = torch.empty((height, width, 3), dtype=torch.uint8)
         _scale(pixels, box, factor, scaled, self.mode)
-        out.copy_(_apply_orientation(scaled, header.orientation))
+        out.copy_(apply_orientation(scaled, header.orientation))
 
     def sizes(
         self, content: bytes | memoryview, *key: int, flipped: bool = False
@@ -100,11 +100,16 @@ class DecodeSpec:
             DecodeError: the image's header is damaged.
         """
         header = read_header(content)
-        box = _crop_box(header, self, self._crop_position(key))
+        box = _crop_box(header.displayed_size, self, self._crop_position(key))
         top = round(box.top * self.height / box.height)
         height, width = header.displayed_size
         left = width - box.left - box.width if flipped else box.left
         return height, width, top, round(left * self.width / box.width)
+
+    def crop_of(self, size: tuple[int, int], *key: int) -> tuple[int, int, int, int]:
+        """Return top, left, height and width of the crop of an upright image of ``size``."""
+        box = _crop_box(size, self, self._crop_position(key))
+        return box.top, box.left, box.height, box.width
 
     def _crop_position(self, key: tuple[int, ...]) -> float:
         """Return where the crop lies along the longer side: 0 at the start, 1 at the end."""
@@ -144,12 +149,12 @@ class _Box:
     width: int
 
 
-def _crop_box(header: ImageHeader, spec: DecodeSpec, position: float) -> _Box:
-    """Return the largest box of the spec's shape in the upright image.
+def _crop_box(size: tuple[int, int], spec: DecodeSpec, position: float) -> _Box:
+    """Return the largest box of the spec's shape in an upright image of height and width ``size``.
 
     ``position`` is where it lies along the longer side, from 0 to 1.
     """
-    full_height, full_width = header.displayed_size
+    full_height, full_width = size
     height = min(full_height, max(1, round(full_width * spec.height / spec.width)))
     width = min(full_width, max(1, round(full_height * spec.width / spec.height)))
     top, left = int((full_height - height) * position), int((full_width - width) * position)
@@ -211,7 +216,12 @@ def _decode_jpeg(content: bytes | memoryview, header: ImageHeader, factor: int) 
     return pixels
 
 
-def _check_pixel_count(height: int, width: int) -> None:
+def check_pixel_count(height: int, width: int) -> None:
+    """Reject an image with more than :data:`MAX_PIXELS`.
+
+    Raises:
+        DecodeError: it has more.
+    """
     if height * width > MAX_PIXELS:
         raise DecodeError("image-bomb", f"{width} × {height} pixels; {MAX_PIXELS:,} at most")
 
@@ -245,7 +255,7 @@ def _decode_with_pillow(content: bytes | memoryview, *, to_srgb: bool) -> Pixels
     """Decode an image of any format: RGB pixels (H, W, 3) as stored."""
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code in the process may have set it
     with open_image(content) as image:
-        _check_pixel_count(image.height, image.width)
+        check_pixel_count(image.height, image.width)
         try:
             return np.array(to_rgb(image, to_srgb=to_srgb))
         except (MemoryError, DecodeError):
@@ -285,7 +295,7 @@ _MIRRORED_AXES = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
 """The axes that each EXIF orientation mirrors, after orientations 5 to 8 transpose the image."""
 
 
-def _apply_orientation(pixels: Tensor, orientation: int) -> Tensor:
-    """Apply an EXIF orientation to pixels (H, W, 3)."""
+def apply_orientation(pixels: Tensor, orientation: int) -> Tensor:
+    """Apply an EXIF orientation to pixels (H, W, …)."""
     transposed = pixels.transpose(0, 1) if orientation >= 5 else pixels
     return transposed.flip(_MIRRORED_AXES.get(orientation, ()))

@@ -7,7 +7,6 @@ JSON alone, without PyTorch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sm_train.entrypoints.common.job_config import ModelConfig
@@ -18,10 +17,13 @@ from sm_train.entrypoints.models.component_files import (
     read_json,
     read_shapes,
 )
-from sm_train.entrypoints.models.components import numbered_component
+from sm_train.entrypoints.models.components import downsampling, numbered_component
 from sm_train.entrypoints.models.model_manifest import manifest_problems
-
-SCHEDULER_CONFIG = "scheduler/scheduler_config.json"
+from sm_train.entrypoints.models.noise_settings import (
+    SCHEDULER_CONFIG,
+    ContradictionError,
+    noise_settings,
+)
 
 TRANSFORMER, UNET = "transformer", "unet"
 """Folder names of a network in diffusers' layout."""
@@ -50,117 +52,6 @@ _DEFAULTS = {
 }
 """Diffusers' values of keys that older configurations lack."""
 
-_SCHEDULE_KEYS = (
-    "num_train_timesteps",
-    "beta_schedule",
-    "beta_start",
-    "beta_end",
-    "trained_betas",
-    "clip_sample",
-)
-"""Keys of a scheduler's configuration that define the noise levels."""
-
-
-@dataclass(frozen=True)
-class NoiseSettings:
-    """What the network learns: from the run file, the pretrained scheduler or the preset.
-
-    ``schedule`` holds the arguments of diffusers' scheduler, empty for a flow. ``shift`` is None
-    for the default of the resolution.
-    """
-
-    prediction_type: str
-    schedule: Mapping[str, Any]
-    zero_terminal_snr: bool
-    shift: float | None
-
-
-class ContradictionError(ValueError):
-    """The run file contradicts the pretrained model; the message is one line with the fix."""
-
-
-def noise_settings(
-    preset: Mapping[str, Any], model: ModelConfig, scheduler: Mapping[str, Any] | None
-) -> NoiseSettings:
-    """Return what to train; ``scheduler`` is the configuration of a pretrained network's.
-
-    Raises:
-        ContradictionError: the run file or the preset contradicts the scheduler.
-    """
-    if scheduler is None:
-        return NoiseSettings(
-            model.prediction_type or preset["prediction_type"],
-            preset.get("diffusion", {}),
-            bool(model.zero_terminal_snr),
-            model.timestep_shift,
-        )
-    prediction_type = _prediction_type(scheduler)
-    _require_equal("prediction_type", model.prediction_type, prediction_type)
-    _require_supported(preset, prediction_type)
-    if prediction_type == "flow":
-        return _flow_settings(model, scheduler)
-    zero_snr = scheduler.get("rescale_betas_zero_snr")
-    _require_equal("zero_terminal_snr", model.zero_terminal_snr, zero_snr)
-    zero_terminal_snr = bool(model.zero_terminal_snr or zero_snr)
-    if zero_terminal_snr and prediction_type == "epsilon":
-        raise ContradictionError(
-            "model.zero_terminal_snr: needs v_prediction, and the pretrained model predicts "
-            "epsilon; remove it or use other components"
-        )
-    if zero_terminal_snr and model.min_snr_gamma is not None:
-        raise ContradictionError(
-            "model.min_snr_gamma: the pretrained model has zero terminal SNR, whose last timestep "
-            "would get the weight 0; remove min_snr_gamma"
-        )
-    known = {key: scheduler[key] for key in _SCHEDULE_KEYS if scheduler.get(key) is not None}
-    schedule = {**preset["diffusion"], **_SCHEDULER_DEFAULTS, **known}
-    return NoiseSettings(prediction_type, schedule, zero_terminal_snr, None)
-
-
-_SCHEDULER_DEFAULTS = {"beta_schedule": "linear", "beta_start": 0.0001, "beta_end": 0.02}
-"""Diffusers' values of keys that a scheduler's configuration lacks."""
-
-
-def _prediction_type(scheduler: Mapping[str, Any]) -> str:
-    if str(scheduler.get("_class_name", "")).startswith("FlowMatch"):
-        return "flow"
-    return str(scheduler.get("prediction_type", "epsilon"))
-
-
-def _require_supported(preset: Mapping[str, Any], prediction_type: str) -> None:
-    diffusion = ("v_prediction", "epsilon") if "diffusion" in preset else ()
-    supported = {preset["prediction_type"], *diffusion}
-    if prediction_type not in supported:
-        raise ContradictionError(
-            f"model.preset: the pretrained model predicts {prediction_type}, and the preset "
-            f"supports {' or '.join(sorted(supported))}; use another preset or other components"
-        )
-
-
-def _require_equal(key: str, wanted: object, stored: object) -> None:
-    """Refuse a run file's value that differs from the scheduler's; None is not stated."""
-    if wanted is not None and stored is not None and wanted != stored:
-        raise ContradictionError(
-            f"model.{key}: the run file says {_yaml(wanted)}, and the pretrained model's "
-            f"{SCHEDULER_CONFIG} {_yaml(stored)}; remove it from the run file, or use other "
-            "components"
-        )
-
-
-def _yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _flow_settings(model: ModelConfig, scheduler: Mapping[str, Any]) -> NoiseSettings:
-    if scheduler.get("use_dynamic_shifting"):
-        raise ContradictionError(
-            "model.components: the pretrained scheduler uses use_dynamic_shifting, which is not "
-            "supported; use other components"
-        )
-    shift = float(scheduler.get("shift", 1.0))
-    _require_equal("timestep_shift", model.timestep_shift, shift)
-    return NoiseSettings("flow", {}, False, shift)
-
 
 def component_problems(
     reader: ComponentReader, preset: Mapping[str, Any], model: ModelConfig
@@ -186,9 +77,12 @@ def component_problems(
         except ComponentFileError as error:
             problems.append(str(error))
     try:
-        noise_settings(preset, model, pretrained_scheduler(reader))
+        scheduler = pretrained_scheduler(reader)
+        noise_settings(preset, model, scheduler)
     except (ContradictionError, ComponentFileError) as error:
         problems.append(str(error))
+    else:
+        problems += _unknown_target_problems(reader, preset, model, scheduler)
     return list(dict.fromkeys(problems))
 
 
@@ -198,10 +92,30 @@ def pretrained_scheduler(reader: ComponentReader) -> dict[str, Any] | None:
     Raises:
         ComponentFileError: the file is damaged.
     """
-    has_network = has_component(reader, UNET) or has_component(reader, TRANSFORMER)
-    if not has_network or SCHEDULER_CONFIG not in reader.files:
+    if _network_component(reader) is None or SCHEDULER_CONFIG not in reader.files:
         return None
     return read_json(reader, SCHEDULER_CONFIG)
+
+
+def _network_component(reader: ComponentReader) -> str | None:
+    """Return the folder name of the network; None without one."""
+    return next((name for name in (TRANSFORMER, UNET) if has_component(reader, name)), None)
+
+
+def _unknown_target_problems(
+    reader: ComponentReader,
+    preset: Mapping[str, Any],
+    model: ModelConfig,
+    scheduler: Mapping[str, Any] | None,
+) -> Iterator[str]:
+    """Yield whether nothing says what a pretrained network predicts; an SD3 only learns a flow."""
+    component = _network_component(reader)
+    is_known = preset["network"]["class"] == _SD3 or model.prediction_type is not None
+    if component is not None and scheduler is None and not is_known:
+        yield (
+            f"{SCHEDULER_CONFIG} is missing, which says what {component} learned to predict; copy "
+            "it from the same model, or set model.prediction_type"
+        )
 
 
 def _listed_component_problems(reader: ComponentReader, preset: Mapping[str, Any]) -> Iterator[str]:
@@ -233,6 +147,13 @@ def _vae_problems(reader: ComponentReader, preset: Mapping[str, Any]) -> Iterato
         yield (
             f"vae: has {channels} latent channels, and the preset's network {needed}; use another "
             "preset or other components"
+        )
+    # Without the key diffusers builds one block, which keeps the size.
+    factor = downsampling({"block_out_channels": (64,)} | config)
+    if factor != downsampling(preset["vae"]):
+        yield (
+            f"vae: divides the image's sides by {factor}, and the preset's by "
+            f"{downsampling(preset['vae'])}; use another preset or other components"
         )
     read_shapes(reader, "vae")
 
@@ -268,7 +189,7 @@ def _encoder_problems(
 ) -> Iterator[str]:
     name = numbered_component("text_encoder", number)
     config = read_json(reader, f"{name}/config.json")
-    [found, *_] = config.get("architectures") or ["nothing"]
+    found = _architecture(config)
     if found != expected["class"]:
         yield (
             f"{name}: is a {found}, and the preset needs {expected['class']}; use another preset "
@@ -281,17 +202,47 @@ def _encoder_problems(
             f"{name}: has {key} {config.get(key)}, and the preset {expected[key]}; use another "
             "preset or other components"
         )
-    tokenizer = numbered_component("tokenizer", number)
-    if not has_component(reader, tokenizer):
-        yield (
-            f"{tokenizer}/ is missing: captions of {name} need the tokenizer that it was trained "
-            "with; copy it from the same model"
-        )
+    yield from _tokenizer_problems(reader, numbered_component("tokenizer", number), name)
     read_shapes(reader, name)
 
 
+def _architecture(config: Mapping[str, Any]) -> str:
+    """Return the first class that a text encoder's configuration names."""
+    architectures = config.get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else "nothing"
+
+
+_VOCABULARIES = (
+    {"tokenizer.json"},
+    {"vocab.json", "merges.txt"},
+    {"spiece.model"},
+    {"tokenizer.model"},
+)
+"""Sets of files, each of which is enough for a tokenizer of CLIP or T5."""
+
+
+def _tokenizer_problems(reader: ComponentReader, tokenizer: str, encoder: str) -> Iterator[str]:
+    if not has_component(reader, tokenizer):
+        yield (
+            f"{tokenizer}/ is missing: captions of {encoder} need the tokenizer that it was "
+            "trained with; copy it from the same model"
+        )
+        return
+    config_file = f"{tokenizer}/tokenizer_config.json"
+    config = read_json(reader, config_file) if config_file in reader.files else {}
+    if str(config.get("tokenizer_class")).startswith("ByT5"):
+        # Its tokens are bytes.
+        return
+    found = {path.removeprefix(f"{tokenizer}/") for path in reader.files}
+    if not any(files <= found for files in _VOCABULARIES):
+        yield (
+            f"{tokenizer}/ has no vocabulary (tokenizer.json, vocab.json with merges.txt, or "
+            "spiece.model); copy it from the same model"
+        )
+
+
 def _network_problems(reader: ComponentReader, preset: Mapping[str, Any]) -> Iterator[str]:
-    component = next((name for name in (TRANSFORMER, UNET) if has_component(reader, name)), None)
+    component = _network_component(reader)
     if component is None:
         return
     config, expected = read_json(reader, f"{component}/config.json"), preset["network"]
@@ -321,7 +272,7 @@ def _same(key: str, config: Mapping[str, Any], value: object, expected: Mapping[
     """Return whether a network's configuration agrees with the preset's ``value`` of ``key``."""
     found = config.get(key, _DEFAULTS.get(key))
     if key == "out_channels" and expected["class"] == _PIXART:
-        return found in (value, 2 * config["in_channels"])
+        return found in (value, 2 * expected["in_channels"])
     if key == "attention_head_dim" and expected["class"].startswith("UNet"):
         # U-Nets name the number of heads by it; num_attention_heads has precedence.
         found = config.get("num_attention_heads") or found
@@ -349,4 +300,4 @@ def learned_sigma(config: Mapping[str, Any]) -> bool:
     Published PixArt models do; training uses the mean, as samplers such as DPM-Solver do.
     """
     is_pixart = network_class(config) == _PIXART
-    return is_pixart and config.get("out_channels") == 2 * config["in_channels"]
+    return is_pixart and config.get("out_channels") == 2 * config.get("in_channels", 4)

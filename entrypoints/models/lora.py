@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,12 @@ from sm_train.entrypoints.common.lora_layers import (
     require_targets,
     targets_of,
 )
-from sm_train.entrypoints.models.component_files import LocalComponents, header_text, weight_files
+from sm_train.entrypoints.models.component_files import (
+    LocalComponents,
+    header_text,
+    parse_header,
+    weight_files,
+)
 from sm_train.entrypoints.models.weight_files import (
     Layout,
     TensorSpec,
@@ -121,14 +127,13 @@ def base_digest(folder: Path) -> str:
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for name in files.paths:
         with (folder.parent / name).open("rb") as file:
-            header = header_text(reader, name, reader.files[name])
+            read = partial(reader.read, name)
+            header = header_text(read, reader.files[name], name)
             digest.update(header)
-            document = json.loads(header)
-            document.pop("__metadata__", None)
-            for tensor in sorted(document):
-                start, end = document[tensor]["data_offsets"]
-                file.seek(8 + len(header) + start)
-                digest.update(file.read(min(end - start, _DIGESTED_BYTES)))
+            entries = parse_header(read, reader.files[name], name)
+            for _, entry in sorted(entries.items()):
+                file.seek(8 + len(header) + entry.start)
+                digest.update(file.read(min(entry.end - entry.start, _DIGESTED_BYTES)))
     return digest.hexdigest()[:16]
 
 

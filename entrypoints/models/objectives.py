@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812  the field's own name for it
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
-from sm_train.entrypoints.models.component_check import (
+from sm_train.entrypoints.models.device_copy import copy_to_device
+from sm_train.entrypoints.models.noise_settings import (
     ContradictionError,
     NoiseSettings,
     noise_settings,
 )
-from sm_train.entrypoints.models.device_copy import copy_to_device
 from torch import Tensor
 
 INFERENCE_SCHEDULERS = ("DDIMScheduler", "FlowMatchEulerDiscreteScheduler")

@@ -19,6 +19,7 @@ from sm_train.entrypoints.checkpointing.manifest import (
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, load_full
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, parse_step_folder
 from sm_train.entrypoints.common.rng import hash64
+from sm_train.entrypoints.models.component_files import LocalComponents, read_header
 from sm_train.entrypoints.models.export import is_components_folder, load_model, load_with_weights
 from sm_train.entrypoints.models.lora import adapter_file, read_adapter
 from sm_train.entrypoints.models.network import network_folder
@@ -127,12 +128,18 @@ def load_pipeline(source: ModelSource) -> Any:
             raise CheckpointError(
                 f"{source.model}: has no {component}; give a model that sm-train saved"
             )
+    reader = LocalComponents(source.model)
     try:
+        for path in reader.files:
+            if path.endswith(".safetensors"):
+                read_header(reader, path)  # diffusers takes the last one of two equal names
         pipeline = (
             load_model(source.model)
             if source.is_model_folder
             else _load_trained(source.model, source.weights, _trained_weights(source))
         )
+        # Weights of another network leave some of the model's own without memory.
+        pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
     except CheckpointError:
         raise
     except Exception as error:
@@ -140,7 +147,7 @@ def load_pipeline(source: ModelSource) -> Any:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"{source.model}: cannot be read: {reason}") from error
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
+    return pipeline
 
 
 def _trained_weights(source: ModelSource) -> dict[str, Tensor]:

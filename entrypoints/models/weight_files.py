@@ -16,7 +16,10 @@ from typing import IO, Any
 
 import torch
 from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
-from sm_train.entrypoints.models.component_files import LocalComponents, header_text
+from sm_train.entrypoints.models.component_files import (
+    ComponentFileError,
+    parse_header,
+)
 from torch import Tensor
 
 MODEL_WEIGHTS = "diffusion_pytorch_model"
@@ -105,13 +108,22 @@ def _write_tensor(file: IO[bytes], tensor: Tensor) -> None:
 
 
 def read_layout(path: Path) -> dict[str, TensorSpec]:
-    """Return the layout of a safetensors file from its header."""
-    document = json.loads(header_text(LocalComponents(path.parent), path.name, path.stat().st_size))
-    document.pop("__metadata__", None)
-    ordered = sorted(document.items(), key=lambda item: item[1]["data_offsets"])
-    return {
-        name: TensorSpec(DTYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in ordered
-    }
+    """Return the layout of a safetensors file from its header.
+
+    Raises:
+        ComponentFileError: the header is damaged, or has a type that models do not use.
+    """
+    with path.open("rb") as file:
+
+        def read(start: int, length: int) -> bytes:
+            file.seek(start)
+            return file.read(length)
+
+        entries = parse_header(read, path.stat().st_size, str(path))
+    for name, entry in entries.items():
+        if entry.dtype not in DTYPES:
+            raise ComponentFileError(f"{path}: {name} is {entry.dtype}, which models do not use")
+    return {name: TensorSpec(DTYPES[one.dtype], one.shape) for name, one in entries.items()}
 
 
 def read_tensors(path: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:

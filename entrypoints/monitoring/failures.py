@@ -27,6 +27,9 @@ KINDS = ("killed", "died", "error", "aborted", "disconnected", "terminated")
 ========================  =====================================================================
 """
 
+CONSEQUENCES = frozenset({"aborted", "disconnected", "terminated"})
+"""The kinds that most often follow from another process's failure."""
+
 _DISCONNECTED = re.compile(
     r"(?:reset|closed) by (?:remote )?peer|broken pipe|connection (?:refused|closed|was reset)"
     r"|got 0 bytes|remote process exit|ncclRemoteError|communicator was aborted|DistNetworkError"

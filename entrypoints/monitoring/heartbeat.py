@@ -406,6 +406,11 @@ def events_file(folder: Path, local_rank: int) -> Path:
     return folder / f"events-{local_rank}"
 
 
+def node_event_file(folder: Path) -> Path:
+    """Return the file in which the watchdog keeps the node's last ``node`` event."""
+    return folder / "node-event"
+
+
 def open_readers(folder: Path) -> Iterator[HeartbeatReader]:
     """Yield a reader of every process that has a heartbeat, in the order of local ranks."""
     for path in sorted(folder.glob("heartbeat-?")) + sorted(folder.glob("heartbeat-??")):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.monitoring import node_metrics
 from sm_train.entrypoints.monitoring.heartbeat import (
@@ -85,6 +88,28 @@ class NodeReport:
             row["busy_seconds"] = (now.busy - before.busy) / timed
             row["cpu_wait_seconds"] = (now.cpu_wait - before.cpu_wait) / timed
         return row
+
+
+class LastNodeEvent:
+    """Keeps the last ``node`` event in a file, for trackers: a subscriber of :class:`EventLog`."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def __call__(self, kind: str, line: str) -> None:
+        """Write an event's line; a folder that is full or gone changes nothing."""
+        if kind != "node":
+            return
+        with self._lock, contextlib.suppress(OSError):
+            if not self._is_closed:
+                write_atomic(self._file, line.encode())
+
+    def close(self) -> None:
+        """Write nothing from now on: threads still log while the folder is removed."""
+        with self._lock:
+            self._is_closed = True
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Messages between the watchdogs of a job's nodes, so that the first one can name the culprit.
 
-Each poll sends one small datagram to a port next to the rendezvous's. It carries a code that only
+Each poll sends one small datagram to a port next to the rendezvous's, and gets a reply. The first
+node also sends the cause of a failure as soon as it knows it: it may end before the others poll
+again. A datagram carries a code that only
 the nodes of the job can compute (HMAC, RFC 2104), and its time, so that other programs in the
 network can neither forge nor repeat messages. Messages only name a culprit: every watchdog decides
 about its own processes alone, so a lost datagram ends nothing. If nothing arrives, each node sees
@@ -35,6 +37,10 @@ _RESOLVE_SECONDS = 10.0
 _MAX_DATAGRAM_BYTES = 60_000
 
 _MAX_TEXT_LENGTH = 1000
+
+_MAX_AGE_NS = 3600 * 10**9
+"""Age of a node's first message, at most. An older one repeats an earlier attempt of the job, whose
+key is the same; clocks of nodes differ by less."""
 
 _CODE_BYTES = 16
 """Length of the truncated HMAC-SHA256 before each message (RFC 2104, section 5: half or more)."""
@@ -85,8 +91,11 @@ class PeerLink:
         # The last message of each node, and when it arrived.
         self._received_at: dict[int, float] = {}
         self._received: dict[int, NodeStatus] = {}
+        # On the first node, where its replies go.
+        self._addresses: dict[int, tuple[str, int]] = {}
         # When it was sent, on the sender's clock; Unix nanoseconds.
         self._sent_ns: dict[int, int] = {}
+        self._oldest_ns = time.time_ns() - _MAX_AGE_NS
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._resolved: tuple[str, int] | None = None
@@ -95,11 +104,18 @@ class PeerLink:
             self._socket.bind(("", address[1]))
 
     def exchange(self, own: NodeStatus) -> None:
-        """Send this node's status to the first node, and receive what has arrived."""
+        """Send this node's status to the first node, and receive what has arrived.
+
+        The first node sends a new failure to every node that it has heard from.
+        """
+        is_new_failure = own.failure is not None and own.failure != self._own.failure
         self._own = own
         if self._node and (first := self._first_node()) is not None:
             self._send(own, first)
         self._receive()
+        if is_new_failure:
+            for address in self._addresses.values():
+                self._send(NodeStatus(failure=own.failure), address)
 
     def _first_node(self) -> tuple[str, int] | None:
         """Return the first node's address; retries resolving its name, but not at every poll."""
@@ -158,6 +174,7 @@ class PeerLink:
             node = self._parse(message)
             if self._node == 0 and node is not None and node not in replied:
                 replied.add(node)
+                self._addresses[node] = address
                 self._send(NodeStatus(failure=self._own.failure), address)
 
     def _parse(self, message: bytes) -> int | None:
@@ -170,14 +187,16 @@ class PeerLink:
             node, is_ours = document["node"], document["job"] == self._job
             sent_ns = int(document["sent_ns"])
             status = _parse_node_status(document)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
             return None
         if not is_ours or not isinstance(node, int) or not 0 <= node < self._nodes:
             return None
         nodes = {one.node for one in status.ranks} | {one.node for one in status.busy}
         if node == self._node or nodes - {node}:
             return None
-        if sent_ns <= self._sent_ns.get(node, 0):
+        if self._node and node:
+            return None  # a repeated one: only the first node sends to the others
+        if sent_ns <= self._sent_ns.get(node, self._oldest_ns):
             return None  # a repeated datagram, or one that a later one has overtaken
         self._sent_ns[node] = sent_ns
         self._received_at[node], self._received[node] = self._clock(), status

@@ -30,6 +30,7 @@ from sm_train.entrypoints.monitoring.alert_sinks import AlertDispatcher
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.exit_watcher import ExitWatcher
 from sm_train.entrypoints.monitoring.failures import (
+    CONSEQUENCES,
     SETTLE_SECONDS,
     Failure,
     FailureLog,
@@ -44,9 +45,10 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     HeartbeatSample,
     Phase,
     error_file,
+    node_event_file,
     open_readers,
 )
-from sm_train.entrypoints.monitoring.node_event import NodeReport
+from sm_train.entrypoints.monitoring.node_event import LastNodeEvent, NodeReport
 from sm_train.entrypoints.monitoring.peers import (
     NodeStatus,
     PeerLink,
@@ -456,8 +458,10 @@ class Watchdog:
             self._exchange(self._peers, self._statuses(samples))
             self._report_peer_stalls(samples, self._peers, now)
         self._report_failure(now)
-        has_reported = self._failures.reported is not None and self._unsent_failure is None
-        return ended_well or self._killed or has_reported
+        reported = self._failures.reported
+        # Another node may still name the process that the connection was lost to.
+        is_cause = reported is not None and reported.kind not in CONSEQUENCES
+        return ended_well or self._killed or (is_cause and self._unsent_failure is None)
 
 
 def _where(sample: HeartbeatSample) -> str:
@@ -499,7 +503,8 @@ def _watch(config: JobConfig, key: bytes, heartbeats: Path, stdout: NonBlockingS
     exits = ExitWatcher()
     info = NodeInfo(resources.node_rank, len(resources.hosts), local_world_size)
     rank = int(os.environ.get("RANK", "0"))
-    events = EventLog(node=resources.node_rank, rank=rank, stream=stdout)
+    last_event = LastNodeEvent(node_event_file(heartbeats))
+    events = EventLog(node=resources.node_rank, rank=rank, stream=stdout, subscriber=last_event)
     watchdog = Watchdog(
         config,
         paths,
@@ -521,6 +526,7 @@ def _watch(config: JobConfig, key: bytes, heartbeats: Path, stdout: NonBlockingS
             events.warn("monitor", f"a poll failed: {type(error).__name__}: {error}")
             time.sleep(POLL_SECONDS)
     watchdog.finish()
+    last_event.close()
 
 
 def _open_peer_link(

@@ -105,7 +105,7 @@ def _slurm(environment: Mapping[str, str]) -> ClusterPlace:
     hosts = expand_node_list(listed)
     name = environment.get("SLURMD_NODENAME", "")
     rank = hosts.index(name) if name in hosts else _rank(environment, "SLURM_NODEID", len(hosts))
-    # Jobs that share nodes have different ports, and so have the steps of a restarted job.
+    # Jobs that share nodes have different ports. A job needs two: the rendezvous and the one above.
     job = _number(environment, "SLURM_JOB_ID")
     return ClusterPlace(
         rank,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
+from sm_train.entrypoints.common.sagemaker_paths import stays_below
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -33,6 +34,9 @@ class ObjectStore:
         """Return the size of each object by its name below the prefix; a folder is no object.
 
         An object's own URI lists it by its file name.
+
+        Raises:
+            ObjectStoreError: a key leads out of the folder to which it would be downloaded.
         """
         found = {}
         pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -43,7 +47,13 @@ class ObjectStore:
             for one in page.get("Contents", ()):
                 key = one["Key"]
                 if not key.endswith("/") and (folder == self._prefix or key == self._prefix):
-                    found[key.removeprefix(folder)] = one["Size"]
+                    name = key.removeprefix(folder)
+                    if not stays_below(name):
+                        raise ObjectStoreError(
+                            f"s3://{self._bucket}: the key {key!r} leads out of its folder; "
+                            "remove the object"
+                        )
+                    found[name] = one["Size"]
         return found
 
     def download(self, names: Iterable[str], folder: Path) -> None:

@@ -32,7 +32,8 @@ def install_packages(bundle: Path) -> None:
     if not (bundle / _REQUIREMENTS).exists():
         return
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "-q"]
-    code = subprocess.run([*command, "-r", _REQUIREMENTS], cwd=bundle, check=False).returncode
+    command += ["--require-hashes", "-r", _REQUIREMENTS]
+    code = subprocess.run(command, cwd=bundle, check=False).returncode
     if code:
         raise PreparationError(
             f"pip install -r {_REQUIREMENTS} failed with exit code {code}; with "

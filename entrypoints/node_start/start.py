@@ -3,6 +3,7 @@
 It turns the platform's variables and mounts into the folders and files of a SageMaker training job,
 starts the same launcher as there, and exits with its code. SIGTERM becomes the file that the ranks
 look for, as in a training job: torchrun would fail at it, and kill ranks that write a checkpoint.
+Slurm sends it to every process of the step, so the launcher is started with SIGTERM blocked.
 
 A stopped job exits with 143, as a process that SIGTERM ended, so that the platform starts it again:
 with 0, Kubernetes would take the stage for finished.
@@ -27,6 +28,7 @@ from sm_train.entrypoints.common.node_description import (
     NodeDescription,
 )
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.node_start.channels import ChannelError
 from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads, restore
 from sm_train.entrypoints.node_start.cluster import ClusterError, ClusterPlace, read_cluster
@@ -133,7 +135,8 @@ def _run_launcher(description: NodeDescription, place: ClusterPlace, stop: _Stop
     }
     stop.training = True
     command = [sys.executable, "-m", _LAUNCHER, description.entry]
-    process = subprocess.Popen(command, cwd=_BUNDLE, env=environment)
+    with block_signals(signal.SIGTERM):
+        process = subprocess.Popen(command, cwd=_BUNDLE, env=environment)
     while True:
         pid, status = os.wait()
         if pid == process.pid:

@@ -1,23 +1,44 @@
 """Finds images that duplicate an earlier one, by their bytes or their perceptual hashes.
 
 The first of several duplicates in input order is kept, so the result does not depend on which node
-reads which image. Deduplication is a separate pass over all inputs; its digests are stored until
-the pack is finished.
+reads which image. Deduplication is a separate pass over all inputs; its files are stored until the
+pack is finished:
+
+- the digests of each shard;
+- for large packs, the result of each part of the search: a range of digests, or of the keys of a
+  table of perceptual hashes. Any process can search any part;
+- the list of all images to leave out.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+import io
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.deduplication.equal_rows import equal_rows, part_of
+from sm_train.entrypoints.deduplication.hamming import (
+    NONE,
+    Hashes,
+    KeyTable,
+    Positions,
+    Search,
+    choose_tables,
+)
+from sm_train.entrypoints.deduplication.near_duplicates import (
+    DistinctHashes,
+    near_duplicates,
+    resolve,
+)
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_header import DecodeError
-from sm_train.entrypoints.packing.perceptual_hash import near_duplicates
-from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
+from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import (
     PACK_STATE,
     InputReader,
@@ -29,56 +50,43 @@ from sm_train.entrypoints.packing.worker_pool import (
     PackProgress,
     WorkerPlan,
     run_tasks,
-    split_cores,
 )
 
-_Digest = tuple[str, int | None]
-"""An image's SHA-256 and its perceptual hash."""
+DIGEST = np.dtype(
+    [("sha256", "<u8", (4,)), ("phash", "<u8"), ("is_readable", "?"), ("has_phash", "?")]
+)
+"""An image's digests: 42 bytes. Those of an unreadable image match no other."""
 
+DROPPED = np.dtype([("row", "<i8"), ("first", "<i8"), ("is_equal", "?")])
+"""An image to leave out: its row among all inputs, that of the image that it duplicates, and
+whether both have the same bytes."""
 
-def digest_shards(
-    plans: Sequence[ShardPlan], work: WorkerPlan, on_progress: Callable[[PackProgress], None]
-) -> None:
-    """Compute and store the digests of all inputs of ``plans`` that are not stored yet."""
-    total = sum(len(plan.inputs) for plan in plans)
-    missing = [plan for plan in plans if work.destination.size(digests_name(plan)) is None]
-    processes, threads = split_cores(missing, work, max_processes=work.workers)
-    task = partial(_digest_shard, work.destination, work.access, threads)
-    for progress in run_tasks(task, missing, processes, work.decoders(processes)):
-        on_progress(replace(progress, total=total, label="1/2 hashing"))
+DUPLICATES_FOLDER = f"{PACK_STATE}/duplicates"
 
+DROPPED_NAME = f"{DUPLICATES_FOLDER}/dropped.npy"
 
-def find_duplicates(plans: Sequence[ShardPlan], destination: Storage) -> dict[int, RejectedInput]:
-    """Return the duplicates to leave out, by input number. All digests must be stored."""
-    inputs = [item for plan in plans for item in plan.inputs]
-    digests = [digest for plan in plans for digest in _read_digests(destination, plan)]
-    return duplicates(inputs, digests, plans[0].options)
+_PART_ROWS = 2**22
+"""Images of a part of the search: a process needs some hundred megabytes for it."""
 
-
-def duplicates(
-    inputs: Sequence[PackInput], digests: Sequence[_Digest | None], options: PackOptions
-) -> dict[int, RejectedInput]:
-    """Return the duplicates to leave out; a digest of None (unreadable image) matches no other."""
-    rejected: dict[int, RejectedInput] = {}
-    first_of: dict[str, int] = {}
-    for index, digest in enumerate(digests):
-        if digest is not None and (first := first_of.setdefault(digest[0], index)) != index:
-            detail = f"has the same bytes as {inputs[first].source}"
-            rejected[index] = RejectedInput(inputs[index].source, "duplicate", detail)
-    if options.near_bits is not None:
-        hashes = [
-            None if digest is None or index in rejected else digest[1]
-            for index, digest in enumerate(digests)
-        ]
-        for index, first in near_duplicates(hashes, options.near_bits).items():
-            detail = f"looks like {inputs[first].source}"
-            rejected[index] = RejectedInput(inputs[index].source, "near-duplicate", detail)
-    return {inputs[index].number: rejection for index, rejection in rejected.items()}
+_SHARED_BYTES = 2**33
+"""Memory for the perceptual hashes of all images in all processes of a node."""
 
 
 def digests_name(plan: ShardPlan) -> str:
     """Return the name of a shard's digests in the destination."""
-    return f"{PACK_STATE}/{plan.name}.digests.json"
+    return f"{PACK_STATE}/{plan.name}.digests.npy"
+
+
+def digest_shards(
+    plans: Iterable[ShardPlan], work: WorkerPlan, cores: tuple[int, int]
+) -> Generator[PackProgress]:
+    """Compute and store the digests of all inputs of ``plans``; yield the progress.
+
+    ``cores`` are the processes and the threads in each.
+    """
+    processes, threads = cores
+    task = partial(_digest_shard, work.destination, work.access, threads)
+    yield from run_tasks(task, plans, processes, work.decoders(processes))
 
 
 def _digest_shard(
@@ -91,22 +99,228 @@ def _digest_shard(
 ) -> None:
     reader = InputReader(access, decoders)
 
-    def digest_input(item: PackInput) -> _Digest | None:
+    def digest_input(item: PackInput) -> tuple[Any, ...]:
         try:
             _, metadata = read_metadata(item, plan.options, reader)
         except DecodeError:
-            return None
-        return metadata.sha256, metadata.phash
+            return (0, 0, 0, 0), 0, False, False
+        words = np.frombuffer(bytes.fromhex(metadata.sha256), "<u8")
+        return words, metadata.phash or 0, True, metadata.phash is not None
 
-    digests: list[_Digest | None] = []
+    digests = np.zeros(len(plan.inputs), DIGEST)
     with ThreadPoolExecutor(threads) as pool:
-        for digest in pool.map(digest_input, plan.inputs):
-            digests.append(digest)
+        for row, digest in enumerate(pool.map(digest_input, plan.inputs)):
+            digests[row] = digest
             on_progress(1, 0, 0)
-    with destination.atomic_writer(digests_name(plan)) as sink:
-        sink.write(json.dumps(digests).encode())
+    _save(destination, digests_name(plan), digests)
 
 
-def _read_digests(destination: Storage, plan: ShardPlan) -> Iterator[_Digest | None]:
-    for digest in json.loads(destination.read(digests_name(plan))):
-        yield None if digest is None else (digest[0], digest[1])
+@dataclass(frozen=True)
+class DuplicateSearch:
+    """The search for duplicates among the stored digests of ``plans``; it can be pickled."""
+
+    destination: Storage
+    digests: tuple[str, ...]
+    counts: tuple[int, ...]
+    near_bits: int | None
+
+    @classmethod
+    def of(cls, plans: Sequence[ShardPlan], destination: Storage) -> DuplicateSearch:
+        """Return the search among all inputs of a pack."""
+        names = tuple(digests_name(plan) for plan in plans)
+        counts = tuple(len(plan.inputs) for plan in plans)
+        return cls(destination, names, counts, plans[0].options.near_bits)
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
+
+    def processes(self, workers: int) -> int:
+        """Return how many processes have enough memory for the search."""
+        return max(1, min(workers, _SHARED_BYTES // (32 * max(1, self.rows))))
+
+    @property
+    def _num_parts(self) -> int:
+        return -(-self.rows // _PART_ROWS)
+
+    def part_names(self) -> list[str]:
+        """Return the files of the parts of the search; a small pack is searched at once."""
+        parts = range(self._num_parts)
+        if len(parts) <= 1:
+            return []
+        names = [self._bytes_name(part) for part in parts]
+        if self.near_bits is not None:
+            for table in range(len(_tables(self))):
+                names += [self._near_name(table, part) for part in parts]
+        return names
+
+    @staticmethod
+    def _bytes_name(part: int) -> str:
+        return f"{DUPLICATES_FOLDER}/bytes-{part:06d}.npy"
+
+    @staticmethod
+    def _near_name(table: int, part: int) -> str:
+        return f"{DUPLICATES_FOLDER}/near-{table:03d}-{part:06d}.npy"
+
+    def search_part(self, name: str, _: ProgressCallback, __: Decoders) -> None:
+        """Search one part and store its result."""
+        kind, *numbers = name.rpartition("/")[2].removesuffix(".npy").split("-")
+        if kind == "bytes":
+            found = self._equal_bytes(int(numbers[0]))
+        else:
+            found = self._near(int(numbers[0]), int(numbers[1]))
+        _save(self.destination, name, np.stack(found))
+
+    def _equal_bytes(self, part: int) -> tuple[Positions, Positions]:
+        """Return the images of a part that have the bytes of an earlier one, and that one each."""
+        words, rows, first_row = [], [], 0
+        for digests in self.read_digests():
+            sha256 = digests["sha256"]
+            is_of_part = digests["is_readable"] & (
+                part_of(sha256[:, 0], max(1, self._num_parts)) == part
+            )
+            words.append(sha256[is_of_part])
+            rows.append(first_row + np.flatnonzero(is_of_part))
+            first_row += len(digests)
+        every = np.concatenate(rows)
+        equal, firsts = equal_rows(np.concatenate(words))
+        return every[equal], every[firsts]
+
+    def _near(self, table: int, part: int) -> tuple[Positions, Positions]:
+        """Return the hashes of a part with an earlier one nearby, and the first such one each."""
+        assert self.near_bits is not None
+        hashes, chosen = _distinct_hashes(self).in_order, _tables(self)[table]
+        rows = np.flatnonzero(part_of(chosen.keys(hashes), self._num_parts) == part)
+        every, first = np.ones(len(rows), np.bool_), np.full(len(rows), NONE)
+        Search(hashes[rows], every, every, self.near_bits).search_table(chosen, first)
+        found = first != NONE
+        return rows[found], rows[first[found]]
+
+    def find_dropped(self, _: str, __: ProgressCallback, ___: Decoders) -> None:
+        """Store which images are left out. All parts must be stored."""
+        if names := self.part_names():
+            near_parts = [name for name in names if "/near-" in name]
+            rows, firsts = self._read_pairs([name for name in names if name not in near_parts])
+            near = self._resolve_near(near_parts) if self.near_bits is not None else None
+        else:
+            rows, firsts = self._equal_bytes(0)
+            near = None
+            if self.near_bits is not None:
+                near = near_duplicates(_phashes(self)[0], self.near_bits)
+        duplicate_of = np.full(self.rows, NONE)
+        if near is not None:
+            hashed, is_near = _phashes(self)[1], near != NONE
+            duplicate_of[hashed[is_near]] = hashed[near[is_near]]
+        duplicate_of[rows] = firsts
+        is_equal = np.zeros(self.rows, np.bool_)
+        is_equal[rows] = True
+        dropped = np.flatnonzero(duplicate_of != NONE)
+        result = np.zeros(len(dropped), DROPPED)
+        result["row"], result["first"] = dropped, duplicate_of[dropped]
+        result["is_equal"] = is_equal[dropped]
+        _save(self.destination, DROPPED_NAME, result)
+
+    def _resolve_near(self, names: Sequence[str]) -> Positions:
+        assert self.near_bits is not None
+        distinct = _distinct_hashes(self)
+        earlier = np.full(len(distinct.in_order), NONE)
+        for name in names:
+            rows, firsts = self._read_pairs([name])
+            earlier[rows] = np.minimum(earlier[rows], firsts)
+        return distinct.name_all(resolve(distinct.in_order, earlier, self.near_bits))
+
+    def _read_pairs(self, names: Sequence[str]) -> tuple[Positions, Positions]:
+        rows, firsts = np.concatenate([_load(self.destination, name) for name in names], axis=1)
+        return rows, firsts
+
+    def read_digests(self) -> Iterator[NDArray[Any]]:
+        """Yield the digests of each shard."""
+        for name in self.digests:
+            yield _load(self.destination, name)
+
+
+# Each process reads these once, whatever number of parts it searches.
+
+
+@lru_cache(maxsize=1)
+def _phashes(search: DuplicateSearch) -> tuple[Hashes, Positions]:
+    """Return the perceptual hashes of all images that have one, and the rows of these."""
+    hashes, rows, first_row = [], [], 0
+    for digests in search.read_digests():
+        with_hash = np.flatnonzero(digests["has_phash"])
+        hashes.append(digests["phash"][with_hash])
+        rows.append(first_row + with_hash)
+        first_row += len(digests)
+    return np.concatenate(hashes), np.concatenate(rows)
+
+
+@lru_cache(maxsize=1)
+def _distinct_hashes(search: DuplicateSearch) -> DistinctHashes:
+    return DistinctHashes.of(_phashes(search)[0])
+
+
+@lru_cache(maxsize=1)
+def _tables(search: DuplicateSearch) -> list[KeyTable]:
+    assert search.near_bits is not None
+    return choose_tables(_distinct_hashes(search).in_order, search.near_bits)
+
+
+def forget_hashes() -> None:
+    """Free the memory of a search in this process."""
+    _phashes.cache_clear()
+    _distinct_hashes.cache_clear()
+
+
+class DroppedInputs:
+    """The images of a pack to leave out, by shard.
+
+    Memory holds their rows, and the names of the images that they duplicate, which are read once.
+    """
+
+    def __init__(self, plans: Sequence[ShardPlan], destination: Storage) -> None:
+        self._dropped = _load(destination, DROPPED_NAME)
+        self._sources = dict(self._read_sources(plans))
+
+    def of_shard(self, plan: ShardPlan) -> dict[int, RejectedInput]:
+        """Return the rejected inputs of a shard by number."""
+        low, high = np.searchsorted(self._dropped["row"], _row_range(plan))
+        if low == high:
+            return {}
+        by_row = {int(entry["row"]): entry for entry in self._dropped[low:high]}
+        rejected = {}
+        for row, item in enumerate(plan.inputs, plan.first):
+            if (entry := by_row.get(row)) is not None:
+                first = self._sources[int(entry["first"])]
+                rejected[item.number] = _rejection(item, entry, first)
+        return rejected
+
+    def _read_sources(self, plans: Sequence[ShardPlan]) -> Iterator[tuple[int, str]]:
+        firsts = np.unique(self._dropped["first"])
+        for plan in plans:
+            low, high = np.searchsorted(firsts, _row_range(plan))
+            wanted = set(firsts[low:high].tolist())
+            for row, item in enumerate(plan.inputs, plan.first) if wanted else ():
+                if row in wanted:
+                    yield row, item.source
+
+
+def _row_range(plan: ShardPlan) -> tuple[int, int]:
+    return plan.first, plan.first + len(plan.inputs)
+
+
+def _rejection(item: PackInput, entry: Any, first: str) -> RejectedInput:
+    if entry["is_equal"]:
+        return RejectedInput(item.source, "duplicate", f"has the same bytes as {first}")
+    return RejectedInput(item.source, "near-duplicate", f"looks like {first}")
+
+
+def _save(destination: Storage, name: str, array: NDArray[Any]) -> None:
+    content = io.BytesIO()
+    np.save(content, array, allow_pickle=False)
+    with destination.atomic_writer(name) as sink:
+        sink.write(content.getvalue())
+
+
+def _load(destination: Storage, name: str) -> NDArray[Any]:
+    array: NDArray[Any] = np.load(io.BytesIO(destination.read(name)), allow_pickle=False)
+    return array

@@ -11,8 +11,13 @@ from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.data.tar_reader import TarScan, scan_tar
 from sm_train.entrypoints.images.image_header import DecodeError, image_size, is_png
-
-IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp"})
+from sm_train.entrypoints.packing.unusable_samples import (
+    GZIP,
+    IMAGE_AND_TEXT,
+    SampleFiles,
+    Unusable,
+    find_unusable,
+)
 
 _HEAD_BYTES = 1 << 16
 """Usually contains the image's dimensions; large EXIF data ahead of them need a longer read."""
@@ -20,22 +25,26 @@ _HEAD_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ShardDescription:
-    """A shard's entry in an index, and the damage that was found in it."""
+    """A shard's entry in an index, the damage and the unusable samples that were found in it."""
 
     shard: Shard
     rejected: tuple[RejectedInput, ...]
+    unusable: Unusable
 
 
-def describe_shard(path: Path, name: str) -> ShardDescription:
+def describe_shard(
+    path: Path, name: str, files: SampleFiles = IMAGE_AND_TEXT, *, find_missing: bool = True
+) -> ShardDescription:
     """Find a tar's samples and the dimensions of their images, and compute its digest.
 
     Damage costs only the samples that it touches: each damaged region is one rejected input. An
-    image with an unreadable header is listed as 0 × 0; the data loader handles it.
+    image with an unreadable header is listed as 0 × 0; the data loader handles it. With
+    ``find_missing``, samples without one of ``files`` count as unusable.
 
     Raises:
         OSError: the file cannot be read.
     """
-    scan = scan_tar(path, IMAGE_EXTENSIONS)
+    scan = scan_tar(path, files.image)
     with path.open("rb") as file:
         sizes = [_image_size(file.fileno(), start, stop) for start, stop in scan.wanted]
         digest = file_digest(file)
@@ -48,8 +57,10 @@ def describe_shard(path: Path, name: str) -> ShardDescription:
         widths=tuple(width for _, width in sizes),
         heights=tuple(height for height, _ in sizes),
     )
-    rejected = tuple(RejectedInput(name, "shard-damaged", line) for line in scan.damage)
-    return ShardDescription(shard, rejected)
+    unusable = find_unusable(path, name, scan, files if find_missing else None)
+    damage = () if GZIP in unusable else scan.damage  # a compressed shard has no header at all
+    rejected = tuple(RejectedInput(name, "shard-damaged", line) for line in damage)
+    return ShardDescription(shard, rejected, unusable)
 
 
 def _offsets(scan: TarScan) -> tuple[int, ...]:

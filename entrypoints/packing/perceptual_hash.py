@@ -8,18 +8,13 @@ their median.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 SIDE, LOWEST = 32, 8
-
-BITS = LOWEST * LOWEST
 
 _ANGLES = np.pi / (2 * SIDE) * np.outer(np.arange(LOWEST), 2 * np.arange(SIDE) + 1)
 _COSINES = 2 * np.cos(_ANGLES)
@@ -57,39 +52,3 @@ def _lanczos(pixels: int, extent: float) -> NDArray[np.float32]:
     weights *= np.clip(extent - first, 0, 1)
     scaled: NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
     return scaled
-
-
-def near_duplicates(hashes: Sequence[int | None], bits: int) -> dict[int, int]:
-    """Return the images to drop: index → index of the earlier, kept image that it duplicates.
-
-    Two images are near-duplicates if their hashes differ in at most ``bits`` bits; a hash of None
-    matches nothing. Images are visited in order, and the first of several duplicates is kept.
-
-    If each hash is cut into ``bits`` + 1 bands, near-duplicates agree in at least one whole band
-    (pigeonhole principle). So a hash table for each band finds all candidates.
-    """
-    bands = bits + 1
-    edges = [BITS * band // bands for band in range(bands + 1)]
-    kept: list[defaultdict[int, list[int]]] = [defaultdict(list) for _ in range(bands)]
-    duplicates: dict[int, int] = {}
-    for index, image_hash in enumerate(hashes):
-        if image_hash is None:
-            continue
-        keys = [(image_hash >> low) & ((1 << (high - low)) - 1) for low, high in pairwise(edges)]
-        candidates = (
-            other for table, key in zip(kept, keys, strict=True) for other in table.get(key, ())
-        )
-        first = min(
-            (
-                other
-                for other in candidates
-                if (image_hash ^ (hashes[other] or 0)).bit_count() <= bits
-            ),
-            default=None,
-        )
-        if first is not None:
-            duplicates[index] = first
-            continue
-        for table, key in zip(kept, keys, strict=True):
-            table[key].append(index)
-    return duplicates

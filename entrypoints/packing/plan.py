@@ -8,12 +8,13 @@ only makes it a little smaller.
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 METADATA_BYTES = 512
 """Size of a sample's metadata JSON with padding, in nearly all cases."""
@@ -71,14 +72,26 @@ class PackOptions:
         }
 
 
+class Inputs(Protocol):
+    """The inputs of a shard in order: a list, or what a plan's files contain of them.
+
+    Each iteration may read them from a file.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[PackInput]: ...
+
+
 @dataclass(frozen=True)
 class ShardPlan:
-    """One shard to build: its name and its inputs."""
+    """One shard to build: its name and its inputs, which are numbered from ``first`` on."""
 
     number: int
     name: str
-    inputs: Sequence[PackInput]
+    inputs: Inputs
     options: PackOptions = field(default_factory=PackOptions)
+    first: int = 0
 
 
 def sample_key(number: int) -> str:
@@ -91,10 +104,17 @@ def shard_name(number: int) -> str:
     return f"shard-{number:06d}.tar"
 
 
-def packed_bytes(image: int, caption: int) -> int:
-    """Return a sample's size in a shard: three members with headers and padding."""
+_Sizes = TypeVar("_Sizes", int, NDArray[np.int64])
+
+
+def packed_bytes(image: _Sizes, caption: _Sizes) -> _Sizes:
+    """Return a sample's size in a shard: three members with headers and padding.
+
+    Takes the sizes of an image and its caption, or those of several, int64 (num_images,) each.
+    """
     block = tarfile.BLOCKSIZE
-    return sum(block + -(-size // block) * block for size in (image, caption, METADATA_BYTES))
+    blocks = -(-image // block) + -(-caption // block) + -(-METADATA_BYTES // block)
+    return (3 + blocks) * block
 
 
 def shard_count(total: int, max_bytes: int, *, multiple_of: int = 1) -> int:
@@ -103,28 +123,35 @@ def shard_count(total: int, max_bytes: int, *, multiple_of: int = 1) -> int:
     return -(-count // multiple_of) * multiple_of
 
 
-def plan_shards(sizes: Sequence[int], shards: int) -> list[tuple[int, int]]:
-    """Return the half-open input range of each shard, with near-equal sizes in bytes.
+def plan_shards(sizes: Iterable[NDArray[np.int64]], total: int, shards: int) -> list[int]:
+    """Return the number of inputs of each shard, with near-equal sizes in bytes.
 
-    Each boundary is rounded to the nearest input, so no shard deviates from the mean by more than
-    its largest input. No shard is empty.
+    ``sizes`` are the sizes of all inputs in order, int64 (any,) each, and ``total`` is their sum;
+    one part of them is in memory at a time. Each boundary is rounded to the nearest input, so no
+    shard deviates from the mean by more than its largest input. No shard is empty.
 
     Raises:
         ValueError: there are fewer inputs than shards.
     """
-    if len(sizes) < shards:
-        raise ValueError(f"{len(sizes)} inputs for {shards} shards")
-    ends = np.cumsum(np.asarray(sizes, np.int64))  # int64 (num_inputs,): end offset of each input
-    ideal = np.arange(1, shards) * (int(ends[-1]) / shards)  # (shards - 1,): exact boundaries
-    # Round each ideal boundary to the nearer of the two input ends around it.
-    above = np.searchsorted(ends, ideal)
-    below = np.where(above > 0, ends[np.maximum(above - 1, 0)], 0)
-    cuts = above + ((ends[above] - ideal) < (ideal - below))
+    ideal = np.arange(1, shards) * (total / shards)  # (shards - 1,): exact boundaries
+    cuts = np.empty(shards - 1, np.int64)
+    found = count = end = 0  # boundaries, inputs and bytes before this part
+    for part in sizes:
+        ends = end + np.cumsum(part)  # int64 (num_inputs,): end offset of each input
+        last = int(np.searchsorted(ideal, ends[-1], side="right")) if len(ends) else found
+        here = ideal[found:last]
+        # Round each ideal boundary to the nearer of the two input ends around it.
+        above = np.searchsorted(ends, here)
+        below = np.where(above > 0, ends[np.maximum(above - 1, 0)], end)
+        cuts[found:last] = count + above + ((ends[above] - here) < (here - below))
+        found, count = last, count + len(ends)
+        end = int(ends[-1]) if len(ends) else end
+    if count < shards:
+        raise ValueError(f"{count} inputs for {shards} shards")
     # One huge input may attract several boundaries: move them apart, so that every shard gets at
     # least one input and enough inputs are left for the shards after it.
     numbers = np.arange(1, shards)
     cuts = np.maximum.accumulate(cuts - numbers) + numbers
-    cuts = np.minimum(cuts, len(sizes) - shards + numbers)
+    cuts = np.minimum(cuts, count - shards + numbers)
     cuts = np.maximum(cuts, numbers)
-    edges = [0, *cuts.tolist(), len(sizes)]
-    return list(pairwise(edges))
+    return [stop - start for start, stop in pairwise([0, *cuts.tolist(), count])]

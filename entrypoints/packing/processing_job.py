@@ -1,8 +1,8 @@
 """Entry point of a SageMaker Processing job: packs this node's shards, then writes the index.
 
 Processing copies its S3 inputs to the disk before it starts (it has no FastFile mode), so only the
-plan, the code and the model for latents are inputs of the job. Images are read from S3 while they
-are packed.
+code and the model for latents are inputs of the job. The plan is read from the destination, and
+images from S3, while they are packed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,28 @@ import argparse
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.signals import raise_on_signals
-from sm_train.entrypoints.packing.pack import PackPlan, build_shards, finalize, remove_state
+from sm_train.entrypoints.packing.claim import CLAIM_NAME
+from sm_train.entrypoints.packing.pack import (
+    PackPlan,
+    build_shards,
+    finalize,
+    read_plan,
+    remove_state,
+)
 from sm_train.entrypoints.packing.storage import S3Access, Storage, open_storage
+from sm_train.entrypoints.packing.work_claims import (
+    ENDED_NAME,
+    PLAN_NAME,
+    POLL_SECONDS,
+    PackEndedError,
+    SharedWork,
+)
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan
-
-PLAN_FILE = "plan.jsonl.gz"
 
 _LOG_SECONDS = 30.0
 """Interval between two progress messages."""
@@ -32,16 +45,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--base", type=Path, default=Path("/opt/ml"))
     options = parser.parse_args(arguments)
     inputs = options.base / "processing" / "input"
-    pack = PackPlan.from_bytes((inputs / "plan" / PLAN_FILE).read_bytes())
+    destination = open_storage(options.destination, S3Access())
+    try:
+        pack = read_plan(destination, S3Access())
+    except FileNotFoundError:
+        print("the other nodes have finished the pack", flush=True)
+        return
     if (inputs / "model").is_dir():
         pack = pack.with_model(inputs / "model")
     rank, num_nodes = read_topology(options.base)
-    destination = open_storage(options.destination, S3Access())
-    print(f"node {rank + 1} of {num_nodes}: {len(pack.plans[rank::num_nodes])} shards", flush=True)
+    print(f"node {rank + 1} of {num_nodes}, {len(pack.plans)} shards", flush=True)
     with raise_on_signals():
         work = WorkerPlan(destination, S3Access(), os.cpu_count() or 1)
-        build_shards(pack, work, _ProgressLog(), node_rank=rank, num_nodes=num_nodes)
-        print(_finalize(pack, destination), flush=True)
+        shared = SharedWork(destination, node_rank=rank, num_nodes=num_nodes, is_shared=True)
+        with suppress(PackEndedError):
+            build_shards(pack, work, shared, _ProgressLog())
+        try:
+            print(_finalize(pack, destination, shared), flush=True)
+        except PackEndedError:
+            _remove_leftovers(pack, destination)
+            print("another node has written the index", flush=True)
 
 
 def read_topology(base: Path) -> tuple[int, int]:
@@ -54,18 +77,47 @@ def read_topology(base: Path) -> tuple[int, int]:
     return hosts.index(document["current_host"]), len(hosts)
 
 
-def _finalize(pack: PackPlan, destination: Storage) -> str:
-    """Write the index if all nodes are finished; return a message for the log."""
-    built = finalize(pack, destination)
-    if built is None:
-        # A node that writes the index removes all records.
-        if destination.size(INDEX_NAME) is not None:
-            return "another node has written the index"
-        return "other nodes are still packing; the last one writes the index"
-    remove_state(pack, destination)
-    accepted = sum(record.shard.samples for record in built if record.shard)
-    rejected = len(pack.rejected) + sum(len(record.rejected) for record in built)
-    return f"{destination.address(INDEX_NAME)}: {accepted:,} samples, {rejected:,} rejected"
+def _finalize(pack: PackPlan, destination: Storage, shared: SharedWork) -> str:
+    """Write the index, or wait until another node has; return a message for the log.
+
+    The node that has claimed the index removes all other files. If it is lost before the plan is
+    removed, which is the last file, another node continues.
+
+    Raises:
+        PackEndedError: another node has done it.
+    """
+    with shared.renewed():
+        while not shared.acquire("index"):
+            _require_plan(destination)
+            time.sleep(POLL_SECONDS)
+        totals = None
+        if destination.size(ENDED_NAME) is None:
+            totals = finalize(pack, destination)
+            _require_plan(destination)
+            if totals is None:
+                raise RuntimeError("a finished shard was removed; pack again")
+            with destination.atomic_writer(ENDED_NAME) as sink:
+                sink.write(b"")
+        destination.remove(CLAIM_NAME)
+        remove_state(pack, destination)
+    if totals is None:
+        raise PackEndedError
+    address, rejected = destination.address(INDEX_NAME), totals.rejected.total()
+    return f"{address}: {totals.samples:,} samples, {rejected:,} rejected"
+
+
+def _require_plan(destination: Storage) -> None:
+    if destination.size(PLAN_NAME) is None:
+        raise PackEndedError
+
+
+def _remove_leftovers(pack: PackPlan, destination: Storage) -> None:
+    """Remove what this node stored after another one had removed the state of the pack.
+
+    It was paused meanwhile. A pack that has begun since has a plan or a claim.
+    """
+    if destination.size(PLAN_NAME) is None and destination.size(CLAIM_NAME) is None:
+        remove_state(pack, destination)
 
 
 class _ProgressLog:

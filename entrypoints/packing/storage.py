@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import shutil
 import threading
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -76,6 +77,9 @@ class Storage(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove all files below ``folder``; a local folder above it, too, if it is then empty."""
 
     def atomic_writer(self, name: str) -> AbstractContextManager[ShardSink]:
         """Open a sink whose content gets the name when the context exits without an error."""
@@ -158,6 +162,13 @@ class LocalFolder:
 
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
+
+    def remove_folder(self, folder: str) -> None:
+        path = self.path / folder
+        shutil.rmtree(path, ignore_errors=True)
+        for parent in path.relative_to(self.path).parents[:-1]:
+            with suppress(OSError):  # other files are in it
+                (self.path / parent).rmdir()
 
     @contextmanager
     def atomic_writer(self, name: str) -> Iterator[ShardSink]:
@@ -247,6 +258,10 @@ class S3Prefix:
 
     def remove(self, name: str) -> None:
         s3_client(self.access).delete_object(Bucket=self.bucket, Key=self.prefix + name)
+
+    def remove_folder(self, folder: str) -> None:
+        for name in self.list_sizes(folder):
+            self.remove(f"{folder}/{name}")
 
     def create_if_absent(self, name: str, content: bytes) -> bool:
         """Put an object unless it exists; return whether this call created it.
@@ -460,3 +475,10 @@ def _download(client: S3Client, bucket: str, key: str) -> bytes:
 def is_missing(error: ClientError) -> bool:
     """Return whether S3 reports that the object does not exist."""
     return error.response["Error"].get("Code") in ("404", "NoSuchKey")
+
+
+def is_aborted_upload(error: BaseException) -> bool:
+    """Return whether S3 reports that the upload was aborted, by another process."""
+    from botocore.exceptions import ClientError
+
+    return isinstance(error, ClientError) and error.response["Error"].get("Code") == "NoSuchUpload"

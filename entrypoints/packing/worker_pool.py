@@ -5,17 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from sm_train.entrypoints.common.parent_death import exit_with_parent
-from sm_train.entrypoints.common.signals import record_signals
+from sm_train.entrypoints.common.signals import block_signals, record_signals
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.images.decoder_pool import DecoderPool, Decoders, InProcessDecoders
 from sm_train.entrypoints.packing.plan import ShardPlan
@@ -25,13 +25,16 @@ from sm_train.entrypoints.packing.shard_builder import (
     StoppedError,
     build_shard,
 )
-from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, Storage
+from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, Storage, is_aborted_upload
 
 S3_THREADS = 16
 """Minimum number of threads in a process that reads from or writes to S3, to hide its latency."""
 
 _POLL_SECONDS = 0.2
 """Interval between two progress reports."""
+
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+"""What a terminal sends to the whole process group, and only the parent handles."""
 
 _Item = TypeVar("_Item")
 
@@ -70,10 +73,14 @@ class PackProgress:
     label: str = "packing"
 
 
+ShardTask = tuple[ShardPlan, dict[int, RejectedInput]]
+"""A shard to build, and its inputs to leave out by number."""
+
+
 def build_in_parallel(
-    plans: Sequence[ShardPlan], work: WorkerPlan, dropped: Mapping[int, RejectedInput]
-) -> Iterator[PackProgress]:
-    """Build the shards of ``plans``; yield the progress now and then.
+    shards: Iterable[ShardTask], work: WorkerPlan, plans: Sequence[ShardPlan]
+) -> Generator[PackProgress]:
+    """Build ``shards``, which are some of ``plans``; yield the progress now and then.
 
     Raises:
         OSError: the destination cannot be written, or the disk is full.
@@ -82,8 +89,7 @@ def build_in_parallel(
     gpus = _visible_gpus() if plans and plans[0].options.latents is not None else []
     processes, threads = split_cores(plans, work, max_processes=len(gpus) or work.workers)
     task = partial(_build_shard, work.destination, work.access, threads)
-    items = [(plan, _dropped_from(plan, dropped)) for plan in plans]
-    yield from run_tasks(task, items, processes, work.decoders(processes), gpus)
+    yield from run_tasks(task, shards, processes, work.decoders(processes), gpus)
 
 
 def split_cores(
@@ -93,7 +99,7 @@ def split_cores(
     processes = max(1, min(work.workers, len(plans), max_processes))
     threads = work.workers // processes
     if isinstance(work.destination, S3Prefix) or any(
-        item.address.startswith("s3://") for plan in plans[:1] for item in plan.inputs[:1]
+        item.address.startswith("s3://") for plan in plans[:1] for item in islice(plan.inputs, 1)
     ):
         threads = max(threads, S3_THREADS)
     return processes, threads
@@ -108,46 +114,48 @@ def _visible_gpus() -> list[str]:
     return (visible.split(",") if visible else list(map(str, range(count))))[:count]
 
 
-def _dropped_from(
-    plan: ShardPlan, dropped: Mapping[int, RejectedInput]
-) -> dict[int, RejectedInput]:
-    return {item.number: dropped[item.number] for item in plan.inputs if item.number in dropped}
-
-
 def _build_shard(
     destination: Storage,
     access: S3Access,
     threads: int,
-    item: tuple[ShardPlan, dict[int, RejectedInput]],
+    item: ShardTask,
     on_progress: ProgressCallback,
     decoders: Decoders,
 ) -> None:
     plan, dropped = item
     reader = InputReader(access, decoders)
-    build_shard(plan, destination, reader, threads, on_progress, dropped)
+    try:
+        build_shard(plan, destination, reader, threads, on_progress, dropped)
+    except Exception as error:
+        # Another node took the shard over from this one, which was paused.
+        if not is_aborted_upload(error):
+            raise
 
 
 def run_tasks(
     task: Task[_Item],
-    items: Sequence[_Item],
+    items: Iterable[_Item],
     processes: int,
     decoders: int,
     gpus: Sequence[str] = (),
-) -> Iterator[PackProgress]:
+) -> Generator[PackProgress]:
     """Call ``task`` with each item in ``processes`` processes; yield their combined progress.
 
     Each process has ``decoders`` decoder processes of its own, so that an image that crashes its
     decoder costs only itself. With ``gpus``, each process sees one of them. An error in one process
-    stops all of them; a task that is stopped must leave no partial result.
+    stops all of them; a task that is stopped must leave no partial result. Items are taken when a
+    process needs one.
     """
-    if not items:
+    remaining = iter(items)
+    queued = list(islice(remaining, processes))
+    if not queued:
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
     # A signal that ends this process while a child starts would make the child print a traceback.
     with record_signals() as raise_recorded:
-        with _block_terminal_signals():
+        with block_signals(*_TERMINAL_SIGNALS):
             resource_tracker.ensure_running()  # unblocks the signals once it has started
-        with _block_terminal_signals():
+        with block_signals(*_TERMINAL_SIGNALS):
             # Shared: done inputs, written bytes, rejected inputs.
             counters = context.Array("q", 3)
             stop, num_started = context.Event(), context.Value("i", 0)
@@ -157,10 +165,16 @@ def run_tasks(
                 _init_worker,
                 (counters, stop, num_started, decoders, gpus),
             )
-            pending: set[Future[None]] = {pool.submit(_run_task, task, item) for item in items}
+            pending: set[Future[None]] = {pool.submit(_run_task, task, item) for item in queued}
         try:
-            while pending:
-                finished, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
+            while True:
+                # One item more than there are processes, so that none waits for the next.
+                queued = list(islice(remaining, processes + 1 - len(pending)))
+                with block_signals(*_TERMINAL_SIGNALS):
+                    pending.update(pool.submit(_run_task, task, item) for item in queued)
+                if not pending:
+                    break
+                finished, pending = wait(pending, _POLL_SECONDS, FIRST_COMPLETED)
                 for future in finished:
                     future.result()
                 raise_recorded()
@@ -204,16 +218,3 @@ def _report_progress(done: int, written: int, rejected: int) -> None:
     with _counters.get_lock():
         for index, amount in enumerate((done, written, rejected)):
             _counters[index] += amount
-
-
-@contextmanager
-def _block_terminal_signals() -> Iterator[None]:
-    """Make processes that are started in this context ignore Ctrl-C and hang-up.
-
-    A terminal sends both to the whole process group, but only the parent handles them.
-    """
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.job_config import LoraConfig
 from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
 from sm_train.entrypoints.distributed.fsdp import blocks
 from sm_train.entrypoints.models.builder import new_autoencoder, new_text_encoders
@@ -198,11 +199,13 @@ def resolution_step(preset: Mapping[str, Any]) -> int:
     return int(downsampling(preset["vae"]) * divisor)
 
 
-def measure_pass(preset: Mapping[str, Any], resolution: int, precision: str) -> PassMeasurement:
-    """Run one forward pass of a preset's network on the meta device."""
+def measure_pass(
+    preset: Mapping[str, Any], resolution: int, precision: str, lora: LoraConfig | None = None
+) -> PassMeasurement:
+    """Run one forward pass of a preset's network, with an adapter or not, on the meta device."""
     scale = downsampling(preset["vae"])
     config, side = preset["network"], resolution // scale
-    network = Network(config, None, side).module.to_empty(device="meta").train()
+    network = Network(config, None, side, lora=lora).module.to_empty(device="meta").train()
     image, text = network_inputs(config, side, preset_caption_tokens(preset))
     timesteps = torch.zeros(1, device="meta")
     saved, arguments, in_blocks = _Storages(), _Storages(), list[_Storages]()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.common.job_config import JobConfig, LoraConfig, ModelConfig
-from sm_train.entrypoints.common.lora_layers import adapter_shapes
+from sm_train.entrypoints.common.lora_layers import DEFAULT_TARGETS, adapter_shapes, targets_of
 from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
 from sm_train.entrypoints.models.components import encodes_in_fp32, read_preset
 
@@ -34,6 +34,43 @@ _USABLE = 0.9
 
 _PLANS = Path(__file__).parent / "plans"
 MEASURE_MODULE = "sm_train.entrypoints.planning.measure"
+
+
+@dataclass(frozen=True)
+class _AdapterActivations:
+    """What autograd keeps of a pass with an adapter, as a factor of what it keeps without one.
+
+    ``per_rank`` is added once for a rank as large as the mean number of a layer's inputs.
+    """
+
+    plain: float
+    with_dropout: float
+    per_rank: float
+
+
+_ADAPTER_ACTIVATIONS = {
+    "UNet2DConditionModel": (
+        _AdapterActivations(0.90, 1.20, 0.25),
+        _AdapterActivations(1.20, 1.90, 1.5),
+    ),
+    "PixArtTransformer2DModel": (
+        _AdapterActivations(0.73, 1.12, 0.25),
+        _AdapterActivations(1.10, 1.88, 0.55),
+    ),
+    "SD3Transformer2DModel": (
+        _AdapterActivations(0.62, 0.90, 0.25),
+        _AdapterActivations(1.02, 1.70, 0.5),
+    ),
+}
+"""Network class → for targets among the default ones, and for any others: upper bounds of what
+:func:`~sm_train.entrypoints.planning.measure.measure_pass` measures with PEFT 0.21. Frozen layers
+keep no input; PEFT keeps a copy of each extended layer's, and with dropout a mask and another copy.
+"""
+
+
+_MIN_CHECKPOINTED = 0.9
+"""Lower limit of the factor with activation checkpointing: a block's arguments are kept as without
+an adapter."""
 
 
 class UnplannedModelError(ValueError):
@@ -217,12 +254,16 @@ def preset_digest(preset: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Trained:
-    """The weights that have gradients; ``added`` of them are not the preset's."""
+    """The weights that have gradients; ``added`` of them are not the preset's.
+
+    ``activations`` is a factor of the activations of a training of all weights.
+    """
 
     parameters: int
     added: int
     optimizer_bytes: Mapping[str, int]
     ddp_buckets: int
+    activations: float = 1.0
 
 
 def _all_weights(plan: Mapping[str, Any]) -> _Trained:
@@ -239,7 +280,22 @@ def _adapter(lora: LoraConfig, preset: Mapping[str, Any], plan: Mapping[str, Any
     }
     # DDP's first bucket has 1 MiB, the others 25.
     buckets = 1 + max(0, -(-(_FP32 * count - 2**20) // (25 * 2**20)))
-    return _Trained(count, count, optimizers, buckets)
+    activations = _adapter_activations(lora, preset["network"]["class"], shapes)
+    return _Trained(count, count, optimizers, buckets, activations)
+
+
+def _adapter_activations(
+    lora: LoraConfig, class_name: str, shapes: Sequence[tuple[tuple[int, int], int]]
+) -> float:
+    """Return the factor of :data:`_ADAPTER_ACTIVATIONS`; ``shapes`` are the adapter's weights."""
+    standard, others = _ADAPTER_ACTIVATIONS[class_name]
+    only_standard = set(targets_of(lora, class_name)) <= set(DEFAULT_TARGETS[class_name])
+    factors = standard if only_standard else others
+    # Each layer has a weight (rank, inputs) and one (outputs, rank).
+    layers = sum(number for _, number in shapes[::2])
+    mean_inputs = sum(number * inputs for (_, inputs), number in shapes[::2]) / layers
+    base = factors.with_dropout if lora.dropout else factors.plain
+    return base + factors.per_rank * lora.rank / mean_inputs
 
 
 @cache
@@ -287,6 +343,9 @@ def plan_preset(
     text_width = _BF16 if precision == "bf16" else _FP32
     text = 0 if preset["train_text_encoder"] else plan["text_encoder_parameters"]
     trained = _all_weights(plan) if lora is None else _adapter(lora, preset, plan)
+    # Checkpointing recomputes one block at a time.
+    checkpointed = at_resolution(figures["checkpointed_bytes"])
+    checkpointed += max(map(at_resolution, figures["block_bytes"]), default=0)
     return ModelPlan(
         parameters=plan["parameters"] + trained.added,
         trained_parameters=trained.parameters,
@@ -295,10 +354,8 @@ def plan_preset(
         # Frozen weights need no gradient; the adapter's own products are left out.
         training_flops_per_image=(2 if lora else 3) * at_resolution(figures["forward_flops"]),
         precision=precision,
-        kept_bytes=at_resolution(figures["kept_bytes"]),
-        # Checkpointing recomputes one block at a time.
-        checkpointed_bytes=at_resolution(figures["checkpointed_bytes"])
-        + max(map(at_resolution, figures["block_bytes"]), default=0),
+        kept_bytes=round(trained.activations * at_resolution(figures["kept_bytes"])),
+        checkpointed_bytes=round(max(trained.activations, _MIN_CHECKPOINTED) * checkpointed),
         fsdp_block_parameters=tuple(plan["fsdp_block_parameters"]),
         ddp_buckets=trained.ddp_buckets,
         frozen_bytes=text_width * text + _FP32 * plan["vae_parameters"],

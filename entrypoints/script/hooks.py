@@ -98,7 +98,8 @@ def _call(observer: Observer, call: Callable[..., None], *arguments: Any) -> Non
 
 
 def _patch(observer: Observer) -> None:
-    from accelerate import Accelerator
+    # The package itself may still be importing its modules.
+    from accelerate.accelerator import Accelerator
     from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
     from accelerate.optimizer import AcceleratedOptimizer
 

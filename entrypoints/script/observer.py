@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,18 @@ from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
+from sm_train.entrypoints.script.process_groups import keep_cpu_backends
 from sm_train.entrypoints.script.ranks import Save, ScriptRanks
 from sm_train.entrypoints.script.saved_states import SavedState, name_for_step, saved_step
 from sm_train.entrypoints.script.step_events import LoopFacts, StepEvents, StepWindow
 
 STOP_AGREEMENT_TIMEOUT = 60.0
 """Seconds that a rank waits at the last step for the others, of SageMaker's 120."""
+
+REPLACED_AFTER = 100
+"""Steps of another optimizer in a row after which it counts as the successor of the first one.
+
+A training of two networks may take several steps of one for each step of the other."""
 
 _DEFAULT_NAME = "checkpoint-{step}"
 """Name of a checkpoint in the diffusers examples."""
@@ -74,7 +81,7 @@ class ScriptObserver:
         self._accelerator: Any = None
         self._loader: Any = None
         self._optimizer: Any = None
-        self._other_optimizer: Any = None
+        self._steps_of_others: Counter[int] = Counter()
         self._several_optimizers = self._observes_data = False
         self._norm: Any = None
         self._wait_started = 0.0
@@ -98,8 +105,9 @@ class ScriptObserver:
             self._events.warn("entry-observer", message)
 
     def created(self, accelerator: Any) -> None:
-        """Take note of a new Accelerator."""
+        """Take note of a new Accelerator, which has created the process group."""
         self._accelerator = accelerator
+        keep_cpu_backends()
         self.take_over_signals()
 
     def take_over_signals(self) -> None:
@@ -147,13 +155,13 @@ class ScriptObserver:
 
     def after_step(self, optimizer: Any) -> None:
         """Count an optimizer step; of several optimizers, those of the first."""
-        if optimizer is not self._optimizer and not self._take_over(optimizer):
+        count = self._count(optimizer)
+        if not count:
             return
-        self._other_optimizer = None
         if not self._has_begun:
-            self._begin()
-        self.step += 1
-        self._window.steps += 1
+            self._begin(observes_loss=False)
+        self.step += count
+        self._window.steps += count
         if self._window.steps >= self._config.training.log_every:
             self._log_steps()
         self.enter(Phase.SCRIPT)
@@ -221,15 +229,27 @@ class ScriptObserver:
         self._phase = phase
         self._heartbeat.enter(phase, self.step)
 
-    def _take_over(self, optimizer: Any) -> bool:
-        """Return whether ``optimizer`` is counted: the first one, or one that replaced it."""
-        if self._optimizer is None or self._other_optimizer is optimizer:
-            self._optimizer = optimizer
-            return True
-        self._other_optimizer, self._several_optimizers = optimizer, True
-        return False
+    def _count(self, optimizer: Any) -> int:
+        """Return how many steps a step of ``optimizer`` counts as: 0 if another one is counted.
 
-    def _begin(self) -> None:
+        One that replaces the counted optimizer counts with the steps that it has taken since then.
+        """
+        if self._optimizer is None:
+            self._optimizer = optimizer
+        if optimizer is self._optimizer:
+            self._steps_of_others.clear()
+            return 1
+        self._several_optimizers = True
+        self._steps_of_others[id(optimizer)] += 1
+        count = self._steps_of_others[id(optimizer)]
+        prepared = getattr(self._accelerator, "_optimizers", ())
+        if count < REPLACED_AFTER and any(one is self._optimizer for one in prepared):
+            return 0
+        self._optimizer = optimizer
+        self._steps_of_others.clear()
+        return count
+
+    def _begin(self, *, observes_loss: bool = True) -> None:
         """Log the actual configuration before the first step."""
         self._window = StepWindow()
         self._has_begun = True
@@ -248,7 +268,7 @@ class ScriptObserver:
                 "cluster.backend" if backend == "smddp" else "chosen by Accelerate",
                 "fp32" if precision == "no" else precision,
                 self.first_step,
-                tuple(self._unobserved()),
+                tuple(self._unobserved(observes_loss=observes_loss)),
             )
         )
 
@@ -256,11 +276,13 @@ class ScriptObserver:
         """Log the ``start`` event, on rank 0."""
         self.step_events = StepEvents(self._config, self._resources, self._events, facts)
 
-    def _unobserved(self) -> list[str]:
+    def _unobserved(self, *, observes_loss: bool) -> list[str]:
         """Return what the events of this script lack, each with the reason."""
-        missing = ["loss of the other processes: `loss` is that of rank 0"]
-        if self._accelerator.num_processes == 1:
-            missing.clear()
+        missing = []
+        if not observes_loss:
+            missing.append("loss: the script did not call Accelerator.backward")
+        elif self._accelerator.num_processes > 1:
+            missing.append("loss of the other processes: `loss` is that of rank 0")
         if self._loader is None:
             missing.append(
                 "data wait and epoch: Accelerator.prepare got no loader; a stop takes place at "
@@ -397,7 +419,9 @@ class ScriptObserver:
             self._events.warn("entry-no-steps", f"{entry}: no steps, speed and loss: {reason}")
         if self._several_optimizers:
             self._events.warn(
-                "entry-several-optimizers", f"{entry}: the steps of one of its optimizers count"
+                "entry-several-optimizers",
+                f"{entry}: the steps of one of its optimizers count, and `loss` is the mean of all "
+                "backward passes",
             )
         if self._optimizer is not None and self.last_save is None:
             self._events.warn(

@@ -195,30 +195,36 @@ class ScriptRanks:
     def finish(self, alive: Callable[[], None]) -> bool:
         """Wait until the last saves are complete on all ranks; return whether they are.
 
-        Call it when the script has ended, after the thread that ticks. The other ranks wait as long
-        as rank 0 runs, and call ``alive`` meanwhile.
+        Call it when the script has ended, after the thread that ticks. The other ranks wait until
+        rank 0 has finished, and call ``alive`` meanwhile.
         """
         self._ended = True
         deadline = time.monotonic() + END_TIMEOUT
         try:
-            while self._info.rank or time.monotonic() < deadline:
-                self.tick()
-                if self._has_finished():
-                    return True
+            while not self._has_finished():
+                if self._info.rank == 0 and time.monotonic() > deadline:
+                    self._release_ranks()
+                    return False
                 alive()
                 time.sleep(TICK_SECONDS / 5)
+            self._release_ranks()
         except Exception:  # Rank 0 has ended, and with it the store.
             return self._info.rank != 0
-        return False
+        return True
 
     def _has_finished(self) -> bool:
+        self.tick()
         if self._info.rank:
             return self._store is None or self._store.check(["finished"])
-        if self._pending or self._seal is not None:
-            return False
-        if self._store is not None:
+        return not self._pending and self._seal is None
+
+    def _release_ranks(self) -> None:
+        """On rank 0: end the wait of the others.
+
+        The agent of torchrun hosts the store and ends after all agents, so it would outlive rank 0.
+        """
+        if self._info.rank == 0 and self._store is not None:
             self._store.set("finished", "1")
-        return True
 
     # ------------------------------------------------------------------ by the thread
 

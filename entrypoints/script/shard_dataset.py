@@ -11,11 +11,16 @@ from typing import Any, TypedDict
 
 import torch
 from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.common.index_location import find_index, index_channel, index_path
+from sm_train.entrypoints.common.job_config import DataConfig, ExtraKind
 from sm_train.entrypoints.data.loader import Loader, open_loader
-from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
-from sm_train.entrypoints.data.webdataset_reader import ShardStream, list_stream
+from sm_train.entrypoints.data.shard_catalog import (
+    DataRank,
+    ShardCatalog,
+    build_catalog,
+    mix_catalogs,
+)
+from sm_train.entrypoints.data.webdataset_reader import ShardStream, list_stream, mix_streams
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.script.current_job import ScriptProcess, script_process
 from torch import Tensor
@@ -23,18 +28,22 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 
 class ImageBatch(TypedDict):
-    """``pixel_values`` is uint8 (B, 3, H, W); ``captions`` has B texts."""
+    """``pixel_values`` is uint8 (B, 3, H, W); ``captions`` has B texts.
+
+    ``extras`` are the tensors of ``data.extras`` by name: images uint8 (B, 3, H, W), masks uint8
+    and maps float32 (B, 1, H, W), arrays float32 (B, *shape).
+    """
 
     pixel_values: Tensor
     captions: list[str]
+    extras: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A channel with its index, the rank that reads it, and the observer of its events."""
+    """Folders of shards with their indexes, the rank that reads them, and their observer."""
 
-    folder: Path
-    index: Path | None
+    folders: list[tuple[Path, Path | None]]
     rank: DataRank
     config: DataConfig
     scans: Path
@@ -110,18 +119,16 @@ class ShardDataset(IterableDataset[ImageBatch]):
             if observer:
                 observer.after_batch(None)
             pixels = batch.pixels.permute(0, 3, 1, 2)
-            yield {"pixel_values": pixels, "captions": batch.captions}
+            extras = {
+                one.name: _channels_first(one.kind, batch.extras[one.name])
+                for one in self._source.config.extras
+            }
+            yield {"pixel_values": pixels, "captions": batch.captions, "extras": extras}
 
     def _open(self) -> Loader:
         """List the shards, a collective, and return the loader at the present position."""
         source = self._source
-        shards: ShardCatalog | ShardStream
-        if source.config.reader == "webdataset":
-            shards = list_stream(source.folder, source.rank, all_gather)
-        else:
-            shards = build_catalog(
-                source.folder, source.index, source.rank, all_gather, source.scans
-            )
+        shards = self._shards()
         # Images, even if the shards hold latents for the built-in training.
         shards = replace(shards, options={**shards.options, "latents": None})
         loader = open_loader(
@@ -133,11 +140,23 @@ class ShardDataset(IterableDataset[ImageBatch]):
             **self._options,
         )
         process = source.process
-        warning = loader.reader.resume_warning
-        if warning and process is not None and process.rank.rank == 0:
-            streamed = source.config.reader == "webdataset"
-            process.events.warn("data-not-exact" if streamed else "data-resharded", warning)
+        reader = loader.reader
+        if reader.resume_warning and process is not None and process.rank.rank == 0:
+            process.events.warn(reader.resume_code, reader.resume_warning)
         return loader
+
+    def _shards(self) -> ShardCatalog | ShardStream:
+        """List the shards of all sources, a collective."""
+        source = self._source
+        mixed = source.config.sources
+        if source.config.reader == "webdataset":
+            streams = [list_stream(one, source.rank, all_gather) for one, _ in source.folders]
+            return mix_streams(streams, mixed)
+        catalogs = [
+            build_catalog(folder, index, source.rank, all_gather, source.scans / str(number))
+            for number, (folder, index) in enumerate(source.folders)
+        ]
+        return mix_catalogs(catalogs, mixed)
 
     @property
     def epoch(self) -> int:
@@ -158,14 +177,23 @@ class ShardDataset(IterableDataset[ImageBatch]):
         return self._state if self._loader is None else self._loader.state_bytes()
 
 
+def _channels_first(kind: ExtraKind, tensor: Tensor) -> Tensor:
+    if kind == "image":
+        return tensor.permute(0, 3, 1, 2)
+    return tensor if kind == "array" else tensor[:, None]
+
+
 def _job_source() -> _Source:
     process = script_process()
     paths, rank = process.paths, process.rank
-    index = next(iter(sorted(paths.channel("index").rglob("*.parquet"))), None)
+    channels = [one.channel for one in process.config.data.sources] or ["train"]
+    folders = [
+        (paths.channel(name), find_index(paths.channel(index_channel(name)))) for name in channels
+    ]
     local_world_size = rank.world_size // rank.nodes
     data_rank = DataRank(process.resources.hosts, rank.node, rank.local_rank, local_world_size)
     scans = paths.base / "walk" / "train"
-    return _Source(paths.channel("train"), index, data_rank, process.config.data, scans, process)
+    return _Source(folders, data_rank, process.config.data, scans, process)
 
 
 def _folder_source(folder: Path) -> _Source:
@@ -183,9 +211,8 @@ def _folder_source(folder: Path) -> _Source:
         max_bad_fraction=0.01,
     )
     rank = DataRank(("localhost",), 0, local_rank, ranks)
-    return _Source(
-        folder, index if index.exists() else None, rank, config, folder.parent / ".scans", None
-    )
+    folders = [(folder, index if index.exists() else None)]
+    return _Source(folders, rank, config, folder.parent / ".scans", None)
 
 
 _LOCAL = (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, TrackerName
+from sm_train.entrypoints.monitoring.heartbeat import heartbeat_folder, node_event_file
 
 FINISH_TIMEOUT = 30.0
 """Seconds that the end of the job waits for all trackers together."""
@@ -31,7 +32,10 @@ _KINDS = frozenset({"start", "step", "eval", "end"})
 class TrackerFeed:
     """The queue, the thread and the process of one tracker."""
 
-    def __init__(self, name: TrackerName, document: Path, stage: str, events: EventLog) -> None:
+    def __init__(
+        self, name: TrackerName, document: Path, stage: str, events: EventLog, node_event: Path
+    ) -> None:
+        """Start the process; ``node_event`` is the file of the node's last ``node`` event."""
         self.name, self._events = name, events
         self._lines: queue.Queue[str | None] = queue.Queue(_QUEUE_LENGTH)
         self._dropped = 0
@@ -39,6 +43,7 @@ class TrackerFeed:
         paths = [bundle, *filter(None, [os.environ.get("PYTHONPATH")])]
         command = [sys.executable, "-m", "sm_train.entrypoints.tracking.tracker_process"]
         command += ["--document", str(document), "--stage", stage, "--tracker", name]
+        command += ["--node-event", str(node_event), "--parent", str(os.getpid())]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -115,11 +120,12 @@ class TrackerFeeds:
 def tracker_feeds(config: JobConfig, document: Path) -> Iterator[TrackerFeeds]:
     """Start the trackers on rank 0, and let them finish when the block ends."""
     events = EventLog(node=0, rank=0)
+    node_event = node_event_file(heartbeat_folder())
     feeds: list[TrackerFeed] = []
     names = [one.name for one in config.trackers] if os.environ.get("RANK", "0") == "0" else []
     for name in names:
         try:
-            feeds.append(TrackerFeed(name, document, config.stage.name, events))
+            feeds.append(TrackerFeed(name, document, config.stage.name, events, node_event))
         except OSError as error:
             message = f"tracker {name}: no process: {error}; training continues"
             events.warn("tracker-failed", message, tracker=name)

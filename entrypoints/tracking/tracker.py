@@ -86,6 +86,8 @@ class TrackerRun:
         self._warn = warn
         self._start: Mapping[str, Any] = {}
         self._last_steps: LastSteps | None = None
+        self._step = 0
+        """Of the last event that has one; events of nodes have none."""
         self._end_reason: str | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -95,15 +97,16 @@ class TrackerRun:
             Exception: whatever the tracker raises.
         """
         if event["kind"] == "start":
-            self._start = event
+            self._start, self._step = event, int(event["resumed_from_step"])
         elif event["kind"] == "end":
             self._end_reason = event["reason"]
         if self._last_steps is None:
             settings = run_settings(self._config, self._start)
             self._last_steps = self._tracker.open(settings, self._warn)
-        if event["kind"] not in ("step", "eval"):
+        if event["kind"] not in ("step", "eval", "node"):
             return
-        step, time = int(event["step"]), float(event["time"])
+        step, time = int(event.get("step", self._step)), float(event["time"])
+        self._step = step
         values = {tag: value for tag, value in event_scalars(event).items() if self._new(tag, step)}
         if values:
             self._tracker.log_scalars(step, time, values)

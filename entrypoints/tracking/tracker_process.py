@@ -18,6 +18,7 @@ from typing import TextIO
 
 from sm_train.entrypoints.common.events import PREFIX, EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, TrackerConfig, read_job_config
+from sm_train.entrypoints.common.parent_death import kill_group_after_parent
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.monitoring.secret_values import SecretError, read_key, redact
 from sm_train.entrypoints.tracking.mlflow_tracker import MlflowTracker
@@ -30,7 +31,8 @@ _NICENESS = 10
 """Of this process and the client's own, pip included: the training needs the CPU."""
 
 EXIT_TIMEOUT = 60.0
-"""Seconds after the end of the events in which the tracker must have sent everything."""
+"""Seconds after the end of the events, or of the training process, in which the tracker must have
+sent everything."""
 
 
 def main() -> None:
@@ -39,7 +41,10 @@ def main() -> None:
     parser.add_argument("--document", type=Path, required=True)
     parser.add_argument("--stage", required=True)
     parser.add_argument("--tracker", required=True)
+    parser.add_argument("--node-event", type=Path, required=True)
+    parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
+    kill_group_after_parent(options.parent, EXIT_TIMEOUT)
     for number in (signal.SIGINT, signal.SIGTERM):
         # The end of the events ends this process.
         signal.signal(number, signal.SIG_IGN)
@@ -47,7 +52,8 @@ def main() -> None:
     config = read_job_config(options.document, options.stage)
     tracker = next(one for one in config.trackers if one.name == options.tracker)
     with _quiet() as stream:
-        process = TrackerProcess(config, tracker, EventLog(node=0, rank=0, stream=stream))
+        events = EventLog(node=0, rank=0, stream=stream)
+        process = TrackerProcess(config, tracker, events, options.node_event)
         process.run(sys.stdin)
         stream.flush()
         # Without waiting for the threads of a client.
@@ -66,8 +72,12 @@ def _quiet() -> TextIO:
 class TrackerProcess:
     """Feeds one tracker; the first failure is logged, and the number of events it misses."""
 
-    def __init__(self, config: JobConfig, tracker: TrackerConfig, events: EventLog) -> None:
+    def __init__(
+        self, config: JobConfig, tracker: TrackerConfig, events: EventLog, node_event: Path
+    ) -> None:
+        """``node_event`` is the file in which this node's watchdog keeps its last event."""
         self._config, self._settings, self._events = config, tracker, events
+        self._node_event, self._last_node_event = node_event, ""
         self._key: str | None = None
         self._has_warned = False
         self._failed = 0
@@ -87,6 +97,7 @@ class TrackerProcess:
                     self._failed += 1
                 else:
                     run.add(json.loads(line.removeprefix(PREFIX)))
+                    self._add_node_event(run)
             except Exception as error:
                 self._failed += 1
                 self._warn(f"{type(error).__name__}: {error}")
@@ -105,6 +116,16 @@ class TrackerProcess:
                 "--export` has all",
                 tracker=self._settings.name,
             )
+
+    def _add_node_event(self, run: TrackerRun) -> None:
+        """Add the watchdog's last event, unless it has been added or there is none yet."""
+        try:
+            line = self._node_event.read_text(encoding="utf-8")
+        except OSError:
+            return
+        if line != self._last_node_event:
+            self._last_node_event = line
+            run.add(json.loads(line.removeprefix(PREFIX)))
 
     def _create(self) -> TrackerRun:
         ensure_packages(self._settings)

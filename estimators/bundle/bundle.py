@@ -236,12 +236,16 @@ def unpack(archive: bytes) -> dict[str, bytes]:
 
 
 def job_requirements(config: RunConfig, framework_version: str | None) -> str:
-    """Return :func:`requirements` and the packages of single features that the run file uses."""
+    """Return :func:`requirements` and the packages of single features that the run file uses.
+
+    The first line makes pip refuse a package without a hash, whoever starts pip: the start script
+    of SageMaker's SDK takes no options.
+    """
     # A package is a line with its version, and indented lines with its hashes.
     optional = re.split(r"\n(?=[a-z])", _data_file("requirements-optional.txt"))
     needed = _optional_packages(config)
     added = [f"{one.strip()}\n" for one in optional if one.partition("==")[0] in needed]
-    return "".join([requirements(framework_version), *added])
+    return "".join(["--require-hashes\n", requirements(framework_version), *added])
 
 
 def requirements(framework_version: str | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.prices import shipped_prices
-from sm_train.entrypoints.common.job_config import ExpectedPerformance, JobConfig
+from sm_train.entrypoints.common.job_config import DataSource, ExpectedPerformance, JobConfig
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 
@@ -41,7 +41,7 @@ def _job_config(
         entry=config.entry,
         entry_args=config.entry_args,
         backend=config.cluster.backend,
-        data=config.data.job_config(),
+        data=replace(config.data.job_config(), sources=_sources(config, stage)),
         model=config.model.job_config(),
         stage=stage.job_config(),
         training=config.training.job_config(),
@@ -54,6 +54,15 @@ def _job_config(
             _expected_performance(config, stage, predicted_speed), model_plan=model_plan
         ),
         trackers=config.trackers.job_config(),
+    )
+
+
+def _sources(config: RunConfig, stage: StageSection) -> tuple[DataSource, ...]:
+    uris = {name: channel.uri for name, channel in config.channels.items()}
+    uris["train"] = config.data.uri
+    return tuple(
+        DataSource(one.channel, one.weight, config.data.pipe_of(uris[one.channel]))
+        for one in config.sources_of(stage)
     )
 
 

@@ -64,6 +64,11 @@ def _file_names(folder: Path, spec: GitIgnoreSpec) -> Iterator[str]:
     root = folder.resolve()
     for current, subfolders, names in os.walk(folder):
         relative = Path(current).relative_to(folder)
+        for name in (*subfolders, *names):
+            if any("\ud800" <= character <= "\udfff" for character in name):
+                raise UserCodeError(
+                    f"code: {Path(current, name)}: the name is not UTF-8; rename it"
+                )
         # os.walk descends into the folders that stay in this list.
         subfolders[:] = [
             name for name in subfolders if not spec.match_file(f"{(relative / name).as_posix()}/")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sm_train.cost.instances import instance_type
+from sm_train.entrypoints.common.index_location import index_channel, index_uri
 from sm_train.entrypoints.common.optimizer_rules import problem
 from sm_train.estimators.config.cluster import SMDDP_PYTORCH, ClusterSection, major_minor
+from sm_train.estimators.config.data import DataSection, SourceSection
 from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.model import ModelSection
 from sm_train.estimators.config.presets import resolution_factor
@@ -46,13 +48,21 @@ def cross_section_problems(
     model: ModelSection | None,
     *,
     own_script: bool,
+    data: DataSection | None,
+    channels: Mapping[str, str],
 ) -> list[Problem]:
     """Return the mistakes between the stages and between stages and cluster.
 
     ``stages`` are the valid ones, each with its index in the file. Sections are None if they are
-    not valid, ``gpus_per_instance`` if the instance type is not known.
+    not valid, ``gpus_per_instance`` if the instance type is not known. ``channels`` are
+    the run's own: name → URI, empty if that is not valid.
     """
     problems: list[Problem] = []
+    if data is not None:
+        problems += _source_problems(data.sources, data, channels, ("data",))
+        if data.extras and not own_script:
+            reason = "needs entry: a loop of yours; the built-in training reads image and caption"
+            problems.append(Problem(("data", "extras"), None, reason))
     names: set[str] = set()
     for index, stage in stages:
         path: KeyPath = ("stages", index)
@@ -64,6 +74,8 @@ def cross_section_problems(
         problems += _job_name_problems(run, stage, path)
         if model is not None and not own_script:
             problems += _resolution_problems(stage, model, path)
+        if data is not None:
+            problems += _source_problems(stage.sources, data, channels, path)
         if index == 0:
             problems += _first_stage_problems(stage, path)
         if cluster is not None:
@@ -79,6 +91,36 @@ def cross_section_problems(
     if model is not None and training is not None:
         problems += _adapter_problems(model, training)
     return problems
+
+
+def _source_problems(
+    sources: Sequence[SourceSection],
+    data: DataSection,
+    channels: Mapping[str, str],
+    path: KeyPath,
+) -> Iterator[Problem]:
+    """Check that each source is a channel of its own, with an index of its own."""
+    known = {"train": data.uri, **channels}
+    has_index = data.reader == "indexed" and data.index is not False
+    indexes: dict[str | None, str] = {}
+    for number, source in enumerate(sources):
+        where = (*path, "sources", number, "channel")
+        index = index_channel(source.channel)
+        if source.channel not in known:
+            names = ", ".join(sorted(known))
+            yield Problem(where, source.channel, f"is no channel; add it to channels: {names}")
+        elif source.channel in [one.channel for one in sources[:number]]:
+            yield Problem(where, source.channel, "is already a source; add the weights")
+        elif index in channels:
+            yield Problem(where, source.channel, f"needs the channel name {index}; rename that one")
+        elif uri := known[source.channel]:
+            other = indexes.setdefault(index_uri(uri), source.channel)
+            if has_index and other != source.channel:
+                reason = (
+                    f"its index {index_uri(uri)} is that of {other}; move the shards to "
+                    f"{uri.rstrip('/')}/shards/"
+                )
+                yield Problem(where, source.channel, reason)
 
 
 def _resolution_problems(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from sm_train.entrypoints.common.job_config import (
+    CaptionSource,
     Crop,
     DataConfig,
     DecodeMode,
+    ExtraConfig,
+    ExtraKind,
     IccProfile,
     Interpolation,
     ReaderName,
 )
 from sm_train.estimators.config.fields import (
-    CaptionSource,
+    FieldName,
     FunctionName,
+    JsonField,
+    MemberExtension,
     NonNegativeInt,
     PlainText,
     PositiveFloat,
@@ -25,6 +31,63 @@ from sm_train.estimators.config.fields import (
     S3FolderOrObject,
     Section,
 )
+
+MAX_SOURCE_NAME = 58
+"""SageMaker allows names of 64 characters, and the index of a source is the channel index_NAME."""
+
+
+class CaptionField(Section):
+    """A field of a sample's JSON file that holds a caption."""
+
+    field: JsonField = Field(
+        description="Name of the field. Dots lead into objects, [0] into lists: texts[0].long."
+    )
+    weight: PositiveFloat = Field(default=1.0, description="Weight of its caption.")
+
+
+class ExtraSection(Section):
+    """A further file of each sample, which a training loop of yours gets as a tensor."""
+
+    member: MemberExtension = Field(description="Its file extension, such as depth.png.")
+    kind: ExtraKind = Field(
+        default="image",
+        description="image: another image, uint8 with 3 channels. mask: one channel, uint8, scaled "
+        "to the nearest pixel. map: one channel of a PNG or .npy file, float32, such as depth. "
+        "array: an .npy file as it is, float32, such as an embedding. All but array get the "
+        "image's crop and flip.",
+    )
+    shape: tuple[PositiveInt, ...] = Field(
+        default=(), max_length=6, description="Shape of an array; required for that kind."
+    )
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> ExtraSection:
+        if (self.kind == "array") != bool(self.shape):
+            fix = "is missing" if self.kind == "array" else "is of kind: array; remove it"
+            raise ValueError(f"shape: {fix}")
+        if self.kind == "array" and not self.member.endswith("npy"):
+            raise ValueError("member: an array is an .npy file; write its extension")
+        return self
+
+
+class SourceSection(Section):
+    """A source of the training data, mixed with others by weight."""
+
+    channel: str = Field(
+        max_length=MAX_SOURCE_NAME,
+        description="A name of `channels` whose `uri` is a prefix of shards, or train for "
+        "`data.uri`.",
+    )
+    weight: PositiveFloat = Field(
+        default=1.0, description="Its samples, relative to the weights of the other sources."
+    )
+
+
+_CaptionWeights = Annotated[
+    Annotated[PositiveFloat, Tag("[weight]")] | Annotated[list[CaptionField], Tag("[fields]")],
+    Discriminator(lambda value: "[fields]" if isinstance(value, list) else "[weight]"),
+]
+"""The weight of a text file's caption, or the fields of a JSON file."""
 
 
 class DataSection(Section):
@@ -68,15 +131,29 @@ class DataSection(Section):
     caption_key: PlainText = Field(
         default="txt", description="File extension of a sample's caption."
     )
-    captions: dict[CaptionSource, PositiveFloat] = Field(
+    caption: dict[MemberExtension, _CaptionWeights] = Field(
         default_factory=dict,
-        description="Captions of a sample by their weight, of which each epoch chooses one: file "
-        "extensions, and fields of the sample's JSON file as `json.FIELD`; a list of texts shares "
-        "its weight. Missing and empty captions do not count. Default: `caption_key` alone.",
+        description="Captions of a sample, of which each epoch chooses one by its weight: weights "
+        "of text files by extension, and lists of fields of JSON files, as in {txt: 0.5, json: "
+        "[{field: alt_text, weight: 0.3}]}. A list of texts shares its weight. Missing and empty "
+        "captions do not count. Default: `caption_key` alone.",
+    )
+    extras: dict[FieldName, ExtraSection] = Field(
+        default_factory=dict,
+        max_length=10,
+        description="Further files of each sample as tensors, by a name of yours, for a training "
+        "loop of yours (`entry`): masks, depth, embeddings, another image.",
     )
     flip: bool = Field(
         default=False,
         description="Whether to mirror half of the images horizontally, others in each epoch.",
+    )
+    sources: list[SourceSection] = Field(
+        default_factory=list,
+        max_length=10,
+        description="Sources that are mixed by weight, as in [{channel: train, weight: 3}, "
+        "{channel: art, weight: 1}]; an epoch has as many samples as all of them. Stages may set "
+        "others. Default: `uri` alone.",
     )
     index: bool | None = Field(
         default=None,
@@ -155,15 +232,45 @@ class DataSection(Section):
             max_bad_fraction=self.max_bad_fraction,
             decode=self.decode,
             icc_profile=self.icc_profile,
-            captions=tuple(self.captions.items()),
+            caption=tuple(self.caption_sources()),
             flip=self.flip,
+            extras=tuple(
+                ExtraConfig(name, one.member, one.kind, one.shape)
+                for name, one in self.extras.items()
+            ),
             transform=self.transform,
             reader=self.reader,
             epoch_samples=self.epoch_samples or self.samples,
             shuffle_buffer=self.shuffle_buffer,
-            pipe=self.pipe and self.pipe.replace("{uri}", f"{self.uri.rstrip('/')}/{{name}}"),
+            pipe=self.pipe_of(self.uri),
             synthetic_samples=self.synthetic_samples,
         )
+
+    def pipe_of(self, uri: str) -> str | None:
+        """Return the command that prints a shard below ``uri``; {name} is left in it."""
+        return self.pipe and self.pipe.replace("{uri}", f"{uri.rstrip('/')}/{{name}}")
+
+    def caption_sources(self) -> Iterator[CaptionSource]:
+        """Yield the sources of `caption`."""
+        for member, value in self.caption.items():
+            if isinstance(value, list):
+                for one in value:
+                    yield CaptionSource(member, one.field, one.weight)
+            else:
+                yield CaptionSource(member, None, value)
+
+    @field_validator("caption")
+    @classmethod
+    def _check_caption(
+        cls, caption: dict[str, float | list[CaptionField]]
+    ) -> dict[str, float | list[CaptionField]]:
+        for member, value in caption.items():
+            if isinstance(value, list) != (member.split(".")[-1] == "json"):
+                wanted = "a weight" if isinstance(value, list) else "[{field: NAME, weight: 1}]"
+                raise ValueError(f"{member}: must be {wanted}")
+            if value == []:
+                raise ValueError(f"{member}: lists no field; write [{{field: NAME, weight: 1}}]")
+        return caption
 
     @field_validator("transform")
     @classmethod

@@ -79,7 +79,9 @@ _PLAN = r"^arn:aws[a-z-]*:sagemaker:[a-z]{2}(-[a-z]+)+-[0-9]:[0-9]{12}:training-
 _CHANNEL = r"^[a-zA-Z0-9_]+$"
 _FUNCTION = r"^[a-z0-9]+$|^[a-zA-Z_][a-zA-Z0-9_.]*:[a-zA-Z_][a-zA-Z0-9_.]*$"
 _ENTRY = r"^[a-zA-Z0-9_]([a-zA-Z0-9_/-]*[a-zA-Z0-9_-])?\.py$"
-_CAPTION_SOURCE = r"^[A-Za-z0-9_-]+(\.[^.\s]+)*$"
+_EXTENSION = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$"
+_FIELD_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_JSON_FIELD = r"^[^.\s\[\]]+(\.[^.\s\[\]]+|\[[0-9]+\])*$"
 _LICENSE = r"^[a-z0-9][a-z0-9.+-]*$"
 _LAYER = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*$"
 
@@ -119,7 +121,9 @@ _PATTERN_MESSAGES = {
     "never the URL itself",
     TOPIC_PATTERN: "must be a topic ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
     _FUNCTION: "must be a name from the list in `sm-train schema`, or module:function",
-    _CAPTION_SOURCE: "must be a file extension such as txt, or a JSON field such as json.alt_text",
+    _EXTENSION: "must be the file extension of a sample's file, such as txt or depth.npy",
+    _FIELD_NAME: "must be a name of letters, digits and _",
+    _JSON_FIELD: "must be a field such as alt_text, meta.title or texts[0]",
     _LICENSE: "must be an identifier such as apache-2.0, in lower case",
     _LAYER: "must be the name of a layer such as to_q or ff.net.2",
     RESOURCE_NAME_PATTERN: "must be a Kubernetes name: lowercase letters, digits, - and .",
@@ -234,7 +238,10 @@ EntryArgument = Annotated[
     str, Field(max_length=10_000), BeforeValidator(_number_to_text), AfterValidator(_check_argument)
 ]
 """An argument of a script: text, or a number as written in YAML."""
-CaptionSource = Annotated[str, Field(pattern=_CAPTION_SOURCE, max_length=200)]
+MemberExtension = Annotated[str, Field(pattern=_EXTENSION, max_length=200)]
+"""The extension of a file in a sample: all after the first dot of its name."""
+FieldName = Annotated[str, Field(pattern=_FIELD_NAME, max_length=64)]
+JsonField = Annotated[str, Field(pattern=_JSON_FIELD, max_length=200)]
 FunctionName = Annotated[str, Field(pattern=_FUNCTION, max_length=200)]
 License = Annotated[str, Field(pattern=_LICENSE, max_length=64)]
 LayerName = Annotated[str, Field(pattern=_LAYER, max_length=200)]

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import KeyPath, Problem, cross_section_problems
+from sm_train.estimators.config.data import ChannelSection, DataSection
 from sm_train.estimators.config.fields import SECRET_KEY_PATTERN, SECRET_PATTERN, pattern_message
 from sm_train.estimators.config.model import ModelSection
 from sm_train.estimators.config.placement import fallback_problems
@@ -353,8 +354,24 @@ def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
     if not _validation_errors(ModelSection, raw.get("model")):
         model = ModelSection.model_validate(raw.get("model"))
     run_name = name if isinstance(name, str) else ""
+    raw_channels = raw.get("channels")
+    channels = raw_channels if isinstance(raw_channels, dict) else {}
+    data = None
+    if not _validation_errors(DataSection, raw.get("data")):
+        data = DataSection.model_validate(raw.get("data"))
     problems = cross_section_problems(
-        run_name, stages, gpus, cluster, training, model, own_script=raw.get("entry") is not None
+        run_name,
+        stages,
+        gpus,
+        cluster,
+        training,
+        model,
+        own_script=raw.get("entry") is not None,
+        data=data,
+        channels={
+            str(name): "" if _validation_errors(ChannelSection, one) else str(one["uri"])
+            for name, one in channels.items()
+        },
     )
     return problems or _find_fallback_problems(raw)
 
@@ -375,7 +392,8 @@ def _find_fallback_problems(raw: dict[Any, Any]) -> list[Problem]:
 
 def _problem(raw: Any, error: ErrorDetails) -> Problem:
     """Translate one of pydantic's errors."""
-    path: KeyPath = tuple(key for key in error["loc"] if key != "[key]")
+    # Marks such as [key] are pydantic's and those of a union's variants.
+    path: KeyPath = tuple(key for key in error["loc"] if not str(key).startswith("["))
     message = error["msg"]
     if error["type"] == "value_error":
         # A section's own check starts with the key: "max_wait: 60 s is less than …".
@@ -512,5 +530,13 @@ def dotted(path: KeyPath) -> str:
     """Format ``("stages", 0, "name")`` as ``stages[0].name``."""
     text = ""
     for key in path:
-        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else str(key)
+        text += f"[{key}]" if isinstance(key, int) else f".{_name(key)}" if text else _name(key)
     return text
+
+
+def _name(key: object) -> str:
+    """Return a key on one line, without control characters, and shortened."""
+    text = str(key)
+    # As in a Python string, without its quotes.
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 
 from sm_train.estimators.config.schema import RunConfig
@@ -27,9 +28,21 @@ def job_name(run: str, stage: str, attempt: int) -> str:
     return f"{run}--{stage}-{attempt:04d}"
 
 
+def short_name(run: str) -> str:
+    """Return the name of ``run`` with at most 30 characters; no other run has the same."""
+    if len(run) <= 30:
+        return run
+    return f"{run[:23].rstrip('-')}-{hashlib.sha256(run.encode()).hexdigest()[:6]}"
+
+
 def measuring_run(run: str) -> str:
     """Return the name of the run that holds the measurements of ``run`` (`sm-train measure`)."""
-    return f"{run[:30].rstrip('-')}-measure"
+    return f"{short_name(run)}-measure"
+
+
+def canary_prefix(run: str) -> str:
+    """Return the start of the names of the canaries of ``run`` (`sm-train doctor --canary`)."""
+    return f"{short_name(run)}-canary-"
 
 
 def code_prefix(run: str) -> str:

@@ -53,13 +53,14 @@ def read_preset_file(path: Path) -> str:
         PresetFileError: the file is missing, is not JSON, or describes no preset.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)  # at most: the path may be a device
     except FileNotFoundError:
         raise PresetFileError("no such file; it is relative to the run file") from None
     except OSError as error:
         raise PresetFileError(f"cannot be read: {error.strerror}") from None
     if len(content) > _MAX_BYTES:
-        raise PresetFileError("has more than 1 MiB; a preset is a few kilobytes")
+        raise PresetFileError("more than 1 MiB; a preset is a few kilobytes")
     try:
         return canonical(content.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -14,7 +14,7 @@ from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.common.index_location import index_uri
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import cross_section_problems
-from sm_train.estimators.config.data import ChannelSection, DataSection
+from sm_train.estimators.config.data import ChannelSection, DataSection, SourceSection
 from sm_train.estimators.config.fields import (
     MAX_CHANNELS,
     RESERVED_CHANNELS,
@@ -173,6 +173,24 @@ class RunConfig(Section):
         """Return the URI of the index; None if it is off or if `data.uri` is a whole bucket."""
         return index_uri(self.data.uri) if self.reads_index else None
 
+    def sources_of(self, stage: StageSection) -> list[SourceSection]:
+        """Return the sources that a stage mixes; empty if it reads `data.uri` alone."""
+        return stage.sources or self.data.sources
+
+    @property
+    def source_channels(self) -> dict[str, ChannelSection]:
+        """Return the run's own channels that a stage reads as a source."""
+        names = {one.channel for stage in self.stages for one in self.sources_of(stage)}
+        return {name: self.channels[name] for name in self.channels if name in names}
+
+    @property
+    def source_indexes(self) -> dict[str, str]:
+        """Return the URIs of the indexes of :attr:`source_channels` that have one."""
+        if not self.reads_index:
+            return {}
+        found = {name: index_uri(one.uri) for name, one in self.source_channels.items()}
+        return {name: uri for name, uri in found.items() if uri is not None}
+
     @field_validator("entry")
     @classmethod
     def _check_entry_has_code(cls, entry: str | None, info: ValidationInfo) -> str | None:
@@ -201,6 +219,8 @@ class RunConfig(Section):
             self.training,
             self.model,
             own_script=self.entry is not None,
+            data=self.data,
+            channels={name: channel.uri for name, channel in self.channels.items()},
         )
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))

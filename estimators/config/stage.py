@@ -11,6 +11,7 @@ from sm_train.entrypoints.common.job_config import (
     Sharding,
     StageConfig,
 )
+from sm_train.estimators.config.data import SourceSection
 from sm_train.estimators.config.fields import (
     Name,
     PositiveFloat,
@@ -62,6 +63,11 @@ class StageSection(Section):
     optimizer_state: OptimizerState = Field(
         default="reset",
         description="Whether to keep AdamW's state of the previous stage or to reset it.",
+    )
+    sources: list[SourceSection] = Field(
+        default_factory=list,
+        max_length=10,
+        description="Sources of this stage, in place of `data.sources`.",
     )
     steps_per_second: PositiveFloat | None = Field(
         default=None,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sm_train.entrypoints.common.node_description import NODE_VARIABLE, NodeDescription
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.manifests.problem import ManifestError
-from sm_train.estimators.manifests.stage_job import StageJob
+from sm_train.estimators.manifests.stage_job import StageJob, start_command
 from sm_train.estimators.manifests.volumes import WORK_FOLDER, PodVolumes
 
 GPU, EFA, HUGE_PAGES = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "hugepages-2Mi"
@@ -15,7 +14,6 @@ HEALTH = "sagemaker.amazonaws.com/node-health-status"
 
 _ARCHIVE = f"{WORK_FOLDER}/{ARCHIVE_NAME}"
 _CODE = f"{WORK_FOLDER}/input/data/code"
-START_MODULE = "sm_train.entrypoints.node_start.start"
 
 FETCH = (
     'aws s3 cp --only-show-errors "$BUNDLE_URI" ' + _ARCHIVE + " && "
@@ -23,10 +21,7 @@ FETCH = (
 )
 """The init container's command: a bundle of another digest fails the pod."""
 
-START = (
-    f"rm -rf {_CODE} && mkdir -p {_CODE} && tar -xzf {_ARCHIVE} -C {_CODE} && cd {_CODE} && "
-    f"exec python3 -m {START_MODULE}"
-)
+START = start_command(_ARCHIVE, _CODE, "python3")
 """The container's command: Python becomes process 1, which gets SIGTERM."""
 
 _CPUS_PER_GPU, _MEMORY_GIB_PER_GPU = 2, 8
@@ -89,17 +84,7 @@ def command() -> list[str]:
 
 def variables(job: StageJob, volumes: PodVolumes, launcher: str) -> list[dict[str, Any]]:
     """Return the variables of the container that trains; secrets are references."""
-    description = NodeDescription(
-        stage=job.stage.name,
-        entry=job.bundle.entry,
-        instance_type=job.instance.name,
-        nodes=job.nodes,
-        processes=job.instance.accelerators,
-        channels=tuple(volumes.channels),
-        checkpoints=volumes.checkpoints,
-        launcher=launcher,
-    )
-    plain = {NODE_VARIABLE: description.to_json(), **job.environment()}
+    plain = job.variables(volumes.channels, volumes.checkpoints, launcher)
     secrets = job.config.kubernetes.secrets
     if both := sorted(plain.keys() & secrets.keys()):
         raise ManifestError(
@@ -142,6 +127,7 @@ def _efa_interfaces(job: StageJob) -> int:
     if wanted is None:
         return available if job.nodes > 1 else 0
     if wanted > available:
-        has = f"has {available} EFA interfaces" if available else "has no EFA"
+        interfaces = "interface" if available == 1 else "interfaces"
+        has = f"has {available} EFA {interfaces}" if available else "has no EFA"
         raise ManifestError(f"kubernetes.efa: {wanted}: {name} {has}; write {available} or less")
     return wanted

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import shlex
 
-from sm_train.entrypoints.common.node_description import (
-    NODE_VARIABLE,
-    NodeChannel,
-    NodeDescription,
-)
+from sm_train.entrypoints.common.node_description import NodeChannel
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
-from sm_train.estimators.manifests.pod import START_MODULE
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import (
-    PREVIOUS_CHANNELS,
     StageJob,
-    in_shared_checkpoints,
     mounted,
+    start_command,
 )
 
 STOP_SECONDS = 120
@@ -52,7 +46,7 @@ def batch_script(job: StageJob) -> str:
         f"archive=$code/{ARCHIVE_NAME}",
         f'check() {{ echo "{job.bundle.sha256}  $archive" | sha256sum --check --quiet -; }}',
         'mkdir -p "$code"',
-        "if ! check 2>/dev/null; then",
+        "if ! check &>/dev/null; then",
         f'    aws s3 cp --only-show-errors {shlex.quote(job.code_uri)} "$archive"',
         "    check",
         "fi",
@@ -100,36 +94,20 @@ def _srun(job: StageJob) -> str:
 
 def _task(job: StageJob) -> str:
     """Return what each node runs; ``$1`` is the archive."""
-    code = '"$SAGEMAKER_BASE_DIR/input/data/code"'
-    return (
-        f'rm -rf {code} && mkdir -p {code} && tar -xzf "$1" -C {code} && cd {code} && '
-        f"exec {job.config.slurm.python} -m {START_MODULE}"
-    )
+    return start_command('"$1"', '"$SAGEMAKER_BASE_DIR/input/data/code"', job.config.slurm.python)
 
 
 def _variables(job: StageJob, folder: str) -> dict[str, str]:
     checkpoints = f"{folder}/checkpoints"
-    description = NodeDescription(
-        stage=job.stage.name,
-        entry=job.bundle.entry,
-        instance_type=job.instance.name,
-        nodes=job.nodes,
-        processes=job.instance.accelerators,
-        channels=tuple(_channels(job, checkpoints)),
-        checkpoints=f"{checkpoints}/{job.stage.name}",
-    )
-    return {NODE_VARIABLE: description.to_json(), **job.environment()}
+    return job.variables(_channels(job, checkpoints), f"{checkpoints}/{job.stage.name}")
 
 
 def _channels(job: StageJob, checkpoints: str) -> list[NodeChannel]:
     slurm = job.config.slurm
-    channels = job.channels()
-    previous = [one for one in channels if one.name in PREVIOUS_CHANNELS]
-    data = [one for one in channels if one not in previous]
+    data, previous = job.channels()
     if slurm.data == "shared":
         # The run file's own check requires both.
         assert slurm.data_folder is not None
         assert slurm.data_s3 is not None
         data = mounted(data, slurm.data_folder, slurm.data_s3, "slurm.data_s3")
-    last = f"{checkpoints}/{job.previous_stage_name()}"
-    return [*data, *(in_shared_checkpoints(one, last) for one in previous)]
+    return [*data, *job.in_shared_checkpoints(previous, checkpoints)]

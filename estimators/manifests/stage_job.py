@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from sm_train.cost.instances import InstanceType, instance_type
 from sm_train.entrypoints.common.bucket_owner import OWNERS_VARIABLE, format_owners
-from sm_train.entrypoints.common.node_description import NodeChannel
+from sm_train.entrypoints.common.node_description import (
+    NODE_VARIABLE,
+    TORCHRUN,
+    NodeChannel,
+    NodeDescription,
+)
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
@@ -26,9 +31,14 @@ from sm_train.estimators.request.training import (
     previous_stage,
 )
 
+if TYPE_CHECKING:
+    from types_boto3_sagemaker.type_defs import ChannelTypeDef
+
 Target = Literal["trainjob", "pytorchjob", "hyperpod-eks", "slurm"]
 
-PREVIOUS_CHANNELS = ("previous", "previous_state")
+_START_MODULE = "sm_train.entrypoints.node_start.start"
+
+_PREVIOUS_CHANNELS = ("previous", "previous_state")
 _CODE_CHANNELS = ("code", "sm_drivers")
 """Channels of training jobs that the init container, or the batch script, replaces."""
 
@@ -95,9 +105,24 @@ class StageJob:
             )
         return image
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables of a training job, and those that SageMaker sets itself."""
+    def variables(
+        self, channels: list[NodeChannel], checkpoints: str, launcher: str = TORCHRUN
+    ) -> dict[str, str]:
+        """Return the variables of a training job, those that SageMaker sets itself, and the node's
+        description.
+        """
+        description = NodeDescription(
+            stage=self.stage.name,
+            entry=self.bundle.entry,
+            instance_type=self.instance.name,
+            nodes=self.nodes,
+            processes=self.instance.accelerators,
+            channels=tuple(channels),
+            checkpoints=checkpoints,
+            launcher=launcher,
+        )
         variables = {
+            NODE_VARIABLE: description.to_json(),
             "AWS_REGION": self.region,
             "AWS_DEFAULT_REGION": self.region,
             **job_environment(self.config, self.bundle, self.commit),
@@ -106,30 +131,52 @@ class StageJob:
             variables[OWNERS_VARIABLE] = format_owners(self.config.bucket_owners)
         return variables
 
-    def channels(self) -> list[NodeChannel]:
-        """Return the channels of the training job without its code; none is mounted yet."""
-        launch = LaunchPlan("torchrun", "", None, "")
-        found = input_channels(self.config, self.stage, launch, "", self.bucket)
-        return [
+    def channels(self) -> tuple[list[NodeChannel], list[NodeChannel]]:
+        """Return the training job's channels of data, and those with the previous stage's results.
+
+        Its code is not among them, and none is mounted yet.
+        """
+        found = [
             NodeChannel(
                 name=one["ChannelName"],
                 uri=one["DataSource"]["S3DataSource"]["S3Uri"],
                 sharded=one["DataSource"]["S3DataSource"].get("S3DataDistributionType")
                 == "ShardedByS3Key",
             )
-            for one in found
+            for one in self._inputs()
             if one["ChannelName"] not in _CODE_CHANNELS
         ]
+        data = [one for one in found if one.name not in _PREVIOUS_CHANNELS]
+        return data, [one for one in found if one.name in _PREVIOUS_CHANNELS]
 
     def streamed(self) -> set[str]:
         """Return the names of the channels that a training job reads as a stream (FastFile)."""
-        launch = LaunchPlan("torchrun", "", None, "")
-        found = input_channels(self.config, self.stage, launch, "", self.bucket)
-        return {one["ChannelName"] for one in found if one.get("InputMode") == "FastFile"}
+        return {one["ChannelName"] for one in self._inputs() if one.get("InputMode") == "FastFile"}
 
-    def previous_stage_name(self) -> str | None:
+    def _inputs(self) -> list[ChannelTypeDef]:
+        """Return the training request's channels; the code's, which depend on it, are not used."""
+        launch = LaunchPlan("torchrun", "", None, "")
+        return input_channels(self.config, self.stage, launch, "", self.bucket)
+
+    def in_shared_checkpoints(self, channels: list[NodeChannel], folder: str) -> list[NodeChannel]:
+        """Return the channels of the previous stage's results, in the run's ``folder``."""
         previous = previous_stage(self.config, self.stage)
-        return None if previous is None else previous.name
+        return [
+            replace(one, path=f"{folder}/{previous.name}/{one.uri.rstrip('/').rpartition('/')[2]}")
+            for one in channels
+            if previous is not None
+        ]
+
+
+def start_command(archive: str, code: str, python: str) -> str:
+    """Return the shell command that unpacks the bundle and becomes the node's first process.
+
+    ``archive`` and ``code`` are paths as the shell reads them.
+    """
+    return (
+        f"rm -rf {code} && mkdir -p {code} && tar -xzf {archive} -C {code} && cd {code} && "
+        f"exec {python} -m {_START_MODULE}"
+    )
 
 
 def without_smddp(config: RunConfig) -> RunConfig:
@@ -176,9 +223,3 @@ def mounted(channels: list[NodeChannel], folder: str, root: str, key: str) -> li
         path = f"{folder.rstrip('/')}/{one.uri.removeprefix(root)}".rstrip("/")
         found.append(NodeChannel(one.name, one.uri, path, one.sharded))
     return found
-
-
-def in_shared_checkpoints(channel: NodeChannel, folder: str) -> NodeChannel:
-    """Return a channel of the previous stage's results, which are in ``folder``."""
-    name = channel.uri.rstrip("/").rpartition("/")[2]
-    return NodeChannel(channel.name, channel.uri, f"{folder}/{name}", channel.sharded)

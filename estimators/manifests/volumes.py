@@ -11,12 +11,7 @@ from typing import Any
 
 from sm_train.entrypoints.common.node_description import NodeChannel
 from sm_train.estimators.manifests.problem import ManifestError
-from sm_train.estimators.manifests.stage_job import (
-    PREVIOUS_CHANNELS,
-    StageJob,
-    in_shared_checkpoints,
-    mounted,
-)
+from sm_train.estimators.manifests.stage_job import StageJob, mounted
 
 WORK_FOLDER = "/opt/ml"
 _BUCKETS, _FILE_SYSTEM, _CHECKPOINTS = "/mnt/s3", "/mnt/data", "/mnt/checkpoints"
@@ -54,17 +49,15 @@ def pod_volumes(job: StageJob) -> PodVolumes:
     if kubernetes.shm_size is not None:
         memory["sizeLimit"] = kubernetes.shm_size
     found.add("dshm", "/dev/shm", {"emptyDir": memory})
-    channels = job.channels()
-    previous = [one for one in channels if one.name in PREVIOUS_CHANNELS]
-    found.channels += _data(job, [one for one in channels if one not in previous], found)
+    data, previous = job.channels()
+    found.channels += _data(job, data, found)
     folder = _checkpoint_folder(job, found)
     if folder is None:
         found.checkpoints = job.checkpoint_uri
         found.channels += previous
     else:
         found.checkpoints = f"{folder}/{job.stage.name}"
-        last = f"{folder}/{job.previous_stage_name()}"
-        found.channels += [in_shared_checkpoints(one, last) for one in previous]
+        found.channels += job.in_shared_checkpoints(previous, folder)
     return found
 
 

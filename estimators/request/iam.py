@@ -11,7 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict, cast
 
-from sm_train.estimators.config.naming import ROLE_NOT_SET, measuring_run, staging_bucket
+from sm_train.estimators.config.naming import (
+    ROLE_NOT_SET,
+    canary_prefix,
+    measuring_run,
+    staging_bucket,
+)
 from sm_train.estimators.config.placement import placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.alarms import alarm_prefix, rule_name, topic_name
@@ -86,21 +91,35 @@ class _Scope:
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
     @property
-    def log_streams(self) -> str:
-        """ARN pattern of the log streams of the run's jobs, which start with the job's name."""
-        return self.arn("logs", f"log-group:{_LOG_GROUP}:log-stream:{self.run}-*")
+    def _runs(self) -> list[str]:
+        """Patterns of the names of the run, and of those of its measurements and canaries."""
+        return [self.run, measuring_run(self.run), f"{canary_prefix(self.run)}*"]
+
+    @property
+    def job_names(self) -> list[str]:
+        """Patterns of the names of the jobs of the run, its measurements and its canaries.
+
+        Names of runs contain no double hyphen, so the jobs of no other run match.
+        """
+        return [f"{run}--*" for run in self._runs]
+
+    @property
+    def log_streams(self) -> list[str]:
+        """ARN patterns of the log streams of the jobs, which start with the job's name."""
+        group = f"log-group:{_LOG_GROUP}:log-stream"
+        return [self.arn("logs", f"{group}:{name}") for name in self.job_names]
 
     def s3_arn(self, path: str) -> str:
         return f"arn:{self.partition}:s3:::{path}"
 
     @property
     def run_prefixes(self) -> list[str]:
-        """Patterns of the keys that the run and its measurements write."""
-        return [f"{self.run}/*", f"{measuring_run(self.run)}/*"]
+        """Patterns of the keys that the run, its measurements and its canaries write."""
+        return [f"{run}/*" for run in self._runs]
 
     @property
     def run_objects(self) -> list[str]:
-        """ARN patterns of the objects that the run and its measurements write."""
+        """ARN patterns of the objects below :attr:`run_prefixes`."""
         return [self.s3_arn(f"{self.bucket}/{prefix}") for prefix in self.run_prefixes]
 
     def list_permissions(self, operator: str) -> list[Permission]:
@@ -181,17 +200,18 @@ def merge_policies(documents: Iterable[PolicyDocument]) -> PolicyDocument:
 
 
 def _merge(permissions: list[Permission], others: list[Permission]) -> list[Permission]:
-    """Merge the resources of statements with the same Sid, and the prefixes that they may list."""
+    """Merge the resources of statements with the same Sid, and the lists in their conditions."""
     merged = {permission["Sid"]: permission for permission in permissions}
     for other in others:
         existing = merged.get(other["Sid"], other)
         resources = dict.fromkeys([*existing["Resource"], *other["Resource"]])
         merged[other["Sid"]] = existing | {"Resource": list(resources)}
         for operator, values in other.get("Condition", {}).items():
-            if "s3:prefix" in values:
-                known = existing["Condition"][operator]["s3:prefix"]
-                prefixes = sorted({*known, *values["s3:prefix"]})
-                merged[other["Sid"]]["Condition"] = {operator: {"s3:prefix": prefixes}}
+            for key, names in values.items():
+                if isinstance(names, list):
+                    known = existing["Condition"][operator][key]
+                    both = sorted({*known, *names})
+                    merged[other["Sid"]]["Condition"] = {operator: {key: both}}
     return list(merged.values())
 
 
@@ -202,6 +222,7 @@ def _scope(config: RunConfig, region: str) -> _Scope:
         config.data.uri,
         *filter(None, optional),
         *(channel.uri for channel in config.channels.values()),
+        *config.source_indexes.values(),
     ]
     bucket = staging_bucket(config, region)
     return _Scope(config.name, partition, account, region, bucket, tuple(inputs))
@@ -210,7 +231,7 @@ def _scope(config: RunConfig, region: str) -> _Scope:
 def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permission]:
     """Return what `submit`, `check` and `cost` call, and the commands that manage jobs."""
     # SageMaker writes job names in lower case into ARNs.
-    jobs = scope.arn("sagemaker", f"training-job/{config.name.lower()}-*")
+    jobs = [scope.arn("sagemaker", f"training-job/{name.lower()}") for name in scope.job_names]
     role = config.role or ROLE_NOT_SET
     permissions = [
         *scope.list_permissions("StringLike"),
@@ -224,7 +245,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
                 "sagemaker:ListTags",
                 "sagemaker:StopTrainingJob",
             ],
-            [jobs],
+            jobs,
         ),
         # None of these supports resource-level permissions (Service Authorization Reference).
         _allow(
@@ -248,7 +269,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
             ["logs:DescribeLogStreams", "logs:FilterLogEvents"],
             [scope.arn("logs", f"log-group:{_LOG_GROUP}:*")],
         ),
-        _allow("ReadLogs", ["logs:GetLogEvents"], [scope.log_streams]),
+        _allow("ReadLogs", ["logs:GetLogEvents"], scope.log_streams),
         _allow(
             "PassRole",
             ["iam:PassRole"],
@@ -256,15 +277,15 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
             {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
         ),
     ]
-    if config.index_uri:
-        index = scope.s3_arn(_bucket_and_key(config.index_uri))
-        permissions.append(_allow("ReadIndex", ["s3:GetObject"], [index]))
+    indexes = [*filter(None, [config.index_uri]), *config.source_indexes.values()]
+    if indexes:
+        arns = [scope.s3_arn(_bucket_and_key(uri)) for uri in indexes]
+        permissions.append(_allow("ReadIndex", ["s3:GetObject"], arns))
     permissions += _alarm_permissions(config, scope)
-    keys = _key_arns(config, scope)
-    if keys:
-        permissions.append(_allow("UseKeys", ["kms:CreateGrant", "kms:DescribeKey"], keys))
+    permissions += _key_permissions(config, scope, ["kms:CreateGrant", "kms:DescribeKey"])
     if config.cluster.remote_debug:
-        target = {"ssm:resourceTag/aws:ssmmessages:target-id": "sagemaker-training-job:*"}
+        targets = [f"sagemaker-training-job:{name}" for name in scope.job_names]
+        target = {"ssm:resourceTag/aws:ssmmessages:target-id": targets}
         permissions.append(_allow("OpenShell", ["ssm:StartSession"], ["*"], {"StringLike": target}))
     return permissions
 
@@ -335,7 +356,7 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
             ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams"],
             [log_group, f"{log_group}:*"],
         ),
-        _allow("WriteLogs", ["logs:PutLogEvents"], [scope.log_streams]),
+        _allow("WriteLogs", ["logs:PutLogEvents"], scope.log_streams),
         _allow(
             "PutMetrics",
             ["cloudwatch:PutMetricData"],
@@ -349,10 +370,8 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
             [_repository_arn(scope, image)],
         ),
     ]
-    keys = _key_arns(config, scope)
-    if keys:
-        actions = ["kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
-        permissions.append(_allow("UseKeys", actions, keys))
+    actions = ["kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
+    permissions += _key_permissions(config, scope, actions)
     permissions += _secret_permissions(config, scope)
     if config.alerts.sns_topic is not None:
         permissions.append(_allow("PublishAlerts", ["sns:Publish"], [config.alerts.sns_topic]))
@@ -467,17 +486,28 @@ _SHELL_ACTIONS = [
 """For remote debugging ("Access a training container through AWS Systems Manager", same guide)."""
 
 
-def _key_arns(config: RunConfig, scope: _Scope) -> list[str]:
-    """Return the ARNs of the run's KMS keys; policies cannot name an alias, so it allows all."""
-    keys = (config.output_kms_key, config.cluster.volume_kms_key)
-    arns = {
-        key
-        if key.startswith("arn:")
-        else scope.arn("kms", "key/*" if key.startswith("alias/") else f"key/{key}")
+def _key_permissions(config: RunConfig, scope: _Scope, actions: list[str]) -> list[Permission]:
+    """Return what allows ``actions`` with the run's KMS keys.
+
+    A policy cannot name an alias as its resource, so a condition limits it to keys with the alias
+    ("Use aliases to control access to KMS keys", KMS developer guide, read 2026-11).
+    """
+    keys = {key for key in (config.output_kms_key, config.cluster.volume_kms_key) if key}
+    aliases = {key.rpartition(":")[2] for key in keys if ":alias/" in f":{key}"}
+    arns = sorted(
+        key if key.startswith("arn:") else scope.arn("kms", f"key/{key}")
         for key in keys
-        if key is not None
-    }
-    return sorted(arns)
+        if ":alias/" not in f":{key}"
+    )
+    permissions = [_allow("UseKeys", actions, arns)] if arns else []
+    if aliases:
+        condition: Condition = {
+            "ForAnyValue:StringEquals": {"kms:ResourceAliases": sorted(aliases)}
+        }
+        permissions.append(
+            _allow("UseKeysWithAlias", actions, [scope.arn("kms", "key/*")], condition)
+        )
+    return permissions
 
 
 def _repository_arn(scope: _Scope, image: str) -> str:

@@ -52,7 +52,7 @@ def convert_requirements() -> bytes:
     return (files("sm_train.estimators") / "data" / CONVERT_REQUIREMENTS).read_bytes()
 
 
-InputName = Literal["code", "plan", "model"]
+InputName = Literal["code", "model"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def processing_request(
     name = f"{config.name}-pack-{now:%Y%m%d%H%M%S}"
     staged = f"s3://{staging_bucket(config, region)}/{config.name}/{name}/input"
     start = _START.format(more=f" -r {CONVERT_REQUIREMENTS}" if job.converts else "")
-    inputs: list[InputName] = ["code", "plan"]
+    inputs: list[InputName] = ["code"]
     if job.with_model:
         inputs.append("model")
     request: ProcessingRequest = {

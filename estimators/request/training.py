@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
+from sm_train.entrypoints.common.index_location import index_channel
 from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.cluster import ClusterSection
@@ -255,6 +256,8 @@ def input_channels(
             channels.append(_channel("previous_state", last, "File"))
     for name, channel in config.channels.items():
         channels.append(_channel(name, channel.uri, channel.mode, sharded=channel.sharded))
+    for name, uri in config.source_indexes.items():
+        channels.append(_channel(index_channel(name), uri, "File"))
     if launch.route == "torchrun" or config.cluster.network_isolation:
         channels.append(_channel("code", f"{staged}/code/{ARCHIVE_NAME}", "File"))
     if launch.route == "torchrun":

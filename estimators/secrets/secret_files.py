@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import lzma
+import re
 import tarfile
 import zipfile
 import zlib
@@ -44,6 +45,7 @@ _DAMAGED = (
     zlib.error,
 )
 _SAMPLE_BYTES = 4096
+_STRINGS = re.compile(rb"[\t\x20-\x7e]{8,}")
 
 
 class UnreadableArchiveError(Exception):
@@ -123,7 +125,10 @@ def _tar_members(content: bytes, budget: _Budget) -> Iterator[tuple[str, bytes]]
 
 
 def _decode(content: bytes) -> str:
-    """Return the text of a file; bytes that are no text become replacement characters."""
+    """Return the text of a file; of one that is not text, its strings (as strings(1) finds them).
+
+    Searching 50 MB of weights as if they were text would take half a minute.
+    """
     for mark, encoding in _BYTE_ORDER_MARKS:
         if content.startswith(mark):
             return content.decode(encoding, "replace")
@@ -133,4 +138,6 @@ def _decode(content: bytes) -> str:
         return content.decode("utf-16-le", "replace")
     if sample and sample[::2].count(0) > 0.8 * len(sample[::2]) > 0:
         return content.decode("utf-16-be", "replace")
+    if b"\0" in sample:
+        return b"\n".join(_STRINGS.findall(content)).decode("ascii")
     return content.decode("utf-8", "replace")

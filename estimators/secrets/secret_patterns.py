@@ -180,7 +180,7 @@ PATTERNS = (
         "a Mailgun key", "-", r"\bkey-[0-9a-f]{32}\b|\b[0-9a-f]{32}-[0-9a-f]{8}-[0-9a-f]{8}\b"
     ),
     _pattern("a Mailchimp key", "-us", r"\b[0-9a-f]{32}-us\d{1,2}\b"),
-    _pattern("a Twilio key", "sk ac", r"\b(?:SK|AC)[0-9a-f]{32}\b"),
+    _pattern("a Twilio key", "sk ac", rf"\b(?:SK|AC){_HEX}{{32}}\b"),
     _pattern("a Square token", "sq0 eaaa", rf"\b(?:sq0(?:atp|csp)-|EAAA){_URL_SAFE}{{22,}}"),
     _pattern("a Shopify token", "shp", rf"\bshp(?:at|ca|pa|ss)_{_HEX}{{32}}\b"),
     _pattern(
@@ -260,10 +260,10 @@ PATTERNS = (
     _pattern("a LaunchDarkly key", "sdk- api- mob-", rf"\b(?:sdk|api|mob)-{_UUID}\b"),
     _pattern(
         "a token of a service",
-        "shippo_ duffel_ fio-u- rdme_ tfp_ flwseck- live_ st.",
-        rf"\b(?:shippo_(?:live|test)_[0-9a-f]{{40}}|duffel_(?:live|test)_{_URL_SAFE}{{40,}}"
+        "shippo_ duffel_ fio-u- rdme_ tfp_ flwseck live_ test_ st.",
+        rf"\b(?:shippo_(?:live|test)_{_HEX}{{40}}|duffel_(?:live|test)_{_URL_SAFE}{{40,}}"
         rf"|fio-u-{_URL_SAFE}{{60,}}|rdme_[a-z0-9]{{70}}|tfp_{_URL_SAFE}{{40,}}"
-        r"|FLWSECK(?:_TEST)?-[0-9a-f]{12,}-X|(?:live|test)_[0-9a-f]{32,35}"
+        r"|FLWSECK(?:_TEST)?-[0-9a-h]{12,}(?:-X)?|(?:live|test)_[0-9a-f]{32,35}"
         r"|st\.[0-9a-f]{24}\.[0-9a-f]{32}\.[0-9a-f]{32})\b",
     ),
     _pattern(
@@ -271,6 +271,71 @@ PATTERNS = (
         "jqqj99 azdo azure",
         r"\b[A-Za-z0-9]{52}JQQJ99[A-Za-z0-9]{24}|\b[A-Za-z0-9]{76}AZDO[A-Za-z0-9]{4}\b"
         rf"|\.azurewebsites\.net/api/[^\s\"']*[?&]code={_URL_SAFE}{{40,}}",
+    ),
+    _pattern(
+        "a token of a service",
+        "sgp_ sm_ p8e- ico- tk-us- ezak eztk 4b1d s-s4t2 _mmk pat. sat. hcaik_ alcht_ vercel_blob_ "
+        "mdb_sa_sk_ amzn.mws. access- mlsn. phx_ essu_ unkey_ jsrp_ xaat- luma- cw-secret-",
+        rf"\b(?:sgp_(?:(?:{_HEX}{{16}}|local)_)?{_HEX}{{40}}|sm_[aps]at_[A-Za-z0-9]{{16}}"
+        rf"|p8e-[a-z0-9]{{32}}|ico-[A-Za-z0-9]{{32}}|tk-us-{_URL_SAFE}{{48}}"
+        r"|EZ[AT]K[A-Za-z0-9]{54}|4b1d[A-Za-z0-9]{38}|s-s4t2(?:ud|af)-[0-9a-f]{64}"
+        r"|[A-Za-z0-9]{6}_[A-Za-z0-9]{29}_mmk"
+        rf"|[ps]at\.{_URL_SAFE}{{22}}\.[0-9A-Za-z]{{24}}\.[A-Za-z0-9]{{20}}"
+        r"|hcaik_[a-z0-9]{58}|alcht_[A-Za-z0-9]{30}|vercel_blob_rw_[A-Za-z0-9]{16}_[A-Za-z0-9]{30,}"
+        rf"|mdb_sa_sk_{_URL_SAFE}{{40}}|amzn\.mws\.{_UUID}|access-(?:production|sandbox)-{_UUID}"
+        r"|mlsn\.[0-9a-f]{64}|phx_[A-Za-z0-9]{40,}|essu_[A-Za-z0-9+/=]{40,}"
+        rf"|unkey_[A-Za-z0-9]{{22,}}|jsrp_[A-Za-z0-9]{{36}}|xaat-{_UUID}|luma-{_UUID}-{_UUID}"
+        r"|CW-SECRET-[A-Za-z0-9]{40})\b",
+    ),
+    _pattern(
+        "a token of a service",
+        "re_ rzp_ tr_ esecret_ nf- bbff- xau_ pk_ ddp_ mfa. sk_ secret_lambda_ api-",
+        r"\b(?:re_[A-Za-z0-9]{8}_[A-Za-z0-9]{24}|rzp_(?:live|test)_[A-Za-z0-9]{14}"
+        r"|tr_(?:prod|dev|stg)_[A-Za-z0-9]{20,}|esecret_[a-z0-9]{26}|NF-[A-Za-z0-9]{32}"
+        r"|BBFF-[A-Za-z0-9]{30}|xau_[A-Za-z0-9]{36}|pk_[0-9a-f]{34}|ddp_[A-Za-z0-9]{36}"
+        rf"|mfa\.{_URL_SAFE}{{80,}}|sk_pr_[a-z]+_[0-9a-f]{{40}}"
+        r"|secret_lambda_\w{8,20}_[0-9a-f]{32}\.[A-Za-z0-9]{32}|API-[A-Z0-9]{26})\b",
+    ),
+    _pattern("a 1Password secret key", "a3-", r"\bA3-[A-Z0-9]{6}(?:-?[A-Z0-9]{5,6}){5}\b"),
+    _pattern(
+        "an Authress key",
+        ".acc",
+        rf"\b(?:sc|ext|scauth|authress)_[A-Za-z0-9]{{5,30}}\.[A-Za-z0-9]{{4,6}}\.acc[_-]{_URL_SAFE}"
+        r"{10,32}\.[A-Za-z0-9+/_=-]{30,}",
+    ),
+    _pattern("a Zapier webhook", "hooks.zapier", r"\bhooks\.zapier\.com/hooks/catch/\d+/[a-z0-9]+"),
+    _pattern("a GitLab session", "_gitlab_session", r"\b_gitlab_session\s?=\s?[0-9a-z]{32}\b"),
+    _pattern(
+        "a Facebook token", "| %7c", r"\b\d{15,16}(?:\||%7[Cc])(?=[A-Za-z_-]*\d)[\w-]{27,40}\b"
+    ),
+    _pattern(
+        "a NuGet password",
+        "password",
+        r"(?i:<add\s+key=\"(?:cleartext)?password\"\s*value=\")[^\"$%]{4,}",
+    ),
+    # The token of Vault before version 1.10.
+    _pattern(
+        "a HashiCorp Vault token", "s.", r"(?<![\w.])s\.(?=(?:[A-Za-z]*\d){2})[A-Za-z0-9]{24}\b"
+    ),
+    _pattern(
+        "an API key in a header",
+        "-h --header",
+        r"\s(?:-H|--header)[\s=]+[\"'](?i:[\w-]*(?:key|token)):\s{0,5}[\w=~@.+/-]{12,}",
+    ),
+    _pattern(
+        "a password of a command",
+        "login mysql secret_access_key authtoken",
+        r"\b(?:docker|podman|helm|oras|skopeo)\b[^\n]{0,80}?\slogin\b[^\n]{0,120}?\s(?:-p|--password)[\s=]+"
+        r"['\"]?(?![$<'\"])\S{6,}"
+        r"|\bmysql(?:dump)?\b[^\n]{0,80}?\s-p(?![$<])[^\s'\"]{6,}"
+        r"|\bset\s+aws_secret_access_key\s+[A-Za-z0-9/+]{40}\b|\bauthtoken\s+\w{40,}",
+    ),
+    # host:port:database:user:password
+    _pattern(
+        "a password of .pgpass",
+        ":",
+        r"(?<![\w.:*-])(?:[\w-]+\.[\w.-]+|localhost|\*):(?:\d{4,5}|\*):[\w*-]+:[\w-]+:"
+        r"(?=[A-Za-z]*\d)[^\s:$<{\"'\\]{6,}",
     ),
     _pattern("a Grafana key", "eyjrijoi", r"\beyJrIjoi[A-Za-z0-9+/=]{40,}"),
     _pattern("a Django secret key", "django-insecure-", r"\bdjango-insecure-[^\s\"']{40,}"),

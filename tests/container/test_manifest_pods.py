@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sm_train.toolkit
-import yaml
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folders
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
@@ -30,6 +27,7 @@ from sm_train.toolkit.jobs.events import Event, parse_event
 from tests.conftest import Cli
 from tests.estimators.manifests.documents import pods
 from tests.support.capabilities import skip_or_fail
+from tests.support.cluster.demo_runs import demo_document, latest_step
 from tests.support.deadline import DEADLINE
 
 IMAGE = "sm-train-local"
@@ -51,14 +49,7 @@ def docker(*arguments: str) -> str:
 
 def run_file(nodes: int, max_steps: int) -> RunConfig:
     """Return the demo with a checkpoint every 10 steps, its data and checkpoints on volumes."""
-    preset = Path(sm_train.toolkit.__file__).parent / "presets" / "demo.yaml"
-    document = yaml.safe_load(preset.read_text())
-    stage = document["stages"][0]
-    stage |= {"max_steps": max_steps, "instances": nodes, "per_device_batch_size": 32 // nodes}
-    del stage["effective_batch_size"]
-    document["training"] |= {"log_every": 1, "warmup_steps": 2}
-    document["checkpoint"]["every_steps"] = 10
-    document["cluster"]["environment"] = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    document = demo_document(nodes, max_steps)
     document["kubernetes"] = {
         "image": IMAGE,
         "fetch_image": IMAGE,
@@ -227,12 +218,6 @@ def cluster(cli: Cli, tmp_path: Path) -> Iterator[Cluster]:
         yield running
     finally:
         running.close()
-
-
-def latest_step(checkpoints: Path) -> int:
-    """Return the step of the latest complete checkpoint in the shared volume."""
-    complete = [one for one in step_folders(checkpoints) if (one / MARKER).exists()]
-    return int(complete[0].name.removeprefix("step-"))
 
 
 def losses(pod: Pod) -> dict[int, float]:

@@ -25,8 +25,9 @@ from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import PriceRow, PriceTable, shipped_prices
 from sm_train.cost.purchasing import break_even, costs_by_region
+from sm_train.cost.speed import stated_speed
 from sm_train.cost.stage import CostStage
-from sm_train.cost.throughput import Measurement, stated_speed
+from sm_train.cost.throughput import Measurement
 
 STAGE = CostStage(
     name="256px",

@@ -15,8 +15,8 @@ from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, ins
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import SAVINGS_PLANS, PriceRow, PriceTable, shipped_prices
 from sm_train.cost.services import blocking_seconds
+from sm_train.cost.speed import stated_speed
 from sm_train.cost.stage import CostStage
-from sm_train.cost.throughput import stated_speed
 
 # BRIA's published stage: 4 × ml.p4de.24xlarge, 1.8 it/s, effective batch 2048, at 256 px.
 BRIA = CostStage(

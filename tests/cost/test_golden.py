@@ -11,8 +11,8 @@ from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.json_document import usd_per_day, usd_per_million_images
 from sm_train.cost.prices import PriceRow, PriceTable, shipped_prices
 from sm_train.cost.scaling import fit_scaling
+from sm_train.cost.speed import stated_speed
 from sm_train.cost.stage import CostStage
-from sm_train.cost.throughput import stated_speed
 
 TRAINING_ALONE = Assumptions(
     start_up_seconds=0,

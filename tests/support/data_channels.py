@@ -119,7 +119,8 @@ def write_folder_index(folder: Path) -> Path:
     """Write the index of a folder of shards, next to it."""
     path = index_path(folder)
     write_index(
-        path, (describe_shard(tar, name).shard for name, tar in find_shards(folder).items())
+        path,
+        (describe_shard(tar, name).shard for name, tar in find_shards(folder).items()),
     )
     return path
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.events import FIELDS, format_event
+from sm_train.entrypoints.common.events import format_event
 
 from tests.conftest import Aws, Cli
+from tests.support.job_log_lines import event_values
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 BEGIN = round(time.time()) - 86400.0
@@ -19,7 +20,7 @@ BEGIN = round(time.time()) - 86400.0
 
 def log_event(kind: str, offset: float, rank: int = 0, **fields: Any) -> dict[str, Any]:
     """Return a CloudWatch log event, ``offset`` seconds after the job's start."""
-    content = dict.fromkeys(FIELDS[kind], 1) | fields
+    content = event_values(kind) | fields
     message = format_event(kind, content, time=BEGIN + offset, node=0, rank=rank)
     return {"timestamp": round((BEGIN + offset) * 1000), "message": message}
 

@@ -14,9 +14,10 @@ from typing import Any
 
 from moto.backends import get_backend
 from sm_train.entrypoints.common.checkpoint_layout import FORMAT_VERSION
-from sm_train.entrypoints.common.events import FIELDS, format_event
+from sm_train.entrypoints.common.events import format_event
 
 from tests.conftest import Aws
+from tests.support.job_log_lines import event_values
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
@@ -106,9 +107,7 @@ class FakeSageMaker:
         ]:
             logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=stream)
         at = time.time() - ago
-        message = format_event(
-            kind, dict.fromkeys(FIELDS[kind], 1) | fields, time=at, node=node, rank=8 * node
-        )
+        message = format_event(kind, event_values(kind) | fields, time=at, node=node, rank=8 * node)
         logs.put_log_events(
             logGroupName=LOG_GROUP,
             logStreamName=stream,

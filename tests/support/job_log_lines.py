@@ -9,7 +9,7 @@ from typing import Any
 
 from sm_train.cost.instances import instance_type
 from sm_train.cost.timeline import timeline
-from sm_train.entrypoints.common.events import FIELDS, format_event
+from sm_train.entrypoints.common.events import FIELDS, TEXTS, format_event
 from sm_train.toolkit.review.job_facts import JobCost, JobFacts, JobOutcome
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.log_parser import parse_log
@@ -17,6 +17,14 @@ from sm_train.toolkit.review.model import Verdict
 from sm_train.toolkit.review.verdicts import judge
 
 BEGIN = 1_795_000_000.0
+
+
+_LISTS = {"findings", "gpus", "ranks"}
+
+
+def event_values(kind: str) -> dict[str, Any]:
+    """Return a value of the right type for each required field of an event."""
+    return {name: "1" if name in TEXTS else [] if name in _LISTS else 1 for name in FIELDS[kind]}
 
 
 def line(kind: str, at: float, node: int = 0, **fields: Any) -> str:
@@ -57,9 +65,11 @@ class SimulatedJob:
     extra_events: tuple[str, ...] = ()
     other_lines: tuple[tuple[str, str], ...] = ()
     """(node, line) of lines that are not events."""
+    missing_steps: int = 0
+    """Steps of the stage that it does not take, though it ends as planned."""
 
     def lines(self) -> list[tuple[str | None, str]]:
-        rng, events = random.Random(self.seed), [self._start()]
+        rng, events = random.Random(self.seed), []
         step = 0
         for number in range(self.intervals):
             share, at = number / self.intervals, self.start_up + 60.0 * (number + 1)
@@ -83,9 +93,10 @@ class SimulatedJob:
             events += [self._node(node, at) for node in range(self.nodes)]
         end = self.start_up + 60.0 * self.intervals
         events.append(line("end", end + 5, step=step, reason="done"))
+        events.insert(0, self._start(step + self.missing_steps))
         return [*((None, event) for event in (*events, *self.extra_events)), *self.other_lines]
 
-    def _start(self) -> str:
+    def _start(self, max_steps: int) -> str:
         return line(
             "start",
             self.start_up,
@@ -100,7 +111,7 @@ class SimulatedJob:
             reduce_dtype=self.reduce_dtype,
             sharding="none",
             gradient_accumulation_steps=1,
-            max_steps=30_000,
+            max_steps=max_steps,
             backend=self.backend,
             resumed_from_step=None,
             instance_type="ml.p4de.24xlarge",

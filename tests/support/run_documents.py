@@ -12,7 +12,7 @@ from sm_train.cost.instances import InstanceType, instance_types
 from sm_train.entrypoints.common.job_config import JOB_FILE
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.config.naming import job_name
-from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.schema import MAX_TAGS, RESERVED_TAGS, RunConfig
 from sm_train.estimators.request.alarms import MonitoredJob
 from sm_train.estimators.secrets.secret_scan import find_secret
 
@@ -174,7 +174,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
             st.dictionaries(
                 st.text(_tag_characters, min_size=1, max_size=128).filter(_is_user_tag),
                 st.text(_tag_characters, max_size=256).filter(lambda text: not find_secret(text)),
-                max_size=40,
+                max_size=MAX_TAGS - RESERVED_TAGS,
             )
         ),
         "data": {"uri": draw(_uris), "index": draw(st.booleans())},

@@ -65,6 +65,8 @@ class Bucket:
     url: str = ""
     gets: list[Get] = field(default_factory=list)
     fault: Fault = field(default_factory=Fault)
+    files: dict[str, Path] = field(default_factory=dict)
+    """``BUCKET/KEY`` → the file from which the object is served: moto copies whole objects."""
 
     def upload(self, folder: Path) -> None:
         """Create the bucket and upload all files in ``folder``; a key is the relative path."""
@@ -72,7 +74,9 @@ class Bucket:
         s3.create_bucket(Bucket=BUCKET)
         for path in folder.rglob("*"):
             if path.is_file():
-                s3.upload_file(str(path), BUCKET, path.relative_to(folder).as_posix())
+                key = path.relative_to(folder).as_posix()
+                s3.upload_file(str(path), BUCKET, key)
+                self.files[f"{BUCKET}/{key}"] = path
 
     def create_channel(self, name: str, prefix: str, node_rank: int = 0, nodes: int = 1) -> str:
         """Create a bucket with what a node sees of a channel of this prefix; return its name."""
@@ -81,6 +85,7 @@ class Bucket:
         keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET)["Contents"]]
         for path, key in node_share(channel_files(keys, prefix), node_rank, nodes).items():
             s3.copy_object(Bucket=name, Key=path, CopySource=f"{BUCKET}/{key}")
+            self.files[f"{name}/{path}"] = self.files[f"{BUCKET}/{key}"]
         return name
 
     def _client(self) -> Any:
@@ -99,23 +104,28 @@ class Bucket:
 def serve_bucket() -> Iterator[Bucket]:
     """Serve a bucket on loopback until the context ends."""
     from werkzeug.serving import make_server
-    from werkzeug.test import run_wsgi_app
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     moto = moto_application()
     bucket = Bucket()
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
-        path = environ["PATH_INFO"].strip("/").partition("/")[2]
-        if environ["REQUEST_METHOD"] != "GET" or not path:
+        path = environ["PATH_INFO"].strip("/")
+        if environ["REQUEST_METHOD"] != "GET" or path not in bucket.files:
             return moto(environ, start_response)
-        requested = environ.get("HTTP_RANGE", "bytes=0-").removeprefix("bytes=").partition("-")
-        get = Get(path, int(requested[0]))
+        first, _, last = environ.get("HTTP_RANGE", "bytes=0-").removeprefix("bytes=").partition("-")
+        get = Get(path.partition("/")[2], int(first))
         bucket.gets.append(get)
         bucket.fault.released.wait(bucket.fault.seconds)
-        pages, status, headers = run_wsgi_app(moto, environ)
-        content = b"".join(pages)
-        start_response(status, headers.to_wsgi_list())
+        with bucket.files[path].open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            stop = min(int(last) + 1, size) if last else size
+            content = os.pread(file.fileno(), stop - get.start, get.start)
+        headers = [
+            ("Content-Length", str(len(content))),
+            ("Content-Range", f"bytes {get.start}-{stop - 1}/{size}"),
+        ]
+        start_response("206 Partial Content" if "HTTP_RANGE" in environ else "200 OK", headers)
         return _send(get, content[: bucket.fault.truncate_to(get)])
 
     server = make_server("127.0.0.1", 0, application, threaded=True)

@@ -37,7 +37,8 @@ def test_a_closed_pipe_is_not_an_error(tmp_path: Path, name: str, errors: str) -
         stderr=writer if errors == "errors_in_pipe" else subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env=clean_environment(tmp_path),
+        # Buffered, as for users: a short output reaches the pipe when the command has ended.
+        env=clean_environment(tmp_path) | {"PYTHONUNBUFFERED": ""},
         timeout=DEADLINE,
         check=False,
     )

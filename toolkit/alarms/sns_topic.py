@@ -61,15 +61,28 @@ def create_topic(
     return arn
 
 
+def require_usable_key(kms_key: str | None) -> None:
+    """Check that a new topic is encrypted, with a key that alarms can use.
+
+    Raises:
+        UserError: there is no key, or it is AWS's own.
+    """
+    if kms_key is None:
+        raise UserError(
+            "--email: name the customer-managed KMS key that encrypts the new topic: set "
+            "output_kms_key in the run file, or pass --kms-key; --unencrypted creates the topic "
+            "without one"
+        )
+    if _is_aws_key(kms_key):
+        raise UserError(
+            f"--kms-key: {kms_key} is AWS's own key, which alarms cannot use: their messages would "
+            "be lost; pass a customer-managed key"
+        )
+
+
 def new_topic_warnings(kms_key: str | None) -> list[str]:
     """Return what to know about the encryption of a new topic, with the fix."""
-    if kms_key is not None:
-        return [_key_warning(kms_key)]
-    # Alarms cannot publish to a topic that is encrypted with AWS's own key for SNS.
-    return [
-        "the topic is not encrypted; set output_kms_key in the run file, or pass --kms-key, with a "
-        "customer-managed key"
-    ]
+    return ["the topic is not encrypted"] if kms_key is None else [_key_warning(kms_key)]
 
 
 def topic_warnings(session: boto3.Session, topic: str) -> list[str]:
@@ -106,15 +119,25 @@ def _permission_warnings(topic: str, attributes: Mapping[str, str]) -> Iterator[
 def _key_warning(key: str) -> str:
     """Return what the key of a topic needs.
 
-    Source: AWS re:Post, "Why didn't I receive an SNS notification for my CloudWatch alarm trigger?"
+    Source: AWS re:Post, "How do I configure a CloudWatch alarm to use an encrypted SNS topic?"
+    (read 2026-11); EventBridge's requests to KMS carry no aws:SourceAccount or aws:SourceArn to
+    limit them to (SNS developer guide, "Key management").
     """
-    fix = (
-        "alarms cannot use that key: choose a customer-managed key"
-        if key.endswith("alias/aws/sns")
-        else "its policy must allow kms:Decrypt and kms:GenerateDataKey* to "
-        f"{' and '.join(PUBLISHERS)}"
-    )
+    if _is_aws_key(key):
+        fix = "alarms cannot use that key: choose a customer-managed key"
+    else:
+        statement = {
+            "Effect": "Allow",
+            "Principal": {"Service": list(PUBLISHERS)},
+            "Action": ["kms:Decrypt", "kms:GenerateDataKey*"],
+            "Resource": "*",
+        }
+        fix = f"the Statement of the key's policy must contain: {json.dumps(statement)}"
     return f"the topic is encrypted with {key}; {fix}"
+
+
+def _is_aws_key(key: str) -> bool:
+    return key.endswith("alias/aws/sns")
 
 
 def _subscription_warnings(attributes: Mapping[str, str]) -> Iterator[str]:

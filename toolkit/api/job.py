@@ -205,5 +205,5 @@ def _wait_for_local(run: LocalRunFolder) -> str:
     run.wait()
     status = local_job_status(run)
     if status == "Failed":
-        raise JobFailedError(f"{run.target}: failed; diagnose() tells why")
+        raise JobFailedError(f"{run.target}: failed; diagnose() returns the cause")
     return status

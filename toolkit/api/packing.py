@@ -29,6 +29,8 @@ def pack(
     instances: int = 1,
     image_column: str = "image",
     caption_column: str = "caption",
+    size_column: str | None = None,
+    where: str | None = None,
     min_side: int | None = None,
     max_aspect: float | None = None,
     drop_duplicates: bool = False,
@@ -50,13 +52,18 @@ def pack(
 
     Args:
         source: A folder of images with ``.txt`` captions, a pattern such as ``"photos/**/*.jpg"``,
-            an S3 prefix, or a table of images and captions.
-        destination: The folder or S3 prefix that receives ``shards/`` and ``index.parquet``.
+            an S3 prefix, the ``manifest.json`` of an S3 Inventory, or a table of images and
+            captions.
+        destination: The folder or S3 prefix that receives ``shards/``, ``index.parquet`` and
+            ``inputs/``, the list of images.
         captions: A CSV, JSONL or Parquet table with captions, instead of ``.txt`` files.
         shard_size: The largest shard, in bytes or as ``"500MB"``.
         instances: Make the number of shards a multiple of this number of instances.
         image_column: The table's column of images.
         caption_column: The table's column of captions.
+        size_column: The table's column of sizes in bytes, of images in S3; default: ``"bytes"``, if
+            the table has it.
+        where: An SQL condition on the columns of the table: only its rows are packed.
         min_side: Reject images whose shorter side has fewer pixels.
         max_aspect: Reject images whose longer side is more than this many times the shorter.
         drop_duplicates: Reject images with the same bytes.
@@ -89,6 +96,8 @@ def pack(
         shard_bytes=shard_size if isinstance(shard_size, int) else parse_size(shard_size),
         image_column=image_column,
         caption_column=caption_column,
+        size_column=size_column,
+        where=where,
         workers=workers,
         instances=instances,
         min_side=min_side,
@@ -115,6 +124,8 @@ def pack_job(
     shard_bytes: int,
     image_column: str,
     caption_column: str,
+    size_column: str | None,
+    where: str | None,
     workers: int | None,
     instances: int,
     min_side: int | None,
@@ -149,6 +160,8 @@ def pack_job(
         shard_bytes=shard_bytes,
         image_column=image_column,
         caption_column=caption_column,
+        size_column=size_column,
+        where=where,
         workers=workers or os.cpu_count() or 1,
         instances=instances,
         options=PackOptions(

@@ -40,6 +40,21 @@ def read_optional_object(session: boto3.Session, uri: str, what: str) -> bytes |
             raise
 
 
+def write_object(
+    session: boto3.Session, uri: str, content: bytes, what: str, content_type: str
+) -> None:
+    """Store ``content`` as an object; a PUT to S3 is atomic. ``what`` begins an error.
+
+    Raises:
+        UserError: AWS refuses the request.
+    """
+    bucket, key = split_uri(uri)
+    with translate_aws_errors(f"{what}: {uri}"):
+        session.client("s3").put_object(
+            Bucket=bucket, Key=key, Body=content, ContentType=content_type
+        )
+
+
 def bucket_region(session: boto3.Session, bucket: str, prefix: str) -> str | None:
     """Return the region of a bucket; None if S3 does not report it.
 

@@ -8,7 +8,12 @@ from sm_train.cost.alternatives import USABLE_MEMORY
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.memory_fit import candidate_changes, memory_fit, unplanned
+from sm_train.toolkit.costing.memory_fit import (
+    candidate_changes,
+    memory_fit,
+    stages_over,
+    unplanned,
+)
 
 _IMPACT = (
     "A job that runs out of memory fails in its first steps, after instances, image and data were "
@@ -63,10 +68,9 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
         return
     instance = instance_type(config.cluster.instance_type)
     available = instance.accelerator_memory_gib
-    for index, stage in enumerate(config.stages):
-        need = memory_fit(config, stage)
-        if need is None or available is None or need.gib <= USABLE_MEMORY * available:
-            continue
+    if available is None:
+        return
+    for index, stage, need in stages_over(config, USABLE_MEMORY * available):
         change = next(
             (
                 change

@@ -122,7 +122,7 @@ LARGE_SHARDS = Check(
 AUGMENTED_LATENTS = Check(
     "augmented-latents",
     ("error",),
-    means="`data.flip` or `data.captions` is set, and the shards hold latents for a stage's "
+    means="`data.flip` or `data.caption` is set, and the shards hold latents for a stage's "
     "resolution. Those are of the image as it is and of one caption.",
     impact="The job fails at start-up: latents cannot be mirrored, because an autoencoder's latent "
     "of a mirrored image is not the mirrored latent.",
@@ -195,7 +195,7 @@ def index_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Find
 
 def augmentation_findings(shards: Shards, config: RunConfig) -> Iterator[Finding]:
     """Check that no stage augments images of which the shards hold latents."""
-    keys = [key for key in ("flip", "captions") if getattr(config.data, key)]
+    keys = [key for key in ("flip", "caption") if getattr(config.data, key)]
     stages = [stage.name for stage in config.stages if stage.resolution == shards.latents]
     if keys and stages and config.entry is None:
         yield AUGMENTED_LATENTS.found(

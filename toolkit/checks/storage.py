@@ -216,6 +216,20 @@ def index_findings(
         yield from index_differences(sizes, indexed, "data.uri")
     if config.index_uri is not None:
         yield from _index_in_s3(config, config.index_uri, session, listing)
+    for name, uri in config.source_indexes.items():
+        bucket, key = split_uri(uri)
+        if not _exists(session, bucket, key):
+            yield INDEX_MISSING.found(
+                "error",
+                f"channels.{name}.uri",
+                f"{uri} does not exist",
+                f"run `sm-train index {config.channels[name].uri}`, or set data.index: false",
+            )
+
+
+def _exists(session: boto3.Session, bucket: str, key: str) -> bool:
+    response = session.client("s3").list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
+    return [one["Key"] for one in response.get("Contents", [])] == [key]
 
 
 def _index_in_s3(

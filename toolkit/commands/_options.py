@@ -10,7 +10,12 @@ import click
 
 
 class InputFile(click.Path):
-    """A file or a pipe to read. A device such as /dev/zero never ends, so it is refused."""
+    """A file or a pipe that is read into memory.
+
+    A device such as /dev/zero never ends, so it is refused, as is a file over ``MAX_BYTES``.
+    """
+
+    MAX_BYTES = 2**29
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, dir_okay=False)
@@ -19,8 +24,14 @@ class InputFile(click.Path):
         path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]
         if path.is_char_device() or path.is_block_device():
             self.fail(f"{value} is a device; name a file", param, ctx)
+        if path.is_file() and path.stat().st_size > self.MAX_BYTES:
+            self.fail(f"{value}: more than 512 MiB; name another file", param, ctx)
         return path
 
+
+set_option = click.option(
+    "--set", "changes", multiple=True, metavar="A.B=C", help="Override a value of the run file."
+)
 
 _LOCAL_OPTIONS = (
     click.option(

@@ -19,10 +19,11 @@ class Target(NamedTuple):
     topic: str | None
     email: str | None
     kms_key: str | None
+    unencrypted: bool
 
 
 @sm_train_command(
-    "sm-train alarms run.yaml --email team@example.com",
+    "sm-train alarms run.yaml --email team@example.com --kms-key alias/alarms",
     "sm-train alarms my-model --remove",
 )
 @click.argument("run", metavar="RUN|JOB")
@@ -39,6 +40,7 @@ class Target(NamedTuple):
     metavar="KEY",
     help="KMS key that encrypts the topic of --email. [default: output_kms_key of the run]",
 )
+@click.option("--unencrypted", is_flag=True, help="Create the topic of --email without a key.")
 @click.option("--remove", is_flag=True, help="Delete everything this command created for the run.")
 @click.option("--dry-run", is_flag=True, help="Print the requests without sending them.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
@@ -50,6 +52,7 @@ def command(
     topic: str | None,
     email: str | None,
     kms_key: str | None,
+    unencrypted: bool,
     remove: bool,
     dry_run: bool,
     yes: bool,
@@ -69,11 +72,13 @@ def command(
         raise click.UsageError("--topic and --email are mutually exclusive")
     if kms_key is not None and email is None:
         raise click.UsageError("--kms-key encrypts the topic of --email; pass both")
+    if unencrypted and (email is None or kms_key is not None):
+        raise click.UsageError("--unencrypted creates the topic of --email, without --kms-key")
     _require_valid_addresses(topic, email)
     if remove:
         _delete(options, run, as_json)
     else:
-        target = Target(topic, email, kms_key)
+        target = Target(topic, email, kms_key, unencrypted)
         _create(options, run, target, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
@@ -122,12 +127,13 @@ def _create(
         create_topic,
         new_topic_warnings,
         require_topic_region,
+        require_usable_key,
         run_topic_arn,
         topic_warnings,
     )
     from sm_train.toolkit.alarms.view import AlarmPlan, changes_document, changes_lines
     from sm_train.toolkit.runs.resolve import open_run
-    from sm_train.toolkit.submit.submit import ask
+    from sm_train.toolkit.terminal.confirmation import ask
     from sm_train.toolkit.terminal.console import note, write_json, write_line
 
     session, resolved = open_run(run, options)
@@ -145,8 +151,10 @@ def _create(
         )
     require_topic_region(target, region)
     plan = AlarmPlan(config, region, tuple(live_jobs(session, name)), target)
-    key = wanted.kms_key or config.output_kms_key
+    key = None if wanted.unencrypted else wanted.kms_key or config.output_kms_key
     is_new = wanted.email is not None
+    if is_new and not wanted.unencrypted:
+        require_usable_key(key)
     warnings = new_topic_warnings(key) if is_new else topic_warnings(session, target)
     for warning in warnings:
         write_line(f"warning: {warning}", err=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import set_option
 from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     "sm-train check run.yaml --offline --index packed/index.parquet --json",
 )
 @click.argument("run", type=click.Path(path_type=Path))
+@set_option
 @click.option("--offline", is_flag=True, help="Skip the checks that need AWS.")
 @click.option(
     "--index",
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 def command(
     options: dict[str, Any],
     run: Path,
+    changes: tuple[str, ...],
     offline: bool,
     index: Path | None,
     components: str | None,
@@ -56,7 +59,7 @@ def command(
     from sm_train.toolkit.checks.report import document, show
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
-    checked = Run(_load(run, as_json), run.parent, options["region"], options["profile"])
+    checked = Run(_load(run, changes, as_json), run.parent, options["region"], options["profile"])
     refused: AccessError | None = None
     try:
         with _listing_progress(offline) as progress:
@@ -77,12 +80,12 @@ def command(
     return ExitCode.OK if checks.ok else ExitCode.PREFLIGHT
 
 
-def _load(run: Path, as_json: bool) -> RunConfig:
+def _load(run: Path, changes: tuple[str, ...], as_json: bool) -> RunConfig:
     from sm_train.estimators.config.load import RunFileError
     from sm_train.toolkit.run_file import load_or_problems
 
     try:
-        return load_or_problems(run)
+        return load_or_problems(run, changes)
     except RunFileError as error:
         if as_json:
             from sm_train.toolkit.checks.report import document

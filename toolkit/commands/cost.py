@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import InputFile
+from sm_train.toolkit.commands._options import InputFile, set_option
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 @sm_train_command(
     "sm-train cost run.yaml",
     "sm-train cost run.yaml --explain",
+    "sm-train cost run.yaml --set stages.256px.max_steps=200000",
     "sm-train cost run.yaml --alternatives --deadline 14d",
     "sm-train cost run.yaml --measured local-runs/my-model",
     "sm-train cost run.yaml --compare other.yaml --markdown",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 )
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--stage", metavar="S", help="Price one stage of RUN.")
+@set_option
 @click.option("--instance", metavar="T", help="Instance type, without RUN.")
 @click.option("--instances", type=int, metavar="N", help="Number of instances, without RUN.")
 @click.option("--its", type=float, metavar="X", help="Optimizer steps per second.")

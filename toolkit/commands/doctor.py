@@ -167,8 +167,9 @@ def _submit(
 ) -> None:
     from sm_train.estimators.sdk.model_trainer import create_training_job
     from sm_train.toolkit.aws.errors import translate_aws_errors
-    from sm_train.toolkit.submit.submit import ask, session_for_jobs
+    from sm_train.toolkit.submit.submit import session_for_jobs
     from sm_train.toolkit.submit.training_data import require_shards
+    from sm_train.toolkit.terminal.confirmation import ask
     from sm_train.toolkit.terminal.console import note, write_json, write_line
 
     region, stage = job.submission.region, job.submission.stages[0]

@@ -16,6 +16,13 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 )
 @click.argument("shards", metavar="SHARDS")
 @click.option(
+    "--for",
+    "run",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Check the samples for the files that RUN reads: data.image_key, data.caption.",
+)
+@click.option(
     "--workers",
     metavar="N",
     type=click.IntRange(min=1),
@@ -23,7 +30,9 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_obj
-def command(options: dict[str, Any], shards: str, workers: int | None, as_json: bool) -> None:
+def command(
+    options: dict[str, Any], shards: str, run: Path | None, workers: int | None, as_json: bool
+) -> int:
     """Write the index of WebDataset shards.
 
     SHARDS is a folder or an S3 prefix of tars; the index is written next to it.
@@ -31,11 +40,16 @@ def command(options: dict[str, Any], shards: str, workers: int | None, as_json: 
     Each shard is read once, completely. The index lists its size, samples, digest, offsets and
     image sizes, so that training starts immediately, resumes at any sample and fills aspect
     buckets. It also lists damaged regions.
+
+    Samples that cannot be trained on (without image or caption, with a dot in the name, with their
+    files apart, compressed) are counted, the first three are named, and the exit code is 3.
     """
-    from sm_train.toolkit.packing.index import index_folder, index_prefix
+    from sm_train.toolkit.errors import ExitCode
+    from sm_train.toolkit.packing.index import index_folder, index_prefix, sample_check
     from sm_train.toolkit.packing.report import index_document, print_index_summary
     from sm_train.toolkit.terminal.console import bytes_bar, write_json
 
+    check = sample_check(run)
     count = workers or os.cpu_count() or 1
     with bytes_bar("indexing") as progress:
         if shards.startswith("s3://"):
@@ -43,10 +57,16 @@ def command(options: dict[str, Any], shards: str, workers: int | None, as_json: 
 
             region = resolve_region(options["region"], None, options["profile"])
             result = index_prefix(
-                shards, profile=options["profile"], region=region, workers=count, progress=progress
+                shards,
+                check,
+                profile=options["profile"],
+                region=region,
+                workers=count,
+                progress=progress,
             )
         else:
-            result = index_folder(Path(shards), count, progress)
+            result = index_folder(Path(shards), check, count, progress)
     print_index_summary(result)
     if as_json:
         write_json(index_document(result))
+    return ExitCode.PREFLIGHT if result.unusable else ExitCode.OK

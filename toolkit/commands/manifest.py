@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import set_option
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     help="Kubeflow Trainer, its older PyTorchJob, HyperPod on EKS, or Slurm.",
 )
 @click.option("--stage", metavar="S", help="The stage; default: the run file's first.")
-@click.option(
-    "--set", "changes", multiple=True, metavar="A.B=C", help="Override a value of the run file."
-)
+@set_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -63,12 +62,12 @@ def command(
     config = load(run, changes)
     region = resolve_region(options["region"], config.region, options["profile"])
     name = None if out is None else str(out)
+    manifest, bundle = manifest_of(config, run.parent, stage, target, region, name)
     if config.cluster.backend == "smddp":
         click.echo(
             "warning: cluster.backend: smddp exists in training jobs only; these jobs use NCCL",
             err=True,
         )
-    manifest, bundle = manifest_of(config, run.parent, stage, target, region, name)
     if stage_code:
         upload(open_session(options["profile"], region), manifest, bundle)
     if out is not None:

@@ -18,10 +18,12 @@ _SIDE = click.IntRange(min=1)
 @sm_train_command(
     "sm-train pack photos/ packed/",
     "sm-train pack photos/ s3://photos/ --for run.yaml --drop-duplicates",
-    "sm-train pack captions.csv packed/ --min-side 512",
+    "sm-train pack captions.csv packed/ --min-side 512 --where 'aesthetic>5'",
     "sm-train pack s3://raw/ s3://photos/ --on sagemaker --for run.yaml --dry-run",
     option_groups={
-        "Tables of images": ["--captions", "--image-column", "--caption-column"],
+        "Tables of images": [
+            *("--captions", "--image-column", "--caption-column", "--size-column", "--where"),
+        ],
         "What is rejected": [
             *("--min-side", "--max-aspect", "--drop-duplicates", "--near-duplicates"),
             "--headers-only",
@@ -67,6 +69,17 @@ _SIDE = click.IntRange(min=1)
     default="caption",
     show_default=True,
     help="Column of a table with the captions.",
+)
+@click.option(
+    "--size-column",
+    metavar="NAME",
+    help="Column of a table with the sizes of objects in S3, in bytes, which saves a request for "
+    "each; by default 'bytes', if the table has it.",
+)
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Pack the rows of a table that fulfil this condition on its columns.",
 )
 @click.option(
     "--min-side", metavar="PX", type=_SIDE, help="Reject images whose shorter side is below PX."
@@ -157,10 +170,11 @@ _SIDE = click.IntRange(min=1)
 def command(options: dict[str, Any], /, **arguments: Any) -> None:
     """Pack images and captions into WebDataset shards.
 
-    SRC is a folder of images (jpg, jpeg, png, webp), a pattern such as 'photos/**/*.jpg' or an S3
-    prefix; the caption of each image is a .txt file of the same name. Or SRC is a table of images
-    and captions, with s3:// URIs or paths relative to the table. DST, a folder or an S3 prefix,
-    receives shards/ and index.parquet; the data channel is DST/shards.
+    SRC is a folder of images (jpg, jpeg, png, webp), a pattern such as 'photos/**/*.jpg', an S3
+    prefix or the manifest.json of an S3 Inventory; the caption of each image is a .txt file of the
+    same name. Or SRC is a table of images and captions, with s3:// URIs or paths relative to the
+    table. DST, a folder or an S3 prefix, receives shards/, index.parquet and inputs/, the list of
+    images; the data channel is DST/shards.
 
     Corrupt images and invalid captions are rejected and listed in the index; -v prints each. Files
     of other formats are skipped, counted and named; --convert packs some of them. To resume an
@@ -206,19 +220,19 @@ def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[st
     region = resolve_region(options["region"], config.region, options["profile"])
     default_type = "ml.g5.2xlarge" if arguments["latents"] else "ml.c7i.8xlarge"
     table = price_table(arguments["prices"])
-    planned = plan_processing(
+    with plan_processing(
         job,
         config,
         instance_type=arguments["instance"] or default_type,
         instances=arguments["instances"],
         region=region,
-    )
-    cost = estimate_cost(planned, table, region)
-    print_plan(planned, cost)
-    if arguments["dry_run"]:
-        write_json(dry_run_document(planned, cost))
-        return
-    name = submit(planned, job, config, region=region, yes=arguments["yes"])
+    ) as planned:
+        cost = estimate_cost(planned, table, region)
+        print_plan(planned, cost)
+        if arguments["dry_run"]:
+            write_json(dry_run_document(planned, cost))
+            return
+        name = submit(planned, job, config, region=region, yes=arguments["yes"])
     stderr_console().print(f"started {name}" if name else "already packed: nothing was started")
     if arguments["as_json"]:
         write_json({"processing_job_name": name, "region": region})
@@ -229,8 +243,9 @@ def _job(options: dict[str, Any], arguments: dict[str, Any]) -> PackJob:
     from sm_train.toolkit.packing.pack import parse_size
 
     same = (
-        "source destination captions image_column caption_column workers min_side max_aspect "
-        "max_side quality convert drop_duplicates near_duplicates headers_only latents resolution"
+        "source destination captions image_column caption_column size_column where workers "
+        "min_side max_aspect max_side quality convert drop_duplicates near_duplicates "
+        "headers_only latents resolution"
     )
     return pack_job(
         **{name: arguments[name] for name in same.split()},

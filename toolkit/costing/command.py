@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,8 @@ from sm_train.cost.assumptions import Assumptions, learned, parameter_names
 from sm_train.cost.estimate import Estimate, Purchase, estimate
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import ON_DEMAND, SPOT, TRAINING_PLAN, PriceTable, staleness
+from sm_train.cost.speed import Speed, stated_speed
 from sm_train.cost.stage import CostStage
-from sm_train.cost.throughput import resolve_speed, stated_speed
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import UserError
 
@@ -31,6 +30,7 @@ class CostOptions:
     """The options of ``cost`` that select what is priced, and how."""
 
     run: Path | None = None
+    changes: tuple[str, ...] = ()
     stage: str | None = None
     instance: str | None = None
     instances: int | None = None
@@ -81,7 +81,7 @@ class EstimateInputs:
         return document
 
     def warnings(self, priced: Estimate) -> list[str]:
-        """Return warnings: old prices, a model without a plan, stages of less than an epoch."""
+        """Return warnings: memory, old prices, stages of less than an epoch."""
         stale = [staleness(one.price, _today()) for one in priced.stages]
         prices = [
             *(one.price.source for one in priced.stages if one.price.usd_per_instance_hour is None),
@@ -92,9 +92,9 @@ class EstimateInputs:
             ),
             *(line for line in stale if line),
         ]
-        plan = _unplanned(self.config) if self.config else []
+        memory = _memory_problems(self.config) if self.config else []
         short = _short_epochs(self.stages, self.samples)
-        return list(dict.fromkeys((*self.unused, *prices, *plan, *short)))
+        return list(dict.fromkeys((*memory, *self.unused, *prices, *short)))
 
 
 def resolve_inputs(options: CostOptions) -> EstimateInputs:
@@ -109,7 +109,7 @@ def resolve_inputs(options: CostOptions) -> EstimateInputs:
         return _from_options(options, _parse_assumptions(options.assume))
     from sm_train.toolkit.run_file import load
 
-    return inputs_of_run(options, load(options.run), options.run.parent)
+    return inputs_of_run(options, load(options.run, options.changes), options.run.parent)
 
 
 @contextmanager
@@ -127,6 +127,7 @@ def _check_options(options: CostOptions) -> None:
             raise UserError(f"{name}: {value} and RUN both name the cluster; give one")
     for name, is_given in (
         ("--stage", options.stage is not None),
+        ("--set", bool(options.changes)),
         ("--history", options.history is not None),
         ("--learn", options.learn),
     ):
@@ -151,6 +152,8 @@ def _parse_assumptions(texts: Iterable[str]) -> Assumptions:
         if not equals:
             raise UserError(f"--assume: {text!r} must be NAME=VALUE")
         if name not in parameter_names():
+            from difflib import get_close_matches
+
             known = parameter_names()
             close = get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
@@ -187,11 +190,13 @@ def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInp
         gradient_accumulation_steps=1,
         max_steps=options.max_steps,
     )
-    speed = (
-        stated_speed(options.its, "given by --its")
-        if options.its
-        else resolve_speed(stage, [one.measurement for one in measured])
-    )
+    speed: Speed | None
+    if options.its:
+        speed = stated_speed(options.its, "given by --its")
+    else:
+        from sm_train.cost.throughput import resolve_speed
+
+        speed = resolve_speed(stage, [one.measurement for one in measured])
     defaults_used = () if options.region else (f"region: {region}, the default (set --region)",)
     return EstimateInputs(
         config=None,
@@ -210,7 +215,7 @@ def region_of(options: CostOptions) -> str:
     from sm_train.toolkit.aws.session import price_region, resolve_region
     from sm_train.toolkit.run_file import load
 
-    config = load(options.run) if options.run else None
+    config = load(options.run, options.changes) if options.run else None
     if config is None:
         return price_region(options.region)
     return resolve_region(options.region, config.region if config else None, options.profile)
@@ -321,12 +326,12 @@ def _local_samples(config: RunConfig, base: Path) -> int | None:
         return None
 
 
-def _unplanned(config: RunConfig) -> list[str]:
-    """Return why the run's model has no plan, if it has none."""
-    from sm_train.toolkit.costing.memory_fit import unplanned
+def _memory_problems(config: RunConfig) -> list[str]:
+    """Return which stages do not fit in GPU memory, or why that is not known."""
+    from sm_train.toolkit.costing.memory_fit import stages_short_of_memory, unplanned
 
     problem = unplanned(config)
-    return [f"{problem.reason}; {problem.fix}"] if problem else []
+    return [f"{problem.reason}; {problem.fix}"] if problem else stages_short_of_memory(config)
 
 
 def _short_epochs(stages: Sequence[CostStage], samples: int | None) -> list[str]:

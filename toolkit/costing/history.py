@@ -63,22 +63,20 @@ def history_uri(config: RunConfig, region: str) -> str:
 
 
 def write_history(session: boto3.Session, uri: str, history: History) -> None:
-    """Store ``history`` at ``uri``. A PUT to S3 is atomic."""
-    from sm_train.toolkit.aws.errors import translate_aws_errors
+    """Store ``history`` at ``uri``.
 
-    bucket, key = uri.removeprefix("s3://").split("/", 1)
+    Raises:
+        UserError: AWS refuses the request.
+    """
+    from sm_train.toolkit.aws.s3 import write_object
+
     document = {
         "version": _VERSION,
         "observed": asdict(history.observed),
         "measurements": [asdict(measurement) for measurement in history.measurements],
     }
-    with translate_aws_errors(f"history: {uri}"):
-        session.client("s3").put_object(
-            Bucket=bucket,
-            Key=key,
-            Body=json.dumps(document, indent=1).encode(),
-            ContentType="application/json",
-        )
+    content = json.dumps(document, indent=1).encode()
+    write_object(session, uri, content, "history", "application/json")
 
 
 def read_history(session: boto3.Session, uri: str) -> History | None:

@@ -118,6 +118,9 @@ def applicable(
     return used, unused
 
 
+_MAX_BYTES = 2**24
+
+
 def read_measured_file(config: RunConfig, base: Path) -> tuple[MeasuredSpeed, ...]:
     """Read the measured speeds next to the run file; none if there is no file.
 
@@ -126,9 +129,13 @@ def read_measured_file(config: RunConfig, base: Path) -> tuple[MeasuredSpeed, ..
     """
     path = measured_path(config, base)
     try:
-        return _parse(path.read_bytes(), str(path))
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)  # at most: the path may be a device
     except FileNotFoundError:
         return ()
+    if len(content) > _MAX_BYTES:
+        raise UserError(f"{path}: more than 16 MiB; remove it and measure again")
+    return _parse(content, str(path))
 
 
 def read_measured_object(
@@ -161,15 +168,11 @@ def add_to_bucket(
     Raises:
         UserError: AWS refuses a request.
     """
-    from sm_train.toolkit.aws.errors import translate_aws_errors
+    from sm_train.toolkit.aws.s3 import write_object
 
     uri = measured_uri(config, region)
     content = _document(_merged(read_measured_object(session, config, region), speeds))
-    bucket, key = uri.removeprefix("s3://").split("/", 1)
-    with translate_aws_errors(f"measured speeds: {uri}"):
-        session.client("s3").put_object(
-            Bucket=bucket, Key=key, Body=content, ContentType="application/json"
-        )
+    write_object(session, uri, content, "measured speeds", "application/json")
     return uri
 
 

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from sm_train.entrypoints.planning.memory import (
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
+    from sm_train.estimators.config.stage import StageSection
 
 _GIB = 2**30
 
@@ -161,6 +163,24 @@ def memory_fit(config: RunConfig, stage: Any, **change: Any) -> MemoryFit | None
         plan.activation_bytes(images, checkpointing=keys["activation_checkpointing"]),
         images,
     )
+
+
+def stages_over(config: RunConfig, gib: float) -> Iterator[tuple[int, StageSection, MemoryFit]]:
+    """Yield the number, the stage and the memory of stages that need more than ``gib`` of a GPU."""
+    for number, stage in enumerate(config.stages):
+        need = memory_fit(config, stage)
+        if need is not None and need.gib > gib:
+            yield number, stage, need
+
+
+def stages_short_of_memory(config: RunConfig) -> list[str]:
+    """Return a sentence for each stage that needs more memory than a GPU has."""
+    available = instance_type(config.cluster.instance_type).accelerator_memory_gib or math.inf
+    return [
+        f"{stage.name} does not fit: it needs about {need.gib:.0f} GiB of each GPU's "
+        f"{available:.0f}; `sm-train check` names a change that fits"
+        for _, stage, need in stages_over(config, available)
+    ]
 
 
 def candidate_changes(stage: Any, instance: InstanceType) -> list[StageChange]:

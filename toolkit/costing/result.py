@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from sm_train.cost.estimate import Estimate
 from sm_train.cost.speed import FIRM
 from sm_train.toolkit.costing.command import EstimateInputs
-from sm_train.toolkit.report_html.notebook import data_frame, html_table
 from sm_train.toolkit.terminal.formatting import (
     format_days,
     format_duration,
@@ -114,6 +113,8 @@ class Cost:
         Raises:
             Error: pandas is not installed (``pip install "sm-train[notebook]"``).
         """
+        from sm_train.toolkit.report_html.notebook import data_frame
+
         return data_frame([asdict(stage) for stage in self.stages])
 
     def _total(self, key: str) -> float | None:
@@ -126,6 +127,8 @@ class Cost:
         return f"Cost({format_total_usd(total)}{f', P10 to P90 {spread}' if spread else ''})"
 
     def _repr_html_(self) -> str:
+        from sm_train.toolkit.report_html.notebook import html_table
+
         total = self.document["total"]
         rows = [
             [

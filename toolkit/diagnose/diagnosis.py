@@ -13,11 +13,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from sm_train.toolkit.diagnose.guesses import guess, guessed_cause
 from sm_train.toolkit.diagnose.log_scanner import scan
 from sm_train.toolkit.diagnose.matches import PROGRAM_ERROR, LogStream, Match, ScanReport
 from sm_train.toolkit.diagnose.origins import FirstFailing, first_failing
 from sm_train.toolkit.diagnose.signatures import (
     Confidence,
+    Signature,
     is_programming_mistake,
     signatures,
 )
@@ -38,6 +40,9 @@ _HANDLED_LINES = 100
 """With this many lines between two failures in one log, the first did not end the program."""
 _FAR_FROM_END = 2000
 """With this many lines after a match and no other failure, the match did not end the process."""
+_GUESS = "a guess from the end of the log: no known message ended the job"
+_TASK_EXITED = "slurm-task-exited"
+"""The signature of `srun`'s message that a task ended with an error, usually Python's 1."""
 _EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w+(?:Error|Exception): ")
 # [Rank 12] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1579, OpType=ALLREDUCE, …
 _COLLECTIVE = re.compile(r"\[Rank (\d+)\].*SeqNum=(\d+), OpType=(\w+)")
@@ -105,6 +110,7 @@ def judge(reports: Sequence[ScanReport]) -> Diagnosis:
     """Combine the reports of all streams of one attempt."""
     all_matches = [match for report in reports for match in report.matches]
     matches = _by_time(match for match in all_matches if _may_be_fatal(match, reports))
+    matches = _without_launcher_kills(matches)
     details = _details(reports)
     causes = _unexplained([match for match in matches if match.role == "cause"], matches)
     exceptions = [match for match in matches if match.role == "exception"]
@@ -126,9 +132,9 @@ def judge(reports: Sequence[ScanReport]) -> Diagnosis:
     summaries = [report.first_failure for report in reports if report.first_failure]
     if not matches and not summaries and any(report.completed for report in reports):
         return replace(succeeded(), details=details)
-    raised = [match for report in reports if (match := report.last_error()) is not None]
+    raised = [match for report in reports if (match := guess(report)) is not None]
     if raised:
-        found = _from_match(_by_time(raised)[0], reports, [*matches, *raised], details)
+        found = _from_match(_by_time(raised)[0], reports, [*matches, *raised], (*details, _GUESS))
         return replace(found, confidence="low")
     torchrun = [
         f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}" for one in summaries
@@ -176,6 +182,18 @@ def _without_consequences(symptoms: list[Match], matches: Sequence[Match]) -> li
     if others - {"aborted", "terminated", "process-group-abort"}:
         consequences.add("aborted")
     return [match for match in symptoms if match.code not in consequences]
+
+
+def _without_launcher_kills(matches: list[Match]) -> list[Match]:
+    """Leave out the tasks that SLURM ended after another task had exited with an error."""
+    exited = [match for match in matches if match.code == _TASK_EXITED]
+    return [
+        match
+        for match in matches
+        if not match.text.startswith(("srun: error: ", "slurmstepd: error: "))
+        or match.code not in ("process-killed", "terminated")
+        or not any(one.stream == match.stream and one.order < match.order for one in exited)
+    ]
 
 
 def _may_be_fatal(match: Match, reports: Sequence[ScanReport]) -> bool:
@@ -328,7 +346,7 @@ def _from_signature(
     return Diagnosis(
         cause=signature.code,
         title=title,
-        confidence=signature.confidence,
+        confidence=_confidence(match, signature),
         first=first_failing(match, matches, reports),
         retryable=signature.retryable,
         action=signature.action,
@@ -337,21 +355,35 @@ def _from_signature(
     )
 
 
+def _confidence(match: Match, signature: Signature) -> Confidence:
+    """Return a signature's confidence, at most medium if the match is loose."""
+    is_mention = match.loose and signature.role != "exception"
+    return "medium" if is_mention and signature.confidence == "high" else signature.confidence
+
+
 def _from_match(
     match: Match, reports: Sequence[ScanReport], matches: list[Match], details: tuple[str, ...]
 ) -> Diagnosis:
-    found_in = _from_exception if match.code == PROGRAM_ERROR else _from_signature
-    return found_in(match, reports, matches, details)
+    if match.code != PROGRAM_ERROR:
+        return _from_signature(match, reports, matches, details)
+    found = _from_exception(match, reports, matches, details)
+    is_guess = match.in_library and found.confidence == "low"
+    code = guessed_cause(match.text) if is_guess else None
+    if code is None:
+        return found
+    guessed = _from_signature(replace(match, code=code), reports, matches, details)
+    return replace(guessed, confidence="low")
 
 
 def _from_exception(
     match: Match, reports: Sequence[ScanReport], matches: list[Match], details: tuple[str, ...]
 ) -> Diagnosis:
+    # Other exceptions may also report a setting, a file or a fault of the machine.
     mistake = is_programming_mistake(match.text)
     return Diagnosis(
         cause=PROGRAM_ERROR,
         title=f"The program raised {match.text}",
-        confidence="low" if match.in_library and not mistake else "medium",
+        confidence="medium" if mistake else "low",
         first=first_failing(match, matches, reports),
         retryable=False,
         action="Read the traceback that ends with this line; the same input will raise it again.",

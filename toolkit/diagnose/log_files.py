@@ -1,7 +1,11 @@
-"""Opens logs on this machine: files, compressed files, exports and folders of them."""
+"""Opens logs on this machine: files, compressed files, exports and folders of them.
+
+Files are UTF-8, or UTF-16 with a byte order mark, as Windows PowerShell redirects output.
+"""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import math
 import re
@@ -28,6 +32,8 @@ _RUN_FILE_KEYS = re.compile(
     re.MULTILINE,
 )
 _HEAD_BYTES = 4096
+_GZIP = b"\x1f\x8b"
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _OTHER_SUFFIXES = frozenset(
     ".py .yaml .yml .toml .json .pt .pth .bin .safetensors .tar .parquet .png .jpg .npz".split()
 )
@@ -74,7 +80,7 @@ def _check_is_log(path: Path) -> None:
         raise UserError(
             f"{path}: is a run file, not a log; name the job, its log files or a local run's folder"
         )
-    if b"\0" in head:
+    if b"\0" in head and not head.startswith(_UTF_16):
         raise UserError(f"{path}: is not a text file; name a log, compressed with gzip or not")
 
 
@@ -83,15 +89,18 @@ def _is_log(path: Path) -> bool:
         return False
     with _open(path) as file:
         try:
-            # Like grep and git, treat a file with a NUL byte near its start as binary.
-            return b"\0" not in file.read(_HEAD_BYTES)
+            head = file.read(_HEAD_BYTES)
         except (EOFError, gzip.BadGzipFile):
             return False
+    # Like grep and git, treat a file with a NUL byte near its start as binary.
+    return b"\0" not in head or head.startswith(_UTF_16)
 
 
 def _open(path: Path) -> IO[bytes]:
     """Open a file, decompressing it if it is compressed."""
-    if path.suffix == ".gz":
+    with path.open("rb", buffering=0) as file:
+        is_compressed = path.suffix == ".gz" or file.read(len(_GZIP)) == _GZIP
+    if is_compressed:
         return cast(IO[bytes], gzip.open(path, "rb"))
     return path.open("rb", buffering=0)
 
@@ -115,7 +124,18 @@ def _stream(path: Path, *, single: bool) -> LogStream:
     # With a single log or one log per rank, the file's name does not identify the node.
     node = named[0] if named else None if single or ranked else path.stem
     rank = int(ranked[1]) if ranked else None
-    return LogStream(str(path), lambda: plain_lines(content()), node, path.stat().st_mtime, rank)
+    return LogStream(
+        str(path), lambda: plain_lines(_utf_8(content())), node, path.stat().st_mtime, rank
+    )
+
+
+def _utf_8(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Encode the blocks of a file in UTF-16 as UTF-8, and return any other one's unchanged."""
+    decoder: codecs.IncrementalDecoder | None = None
+    for number, block in enumerate(blocks):
+        if number == 0 and block.startswith(_UTF_16):
+            decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        yield block if decoder is None else decoder.decode(block).encode()
 
 
 def attempts(streams: Sequence[LogStream]) -> list[list[LogStream]]:

@@ -70,7 +70,7 @@ _FIRST_FAILURE = ("Root Cause (first observed failure)", "Root Cause:")
 #   "name": "torchelastic.worker.status.SUCCEEDED"                     torchrun
 #   2026-11-21 10:00:00 Completed - Training job completed             the SageMaker SDK
 #   {'train_runtime': 5211.2, 'train_loss': 0.95, …}                   Hugging Face's Trainer
-_SUCCESS = (
+SUCCESS = (
     "Reporting training SUCCESS",
     "Training completed. Do not forget to share your model",
     "`Trainer.fit` stopped: `max_",
@@ -130,6 +130,11 @@ def scan(stream: LogStream) -> ScanReport:
     return scanner.report()
 
 
+def is_step(line: bytes) -> bool:
+    """Return whether ``line`` reports a training step."""
+    return _step_pattern().search(line) is not None
+
+
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Regroup ``blocks`` so that each ends with a newline; lines above 1 MiB are split."""
     rest = b""
@@ -149,7 +154,7 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 def searched_literals() -> list[str]:
     """Return the literals of which a line must contain one to be parsed."""
-    every = {BEGIN, *CHAINED, *IGNORED, *_FIRST_FAILURE, *_SUCCESS, *_EVENTS, *literals()}
+    every = {BEGIN, *CHAINED, *IGNORED, *_FIRST_FAILURE, *SUCCESS, *_EVENTS, *literals()}
     # A literal that contains another one finds no further lines.
     return sorted(one for one in every if not any(two in one for two in every - {one}))
 
@@ -365,8 +370,8 @@ class _StreamScanner:
         elif part == "harmless":
             self.harmless.append(self.line_number)
         elif any(text in line.text for text in _FIRST_FAILURE):
-            self.summary = {}
-        elif any(text in line.text for text in _SUCCESS) and not is_input_or_source(line.text):
+            self.summary = {_LAUNCHER: line.node or ""}
+        elif any(text in line.text for text in SUCCESS) and not is_input_or_source(line.text):
             self._mark_recovered(len(self.matches))
             self.succeeded = True
         elif part == "other":
@@ -431,6 +436,9 @@ class _StreamScanner:
         if not signatures:
             self._add(PROGRAM_ERROR, "exception", line, uncaught=True)
             self.matches[-1] = replace(self.matches[-1], in_library=library is not None)
+        elif not matching(line.text):
+            recent = self.matches[-len(signatures) :]
+            self.matches[-len(signatures) :] = [replace(one, loose=True) for one in recent]
 
     def _add(self, code: str, role: MatchRole, line: LogLine, *, uncaught: bool = False) -> None:
         self.last_line[code] = self.line_number
@@ -515,6 +523,7 @@ class _StreamScanner:
             stamp.time,
             int(exit_code[0]) if exit_code else None,
             summary.get("host"),
+            summary[_LAUNCHER] or None,
         )
         # Every node's launcher reports its own first failure: keep the earliest.
         previous = self.first_failure
@@ -577,5 +586,7 @@ _STALL, _STALL_RESOLVED = "stall", "stall-resolved"
 # A variable that is not set yet when a handler or a finally clause uses it: the exception that it
 # handles is the failure.
 _IN_HANDLER = re.compile(r"(?:NameError|UnboundLocalError): ")
+_LAUNCHER = "launcher"
+"""Key of torchrun's summary for the node that printed it; not one of its fields."""
 _SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback", "msg"}
 _NUMBER = re.compile(r"-?\d+")

@@ -35,8 +35,11 @@ _OPEN_MPI_WARNING = re.compile(
 # Lines of torchrun's final error report, which repeat earlier errors.
 _LAUNCHERS = re.compile(r"^raise |ChildFailedError|Root Cause|^(?:[=-]{8,}|Failures:|error_file)")
 _ERROR_WORDS = re.compile(
-    r"\b(?:[A-Z]\w*(?:Error|Exception)|ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]ailed|[Ff]atal|[Aa]borted|panic"
-    r"|Killed|killed|core dumped|NCCL WARN|[Cc]annot)\b|\[Errno \d+\]"
+    r"\b(?:[A-Z]\w*Error|(?:[A-Z]\w*)?Exception|ERROR|FATAL|FAILED|CRITICAL|[Ee]rror"
+    r"|(?i:failed|fails|failure)|[Ff]atal|[Aa]bort(?:ed|ing)?|panic|Killed|killed|core dumped"
+    r"|NCCL WARN|[Cc]annot|[Cc]ould not|[Uu]nable to|[Cc]an't|not found|unavailable|denied|refused"
+    r"|No valid|not (?:enough|having))\b"
+    r"|\[Errno \d+\]"
 )
 
 # "RuntimeError: …" at the start of a line
@@ -77,21 +80,28 @@ def all_steps_done(tail: str) -> bool:
 #   hyperparameters: {"note": "OSError: …"}                            configuration
 #   sampled prompt: "a t-shirt that says RuntimeError: …"              samples of the data set
 #       raise RuntimeError("CUDA error: …"), print("…"), │ ❱ 88 …      source lines of a traceback
+#   frame #0: c10::Error::Error(…) + 0x57 (0x7fa3 in …/libc10.so)      C++ stacks
 _INPUT_OR_SOURCE = re.compile(
     r"""^\s*(?:SM_[A-Z_]+=|Namespace\()|^\s*[\w.]*(?:caption|prompt|hyperparameter)s?\b.{0,40}[:=]"""
     r"""|["'\s](?:caption|prompt|text|alt)s?["']?\s?[:=]\s?["']"""
     r"""|^\s*(?:raise|return|assert|except|from|import|with|def|class|#)\s"""
-    r"""|^\s+(?:if|print|logger|log)\b|^(?:print|logg(?:er|ing)\.\w+)\(|^\s*[│|>❱]|^\s*File \"""",
+    r"""|^frame #\d+: |^\s+(?:if|print|logger|log)\b"""
+    r"""|^(?:print|logg(?:er|ing)\.\w+)\(|^\s*[│|>❱]|^\s*File \"""",
     re.IGNORECASE,
 )
 # A message which itself shows that the program continues:
 #   2026-11-21 10:00:00 WARNING …, DEBUG retry 1 after …               a log level below error
 #   [W1121 10:00:21.412354 socket.cpp:601] …                           PyTorch's warnings
+#   level=warning msg="…", {"level": "info", …}                       structured loggers
 #   UserWarning: …, Warning: …                                         Python's warnings
 #   … retrying in 5 s, … ignored, … skipping, … falling back to …
+#   Uncorrectable Error: 0, no errors
 _HARMLESS = re.compile(
-    r"^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)"
+    r"^<(?:debug|info|warning)>|^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|\blevel=\"?(?:debug|info|warn(?:ing)?)\b"
+    r"|\"(?:level|severity)\": ?\"(?i:debug|info|warn(?:ing)?)\"|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)"
     r"|\b\w+Warning: |^Warning: "
+    r"|(?i:\b(?:errors?|failures?)\b[\w ]{0,20}[:=] ?(?:0|none)\b(?! in\b))"
+    r"|(?i:\b(?:0|no) (?:errors|failures)\b)"
     r"|(?i:\b(?:retrying|will retry|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing|s) back)\b)"
 )
 # Messages that count even if they look harmless:
@@ -99,10 +109,11 @@ _HARMLESS = re.compile(
 #   Memory cgroup out of memory: Killed process 1203 (python3) …       the kernel
 #   W1122 … Sending process 1200 closing signal SIGTERM, … death signal …   torchrun
 #   Insufficient capacity error from EC2 …, SecondaryStatus: …, FailureReason: …   SageMaker
-#   WARNING: loss is nan
+#   WARNING: loss is nan, WARNING: …, ending training
 _NEVER_HARMLESS = re.compile(
     r"NVRM: |INFO: (?:task \S+ blocked for|rcu_)|Killed process|death signal|signal SIGTERM"
     r"|Insufficient capacity error from EC2"
+    r"|(?i:\b(?:ending|stopping|aborting|terminating) (?:the )?(?:training|run|job)\b)"
     r"|^(?:SecondaryStatus|FailureReason): |\bloss\b.*\b(?:nan|NaN|inf)\b"
 )
 
@@ -115,6 +126,11 @@ def is_input_or_source(text: str) -> bool:
 def is_harmless(text: str) -> bool:
     """Return whether a message itself shows that the program continues."""
     return _HARMLESS.search(text) is not None and _NEVER_HARMLESS.search(text) is None
+
+
+def shows_continuation(text: str) -> bool:
+    """Return whether a message is about an error that was caught, or only a possible one."""
+    return _LOGGED.search(text) is not None
 
 
 MatchRole = Literal["cause", "exception", "symptom", "echo", "warning"]
@@ -157,16 +173,21 @@ class Match:
     """The number that `srun -l` writes before the line."""
     in_library: bool = False
     """Whether an exception was raised in an installed library."""
+    loose: bool = False
+    """Whether only a mention in an exception, or the library that raised it, shows the cause."""
 
 
 @dataclass(frozen=True)
 class TorchrunFailure:
-    """The "first observed failure" of torchrun's summary."""
+    """The "first observed failure" of torchrun's summary; ``node`` is the launcher that printed it,
+    in a log of several nodes.
+    """
 
     rank: int | None
     time: float | None
     exit_code: int | None
     host: str | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +241,7 @@ class ScanReport:
             if (
                 line.order <= outlived
                 or line.order in handled
-                or _LOGGED.search(line.text)
+                or shows_continuation(line.text)
                 or matching(line.text)
             ):
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sm_train.entrypoints.common.sagemaker_paths import host_names
-from sm_train.toolkit.diagnose.matches import Match, ScanReport
+from sm_train.toolkit.diagnose.matches import Match, ScanReport, TorchrunFailure
 
 _ALGO = re.compile(r"algo-(\d+)$")
 _GPUS_PER_INSTANCE = (8, 4, 1, 16, 2)
@@ -29,13 +29,21 @@ def first_failing(
 ) -> FirstFailing:
     """Return the origin of ``match``; other lines of its node provide a missing rank or time."""
     [report] = [one for one in reports if one.stream == match.stream]
-    summary = report.first_failure
     node, time = match.node, match.time
+    summary = _summary(report, node)
     if summary is not None:
         time = time if match.exact and time is not None else summary.time or time
         if node is None and summary.host and _ALGO.match(summary.host):
             node = summary.host
     return FirstFailing(node, _rank(match, node, matches, reports, report), time, match.text)
+
+
+def _summary(report: ScanReport, node: str | None) -> TorchrunFailure | None:
+    """Return torchrun's summary, unless the launcher of a node other than ``node`` printed it."""
+    summary = report.first_failure
+    if summary is None or node is None or summary.node in (None, node):
+        return summary
+    return None
 
 
 def _rank(
@@ -47,8 +55,9 @@ def _rank(
 ) -> int | None:
     if match.rank is not None:
         return match.rank
-    if report.first_failure is not None and report.first_failure.rank is not None:
-        return report.first_failure.rank
+    summary = _summary(report, node)
+    if summary is not None and summary.rank is not None:
+        return summary.rank
     # torchrun and others report only the local rank of the process that failed.
     local = match.local_rank
     if local is None:
@@ -57,7 +66,8 @@ def _rank(
                 other.local_rank
                 for other in matches
                 if other.stream == match.stream
-                and other.node == match.node
+                # A launcher's lines may lack the node that those of a library name.
+                and other.node in (match.node, None)
                 and other.local_rank is not None
             ),
             None,

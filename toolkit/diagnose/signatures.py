@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import tomllib
 from dataclasses import dataclass
@@ -27,6 +26,8 @@ _STRENGTH: dict[SignatureRole, int] = {
     "warning": 0,
 }
 """Which role counts if several signatures match one line: kinds of program errors come last."""
+# "Triton Error [CUDA]: invalid argument"; for HIP a code comes first, and "Message" has three s
+_TRITON = re.compile(r"Triton Error \[(?:CUDA|HIP)\]: (?: ?Code: \d+, Mess+age: )?")
 _EXCEPTION_TYPE = r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: .*?"
 
 
@@ -187,18 +188,23 @@ def matching_exception(text: str, library: str | None = None) -> list[Signature]
     ``library`` is the module of an installed library that raised it, such as
     ``torch/nn/functional``.
     """
-    if found := matching(text):
-        return found
+    # Triton and PyTorch print the same texts of the CUDA driver.
+    text = _TRITON.sub("CUDA error: ", text)
     mistake = is_programming_mistake(text)
     table = signatures().values()
+    raised = [one for one in table if library and library.startswith(one.libraries)]
+    found = matching(text)
+    # A broken connection of a tracker or a client is not one between ranks.
+    if found and not (raised and found[0].role == "echo"):
+        return found
     causes = [one for one in table if one.role != "exception" and _looks_like(one, text, library)]
     if causes and not mistake:
         return _strongest(causes)
-    raised = [one for one in table if library and library.startswith(one.libraries)]
-    if raised and not mistake:
+    kinds = [one for one in table if one.role == "exception" and _looks_like(one, text, library)]
+    # A message such as "No such file or directory" says more than the library that raised it.
+    if raised and not mistake and not (kinds and raised[0].role == "exception"):
         return raised[:1]
-    kinds = (one for one in table if one.role == "exception" and _looks_like(one, text, library))
-    return [*itertools.islice(kinds, 1)]
+    return kinds[:1]
 
 
 def _looks_like(signature: Signature, text: str, library: str | None) -> bool:
@@ -226,4 +232,5 @@ def _strongest(matched: list[Signature]) -> list[Signature]:
 
 _PROGRAMMING_MISTAKES = re.compile(
     r"(?:Type|Key|Index|Attribute|Name|UnboundLocal|ZeroDivision|NotImplemented|Recursion)Error\b"
+    r"|AssertionError$"
 )

@@ -23,7 +23,8 @@ from sm_train.toolkit.doctor.canary_run import MAX_RUNTIME_SECONDS, Canary, deri
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.submit.bundle import bundle_of
 from sm_train.toolkit.submit.submission import prepare
-from sm_train.toolkit.submit.submit import ask, session_for_jobs
+from sm_train.toolkit.submit.submit import session_for_jobs
+from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import note, write_json, write_line
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any, Literal, TypedDict
 
 from sm_train.cost.instances import instance_type
+from sm_train.estimators.config.naming import short_name
 from sm_train.toolkit.doctor.canary import CanaryJob, CanaryResult, first_event
 from sm_train.toolkit.doctor.canary_run import Canary
 from sm_train.toolkit.jobs.events import Event
@@ -293,4 +294,5 @@ def _redact(value: Any, run: str) -> Any:
         return value
     for pattern, replacement in _REDACTIONS:
         value = pattern.sub(replacement, value)
-    return re.sub(rf"\b{re.escape(run[:30].rstrip('-'))}\b", "<run>", value)
+    names = "|".join(map(re.escape, (run, short_name(run))))
+    return re.sub(rf"\b({names})\b", "<run>", value)

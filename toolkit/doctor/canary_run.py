@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, hourly_price
-from sm_train.cost.instances import instance_type, instance_types
+from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
 from sm_train.estimators.config.model import ModelSection
+from sm_train.estimators.config.naming import canary_prefix
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.images import image_uri
@@ -83,13 +84,15 @@ def derive_canary(
         UserError: no instance type starts by the stage's route, or ``instance`` does not.
     """
     [wanted] = _launches(config, [stage], region)
-    name = f"{config.name[:30].rstrip('-')}-canary-{now:%m%d%H%M%S}"
+    name = f"{canary_prefix(config.name)}{now:%m%d%H%M%S}"
     if instance is not None:
         try:
             chosen = _canary_config(config, stage, name, instance)
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise UserError(f"--instance-type: {reason}") from None
+        except UnknownInstanceTypeError as error:
+            raise UserError(f"--instance-type: {error}") from None
         [launch] = _launches(chosen, chosen.stages, region)
         if launch.route != wanted.route:
             raise UserError(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sm_train.entrypoints.common.events import FIELDS, PREFIX
+from sm_train.entrypoints.common.events import PREFIX
+from sm_train.toolkit.jobs.event_types import is_event
 
 LOG_NAME = "events.log"
 """The file in a local run's folder with the output of all its processes."""
@@ -31,9 +32,7 @@ def parse_event(line: str) -> Event | None:
         event = msgspec.json.decode(line[start + len(PREFIX) :])
     except UNREADABLE:
         return None
-    kind = event.get("kind")
-    required = FIELDS.get(kind) if isinstance(kind, str) else None
-    return event if required is not None and required <= event.keys() else None
+    return event if is_event(event) else None
 
 
 def parse_events(lines: Iterable[str]) -> Iterator[Event]:

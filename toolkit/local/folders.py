@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
-from sm_train.entrypoints.common.index_location import index_path
+from sm_train.entrypoints.common.index_location import index_channel, index_path
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths, host_names
 from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.estimators.bundle.bundle import Bundle
@@ -163,6 +163,15 @@ def _channels_of_the_run_file(config: RunConfig, base: Path) -> list[LocalChanne
         if one.local is not None:
             folder = _existing(base / one.local, f"channels.{name}.local")
             found.append(LocalChannel(name, folder, one.uri, one.mode, one.sharded))
+            index = index_path(folder)
+            if name in config.source_indexes and index.exists():
+                uri = config.source_indexes[name]
+                found.append(LocalChannel(index_channel(name), index.parent, uri))
+        elif name in config.source_channels:
+            raise UserError(
+                f"channels.{name}.local: not set; a local run reads shards from this machine: "
+                f"add local: FOLDER under channels.{name}"
+            )
     return found
 
 

@@ -110,7 +110,7 @@ def _measure_in_jobs(options: MeasureOptions, config: RunConfig, stage: StageSec
         _only_shown(options, view.plan_document(plan, lambda one: None))
         return
     from sm_train.toolkit.measuring.jobs import JobMeasurer
-    from sm_train.toolkit.submit.submit import ask
+    from sm_train.toolkit.terminal.confirmation import ask
 
     base = options.run.parent
     measurer = JobMeasurer.open(config, stage, base, region, options.profile)

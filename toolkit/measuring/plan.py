@@ -199,6 +199,7 @@ def _short_run(config: RunConfig, stage: StageSection, steps: int, *, synthetic:
             "steps_per_second": None,
             "optimizer_state": "reset",
             "init_from": "ema",
+            **({"sources": []} if synthetic else {}),
         }
     )
     data = config.data.model_copy(update={"validation": None, "local_validation": None})
@@ -227,7 +228,9 @@ def _synthetic(config: RunConfig, stage: StageSection) -> dict[str, object]:
         "synthetic_samples": max(_SYNTHETIC_SAMPLES, 2 * images),
         "image_key": "jpg",
         "caption_key": "txt",
-        "captions": {},
+        "caption": {},
+        "extras": {},
+        "sources": [],
         "pipe": None,
         "transform": None,
         "aspect_buckets": False,

@@ -13,6 +13,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     parse_step_folder,
 )
 from sm_train.entrypoints.common.lora_layers import LORA_FILE, PEFT_FILE
+from sm_train.entrypoints.common.sagemaker_paths import stays_below
 from sm_train.estimators.config.naming import checkpoint_uri
 from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
 from sm_train.toolkit.aws.s3_download import StoredObject, download_all, list_objects
@@ -228,11 +229,22 @@ def _checkpoint(session: boto3.Session, region: str, uri: str, name: str) -> Sto
 
 
 def _relative(session: boto3.Session, region: str, uri: str) -> dict[str, StoredObject]:
-    """Return the objects below ``uri`` by their relative paths, without SageMaker's notes."""
+    """Return the objects below ``uri`` by their relative paths, without SageMaker's notes.
+
+    Raises:
+        UserError: AWS returns an error, or a key leads out of the folder to download to.
+    """
     bucket, prefix = split_uri(f"{uri}/")
     client = session.client("s3", region_name=region)
-    return {
+    found = {
         stored.key.removeprefix(prefix): stored
         for stored in list_objects(client, bucket, prefix)
         if stored.key != prefix and not Path(stored.key).match(UPLOAD_NOTES)
     }
+    for path, stored in found.items():
+        if not stays_below(path):
+            raise UserError(
+                f"s3://{bucket}: the key {stored.key!r} leads out of its folder; remove the object",
+                ExitCode.PREFLIGHT,
+            )
+    return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.common.sagemaker_paths import stays_below
 from sm_train.entrypoints.models.component_files import (
     VARIANT,
     ComponentFileError,
@@ -90,6 +91,11 @@ def plan_fetch(source: HubComponents, *, fp16: bool) -> FetchPlan:
     except ComponentFileError as error:
         raise UserError(f"{source.location}: {error}", ExitCode.PREFLIGHT) from None
     names |= {path for path in source.files if path.upper().startswith("LICENSE")}
+    if outside := [name for name in names if not stays_below(name)]:
+        raise UserError(
+            f"{source.location}: the file {outside[0]!r} leads out of its folder",
+            ExitCode.PREFLIGHT,
+        )
     files = {name: source.files[name] for name in sorted(names)}
     return FetchPlan(source, files, VARIANT if VARIANT in variants else None)
 

@@ -32,14 +32,14 @@ CONVERTED_SUFFIXES = frozenset(_KINDS)
 HEIC_SUFFIXES = frozenset(suffix for suffix, kind in _KINDS.items() if kind == "heic")
 CONVERTED_KINDS = frozenset(_KINDS.values())
 
-_MAX_NAMED = 3
+MAX_NAMED = 3
 
 _Entry = TypeVar("_Entry")
 
 
 @dataclass
 class SkippedKind:
-    """How many files of a kind were skipped, and the ``first`` of them."""
+    """How many files of a kind were skipped, and the ``first`` of them by name."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -62,25 +62,41 @@ class FileSelection:
 
         A ``.txt`` file next to any other file of its name is a caption, and not counted.
         """
-        described = {
-            _stem(name) for name, _ in entries if PurePosixPath(name).suffix.lower() != ".txt"
-        }
+        described = {stem(name) for name, _ in entries if not is_text(name)}
         for name, entry in entries:
-            suffix = PurePosixPath(name).suffix.lower()
-            if suffix in self._suffixes:
+            if self.is_image(name):
                 yield entry
-            elif suffix != ".txt" or _stem(name) not in described:
-                self._skip(name, suffix)
+            elif not is_text(name) or stem(name) not in described:
+                self.skip(name)
 
-    def _skip(self, name: str, suffix: str) -> None:
-        kind = _KINDS.get(suffix, suffix.removeprefix(".") or "no extension")
+    def is_image(self, name: str) -> bool:
+        """Return whether the file is to be packed, by its extension."""
+        return PurePosixPath(name).suffix.lower() in self._suffixes
+
+    def skip(self, name: str) -> None:
+        """Count a file that is neither an image nor a caption."""
+        suffix = PurePosixPath(name).suffix.lower()
+        self._count(_KINDS.get(suffix, suffix.removeprefix(".") or "no extension"), 1, [name])
+
+    def skip_texts(self, count: int, first: list[str]) -> None:
+        """Count ``.txt`` files that are no caption; ``first`` are the names of some."""
+        if count:
+            self._count("txt", count, first)
+
+    def _count(self, kind: str, count: int, names: list[str]) -> None:
         skipped = self._skipped.setdefault(kind, SkippedKind())
-        skipped.count += 1
-        if len(skipped.first) < _MAX_NAMED:
-            skipped.first.append(name)
+        skipped.count += count
+        # By name: folders of S3 are listed in parallel.
+        skipped.first = sorted([*skipped.first, *names])[:MAX_NAMED]
 
 
-def _stem(name: str) -> str:
+def is_text(name: str) -> bool:
+    """Return whether the file may be a caption."""
+    return PurePosixPath(name).suffix.lower() == ".txt"
+
+
+def stem(name: str) -> str:
+    """Return a name without its extension."""
     return name.removesuffix(PurePosixPath(name).suffix)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.index_location import (
     INDEX_NAME,
@@ -17,6 +18,7 @@ from sm_train.entrypoints.common.index_location import (
     index_path,
     index_uri,
 )
+from sm_train.entrypoints.common.job_config import CaptionSource
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.data.shard_index import (
     IndexHeader,
@@ -25,11 +27,26 @@ from sm_train.entrypoints.data.shard_index import (
     write_index,
 )
 from sm_train.entrypoints.packing.describe_shard import ShardDescription, describe_shard
+from sm_train.entrypoints.packing.unusable_samples import (
+    GZIP,
+    IMAGE_AND_TEXT,
+    SampleFiles,
+    Unusable,
+    UnusableSamples,
+    merge_unusable,
+)
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing.shard_listing import ListedShard, list_folder, list_prefix
+from sm_train.toolkit.packing.shard_listing import (
+    COMPRESSED_SUFFIXES,
+    ListedShard,
+    list_compressed,
+    list_folder,
+    list_prefix,
+)
+from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -40,39 +57,88 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class IndexResult:
-    """The index at ``location``; ``up_to_date`` if it existed and needed no change."""
+    """The index at ``location``; ``up_to_date`` if it existed and needed no change.
+
+    ``unusable`` are samples that cannot be trained on.
+    """
 
     location: str
     header: IndexHeader
     damage: tuple[RejectedInput, ...]
+    unusable: Unusable
     up_to_date: bool
 
 
-def index_folder(folder: Path, workers: int, progress: Progress) -> IndexResult:
+@dataclass(frozen=True)
+class SampleCheck:
+    """Which samples can be trained on: those with ``files``.
+
+    ``find_missing`` is false if a function of the user makes files of a sample.
+    """
+
+    files: SampleFiles = IMAGE_AND_TEXT
+    find_missing: bool = True
+
+    def options(self) -> dict[str, Any]:
+        """Return what an index depends on, as JSON values."""
+        return {
+            "image": list(self.files.image),
+            "caption": [asdict(source) for source in self.files.caption],
+            "find_missing": self.find_missing,
+        }
+
+
+def sample_check(run: Path | None) -> SampleCheck:
+    """Return the check for what the run file ``run`` trains on; default: images and ``.txt``.
+
+    Raises:
+        UserError: the run file is invalid.
+    """
+    if run is None:
+        return SampleCheck()
+    data = load(run).data
+    caption = tuple(data.caption_sources()) or (CaptionSource(data.caption_key, None, 1.0),)
+    files = SampleFiles(tuple(data.image_key.split(";")), caption)
+    return SampleCheck(files, find_missing=data.transform is None)
+
+
+def index_folder(folder: Path, check: SampleCheck, workers: int, progress: Progress) -> IndexResult:
     """Describe every tar below ``folder`` and write the index next to the folder.
 
     Raises:
-        UserError: the folder does not exist, or has no tar.
+        UserError: the folder does not exist, or has no tar; or the index is no file.
         OSError: something cannot be read or written.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of shards")
     if (folder / SHARDS_FOLDER).is_dir():  # the folder that contains the shards folder
         folder /= SHARDS_FOLDER
-    listed = list_folder(folder)
+    listed, compressed = list_folder(folder), list_compressed(folder)
     location = index_path(folder)
-    if (current := _load_if_current(location, listed)) is not None:
+    if location.exists() and not location.is_file():
+        raise UserError(f"{location}: is no file; remove it")
+    contents = _Contents(str(folder), listed, compressed, check)
+    if (current := _load_if_current(location, contents)) is not None:
         return _up_to_date(str(location), current)
-    describe = partial(_describe_in_folder, folder)
-    with tempfile.TemporaryDirectory(dir=location.parent, prefix=f".{INDEX_NAME}.") as temporary:
+    describe = partial(_describe_in_folder, folder, check)
+    final = location.resolve()  # a link is followed
+    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{INDEX_NAME}.") as temporary:
         path = Path(temporary) / INDEX_NAME
-        result = _write(path, str(folder), listed, describe, workers, progress)
-        path.replace(location)
+        result = _write(path, contents, describe, workers, progress)
+        if final.exists():
+            path.chmod(stat.S_IMODE(final.stat().st_mode))
+        path.replace(final)
     return IndexResult(str(location), *result, up_to_date=False)
 
 
 def index_prefix(
-    uri: str, *, profile: str | None, region: str, workers: int, progress: Progress
+    uri: str,
+    check: SampleCheck,
+    *,
+    profile: str | None,
+    region: str,
+    workers: int,
+    progress: Progress,
 ) -> IndexResult:
     """Index shards in S3; each is downloaded to a temporary file, described and deleted.
 
@@ -86,19 +152,37 @@ def index_prefix(
     _, key = split_uri(location)
     s3 = open_session(profile, region).client("s3")
     with translate_aws_errors(uri), tempfile.TemporaryDirectory() as folder:
-        listed = list_prefix(s3, f"s3://{bucket}/{prefix}").shards
+        listing = list_prefix(s3, f"s3://{bucket}/{prefix}")
+        compressed = [
+            key.removeprefix(prefix) for key in listing.others if key.endswith(COMPRESSED_SUFFIXES)
+        ]
+        contents = _Contents(uri, listing.shards, compressed, check)
         path = Path(folder) / INDEX_NAME
         if _download_if_exists(s3, bucket, key, path):
-            current = _load_if_current(path, listed)
+            current = _load_if_current(path, contents)
             if current is not None:
                 return _up_to_date(location, current)
-        describe = partial(_describe_in_s3, profile, region, bucket, prefix)
-        result = _write(path, uri, listed, describe, workers, progress)
+        describe = partial(_describe_in_s3, profile, region, bucket, prefix, check)
+        result = _write(path, contents, describe, workers, progress)
         s3.upload_file(str(path), bucket, key)
     return IndexResult(location, *result, up_to_date=False)
 
 
-def _load_if_current(path: Path, listed: Sequence[ListedShard]) -> ShardIndex | None:
+@dataclass(frozen=True)
+class _Contents:
+    """What ``source`` contains, and which of its samples can be trained on."""
+
+    source: str
+    listed: Sequence[ListedShard]
+    compressed: Sequence[str]
+    check: SampleCheck
+
+    def options(self) -> dict[str, Any]:
+        """Return what the index stores of it, without the unusable samples."""
+        return {"samples": self.check.options(), "compressed": list(self.compressed)}
+
+
+def _load_if_current(path: Path, contents: _Contents) -> ShardIndex | None:
     """Return the index at ``path`` if it lists exactly these shards and the image sizes."""
     try:
         index = ShardIndex(path)
@@ -106,25 +190,43 @@ def _load_if_current(path: Path, listed: Sequence[ListedShard]) -> ShardIndex | 
     except (OSError, ShardError):
         return None
     has_sizes = len(index) == 0 or index.image_sizes(0) is not None
-    return index if has_sizes and indexed == {shard.name: shard.bytes for shard in listed} else None
+    # Shards of `sm-train pack` have all files, and their index more than this one would.
+    is_packed = index.header.inputs is not None
+    is_checked = is_packed or contents.options().items() <= index.header.options.items()
+    is_complete = indexed == {shard.name: shard.bytes for shard in contents.listed}
+    return index if has_sizes and is_checked and is_complete else None
 
 
 def _up_to_date(location: str, index: ShardIndex) -> IndexResult:
-    return IndexResult(location, index.header, tuple(index.rejected()), up_to_date=True)
+    stored = index.header.options.get("unusable", {})
+    unusable = {reason: UnusableSamples(**samples) for reason, samples in stored.items()}
+    return IndexResult(location, index.header, tuple(index.rejected()), unusable, up_to_date=True)
 
 
 def _write(
     path: Path,
-    source: str,
-    listed: Sequence[ListedShard],
+    contents: _Contents,
     describe: Callable[[str], ShardDescription],
     workers: int,
     progress: Progress,
-) -> tuple[IndexHeader, tuple[RejectedInput, ...]]:
-    """Describe the shards in parallel and write their index; return its header and the damage."""
+) -> tuple[IndexHeader, tuple[RejectedInput, ...], Unusable]:
+    """Describe the shards in parallel and write their index.
+
+    Return its header, the damage and the unusable samples.
+    """
+    listed, compressed = contents.listed, contents.compressed
     if not listed:
-        raise UserError(f"{source}: no .tar in it; create shards with `sm-train pack`")
+        if compressed:
+            raise UserError(
+                f"{contents.source}: {compressed[0]} is compressed, as are all of its "
+                f"{len(compressed):,} shards; decompress them with gunzip"
+            )
+        raise UserError(f"{contents.source}: no .tar in it; create shards with `sm-train pack`")
     damage: list[RejectedInput] = []
+    unusable: Unusable = {}
+    if compressed:
+        merge_unusable(unusable, {GZIP: UnusableSamples(len(compressed), list(compressed[:3]))})
+    options = contents.options()
     total, done = sum(shard.bytes for shard in listed), 0
 
     def described_shards() -> Iterator[Shard]:
@@ -134,27 +236,29 @@ def _write(
         ) as pool:
             for description in pool.map(describe, [shard.name for shard in listed]):
                 damage.extend(description.rejected)
+                merge_unusable(unusable, description.unusable)
                 done += description.shard.bytes
                 progress(done, total)
                 yield description.shard
+        options["unusable"] = {reason: asdict(samples) for reason, samples in unusable.items()}
 
-    # write_index iterates `damage` after the shards, when the list is complete.
-    write_index(path, described_shards(), damage)
-    return ShardIndex(path).header, tuple(damage)
+    # write_index reads `damage` and `options` after the shards, when they are complete.
+    write_index(path, described_shards(), damage, options=options)
+    return ShardIndex(path).header, tuple(damage), unusable
 
 
-def _describe_in_folder(folder: Path, name: str) -> ShardDescription:
-    return describe_shard(folder / name, name)
+def _describe_in_folder(folder: Path, check: SampleCheck, name: str) -> ShardDescription:
+    return describe_shard(folder / name, name, check.files, find_missing=check.find_missing)
 
 
 def _describe_in_s3(
-    profile: str | None, region: str, bucket: str, prefix: str, name: str
+    profile: str | None, region: str, bucket: str, prefix: str, check: SampleCheck, name: str
 ) -> ShardDescription:
     s3 = open_session(profile, region).client("s3")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shard.tar"
         s3.download_file(bucket, prefix + name, str(path))
-        return describe_shard(path, name)
+        return describe_shard(path, name, check.files, find_missing=check.find_missing)
 
 
 def _download_if_exists(s3: S3Client, bucket: str, key: str, path: Path) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from sm_train.entrypoints.data.shard_index import RejectedInput
@@ -14,7 +16,8 @@ class SourceFolder:
 
     def __init__(self, root: Path) -> None:
         self._real_root = os.path.realpath(root)
-        self._real_parents: dict[Path, str] = {}
+        # Resolving each of a million files would cost more than listing them.
+        self._real_parent: Callable[[Path], str] = lru_cache(maxsize=4096)(os.path.realpath)
 
     def reject(self, image: SourceImage) -> RejectedInput | None:
         """Return why ``image`` is not packed, if the file or its caption lies outside."""
@@ -33,11 +36,7 @@ class SourceFolder:
         if path.is_symlink():
             real = os.path.realpath(path)
         else:
-            # Resolving each of a million files would cost more than listing them.
-            parent = path.parent
-            if parent not in self._real_parents:
-                self._real_parents[parent] = os.path.realpath(parent)
-            real = os.path.join(self._real_parents[parent], path.name)  # noqa: PTH118
+            real = os.path.join(self._real_parent(path.parent), path.name)  # noqa: PTH118
         if os.path.commonpath([self._real_root, real]) == self._real_root:
             return None
         return os.path.relpath(real, self._real_root)
@@ -46,3 +45,14 @@ class SourceFolder:
 def _rejection(source: str, what: str, target: str) -> RejectedInput:
     detail = f"{what} leads to {target}, outside the folder to pack; copy it there"
     return RejectedInput(source, "outside-source", detail)
+
+
+def images_inside(
+    images: Iterable[SourceImage], folder: SourceFolder, reject: Callable[[RejectedInput], None]
+) -> Iterator[SourceImage]:
+    """Yield the images that lie in ``folder`` with their captions; call ``reject`` with others."""
+    for image in images:
+        if rejection := folder.reject(image):
+            reject(rejection)
+        else:
+            yield image

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
-import click
 from sm_train.cost.prices import PROCESSING, PriceTable
 from sm_train.entrypoints.models.components import component_files
-from sm_train.entrypoints.packing.pack import PackPlan
-from sm_train.entrypoints.packing.processing_job import PLAN_FILE
-from sm_train.entrypoints.packing.storage import open_storage
+from sm_train.entrypoints.packing.claim import PackClaim, acquire, release
+from sm_train.entrypoints.packing.pack import PackPlan, store_plan
+from sm_train.entrypoints.packing.storage import S3Prefix, open_storage
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, build_bundle
 from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.naming import staging_bucket
@@ -35,15 +37,17 @@ from sm_train.toolkit.aws.s3 import require_bucket
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
-from sm_train.toolkit.packing.file_kinds import SkippedKind, describe_skipped
+from sm_train.toolkit.packing.file_kinds import describe_skipped
+from sm_train.toolkit.packing.inputs import PackInputs
+from sm_train.toolkit.packing.lock import job_is_active, translate_claims
 from sm_train.toolkit.packing.pack import (
     PackJob,
     find_finished,
-    list_inputs,
     plan_pack,
-    record_start,
     require_same_plan,
 )
+from sm_train.toolkit.packing.report import describe_filtered
+from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
@@ -63,9 +67,8 @@ class ProcessingPack:
 
     request: ProcessingRequest
     pack: PackPlan
-    newest_ns: int
+    inputs: PackInputs
     started_ns: int
-    skipped: dict[str, SkippedKind]
 
     @property
     def instance_type(self) -> str:
@@ -80,15 +83,6 @@ class ProcessingPack:
         return self.request["StoppingCondition"]["MaxRuntimeInSeconds"]
 
     @property
-    def images(self) -> int:
-        return sum(len(plan.inputs) for plan in self.pack.plans)
-
-    @property
-    def bytes(self) -> int:
-        """Total size of the images to pack."""
-        return sum(item.bytes for plan in self.pack.plans for item in plan.inputs)
-
-    @property
     def encodes_latents(self) -> bool:
         """Whether latents are encoded, which takes far longer than packing."""
         return self.pack.plans[0].options.latents is not None
@@ -99,6 +93,7 @@ class ProcessingPackDocument(TypedDict):
 
     request: ProcessingRequest
     images: int
+    filtered: int
     shards: int
     bytes: int
     cost_usd: float | None
@@ -122,28 +117,36 @@ class PackCost:
     source: str
 
 
+@contextmanager
 def plan_processing(
     job: PackJob, config: RunConfig, *, instance_type: str, instances: int, region: str
-) -> ProcessingPack:
+) -> Iterator[ProcessingPack]:
     """Plan the pack and build the request, reading only the list of inputs.
+
+    The files of the plan are removed at the end.
 
     Raises:
         UserError: an input or the destination is not in S3, there are more instances than shards,
             or Processing does not offer the instance type.
     """
-    started = time.time_ns()
+    started_ns = time.time_ns()
     if not job.destination.startswith("s3://"):
         raise UserError(f"--on: DST {job.destination} must be an S3 prefix, as s3://BUCKET/PREFIX/")
-    inputs = list_inputs(job)
-    local = next((image for image in inputs.images if not image.address.startswith("s3://")), None)
-    if local is not None:
-        raise UserError(f"--on: {local.address} is a local file; SageMaker reads only from S3")
-    pack = plan_pack(job, inputs)
-    if instances > len(pack.plans):
-        raise UserError(
-            f"--instances: {instances} for {len(pack.plans)} shards; the rest would idle but be "
-            "billed"
-        )
+    with plan_pack(job) as (inputs, pack):
+        if inputs.local is not None:
+            raise UserError(f"--on: {inputs.local} is a local file; SageMaker reads only from S3")
+        if instances > len(pack.plans):
+            raise UserError(
+                f"--instances: {instances} for {len(pack.plans)} shards; the rest would idle but "
+                "be billed"
+            )
+        request = _request(job, config, instance_type, instances, region)
+        yield ProcessingPack(request, pack, inputs, started_ns)
+
+
+def _request(
+    job: PackJob, config: RunConfig, instance_type: str, instances: int, region: str
+) -> ProcessingRequest:
     known = processing_instance_types()
     if instance_type not in known:
         similar = get_close_matches(instance_type, known, n=1)
@@ -160,19 +163,19 @@ def plan_processing(
         image = processing_image(instance_type, region)
     except ValueError as error:
         raise UserError(f"--instance: {error}") from None
-    request = processing_request(config, packing, region=region, image=image, now=datetime.now(UTC))
-    return ProcessingPack(request, pack, inputs.newest_ns, started, inputs.skipped)
+    return processing_request(config, packing, region=region, image=image, now=datetime.now(UTC))
 
 
 def print_plan(planned: ProcessingPack, cost: PackCost) -> None:
     """Print the plan and its cost on standard error."""
     for line in (
-        f"{planned.images:,} images, {planned.bytes / 1e6:,.1f} MB → "
+        f"{planned.pack.images:,} images, {planned.pack.image_bytes / 1e6:,.1f} MB → "
         f"{len(planned.pack.plans):,} shards in "
         f"{planned.request['Environment']['SM_TRAIN_DESTINATION']}",
         f"{planned.instances} × {planned.instance_type} for at most "
         f"{format_duration(planned.max_runtime_seconds)}; {_format_cost(cost)}",
-        *describe_skipped(planned.skipped),
+        *([describe_filtered(planned.inputs.filtered)] if planned.inputs.filtered else []),
+        *describe_skipped(planned.inputs.skipped),
     ):
         stderr_console().print(line, markup=False, soft_wrap=True)
 
@@ -200,7 +203,7 @@ def estimate_cost(planned: ProcessingPack, table: PriceTable, region: str) -> Pa
     seconds = None
     if not planned.encodes_latents and (vcpus := _vcpus(planned.instance_type)):
         speed = BYTES_PER_VCPU_SECOND * vcpus * planned.instances
-        seconds = min(START_SECONDS + planned.bytes / speed, planned.max_runtime_seconds)
+        seconds = min(START_SECONDS + planned.pack.image_bytes / speed, planned.max_runtime_seconds)
     per_second = float(hourly) * planned.instances / 3600
     return PackCost(
         float(hourly),
@@ -236,16 +239,18 @@ def submit(
     require_bucket(session, f"s3://{bucket}/{config.name}/", region, "bucket")
     destination = open_storage(job.destination, job.access)
     with translate_aws_errors(job.destination):
-        if find_finished(job, planned.pack, planned.newest_ns, destination) is not None:
+        if find_finished(job, planned.pack, planned.inputs.newest_ns, destination) is not None:
             return None
-        require_same_plan(job, planned.pack, planned.newest_ns, destination)
-    if not yes and not click.confirm("Start the job?", err=True):
-        raise UserError("nothing was started", ExitCode.INTERRUPTED)
-    with translate_aws_errors(job.destination):
-        record_start(planned.pack, destination, planned.started_ns)
+        require_same_plan(job, planned.pack, planned.inputs.newest_ns, destination)
+    if not yes:
+        ask("Start the job?")
+    assert isinstance(destination, S3Prefix)
+    claim = PackClaim.of_job(planned.request["ProcessingJobName"])
+    with translate_aws_errors(job.destination), translate_claims():
+        acquire(destination, claim, partial(job_is_active, destination))
+        store_plan(planned.pack, planned.inputs.folder, destination, job.access, planned.started_ns)
     files: dict[str, bytes | Path] = {
         f"code/{ARCHIVE_NAME}": _packing_bundle(config, converts=job.options.convert).archive,
-        f"plan/{PLAN_FILE}": planned.pack.to_bytes(),
     }
     if job.options.latents is not None:
         model = Path(job.options.latents)
@@ -254,7 +259,13 @@ def submit(
     with translate_aws_errors("CreateProcessingJob"):
         from sm_train.estimators.sdk.processor import create_processing_job
 
-        return create_processing_job(planned.request, files, boto_session=session, bucket=bucket)
+        try:
+            return create_processing_job(
+                planned.request, files, boto_session=session, bucket=bucket
+            )
+        except BaseException:
+            release(destination, claim)
+            raise
 
 
 def _packing_bundle(config: RunConfig, *, converts: bool) -> Bundle:
@@ -269,9 +280,10 @@ def dry_run_document(planned: ProcessingPack, cost: PackCost) -> ProcessingPackD
     """Return the document that ``pack --on sagemaker --dry-run`` prints."""
     return {
         "request": planned.request,
-        "images": planned.images,
+        "images": planned.pack.images,
+        "filtered": planned.inputs.filtered,
         "shards": len(planned.pack.plans),
-        "bytes": planned.bytes,
+        "bytes": planned.pack.image_bytes,
         "cost_usd": cost.usd,
         "cost_limit_usd": cost.max_usd,
         "seconds": cost.seconds,

@@ -2,8 +2,8 @@
 
 The plan is a pure function of the list of inputs and the options, and a shard is a pure function of
 its inputs. So the result does not depend on the number of processes, and an interrupted pack
-resumes with the missing shards. Memory holds the list of inputs (with captions if they come from a
-table) and a few images for each thread, but never a whole shard.
+resumes with the missing shards. Memory holds neither the list of inputs nor a whole shard, but a
+few images for each thread.
 """
 
 from __future__ import annotations
@@ -12,40 +12,42 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex
+from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.models.components import describe_latents
 from sm_train.entrypoints.packing.pack import (
-    PLAN_NAME,
     PackPlan,
-    all_rejected,
     build_shards,
     finalize,
+    make_plan,
+    remove_plan,
     remove_state,
+    store_plan,
 )
 from sm_train.entrypoints.packing.plan import (
     PackOptions,
-    ShardPlan,
-    packed_bytes,
     plan_shards,
     shard_count,
-    shard_name,
 )
+from sm_train.entrypoints.packing.plan_files import INPUTS, PlannedRejections
 from sm_train.entrypoints.packing.shard_builder import open_index, record_name
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Access, Storage, open_storage
+from sm_train.entrypoints.packing.work_claims import PLAN_NAME, SharedWork
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerKilledError, WorkerPlan
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
-from sm_train.toolkit.packing.file_kinds import HEIC_SUFFIXES, SkippedKind
-from sm_train.toolkit.packing.inputs import PackInputs, find_inputs
+from sm_train.toolkit.packing.file_kinds import SkippedKind
+from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.lock import lock_destination
 
 MIN_SHARD_BYTES = 1000
@@ -71,6 +73,8 @@ class PackJob:
     image_column: str
     caption_column: str
     workers: int
+    size_column: str | None = None
+    where: str | None = None
     instances: int = 1
     options: PackOptions = field(default_factory=PackOptions)
     access: S3Access = field(default_factory=S3Access)
@@ -81,12 +85,14 @@ class PackResult:
     """A finished pack; ``up_to_date`` if an earlier command had finished it.
 
     ``skipped`` are the files of the source that are neither images nor captions, by kind.
+    ``filtered`` is the number of rows of a table that do not fulfil its condition.
     """
 
     index: ShardIndex
     destination: Storage
     up_to_date: bool
     skipped: dict[str, SkippedKind]
+    filtered: int = 0
 
     @property
     def samples(self) -> int:
@@ -152,46 +158,70 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResul
         KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP.
     """
     started_ns = time.time_ns()
-    inputs = list_inputs(job)
-    if any(Path(one.source).suffix.lower() in HEIC_SUFFIXES for one in inputs.images):
-        require_extra("heic", "pillow_heif", purpose="converting HEIC")
     destination = open_storage(job.destination, job.access)
-    _require_folder(job.destination, destination)
-    plan = plan_pack(job, inputs)
-    if (index := find_finished(job, plan, inputs.newest_ns, destination)) is not None:
-        if destination.size(PLAN_NAME) is not None:  # interrupted between the index and clean-up
-            with raise_on_signals(), lock_destination(destination):
-                _clean_up(plan, destination, record_start(plan, destination, started_ns))
-        return PackResult(index, destination, up_to_date=True, skipped=inputs.skipped)
-    with raise_on_signals(), lock_destination(destination):
-        require_same_plan(job, plan, inputs.newest_ns, destination)
-        try:
-            started_ns = record_start(plan, destination, started_ns)
-            build_shards(plan, WorkerPlan(destination, job.access, job.workers), on_progress)
-            built = finalize(plan, destination)
-        except BaseException as error:
-            _handle_interruption(destination, plan, error)
-            raise
-        if built is None:
-            raise UserError(f"{job.destination}: a finished shard was removed; pack again")
-        if not any(record.shard for record in built):
-            remove_state(plan, destination)
-            raise UserError(_nothing_accepted(job.source, list(all_rejected(plan, built))))
-        _clean_up(plan, destination, started_ns)
+    with raise_on_signals(), plan_pack(job) as (inputs, plan):
+        if inputs.has_heic:
+            require_extra("heic", "pillow_heif", purpose="converting HEIC")
+        _require_folder(job.destination, destination)
+        if (index := find_finished(job, plan, inputs.newest_ns, destination)) is not None:
+            if (
+                destination.size(PLAN_NAME) is not None
+            ):  # interrupted between the index and clean-up
+                with lock_destination(destination):
+                    _clean_up(plan, destination, started_ns)
+            return PackResult(index, destination, True, inputs.skipped, inputs.filtered)
+        with lock_destination(destination):
+            require_same_plan(job, plan, inputs.newest_ns, destination)
+            _build(job, plan, inputs, started_ns, on_progress)
     index = _read_index(destination)
-    return PackResult(index, destination, up_to_date=False, skipped=inputs.skipped)
+    return PackResult(index, destination, False, inputs.skipped, inputs.filtered)
 
 
-def list_inputs(job: PackJob) -> PackInputs:
-    """Return the inputs that the job's source names; no image is read."""
-    return find_inputs(
+def _build(
+    job: PackJob,
+    plan: PackPlan,
+    inputs: PackInputs,
+    started_ns: int,
+    on_progress: Callable[[PackProgress], None],
+) -> None:
+    """Store the plan, build its shards and write the index."""
+    destination = open_storage(job.destination, job.access)
+    try:
+        plan, started_ns = store_plan(plan, inputs.folder, destination, job.access, started_ns)
+        work = WorkerPlan(destination, job.access, job.workers)
+        build_shards(plan, work, SharedWork(destination, is_shared=False), on_progress)
+        totals = finalize(plan, destination)
+    except BaseException as error:
+        _handle_interruption(destination, plan, error)
+        raise
+    if totals is None:
+        raise UserError(f"{job.destination}: a finished shard was removed; pack again")
+    if not totals.samples:
+        remove_plan(plan, destination)
+        raise UserError(_nothing_accepted(job.source, totals.rejected))
+    _clean_up(plan, destination, started_ns)
+
+
+@contextmanager
+def plan_pack(job: PackJob) -> Iterator[tuple[PackInputs, PackPlan]]:
+    """Find the inputs and assign them to shards; their files are removed at the end.
+
+    Raises:
+        UserError: there is nothing to pack, or there are fewer inputs than instances.
+    """
+    source = InputSource(
         job.source,
         job.captions,
-        image_column=job.image_column,
-        caption_column=job.caption_column,
-        access=job.access,
-        convert=job.options.convert,
+        job.image_column,
+        job.caption_column,
+        job.size_column,
+        job.where,
+        job.options.convert,
+        job.access,
     )
+    with TemporaryDirectory(prefix="sm-train-plan-") as folder:
+        inputs = find_inputs(source, Path(folder))
+        yield inputs, _assign(job, inputs)
 
 
 def _clean_up(plan: PackPlan, destination: Storage, started_ns: int) -> None:
@@ -209,30 +239,29 @@ def _require_folder(address: str, destination: Storage) -> None:
                 raise UserError(f"{address}: {path} is not a folder; choose another")
 
 
-def plan_pack(job: PackJob, inputs: PackInputs) -> PackPlan:
-    """Assign the inputs to shards.
-
-    Raises:
-        UserError: there are fewer inputs than instances.
-    """
-    if len(inputs.images) < job.instances:
+def _assign(job: PackJob, inputs: PackInputs) -> PackPlan:
+    """Assign the inputs to shards."""
+    if inputs.images and inputs.images < job.instances:
         raise UserError(
-            f"{job.source}: {len(inputs.images)} images for {job.instances} instances; each needs "
+            f"{job.source}: {inputs.images} images for {job.instances} instances; each needs "
             "at least one shard"
         )
-    sizes = [
-        packed_bytes(image.bytes, caption)
-        for image, caption in zip(inputs.images, inputs.caption_bytes, strict=True)
-    ]
-    count = shard_count(sum(sizes), job.shard_bytes, multiple_of=job.instances)
-    max_count = len(sizes) // job.instances * job.instances
-    ranges = plan_shards(sizes, min(count, max_count)) if sizes else [(0, 0)]
-    plans = tuple(
-        ShardPlan(number, shard_name(number), inputs.images[start:stop], job.options)
-        for number, (start, stop) in enumerate(ranges)
+    count = shard_count(inputs.packed_bytes, job.shard_bytes, multiple_of=job.instances)
+    max_count = inputs.images // job.instances * job.instances
+    counts = [0]
+    if inputs.images:
+        sizes = inputs.files.read(INPUTS, ["packed_bytes"], 0, inputs.images)
+        parts = (batch.column(0).to_numpy() for batch in sizes)
+        counts = plan_shards(parts, inputs.packed_bytes, min(count, max_count))
+    return PackPlan(
+        make_plan(counts, inputs.files, inputs.root, job.options),
+        PlannedRejections(inputs.files, inputs.rejected),
+        inputs.fingerprint,
+        job.shard_bytes,
+        index_options(job),
+        inputs.image_bytes,
+        inputs.root,
     )
-    options = index_options(job)
-    return PackPlan(plans, inputs.rejected, inputs.fingerprint, job.shard_bytes, options)
 
 
 def _handle_interruption(destination: Storage, plan: PackPlan, error: BaseException) -> None:
@@ -243,7 +272,7 @@ def _handle_interruption(destination: Storage, plan: PackPlan, error: BaseExcept
     """
     kept = any(destination.size(record_name(shard)) is not None for shard in plan.plans)
     if not kept:
-        remove_state(plan, destination)
+        remove_plan(plan, destination)
     resumable = "; finished shards are kept, run the same command to resume" if kept else ""
     if isinstance(error, WorkerKilledError):
         raise UserError(
@@ -267,7 +296,7 @@ def require_same_plan(job: PackJob, plan: PackPlan, newest_ns: int, destination:
         return
     except ValueError:
         unfinished = {}
-    document = _plan_document(plan)
+    document = plan.identity
     if {key: unfinished.get(key) for key in document} != document:
         raise UserError(
             f"{job.destination}: contains an unfinished pack of other inputs or options; "
@@ -280,42 +309,22 @@ def require_same_plan(job: PackJob, plan: PackPlan, newest_ns: int, destination:
         )
 
 
-def record_start(plan: PackPlan, destination: Storage, started_ns: int) -> int:
-    """Store the plan unless it is stored; return when the pack was started, Unix nanoseconds."""
-    try:
-        stored: int = json.loads(destination.read(PLAN_NAME))["started_ns"]
-    except FileNotFoundError:
-        document = _plan_document(plan) | {"started_ns": started_ns}
-        with destination.atomic_writer(PLAN_NAME) as sink:
-            sink.write(json.dumps(document).encode())
-        return started_ns
-    return stored
-
-
-def _plan_document(plan: PackPlan) -> dict[str, Any]:
-    """Return what identifies the pack: the stored plan of an unfinished pack must equal it."""
-    return {
-        "inputs": plan.fingerprint,
-        "shard_bytes": plan.target_bytes,
-        "options": plan.index_options,
-    }
-
-
 def index_options(job: PackJob) -> dict[str, Any]:
     """Return the options that the index records: those that differ from the defaults."""
     options = job.options.non_defaults() | (
         {"instances": job.instances} if job.instances > 1 else {}
     )
+    if job.where is not None:
+        options["where"] = job.where
     folder, resolution = job.options.latents, options.pop("latents_resolution", None)
     if folder is not None and resolution is not None:
         options["latents"] = describe_latents(Path(folder), resolution)
     return options
 
 
-def _nothing_accepted(source: str, rejected: list[RejectedInput]) -> str:
-    counts = Counter(item.reason for item in rejected).most_common()
-    reasons = ", ".join(f"{reason} {count}" for reason, count in counts)
-    return f"{source}: nothing to pack, all {len(rejected)} inputs were rejected: {reasons}"
+def _nothing_accepted(source: str, rejected: Counter[str]) -> str:
+    reasons = ", ".join(f"{reason} {count}" for reason, count in rejected.most_common())
+    return f"{source}: nothing to pack, all {rejected.total()} inputs were rejected: {reasons}"
 
 
 def _read_index(destination: Storage) -> ShardIndex:

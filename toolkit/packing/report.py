@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypedDict
@@ -34,7 +35,7 @@ class PackDocument(TypedDict):
     """The output of ``pack --json``.
 
     ``rejected`` is the number of inputs for each reason. ``skipped`` are the files that are neither
-    images nor captions, by kind.
+    images nor captions, by kind. ``filtered`` is the number of rows that do not fulfil ``--where``.
     """
 
     shards: int
@@ -42,6 +43,7 @@ class PackDocument(TypedDict):
     bytes: int
     rejected: dict[str, int]
     skipped: dict[str, SkippedDocument]
+    filtered: int
     index: str
     shards_path: str
 
@@ -53,14 +55,26 @@ class DamageDocument(TypedDict):
     detail: str
 
 
+class UnusableDocument(TypedDict):
+    """Samples that cannot be trained on: their number and the first three names."""
+
+    count: int
+    first: list[str]
+
+
 class IndexDocument(TypedDict):
-    """The output of ``index --json``."""
+    """The output of ``index --json``.
+
+    ``unusable`` are the samples that cannot be trained on, by reason: ``no-image``, ``no-caption``,
+    ``dotted-name``, ``separated``, and ``gzip`` for whole shards.
+    """
 
     index: str
     shards: int
     samples: int
     bytes: int
     damaged: list[DamageDocument]
+    unusable: dict[str, UnusableDocument]
     up_to_date: bool
 
 
@@ -124,6 +138,8 @@ def pack_summary(result: PackResult) -> list[str]:
     ]
     if result.rejected_by_reason:
         lines.append(_describe_rejected(result))
+    if result.filtered:
+        lines.append(describe_filtered(result.filtered))
     lines += describe_skipped(result.skipped)
     largest = int(index.bytes.max())
     if len(index) > 1 and largest < FASTFILE_BYTES:
@@ -134,18 +150,26 @@ def pack_summary(result: PackResult) -> list[str]:
     return lines
 
 
+def describe_filtered(count: int) -> str:
+    """Return one line: the number of rows that do not fulfil the condition."""
+    return f"filtered {_count(count, 'row')} by --where"
+
+
 def _describe_rejected(result: PackResult) -> str:
     """Return one line: the number of rejected inputs by reason, with the first of each."""
-    sources: dict[str, list[str]] = {}
+    counts: Counter[str] = Counter()
+    named: dict[str, list[str]] = {}
     for item in result.index.rejected():
-        sources.setdefault(item.reason, []).append(item.source)
+        counts[item.reason] += 1
+        if counts[item.reason] <= _MAX_NAMED_INPUTS:
+            named.setdefault(item.reason, []).append(item.source)
     parts = []
-    for reason, named in sources.items():
-        more = ", …" if len(named) > _MAX_NAMED_INPUTS else ""
-        parts.append(f"{len(named):,} {reason} ({', '.join(named[:_MAX_NAMED_INPUTS])}{more})")
-    is_cut = any(len(named) > _MAX_NAMED_INPUTS for named in sources.values())
+    for reason, sources in named.items():
+        more = ", …" if counts[reason] > len(sources) else ""
+        parts.append(f"{counts[reason]:,} {reason} ({', '.join(sources)}{more})")
+    is_cut = any(count > _MAX_NAMED_INPUTS for count in counts.values())
     where = f"; -v lists all, as does {result.index_path}" if is_cut else ""
-    return f"rejected {sum(map(len, sources.values())):,}: {', '.join(parts)}{where}"
+    return f"rejected {counts.total():,}: {', '.join(parts)}{where}"
 
 
 def pack_document(result: PackResult) -> PackDocument:
@@ -159,6 +183,7 @@ def pack_document(result: PackResult) -> PackDocument:
             kind: {"count": files.count, "first": files.first}
             for kind, files in result.skipped.items()
         },
+        "filtered": result.filtered,
         "index": result.index_path,
         "shards_path": result.shards_path,
     }
@@ -177,6 +202,12 @@ def print_index_summary(result: IndexResult) -> None:
     ]
     if len(result.damage) > _MAX_NAMED_DAMAGE:
         lines.append(f"… {len(result.damage):,} damaged regions in total, listed in the index")
+    lines += [
+        f"error: {samples.count:,} {_UNUSABLE[reason].format(s='' if samples.count == 1 else 's')}"
+        f": {', '.join(samples.first)}{', …' if samples.count > len(samples.first) else ''}; "
+        f"{_UNUSABLE_FIXES[reason]}"
+        for reason, samples in result.unusable.items()
+    ]
     _print_lines(lines)
 
 
@@ -188,8 +219,28 @@ def index_document(result: IndexResult) -> IndexDocument:
         "samples": result.header.samples,
         "bytes": result.header.bytes,
         "damaged": [{"shard": item.source, "detail": item.detail} for item in result.damage],
+        "unusable": {
+            reason: {"count": samples.count, "first": samples.first}
+            for reason, samples in result.unusable.items()
+        },
         "up_to_date": result.up_to_date,
     }
+
+
+_UNUSABLE = {
+    "no-image": "sample{s} without an image",
+    "no-caption": "sample{s} without a caption",
+    "dotted-name": "image{s} with a dot in the name",
+    "separated": "part{s} of samples whose files do not follow each other",
+    "gzip": "compressed shard{s}",
+}
+_UNUSABLE_FIXES = {
+    "no-image": "name the image's extension in data.image_key and pass --for RUN",
+    "no-caption": "name the caption's extension or JSON field in data.caption and pass --for RUN",
+    "dotted-name": "a sample's key ends at the first dot: rename the files, or run `sm-train pack`",
+    "separated": "write the shards with sorted names: tar --sort=name",
+    "gzip": "decompress them with gunzip",
+}
 
 
 def _print_lines(lines: Iterable[str]) -> None:

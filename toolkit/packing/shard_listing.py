@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 
+COMPRESSED_SUFFIXES = (".tar.gz", ".tgz")
+"""Names of compressed shards, in which no sample can be found by its offset."""
+
+
 @dataclass(frozen=True)
 class ListedShard:
     """A shard: its path below the data set's folder or prefix, and its size in bytes."""
@@ -39,6 +43,15 @@ def list_folder(folder: Path) -> list[ListedShard]:
     return [
         ListedShard(name, path.stat().st_size) for name, path in sorted(find_shards(folder).items())
     ]
+
+
+def list_compressed(folder: Path) -> list[str]:
+    """Return the names of the compressed shards in a folder, sorted."""
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for suffix in COMPRESSED_SUFFIXES
+        for path in folder.rglob(f"*{suffix}")
+    )
 
 
 def list_prefix(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -21,3 +22,23 @@ class SourceImage:
     caption: str | None = None
     caption_address: str | None = None
     caption_bytes: int | None = None
+
+
+def local_image(source: str, path: Path, caption: str | None = None) -> SourceImage:
+    """Describe a local image. A missing file gets size 0 and is rejected when it is read."""
+    size, modified = _size_and_time(path)
+    if caption is not None:
+        return SourceImage(source, str(path), size or 0, modified, caption)
+    caption_path = path.with_suffix(".txt")
+    caption_bytes, caption_modified = _size_and_time(caption_path)
+    newest = max(modified, caption_modified)
+    return SourceImage(source, str(path), size or 0, newest, None, str(caption_path), caption_bytes)
+
+
+def _size_and_time(path: Path) -> tuple[int | None, int]:
+    """Return a file's size and modification time; (None, 0) if it does not exist."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # ValueError: a zero byte in the name
+        return None, 0
+    return status.st_size, status.st_mtime_ns

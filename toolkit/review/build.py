@@ -64,16 +64,14 @@ def export(
     profile: str | None,
     target_format: str,
     folder: Path,
-) -> Iterator[Exported]:
+) -> list[Exported]:
     """Write the metrics of all ``targets`` below ``folder``.
 
     Raises:
         UserError: a target does not exist, AWS rejects a request, or a job's folder exists.
     """
     sources, _, _ = find_sources(targets, region=region, profile=profile, config=None)
-    yield from export_jobs(
-        sources, lambda source: parse_log(source.blocks()), target_format, folder
-    )
+    return export_jobs(sources, lambda source: parse_log(source.blocks()), target_format, folder)
 
 
 def find_sources(

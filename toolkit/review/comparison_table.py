@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from sm_train.toolkit.review.document import JobDocument
@@ -130,6 +132,21 @@ def table(jobs: Sequence[JobDocument]) -> list[tuple[str, list[ComparisonRow]]]:
         if known:
             groups.append((title, known))
     return groups
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names without the folders that all of them have: those tell no job from another."""
+    parts = [Path(name).parts for name in names]
+    first = _common_count(parts)
+    last = _common_count([one[first:][::-1] for one in parts])
+    return [("…/" if first else "") + str(Path(*one[first : len(one) - last])) for one in parts]
+
+
+def _common_count(parts: Sequence[Sequence[str]]) -> int:
+    """Return how many first parts all have in common; each keeps at least one other."""
+    shortest = min(map(len, parts)) - 1
+    same = (len({one[index] for one in parts}) == 1 for index in range(shortest))
+    return sum(itertools.takewhile(bool, same)) if len(parts) > 1 else 0
 
 
 def unknown(job: JobDocument) -> list[str]:

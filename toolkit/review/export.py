@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import csv
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
 import numpy as np
-from sm_train.entrypoints.tracking.scalars import STEP_TAGS, event_scalars
+from sm_train.entrypoints.tracking.scalars import NODE_KEYS, STEP_TAGS, event_scalars, node_tag
 from sm_train.entrypoints.tracking.tensorboard_files import TensorBoardFiles, image_size
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.sources import ReviewSource
-
-_NODE_TAGS = ("gpu_utilization_mean", "gpu_temperature_max", "read_bytes_per_second")
+from sm_train.toolkit.terminal.interrupts import set_complete
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,10 @@ ParseLog = Callable[[ReviewSource], JobLog]
 
 def export_jobs(
     sources: Iterable[ReviewSource], parse: ParseLog, target_format: str, folder: Path
-) -> Iterator[Exported]:
+) -> list[Exported]:
     """Write each job's metrics and evaluation images below ``folder``, in a folder of its name.
+
+    The folders appear after the last job, so that the same command can follow an interrupted one.
 
     Raises:
         UserError: TensorBoard is not installed, a job's folder exists already, or a log or image
@@ -57,15 +59,23 @@ def export_jobs(
     for _, path in jobs:
         if path.exists():
             raise UserError(f"--out: {path} exists already; name another folder, or remove it")
-    for source, path in jobs:
-        scalars = sorted(log_scalars(parse(source)), key=lambda one: one.time)
-        read = ((grid.step, grid.read()) for grid in source.sample_grids())
-        # An upload that was cut short leaves a part of an image.
-        images = [(step, content) for step, content in read if image_size(content) is not None]
-        path.mkdir(parents=True)
-        write = _write_tensorboard if target_format == "tensorboard" else _write_csv
-        write(path, scalars, images)
-        yield Exported(path, len(scalars), len(images))
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".export.") as temporary:
+        for source, path in jobs:
+            scalars = sorted(log_scalars(parse(source)), key=lambda one: one.time)
+            read = ((grid.step, grid.read()) for grid in source.sample_grids())
+            # An upload that was cut short leaves a part of an image.
+            images = [(step, content) for step, content in read if image_size(content) is not None]
+            staged = Path(temporary) / path.name
+            staged.mkdir()
+            write = _write_tensorboard if target_format == "tensorboard" else _write_csv
+            write(staged, scalars, images)
+            written.append(Exported(path, len(scalars), len(images)))
+        set_complete(True)
+        for _, path in jobs:
+            (Path(temporary) / path.name).rename(path)
+    return written
 
 
 def _folder_name(name: str) -> str:
@@ -87,12 +97,12 @@ def log_scalars(log: JobLog) -> Iterator[Scalar]:
     for node, table in log.nodes.items():
         # Events of nodes have a time and no step: the last one that was logged before.
         at = np.searchsorted(steps["time"], table["time"], side="right") - 1
-        for key in _NODE_TAGS:
+        for key in NODE_KEYS:
             for row, value in enumerate(table[key]):
                 if isfinite(value):
                     step = int(steps["step"][at[row]]) if at[row] >= 0 else 0
                     time = float(table["time"][row])
-                    yield Scalar(time, step, f"node {node}/{key}", float(value))
+                    yield Scalar(time, step, node_tag(node, key), float(value))
 
 
 def _write_csv(

@@ -13,8 +13,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from sm_train.entrypoints.common.events import FIELDS, PREFIX
+from sm_train.entrypoints.common.events import PREFIX
 from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
+from sm_train.toolkit.jobs.event_types import (
+    GpuEntry,
+    RankEntry,
+    StragglerEntry,
+    field_types,
+    optional_types,
+)
 from sm_train.toolkit.jobs.events import UNREADABLE, Event, parse_event
 from sm_train.toolkit.review.job_log import JOB_LEVEL_KINDS, Column, JobLog, Table, WarningCount
 
@@ -36,16 +43,16 @@ _NODE_FIELDS = (
     "gpu_temperature_max",
     "gpu_clock_min",
     "gpu_ecc_uncorrected",
+    "gpu_memory_used_max",
+    "gpu_power_mean",
     "network_receive_bytes_per_second",
+    "network_send_bytes_per_second",
     "efa_receive_bytes_per_second",
     "efa_drops",
     "efa_retransmits",
     "read_bytes_per_second",
     "data_wait_share_max",
 )
-_RANK_FIELDS = ("rank", "busy_seconds", "data_wait_share")
-_STRAGGLER_FIELDS = ("rank", "node", "busy_seconds", "ratio")
-_GPU_FIELDS = ("gpu", "sm_clock")
 
 _RARE_KINDS = frozenset({"start", "epoch", "checkpoint", "eval", "doctor", "error", "end"})
 
@@ -63,48 +70,20 @@ _PENDING_VALUES = 1 << 10
 
 # ------------------------------------------------------------------ the frequent kinds
 #
-# Step and node events make up nearly the whole log. msgspec decodes them into structs of the
-# fields that a review uses, in half the time of a dictionary of the whole line. All other fields
-# of the event's contract must be present, too, but their values are skipped.
-
-_Value = float | None
-_RankStruct = msgspec.defstruct(
-    "_RankStruct", [(name, _Value, None) for name in _RANK_FIELDS], gc=False
-)
-_GpuStruct = msgspec.defstruct(
-    "_GpuStruct", [(name, _Value, None) for name in _GPU_FIELDS], gc=False
-)
+# Step and node events make up nearly the whole log. msgspec decodes them into structs, in half the
+# time of a dictionary of the whole line.
 
 
-_StragglerStruct = msgspec.defstruct(
-    "_StragglerStruct", [(name, _Value, None) for name in _STRAGGLER_FIELDS], gc=False
-)
-
-
-def _event_struct(
-    kind: str, values: Sequence[str], optional: Mapping[str, Any] | None = None, **others: Any
-) -> type[msgspec.Struct]:
-    """Return a struct type for events of ``kind``.
-
-    It has the fields ``values`` first, then ``others`` by name and type, then all unused fields,
-    then ``optional`` fields by name and type, which are None if they are missing.
-    """
-    used = dict.fromkeys(values, _Value) | others
-    unused = dict.fromkeys(sorted(FIELDS[kind] - used.keys()), Any)
-    fields: list[Any] = [*(used | unused).items()]
-    fields += [(name, type_, None) for name, type_ in (optional or {}).items()]
+def _event_struct(kind: str, values: Sequence[str]) -> type[msgspec.Struct]:
+    """Return a struct type for events of ``kind``: the fields ``values`` first, then all others."""
+    types = field_types(kind)
+    fields: list[Any] = [(name, types[name]) for name in dict.fromkeys([*values, *types])]
+    fields += [(name, type_, None) for name, type_ in optional_types(kind).items()]
     return msgspec.defstruct(kind, fields, tag_field="kind", tag=kind, gc=False)
 
 
 _StepStruct = _event_struct("step", _STEP_FIELDS)
-_NodeStruct = _event_struct(
-    "node",
-    _NODE_FIELDS,
-    {"stragglers": list[_StragglerStruct] | None},  # type: ignore[valid-type]
-    node=int,
-    ranks=list[_RankStruct],  # type: ignore[valid-type]
-    gpus=list[_GpuStruct],  # type: ignore[valid-type]
-)
+_NodeStruct = _event_struct("node", _NODE_FIELDS)
 _HeartbeatStruct = msgspec.defstruct("heartbeat", [], tag_field="kind", tag="heartbeat")
 _FREQUENT = msgspec.json.Decoder[Any](_StepStruct | _NodeStruct | _HeartbeatStruct)
 
@@ -148,9 +127,9 @@ class _TableBuilder:
 
 _step_table = partial(_TableBuilder, _STEP_FIELDS, attrgetter(*_STEP_FIELDS))
 _node_table = partial(_TableBuilder, _NODE_FIELDS, attrgetter(*_NODE_FIELDS))
-_rank_table = partial(_TableBuilder, _RANK_FIELDS, msgspec.structs.astuple)
-_straggler_table = partial(_TableBuilder, _STRAGGLER_FIELDS, msgspec.structs.astuple)
-_gpu_table = partial(_TableBuilder, _GPU_FIELDS, msgspec.structs.astuple)
+_rank_table = partial(_TableBuilder, RankEntry.__struct_fields__, msgspec.structs.astuple)
+_straggler_table = partial(_TableBuilder, StragglerEntry.__struct_fields__, msgspec.structs.astuple)
+_gpu_table = partial(_TableBuilder, GpuEntry.__struct_fields__, msgspec.structs.astuple)
 
 
 @dataclass

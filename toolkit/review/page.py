@@ -106,7 +106,7 @@ def page(document: ReviewDocument) -> str:
         level=min((job["level"] for job in jobs), key=LEVELS.index, default="unknown"),
         headline=_headline(jobs),
         warnings=document["warnings"],
-        names=[job["name"] for job in jobs],
+        names=comparison_table.short_names([job["name"] for job in jobs]),
         questions=_questions(jobs, anchors),
         figures=comparison_table.table(jobs),
         shares=_shares(jobs, document["parts"]) if len(jobs) > 1 else [],
@@ -211,10 +211,11 @@ def _overlay(name: str, shared: Sequence[tuple[JobDocument, ChartDocument]]) -> 
             min(one["steps"][0] for one in known), max(one["steps"][-1] for one in known)
         )
     lines: list[CurveDocument] = []
-    for length, reached, (job, chart) in zip(lengths, progress, shared, strict=True):
+    labels = comparison_table.short_names([job["name"] for job, _ in shared])
+    for label, length, reached, (_, chart) in zip(labels, lengths, progress, shared, strict=True):
         line: CurveDocument = {
             **chart["lines"][0],
-            "label": job["name"],
+            "label": label,
             "low": None,
             "high": None,
         }

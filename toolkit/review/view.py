@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import PARTS
+from sm_train.toolkit.review.comparison_table import short_names
 from sm_train.toolkit.review.model import SYMBOLS, JobReview, Level, Review, part_label
 from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.csv_text import format_csv
@@ -118,26 +118,13 @@ def _compare(jobs: Sequence[JobReview], console: Console) -> None:
     table.add_column("job")
     for title, _, _ in _COMPARED:
         table.add_column(title, justify="right")
-    names = _short_names([job.name for job in jobs])
+    names = short_names([job.name for job in jobs])
     for job, name in zip(jobs, names, strict=True):
         values = [(getattr(job.figures, name), text) for _, name, text in _COMPARED]
         cells = ["unknown" if value is None else text(value) for value, text in values]
         table.add_row(_symbol(job.level), escaped(name), *cells)
     console.print(table)
     console.print()
-
-
-def _short_names(names: Sequence[str]) -> list[str]:
-    """Return names without the folders that all of them have: those tell no job from another."""
-    parts = [Path(name).parts for name in names]
-    common = 0
-    while len({one[common] if common < len(one) - 1 else None for one in parts}) == 1:
-        if common >= min(map(len, parts)) - 1:
-            break
-        common += 1
-    if not common:
-        return list(names)
-    return [f"…/{'/'.join(one[common:])}" for one in parts]
 
 
 def csv_table(review: Review) -> str:

@@ -14,6 +14,7 @@ from sm_train.estimators.bundle.bundle import LARGE_BYTES
 from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.costing.memory_fit import stages_short_of_memory
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.placeholders import find_placeholders
@@ -198,6 +199,7 @@ def warnings(submission: Submission) -> list[str]:
         f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}: submit refuses it"
         for one in find_placeholders(submission.config)
     ]
+    lines += stages_short_of_memory(submission.config)
     if not is_installed("botocore"):
         lines.append('the request is not validated: pip install "sm-train[aws]"')
     size = len(submission.bundle.archive)

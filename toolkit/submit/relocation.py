@@ -140,6 +140,8 @@ def require_run_data(session: boto3.Session, config: RunConfig, region: str, sta
         sharded = placement.config.train_sharded
         require_shards(regional, data.uri, instances if sharded else 1)
         require_index(regional, data.uri, placement.config.index_uri)
+        for name, uri in placement.config.source_indexes.items():
+            require_index(regional, placement.config.channels[name].uri, uri)
 
 
 def stage_relocated_code(

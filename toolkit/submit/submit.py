@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import click
 from sm_train.cost.estimate import Estimate
 from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import staging_bucket
@@ -40,6 +38,7 @@ from sm_train.toolkit.submit.planned_job import (
 )
 from sm_train.toolkit.submit.relocation import require_run_buckets
 from sm_train.toolkit.submit.submission import Submission
+from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import (
     bytes_bar,
     messages_are_hidden,
@@ -217,22 +216,6 @@ def confirm(
 def _amount(cost: Estimate) -> str:
     expected = total(cost)
     return format_total_usd(expected) if expected["cost_at_least_usd"] else "an unknown price"
-
-
-def ask(question: str) -> None:
-    """Ask a yes/no question.
-
-    Raises:
-        UserError: the answer was not yes.
-    """
-    try:
-        agreed = click.confirm(question, err=True)
-    except click.Abort:
-        if sys.stdin.isatty():  # Ctrl-C at the prompt
-            raise
-        raise UserError("not confirmed; --yes starts without asking") from None
-    if not agreed:
-        raise UserError("nothing was started", ExitCode.INTERRUPTED)
 
 
 def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None:

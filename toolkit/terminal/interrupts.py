@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_received: list[int] = []
+from sm_train.entrypoints.common.signals import record_interrupt
+
 _is_complete = False
 
 
@@ -15,11 +18,7 @@ def handle_interrupts() -> None:
     """Handle Ctrl-C in this process as below; a handler of the caller's own stays."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-
-
-def was_interrupted() -> bool:
-    """Return whether Ctrl-C interrupted the command."""
-    return bool(_received)
+        sys.unraisablehook = _repeat_dropped_interrupt
 
 
 def set_complete(is_complete: bool) -> None:
@@ -53,11 +52,24 @@ def delayed_interrupts(*numbers: signal.Signals) -> Iterator[None]:
         for number, handler in earlier:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if received:
-        _received.extend(received)
+        record_interrupt(received[0])
         raise KeyboardInterrupt
+
+
+def _repeat_dropped_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
+    """Interrupt again after Python has dropped a KeyboardInterrupt.
+
+    It drops every exception of a finalizer or a callback of a weak reference, such as those of
+    imports, and a command that waits would then wait for ever.
+    """
+    if unraisable.exc_type is KeyboardInterrupt:
+        # Now, it would be raised in this function and dropped again.
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _interrupt(number: int, frame: object) -> None:
     if not _is_complete:
-        _received.append(number)
+        record_interrupt(number)
         raise KeyboardInterrupt

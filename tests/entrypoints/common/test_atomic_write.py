@@ -38,6 +38,24 @@ def test_an_existing_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", mode)
 
 
+def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    """A limit on the size of files fails a write in its middle, as a full disk does."""
+    program = (
+        "import resource, sys; from pathlib import Path\n"
+        "from sm_train.entrypoints.common.atomic_write import write_atomic\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        "write_atomic(Path(sys.argv[1]), bytes(100_000))"
+    )
+    path = tmp_path / "old"
+    path.write_bytes(b"old")
+    failed = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert "OSError" in failed.stderr
+    assert path.read_bytes() == b"old"
+    assert [one.name for one in tmp_path.iterdir()] == ["old"]
+
+
 def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     target = tmp_path / "folder" / "target"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from sm_train.entrypoints.common.sagemaker_paths import (
     ResourceConfig,
     SageMakerPaths,
     host_name,
     host_names,
+    stays_below,
 )
 
 
@@ -33,3 +35,13 @@ def test_host_names_are_sorted_as_text() -> None:
     assert host_names(3) == ["algo-1", "algo-2", "algo-3"]
     assert host_names(11)[:4] == ["algo-1", "algo-10", "algo-11", "algo-2"]
     assert [host_name(1, nodes) for nodes in (0, 9, 10)] == ["algo-2", "algo-2", "algo-10"]
+
+
+@pytest.mark.parametrize("name", ["a", "a/b.json", "..a/b..", "a//b", "a/./b", "…"])
+def test_names_below_the_folder(name: str) -> None:
+    assert stays_below(name)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "..", "../a", "a/../../b", "a/..", "//a", "a\0b"])
+def test_names_that_lead_out_of_the_folder(name: str) -> None:
+    assert not stays_below(name)

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from sm_train.entrypoints.common.job_config import CaptionSource
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.captions import choose_caption
@@ -26,8 +27,11 @@ from tests.support.cluster.training_jobs import write_shard
 from tests.support.data_channels import DATA_CONFIG, Cluster, rest_of_epoch, take_batches
 
 SAMPLES = 48
+TEXT = CaptionSource("txt", None, 1.0)
 AUGMENTED = replace(
-    DATA_CONFIG, captions=(("txt", 1.0), ("json.alt", 2.0), ("json.tags", 1.0)), flip=True
+    DATA_CONFIG,
+    caption=(TEXT, CaptionSource("json", "alt", 2.0), CaptionSource("json", "tags", 1.0)),
+    flip=True,
 )
 
 
@@ -98,7 +102,7 @@ def test_latents_cannot_be_augmented(channel: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_size": 2, "seed": 0, "decode_workers": 0}
     for config, key in (
         (AUGMENTED, "flip"),
-        (replace(AUGMENTED, flip=False), "captions"),
+        (replace(AUGMENTED, flip=False), "caption"),
     ):
         with pytest.raises(DataError, match=rf"^data\.{key}: the shards hold latents of 8 px"):
             open_loader(packed, rank, config, resolution=8, **options)
@@ -137,28 +141,37 @@ FIELDS = st.dictionaries(
 @given(
     FIELDS,
     st.lists(
-        st.tuples(st.sampled_from(["txt", "json.a", "json.b", "json.c.d"]), st.floats(0.01, 10)),
+        st.builds(
+            CaptionSource,
+            st.just("json"),
+            st.sampled_from([None, "a", "b", "c.d", "c[0]"]),
+            st.floats(0.01, 10),
+        ).map(lambda source: source if source.field else replace(source, member="txt")),
         min_size=1,
     ),
     st.floats(0.001, 0.999),
 )
 def test_chosen_caption_is_one_of_those_present(
-    fields: dict[str, Any], sources: list[tuple[str, float]], uniform: float
+    fields: dict[str, Any], sources: list[CaptionSource], uniform: float
 ) -> None:
     members = {"json": memoryview(json.dumps(fields).encode()), "txt": memoryview(b"text")}
     chosen = choose_caption(members, sources, uniform)
-    names = {name for name, _ in sources}
-    present = {"text"} if "txt" in names else set()
-    for field in ("a", "b"):
-        value = fields.get(field) if f"json.{field}" in names else None
+    names = {source.field for source in sources}
+    present = {"text"} if None in names else set()
+    for field in {"a", "b", "c[0]"} & names:
+        value = fields.get(field[0])
+        if field == "c[0]":
+            value = value[0] if isinstance(value, list) and value else None
         values = value if isinstance(value, list) else [value]
         present |= {text for text in values if text and text.strip()}
     assert (chosen in present) if present else chosen is None
 
 
 def test_captions_are_chosen_by_weight() -> None:
-    members = {"txt": memoryview(b"t"), "json": memoryview(b'{"x": {"y": "n"}, "l": ["1", "2"]}')}
-    sources = [("txt", 1.0), ("json.x.y", 1.0), ("json.l", 2.0), ("json.none", 5.0)]
+    document = b'{"x": {"y": ["", "n"]}, "l": ["1", "2"]}'
+    members = {"txt": memoryview(b"t"), "json": memoryview(document)}
+    fields = [("x.y[1]", 1.0), ("l", 2.0), ("none", 5.0), ("l[2]", 5.0)]
+    sources = [TEXT, *(CaptionSource("json", field, weight) for field, weight in fields)]
     uniforms = (np.arange(400) + 0.5) / 400
     counts = Counter(choose_caption(members, sources, float(value)) for value in uniforms)
     assert counts == {"t": 100, "n": 100, "1": 100, "2": 100}

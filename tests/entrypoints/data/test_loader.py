@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable
@@ -169,8 +171,8 @@ def plain_png(width: int, height: int, level: int = 90) -> bytes:
     return content.getvalue()
 
 
-@pytest.mark.parametrize("decode_workers", [0, 1, 3])
-@pytest.mark.parametrize("steps", [1, 10, 31])
+@pytest.mark.parametrize("decode_workers", [0, 3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [1, 31])
 def test_resumed_loader_continues_with_the_next_batch(
     shards: list[Path], tmp_path: Path, decode_workers: int, steps: int
 ) -> None:
@@ -191,6 +193,25 @@ def test_resumed_loader_continues_with_the_next_batch(
         assert torch.equal(batch.noise, expected.noise)
         assert np.array_equal(batch.timestep_uniform, expected.timestep_uniform)
         assert np.array_equal(batch.dropout_uniform, expected.dropout_uniform)
+
+
+FORK_SERVER = """
+import torch.multiprocessing
+from sm_train.entrypoints.data import loader
+
+if __name__ == "__main__":
+    loader.start_fork_server()
+    with torch.multiprocessing.get_context("forkserver").Pool(1) as pool:
+        print(pool.apply(eval, (f"{loader.__name__!r} in __import__('sys').modules",)))
+"""
+
+
+def test_processes_of_the_loader_start_with_its_modules(tmp_path: Path) -> None:
+    """Importing them takes seconds, which the trainer would wait for at its first batch."""
+    script = tmp_path / "script.py"
+    script.write_text(FORK_SERVER)
+    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert finished.stdout == "True\n", finished.stderr[-2000:]
 
 
 def test_random_numbers_are_a_function_of_sample_and_epoch(tmp_path: Path) -> None:
@@ -284,7 +305,9 @@ def test_changed_seed_restarts_the_epoch_and_warns(shards: list[Path], tmp_path:
     take_batches(loader, 3)
     [other] = cluster(shards, tmp_path / "b").loaders(state=loader.state_bytes(), seed=5)
     assert other.position == DataPosition(0, 0)
-    assert other.reader.resume_warning == "the shards or the seed changed: epoch 0 restarts"
+    assert other.reader.resume_warning == (
+        "the shards, their weights or the seed changed: epoch 0 restarts"
+    )
 
 
 def test_changed_topology_warns(shards: list[Path], tmp_path: Path) -> None:

@@ -21,15 +21,10 @@ from sm_train.entrypoints.distributed.rendezvous import (
 )
 from sm_train.toolkit.jobs.events import parse_event
 
+from tests.support.cluster.training_jobs import free_port
 from tests.support.deadline import DEADLINE
 
 NODES = ("algo-1", "algo-2", "algo-3", "algo-4")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def rendezvous_of(joining: tuple[str, ...], timeout: float) -> dict[str, BaseException | None]:

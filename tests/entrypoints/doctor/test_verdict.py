@@ -212,6 +212,13 @@ def test_faulty_gpu_is_named(code: str, level: str, gpu: dict[str, Any]) -> None
     assert "algo-2 (i-00000001), GPU 5" in finding.message
 
 
+def test_slow_cpu_is_not_accused() -> None:
+    cpus = replace(cluster_of(), backend="gloo")
+    slow = replace(cpus.speeds[9], matmul_tflops=1.0)
+    verdict = judge(job_config(), replace(cpus, speeds={**cpus.speeds, 9: slow}))
+    assert "gpu-slow" not in codes(verdict)
+
+
 def test_slow_gpu_slows_the_whole_run() -> None:
     healthy = cluster_of()
     slow = replace(healthy.speeds[9], matmul_tflops=110.0)

@@ -229,6 +229,63 @@ CASES: dict[str, tuple[Files, str, dict[str, Any], str]] = {
         {},
         "vae/ is missing, and model_index.json lists it",
     ),
+    "noise levels of another kind": (
+        published(SDXL, _class_name="EDMEulerScheduler"),
+        SDXL,
+        {},
+        "scheduler/scheduler_config.json: _class_name EDMEulerScheduler is not supported: the "
+        "network learned other noise levels",
+    ),
+    "continuous timesteps": (
+        published(SDXL, _class_name="EulerDiscreteScheduler", timestep_type="continuous"),
+        SDXL,
+        {},
+        "scheduler/scheduler_config.json: timestep_type continuous is not supported",
+    ),
+    "a number that is none": (
+        published(SD2, beta_start="0.1"),
+        SD2,
+        {},
+        "scheduler/scheduler_config.json: beta_start 0.1 is not supported",
+    ),
+    "a shift that is none": (
+        published(SD3, shift="three"),
+        SD3,
+        {},
+        "scheduler/scheduler_config.json: shift three is not supported",
+    ),
+    "a U-Net without a scheduler": (
+        without(published(SD2), "scheduler", "model_index"),
+        SD2,
+        {},
+        "scheduler/scheduler_config.json is missing, which says what unet learned to predict; copy "
+        "it from the same model, or set model.prediction_type",
+    ),
+    "a tokenizer without a vocabulary": (
+        without(published(SDXL), "tokenizer_2/tokenizer.json") | {"tokenizer_2/vocab.json": b"{}"},
+        SDXL,
+        {},
+        "tokenizer_2/ has no vocabulary (tokenizer.json, vocab.json with merges.txt",
+    ),
+    "an autoencoder of another size of latents": (
+        edited(published(SD2), "vae/config.json", block_out_channels=[128, 256, 512]),
+        SD2,
+        {},
+        "vae: divides the image's sides by 4, and the preset's by 8",
+    ),
+    "a configuration without its keys": (
+        published(PIXART)
+        | {"transformer/config.json": b'{"_class_name": "PixArtTransformer2DModel"}'},
+        PIXART,
+        {},
+        "transformer: is not the preset's network: ",
+    ),
+    "architectures that are no list": (
+        edited(published(SD2), "text_encoder/config.json", architectures=5),
+        SD2,
+        {},
+        "text_encoder: is a nothing, and the preset needs CLIPTextModel",
+    ),
     "an empty folder": ({"README.md": b""}, SD2, {}, "holds no unet, transformer, vae or text"),
 }
 
@@ -277,6 +334,20 @@ def test_values_that_agree_are_no_contradiction() -> None:
 def test_a_scheduler_without_a_network_decides_nothing() -> None:
     files = without(published(SD2, prediction_type="epsilon"), "unet", "model_index")
     assert problems(files, SD2, prediction_type="v_prediction") == []
+
+
+def test_a_network_without_a_scheduler_is_trained_for_what_the_run_file_says() -> None:
+    files = without(published(SD2), "scheduler", "model_index")
+    assert problems(files, SD2, prediction_type="epsilon") == []
+    # Nothing else than a flow is known of this class.
+    assert problems(without(published(SD3), "scheduler", "model_index"), SD3) == []
+
+
+def test_tokens_of_bytes_need_no_vocabulary() -> None:
+    files = edited(
+        published(SD3), "tokenizer_3/tokenizer_config.json", tokenizer_class="ByT5Tokenizer"
+    )
+    assert problems(without(files, "tokenizer_3/tokenizer.json"), SD3) == []
 
 
 def test_sd3_without_t5_is_supported() -> None:
@@ -346,6 +417,16 @@ def headed(header: bytes, length: int | None = None) -> bytes:
     return (len(header) if length is None else length).to_bytes(8, "little") + header
 
 
+def tensors(**places: tuple[int, int, int]) -> bytes:
+    """Return the header of float32 vectors, each given as start, end and number of values."""
+    return json.dumps(
+        {
+            name: {"dtype": "F32", "shape": [values], "data_offsets": [start, end]}
+            for name, (start, end, values) in places.items()
+        }
+    ).encode()
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -358,6 +439,14 @@ def headed(header: bytes, length: int | None = None) -> bytes:
         headed(
             b'{"a": {"dtype": "F32", "shape": [1' + b"0" * 5000 + b'], "data_offsets": [0, 4]}}'
         ),
+        headed(tensors(a=(0, 8, 2), b=(4, 12, 2))) + bytes(12),
+        headed(tensors(a=(0, 4, 1), b=(8, 12, 1))) + bytes(12),
+        headed(tensors(a=(-4, 0, 1))) + bytes(4),
+        headed(tensors(a=(0, 4, 2**40))) + bytes(4),
+        headed(tensors(a=(0, 0, -1))),
+        headed(tensors(a=(0, 0, 0)).replace(b"F32", b"F33")),
+        headed(b"{" + tensors(a=(0, 0, 0))[1:-1] + b"," + tensors(a=(0, 0, 0))[1:]),
+        headed(b'{"\xff": {}}'),
     ],
 )
 def test_a_hostile_header_is_refused(content: bytes, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,11 +23,14 @@ from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
 from sm_train.entrypoints.common.job_config import JobConfigError, LoraConfig
 from sm_train.entrypoints.models import checkpoint_export
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
+from sm_train.entrypoints.models.components import read_preset
 from sm_train.entrypoints.models.export import TrainedWeights, save_components, save_model
 from sm_train.entrypoints.models.lora import load_adapter
 from sm_train.entrypoints.models.network import Network
 from sm_train.entrypoints.models.sampling import find_source, load_pipeline
 from sm_train.entrypoints.models.weight_files import TensorSpec, read_layout
+from sm_train.entrypoints.planning.measure import measure_pass
+from sm_train.entrypoints.planning.memory import plan_path, plan_preset
 from sm_train.entrypoints.training.state_dict import model_tensors
 
 from tests.support.capabilities import link_optional_package
@@ -191,6 +195,23 @@ def test_an_adapter_starts_as_the_pretrained_network(tmp_path: Path) -> None:
     assert lora_b
     assert not any(tensor.any() for tensor in lora_b)
     assert extended.base_digest(0) == "random-0-6"
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize(
+    "preset",
+    ["tiny-sd2", "tiny-dit", "tiny-mmdit", pytest.param("tiny-sdxl", marks=pytest.mark.slow)],
+)
+def test_planned_activations_are_an_upper_bound(preset: str) -> None:
+    """With dropout or many targets PEFT keeps more than a training of all weights."""
+    everything = tuple(json.loads(plan_path(preset).read_text())["lora_layers"])
+    for targets, dropout in ((None, 0.0), (None, 0.1), (everything, 0.0), (everything, 0.1)):
+        lora = LoraConfig(rank=8, alpha=8.0, targets=targets, dropout=dropout)
+        measured = measure_pass(read_preset(preset), 64, "bf16", lora)
+        planned = plan_preset(preset, 64, precision="bf16", lora=lora)
+        assert 1.0 <= planned.kept_bytes / measured.kept_bytes < 1.5
+        checkpointed = measured.checkpointed_bytes + max(measured.block_bytes)
+        assert planned.checkpointed_bytes >= checkpointed
 
 
 @pytest.mark.usefixtures("packages")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -98,6 +99,18 @@ def test_failures_reach_the_first_node_and_come_back_with_its_replies() -> None:
     )
 
 
+def test_first_node_sends_a_new_failure_to_nodes_that_it_heard_from_before() -> None:
+    """It may end before they poll again."""
+    first, second = linked_pair(Clock())
+    killed = Failure("killed", "rank 0 died without an error: SIGKILL", 0, 0)
+    poll_until(
+        lambda: not second.is_reporter, lambda: second.exchange(OWN), lambda: first.exchange(OWN)
+    )
+    poll_until(lambda: not first._own.failure, lambda: first.exchange(OWN))
+    first.exchange(NodeStatus(failure=killed))
+    poll_until(lambda: second.failures() == [killed], second._receive)
+
+
 def test_node_that_never_sent_anything_is_silent_once_others_have() -> None:
     clock, address = Clock(), ("127.0.0.1", free_port())
     first, second = (
@@ -167,9 +180,14 @@ def test_malformed_datagrams_are_ignored(message: bytes) -> None:
 def test_foreign_and_invalid_statuses_are_rejected(part: str, change: dict[str, object]) -> None:
     first = PeerLink("run", 0, 2, ("127.0.0.1", 0), key=KEY, poll_seconds=1)
     status = replace(STATUS, failure=Failure("killed", "rank 8 died", 1, 8))
-    document: dict[str, Any] = {"job": "run", "node": 1, "sent_ns": 1, **asdict(status)}
+    document: dict[str, Any] = {
+        "job": "run",
+        "node": 1,
+        "sent_ns": time.time_ns(),
+        **asdict(status),
+    }
     assert first._parse(seal(json.dumps(document).encode(), KEY)) == 1
-    document["sent_ns"] = 2
+    document["sent_ns"] += 1
     whole = document[part]
     changed = [whole[0] | change] if isinstance(whole, tuple) else whole | change
     assert first._parse(seal(json.dumps(document | {part: changed}).encode(), KEY)) is None
@@ -180,17 +198,33 @@ def test_forged_and_repeated_datagrams_are_ignored() -> None:
     """Whoever reaches the port could otherwise blame a rank, or hide that a node is silent."""
     clock = Clock()
     first = PeerLink("run", 0, 2, ("127.0.0.1", 0), key=KEY, poll_seconds=1, clock=clock)
-    document = {"job": "run", "node": 1, "sent_ns": 5, **asdict(STATUS)}
+    sent_ns = time.time_ns()
+    document: dict[str, Any] = {"job": "run", "node": 1, "sent_ns": sent_ns, **asdict(STATUS)}
     content = json.dumps(document).encode()
-    for forged in (content, seal(content, b"another key"), seal(content, KEY)[:-1]):
+    for forged in (
+        content,
+        seal(content, b"another key"),
+        seal(content, KEY)[:-1],
+        seal(content, KEY)[:16],
+        b"",
+        seal(content, KEY) + b" ",
+        seal(content, KEY)[1:],
+        # Of an earlier attempt of the job.
+        seal(json.dumps(document | {"sent_ns": sent_ns - 2 * 3600 * 10**9}).encode(), KEY),
+        seal(content.replace(str(sent_ns).encode(), b"Infinity"), KEY),
+        bytes(60_000),
+    ):
         assert first._parse(forged) is None
     assert first.statuses() == []
     assert first._parse(seal(content, KEY)) == 1
     clock.now = SILENT_POLLS + 1
     assert first._parse(seal(content, KEY)) is None
     assert first.silent_nodes() == {1: SILENT_POLLS + 1}
-    assert first._parse(seal(content.replace(b'"sent_ns": 5', b'"sent_ns": 6'), KEY)) == 1
+    assert first._parse(seal(json.dumps(document | {"sent_ns": sent_ns + 1}).encode(), KEY)) == 1
     assert first.silent_nodes() == {}
+    # A message to the first node, repeated to another one.
+    third = PeerLink("run", 2, 3, ("127.0.0.1", 0), key=KEY, poll_seconds=1, clock=clock)
+    assert third._parse(seal(content, KEY)) is None
 
 
 def test_nodes_with_another_run_document_are_ignored(tmp_path: Path) -> None:

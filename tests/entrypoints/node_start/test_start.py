@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
 import threading
+import time
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -25,7 +25,7 @@ from sm_train.toolkit.jobs.events import Event, parse_event
 
 from tests.conftest import Aws, clean_environment
 from tests.estimators.manifests.documents import IMAGE, environment, pods
-from tests.support.cluster.training_jobs import tiny_run, write_shards
+from tests.support.cluster.training_jobs import free_port, tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 
 BUCKET = "ai-bucket"
@@ -113,9 +113,7 @@ class Cluster:
         )
         variables = environment(pods(manifest)[0])
         nodes = config.stages[0].instances
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         started = []
         for rank in range(nodes):
             base = self._folder / f"attempt-{self._attempts}" / f"node-{rank}"
@@ -208,10 +206,13 @@ def test_pods_survive_a_lost_node_a_stop_and_another_number_of_nodes(
     for node, rank in ((first, 0), (second, 1)):
         node.wait_for(f"channel train: 2 files, part {rank + 1} of 2")
     first.wait_for('"step": 12')
+    deadline = time.monotonic() + DEADLINE
+    while not complete_steps(aws):
+        assert time.monotonic() < deadline, "no checkpoint is complete in S3"
+        time.sleep(0.5)
     second.kill()
     assert first.end() not in (0, STOPPED), first.text
     saved = complete_steps(aws)
-    assert saved, "no checkpoint was complete in S3 when the node was lost"
 
     first, second = cluster.start(run_file(2, max_steps=10_000))
     first.wait_for('"kind": "step"')

@@ -78,7 +78,7 @@ def test_peak_of_a_stage_is_planned_within_ten_percent(run: FakeRun) -> None:
 def test_an_adapters_states_are_planned_and_its_activations_are_not_underestimated(
     run: FakeRun,
 ) -> None:
-    """Layers that are not extended keep no input, so activations take less than planned."""
+    """The plan of activations is an upper bound of what any adapter of this kind keeps."""
     [report] = run_on_fake_gpu([replace(run, track_memory=True)], timeout=8 * DEADLINE).reports
     peak, (fixed, activations) = report.peak_bytes, planned_parts(run)
     used = peak["Activation"] + peak["Temp"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -211,6 +213,98 @@ def test_plain_script_gets_its_arguments_a_heartbeat_and_a_failure_report(tmp_pa
     [error] = of_kind([event for line in lines if (event := parse_event(line))], "error")
     assert error["message"] == "ValueError: no such column"
     assert "ValueError: no such column" in job.failure
+
+
+BUSY_AT_THE_END = """
+import time
+
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+network = accelerator.prepare(torch.nn.Linear(2, 1))
+network(torch.ones(4, 2)).sum().backward()
+time.sleep(accelerator.process_index)
+work = torch.distributed.all_reduce(torch.ones(1), async_op=True)
+# On rank 0 it runs in Gloo's thread, a second later.
+work.get_future().then(lambda future: print(future))
+del work
+accelerator.end_training()
+"""
+
+
+def test_script_ends_while_a_thread_of_gloo_needs_the_gil(tmp_path: Path) -> None:
+    """DDP's reducer joins the thread with the GIL held when the model is freed."""
+    code = UserCode({"train_like.py": BUSY_AT_THE_END.encode()})
+    [job] = create_nodes(tmp_path, script_run((), max_steps=1), 1, code)
+    job.train_channel.mkdir(parents=True)
+    [end] = of_kind(run_nodes([job], 2), "end")
+    assert end["reason"] == "done"
+
+
+FRESH_IMPORT = """
+import sys
+
+from sm_train.entrypoints.script.hooks import observe_accelerate
+
+
+class Observer:
+    def created(self, accelerator):
+        print("observed", flush=True)
+
+
+observe_accelerate(Observer())
+assert "accelerate" not in sys.modules
+from accelerate import Accelerator
+
+Accelerator(cpu=True)
+"""
+
+
+def test_the_scripts_own_import_of_accelerate_is_observed() -> None:
+    """In a new interpreter, as in a job: processes of the other tests have imported it before."""
+    command = [sys.executable, "-c", FRESH_IMPORT]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert finished.stdout == "observed\n"
+
+
+TWO_NETWORKS = """
+import sys
+
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+loader = torch.utils.data.DataLoader(torch.randn(80, 4), batch_size=4)
+networks = [torch.nn.Linear(4, 1) for _ in range(3)]
+first, second, later = (torch.optim.SGD(one.parameters(), 0.01) for one in networks)
+first, second, loader = accelerator.prepare(first, second, loader)
+for number, batch in enumerate(loader, 1):
+    for network, optimizer, times in zip(networks, (first, second), (1, 3)):
+        for _ in range(times):
+            network(batch).square().mean().backward()
+            optimizer.step()
+    if number % 10 == 0:
+        accelerator.save_state(f"{sys.argv[1]}/checkpoint-{number}")
+accelerator.free_memory()
+later = accelerator.prepare(later)
+for _ in range(5):
+    later.step()
+"""
+
+
+def test_steps_of_one_of_several_optimizers_count(tmp_path: Path) -> None:
+    """The second one takes three steps for each of the first; the last one replaces both."""
+    code = UserCode({"train_like.py": TWO_NETWORKS.encode()})
+    [job] = create_nodes(tmp_path, script_run(("{checkpoints}",), max_steps=25), 1, code)
+    job.train_channel.mkdir(parents=True)
+    events = run_nodes([job], 1)
+    assert [event["step"] for event in of_kind(events, "step")] == list(range(1, 26))
+    assert [event["step"] for event in of_kind(events, "checkpoint")] == [10, 20]
+    warned = {event["code"]: event["message"] for event in of_kind(events, "warning")}
+    assert "the steps of one of its optimizers count" in warned["entry-several-optimizers"]
+    assert "loss: the script did not call Accelerator.backward" in str(events)
 
 
 @pytest.mark.parametrize(

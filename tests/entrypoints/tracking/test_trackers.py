@@ -5,17 +5,27 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
+import shutil
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.events import FIELDS, EventLog, format_event
 from sm_train.entrypoints.common.job_config import read_job_config
+from sm_train.entrypoints.monitoring.heartbeat import (
+    create_private_folder,
+    heartbeat_folder,
+    node_event_file,
+)
+from sm_train.entrypoints.monitoring.node_event import LastNodeEvent
 from sm_train.entrypoints.tracking.feed import TrackerFeed, tracker_feeds
 from sm_train.entrypoints.tracking.scalars import STEP_TAGS
 from sm_train.entrypoints.tracking.tensorboard_files import TensorBoardFiles
@@ -300,7 +310,8 @@ def test_a_hanging_tracker_loses_events_and_blocks_nobody(
     fake_wandb(tmp_path, monkeypatch, "import threading; threading.Event().wait()")
     made = job(["wandb"])
     stream = io.StringIO()
-    feed = TrackerFeed("wandb", made.document, "256px", EventLog(node=0, rank=0, stream=stream))
+    events = EventLog(node=0, rank=0, stream=stream)
+    feed = TrackerFeed("wandb", made.document, "256px", events, tmp_path / "node-event")
     line = "x" * 10_000
     # None of these calls may wait: nobody reads.
     done = threading.Event()
@@ -344,6 +355,57 @@ def test_a_full_disk_leaves_readable_event_files(mount: Mount) -> None:
     assert steps == list(range(len(steps)))
     assert len(steps) > 100
     assert [one.step for one in read.Scalars("l")] == [10_001]
+
+
+@pytest.fixture
+def heartbeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the heartbeats, which belongs to a launcher and a port."""
+    monkeypatch.setenv("MASTER_PORT", f"{os.getpid()}1")
+    folder = heartbeat_folder()
+    create_private_folder(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_the_nodes_metrics_are_added_at_the_last_step(job: Any, heartbeats: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    fields = dict.fromkeys(FIELDS["node"]) | {"gpu_utilization_mean": 87.5}
+    line = format_event("node", fields, time=1000.0, node=0, rank=0)
+    keep = LastNodeEvent(node_event_file(heartbeats))
+    keep("heartbeat", "another event")
+    keep("node", line)
+    made = job(["tensorboard"])
+    made.log([1, 2, 3])
+    [run] = (made.checkpoints / "trackers" / "tensorboard").iterdir()
+    events = EventAccumulator(str(run)).Reload()
+    [value] = events.Scalars("node 0/gpu_utilization_mean")
+    assert (value.step, value.value, value.wall_time) == (0, 87.5, 1000.0)
+
+
+def test_a_tracker_ends_after_its_training_process_was_killed() -> None:
+    """Also while its client hangs, and with the processes that it has started."""
+    tracker = """
+import os, subprocess, sys
+from sm_train.entrypoints.common.parent_death import kill_group_after_parent
+kill_group_after_parent(int(sys.argv[1]), 0.0)
+client = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+print("started", flush=True)
+client.wait()
+"""
+    training = """
+import os, subprocess, sys
+subprocess.run([sys.executable, "-c", sys.argv[1], str(os.getpid())], start_new_session=True)
+"""
+    command = [sys.executable, "-c", training, tracker]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.kill()
+        # The pipe closes when both have ended.
+        closed, _, _ = select.select([process.stdout], [], [], DEADLINE)
+        assert closed
+        assert process.stdout.read() == ""
 
 
 def test_other_ranks_start_no_tracker(

@@ -1,4 +1,4 @@
-"""Training with several captions, flips and offset noise resumes bit for bit after SIGKILL."""
+"""Training on two sources with captions, flips and offset noise resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ def job(folder: Path, **data: object) -> Job:
     )
     document = config.model_dump(mode="json")
     document["data"] |= data
+    if data:
+        document["channels"] = {"art": {"uri": "s3://my-bucket/art/"}}
+        document["stages"][0]["sources"] = [{"channel": "train"}, {"channel": "art", "weight": 2}]
     created = Job(folder, RunConfig.model_validate(document))
     samples = {
         f"{number:04d}": {
@@ -41,11 +44,20 @@ def job(folder: Path, **data: object) -> Job:
     }
     created.train_channel.mkdir(parents=True)
     write_shard(created.train_channel / "shard-000.tar", samples)
+    art = created.train_channel.with_name("art")
+    art.mkdir()
+    write_shard(art / "shard-000.tar", dict(list(samples.items())[:6]))
     return created
 
 
 def test_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    augmented = {"captions": {"txt": 0.5, "json.alt": 0.3, "json.tags": 0.2}, "flip": True}
+    augmented = {
+        "caption": {
+            "txt": 0.5,
+            "json": [{"field": "alt", "weight": 0.3}, {"field": "tags", "weight": 0.2}],
+        },
+        "flip": True,
+    }
     whole = job(tmp_path / "whole", **augmented)
     code, events, text = whole.run(2)
     assert code == 0, text

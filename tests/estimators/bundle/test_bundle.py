@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def test_jobs_receive_the_stated_or_the_predicted_speed() -> None:
 def test_job_config_has_every_value_of_its_section() -> None:
     """A field of the same name has the same value on both ends."""
     run = config(
-        data={"uri": "s3://ai-bucket/shards/", "crop": "random", "captions": {"txt": 2}},
+        data={"uri": "s3://ai-bucket/shards/", "crop": "random"},
         training={"seed": 7, "warmup_steps": 3, "ema_start": 5, "log_every": 11},
     )
     job = job_configs(run)["256px"]
@@ -116,8 +117,8 @@ def test_job_config_has_every_value_of_its_section() -> None:
     for name, section in sections.items():
         values = section.model_dump()
         values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-        # Captions with their weights are sent as pairs.
-        values |= {key: tuple(value.items()) for key, value in values.items() if key == "captions"}
+        # Captions and extra files are sent as tuples of sources.
+        values |= {key: () for key in ("caption", "extras") if values.get(key) == {}}
         # Choices with options of their own get their defaults when the job configuration is made.
         sent = {
             key: value
@@ -196,6 +197,9 @@ def test_link_to_a_file_outside_the_code_is_an_error_unless_ignored(tmp_path: Pa
         read_user_code(code)
     write_files(code, {".smtrainignore": "notes.txt\n"})
     assert read_user_code(code).files == {"inside.py": b"x = 1", "own.py": b"x = 1"}
+    (code / os.fsdecode(b"\xff.py")).write_text("")
+    with pytest.raises(UserCodeError, match=r"\.py: the name is not UTF-8; rename it"):
+        read_user_code(code)
 
 
 def test_code_may_be_a_link_to_a_folder(tmp_path: Path) -> None:
@@ -275,7 +279,7 @@ def test_user_packages_are_installed_separately_from_those_with_hashes(tmp_path:
     lines = contents["requirements-user.txt"].decode().splitlines()
     assert lines == ["einops==0.8.1", "SafeTensors==0.7.0", "--extra-index-url https://a.b"]
     # One package without a hash would make pip reject the whole file.
-    assert contents["requirements.txt"].decode() == requirements("2.13.0")
+    assert contents["requirements.txt"].decode() == f"--require-hashes\n{requirements('2.13.0')}"
 
 
 def test_user_packages_must_be_pinned_and_leave_pytorch_alone(tmp_path: Path) -> None:
@@ -290,6 +294,17 @@ def test_user_packages_must_be_pinned_and_leave_pytorch_alone(tmp_path: Path) ->
         "5: not a requirement that pip can parse; write name==1.2.3",
         "6: c has no exact version; write c==1.2.3",
     ]
+
+
+def test_every_pinned_package_has_hashes() -> None:
+    folder = Path(str(files("sm_train.estimators") / "data"))
+    pinned = sorted(folder.glob("requirements*.txt"))
+    assert {path.stem for path in pinned} == {path.stem for path in folder.glob("*.in")}
+    for path in pinned:
+        text = path.read_text().replace("\\\n", "")
+        lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+        bare = [line for line in lines if not re.match(r"\S+==.* --hash=sha256:[0-9a-f]{64}", line)]
+        assert bare == [], path
 
 
 @pytest.mark.parametrize("version", ["2.3.0", "2.5.1", "2.13.0"])

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from sm_train.estimators.config.load import RunFileError, load_document, load_run
 from sm_train.estimators.config.schema import RunConfig
 
+from tests.support.run_documents import run
+
 VALID = """\
 name: demo
 region: us-east-1
@@ -128,6 +130,39 @@ CASES = {
     "command_without_streaming": (
         VALID.replace("shards/\n", "shards/\n  pipe: 'cat {path}'\n"),
         ["run.yaml:6: data.pipe: is used by reader: webdataset; set it, or remove"],
+    ),
+    "caption_of_json_without_fields": (
+        VALID.replace("shards/\n", "shards/\n  caption: {txt: 1, json: 0.5}\n"),
+        ["run.yaml:6: data.caption.json: must be [{field: NAME, weight: 1}]"],
+    ),
+    "caption_field_with_a_wrong_index": (
+        VALID.replace("shards/\n", "shards/\n  caption: {json: [{field: 'a[x]'}]}\n"),
+        ["run.yaml:6: data.caption.json[0].field: 'a[x]': must be a field such as alt_text"],
+    ),
+    "sources_are_channels": (
+        VALID.replace(
+            "shards/\n", "shards/\n  sources: [{channel: train}, {channel: art}]\n"
+        ).replace("1e-4\n", "1e-4\n    sources: [{channel: train}, {channel: train}]\n"),
+        [
+            "run.yaml:6: data.sources[1].channel: 'art': is no channel; add it to channels: train",
+            "run.yaml:17: stages[0].sources[1].channel: 'train': is already a source",
+        ],
+    ),
+    "sources_with_one_index": (
+        VALID.replace("shards/\n", "shards/\n  sources: [{channel: art}, {channel: train}]\n")
+        + "channels: {art: {uri: s3://my-bucket/art/}}\n",
+        [
+            "run.yaml:6: data.sources[1].channel: 'train': its index s3://my-bucket/index.parquet "
+            "is that of art; move the shards to s3://my-bucket/shards/shards/",
+        ],
+    ),
+    "extras_of_the_built_in_training": (
+        VALID.replace("shards/\n", "shards/\n  extras: {depth: {member: depth.npy}}\n"),
+        ["run.yaml:6: data.extras: needs entry: a loop of yours; the built-in training reads"],
+    ),
+    "array_without_a_shape": (
+        VALID.replace("shards/\n", "shards/\n  extras: {clip: {member: clip.npy, kind: array}}\n"),
+        ["run.yaml:6: data.extras.clip.shape: is missing"],
     ),
     "transform_without_a_function": (
         VALID.replace("shards/\n", "shards/\n  transform: prepare\n"),
@@ -553,6 +588,36 @@ def test_json_schema_accepts_what_load_accepts(tmp_path: Path) -> None:
     jsonschema.validate(yaml.safe_load(VALID.replace("1e-4", "1.0e-4")), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(VALID.replace("preset: sd2", "preset: sd3")), schema)
+
+
+@pytest.mark.parametrize("section", ["tags", "cluster"])
+def test_the_name_of_a_tag_or_a_variable_decides_about_its_value(section: str) -> None:
+    """The value alone is a word like any other."""
+    for name, is_secret in (("DB_PASSWORD", True), ("GREETING", False)):
+        own = {name: "correcthorse7"}
+        document = run()
+        document |= {"tags": own} if section == "tags" else {}
+        document["cluster"] |= {"environment": own} if section == "cluster" else {}
+        if not is_secret:
+            load_document(document, [], "run.yaml")
+            continue
+        with pytest.raises(RunFileError, match="looks like a password") as error:
+            load_document(document, [], "run.yaml")
+        assert "correcthorse7" not in f"{error.value}{error.value.problems}"
+
+
+@pytest.mark.parametrize(
+    "key", ["a\nsm-train: done", "a\x1b]0;title\x07", "a\u202eb", "a\u2028b", "a" * 5000, "\ud800"]
+)
+@pytest.mark.parametrize("section", ["tags", "channels", "alerts"])
+def test_a_hostile_key_is_one_short_line(section: str, key: str) -> None:
+    document = run() | {section: {key: "\x00"}}
+    with pytest.raises(RunFileError) as error:
+        load_document(document, [], "run.yaml")
+    for line in str(error.value).splitlines():
+        assert line.startswith(f"run.yaml:1: {section}")
+        assert line.isprintable()
+        assert len(line) < 400
 
 
 TOKEN = "ghp_" + "a1B2c3D4e5F6g7H8i9J0" * 2

@@ -140,13 +140,17 @@ def channel_modes(request: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
 def test_each_channel_has_its_distribution_and_input_mode() -> None:
     """Only the training shards are split: an instance needs all of everything else."""
     run = config(
-        stages=[stage("a", max_steps=300), stage("b", optimizer_state="keep")],
+        stages=[
+            stage("a", max_steps=300, sources=[{"channel": "train"}, {"channel": "art"}]),
+            stage("b", optimizer_state="keep"),
+        ],
         data={"uri": "s3://ai-bucket/shards/", "validation": "s3://ai-bucket/held-out/"},
         model={"preset": "sd2", "components": "s3://ai-bucket/components/"},
         cluster={"instance_type": "ml.p5.48xlarge"},
         channels={
             "masks": {"uri": "s3://ai-bucket/masks/", "mode": "File", "sharded": True},
             "labels": {"uri": "s3://ai-bucket/labels/"},
+            "art": {"uri": "s3://ai-bucket/art/shards/"},
         },
     )
     staged = "s3://ai-bucket/demo/code/b-20261120120000/input"
@@ -161,6 +165,8 @@ def test_each_channel_has_its_distribution_and_input_mode() -> None:
         "previous_state": (f"{checkpoints}/step-00000300/", REPLICATED, "File"),
         "masks": ("s3://ai-bucket/masks/", SHARDED, "File"),
         "labels": ("s3://ai-bucket/labels/", REPLICATED, "FastFile"),
+        "art": ("s3://ai-bucket/art/shards/", REPLICATED, "FastFile"),
+        "index_art": ("s3://ai-bucket/art/index.parquet", REPLICATED, "File"),
         "code": (f"{staged}/code/sourcedir.tar.gz", REPLICATED, "File"),
         "sm_drivers": (f"{staged}/sm_drivers/", REPLICATED, "File"),
     }

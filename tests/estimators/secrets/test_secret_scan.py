@@ -160,10 +160,36 @@ def planted_secrets(seed: int = 0) -> dict[str, tuple[str, str]]:
         "LaunchDarkly key": "sdk-" + uuid(),
         "Azure AI key": f"{chars(ALNUM, 52)}JQQJ99{chars(ALNUM, 24)}",
         "Django key": "django-insecure-" + chars(ALNUM, 50),
+        "Sourcegraph token": f"sgp_{chars(HEX, 16)}_{chars(HEX, 40)}",
+        "SettleMint token": "sm_pat_" + chars(ALNUM, 16),
+        "1Password secret key": "A3-" + "-".join(chars(BASE32, n) for n in (6, 6, 5, 5, 5, 5)),
+        "EasyPost key": "EZAK" + chars(ALNUM, 54),
+        "ClickHouse key": "4b1d" + chars(ALNUM, 38),
+        "Adobe secret": "p8e-" + chars(HEX, 32),
+        "MaxMind key": f"{chars(ALNUM, 6)}_{chars(ALNUM, 29)}_mmk",
+        "Harness token": f"pat.{chars(URL_SAFE, 22)}.{chars(HEX, 24)}.{chars(ALNUM, 20)}",
+        "Infracost key": "ico-" + chars(ALNUM, 32),
+        "Scalingo token": "tk-us-" + chars(ALNUM, 48),
+        "Octopus key": "API-" + chars(string.ascii_uppercase + "7", 26),
+        "Vault token, old format": "s." + chars(ALNUM + "7777777", 24),
+        "Lob key": "live_" + chars(HEX, 35),
+        "Zapier webhook": f"https://hooks.zapier.com/hooks/catch/12345/{chars(HEX, 7)}/",
+        "MongoDB Atlas secret": "mdb_sa_sk_" + chars(ALNUM, 40),
+        "Resend key": f"re_{chars(ALNUM, 8)}_{chars(ALNUM, 24)}",
+        "Razorpay key": "rzp_live_" + chars(ALNUM, 14),
+        "Plaid token": "access-production-" + uuid(),
+        "PostHog key": "phx_" + chars(ALNUM, 43),
+        "Alchemy token": "alcht_" + chars(ALNUM, 30),
         "age key": "AGE-SECRET-KEY-1" + chars(string.ascii_uppercase + "234567890", 58),
     }.items():
         plant(kind, "login('@@')", secret)
     plant("password of curl", "curl -u ann:@@ https://api.acme.com", chars(ALNUM, 14))
+    plant("password of docker login", "docker login -u ann -p @@ ghcr.io", chars(ALNUM, 14))
+    plant("password of mysql", "mysql -u root -p@@ db", chars(ALNUM, 12))
+    plant("key in a header of curl", 'curl -H "X-Api-Key: @@" https://acme.com', chars(ALNUM, 24))
+    plant(".pgpass", "db.acme.com:5432:train:ann:@@", chars(ALNUM, 14))
+    plant("GitLab session", "_gitlab_session=@@", chars(HEX, 32))
+    plant("password without a digit", "password = '@@'", "CorrectHorse!Staple")
     plant("JDBC password", "jdbc:mysql://db/x?user=ann&password=@@", chars(ALNUM, 12))
     plant("variable in a comment", "# DEPLOY_TOKEN=@@", chars(ALNUM, 20))
     plant("variable in a command", "os.system('SNYK_TOKEN=@@ make')", uuid())

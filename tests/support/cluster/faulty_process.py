@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from sm_train.entrypoints.common.parent_death import exit_with_parent
-from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
+from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase, heartbeat_folder
 from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
 
 HEALTHY = 70
@@ -69,7 +69,7 @@ def main(document: str, fault: str) -> None:
         if fault == "reduce":
             reduce_forever(writer)
         train(writer, range(HEALTHY))
-        print("healthy", flush=True)
+        print(f"healthy, {heartbeat_folder()}", flush=True)
         if fault != "none":
             fail(fault, writer)
 

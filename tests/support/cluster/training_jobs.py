@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
@@ -239,6 +240,8 @@ class Processes:
             },
         )
         self._deadline = time.monotonic() + DEADLINE
+        self.output: list[str] = []
+        """The lines that were read so far."""
 
     def __enter__(self) -> Processes:
         self.sync.start()
@@ -254,8 +257,13 @@ class Processes:
     def lines(self) -> Iterator[str]:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            assert time.monotonic() < self._deadline, "the job takes too long"
+            self.output.append(line)
+            assert time.monotonic() < self._deadline, f"the job takes too long:\n{self.tail()}"
             yield line
+
+    def tail(self) -> str:
+        """Return the last lines of the output so far."""
+        return "".join(self.output[-40:])
 
     def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Read the output until an event of this kind with these fields."""
@@ -327,7 +335,11 @@ def run_nodes(jobs: list[Job], processes: int, **options: Any) -> list[dict[str,
     """Run one job on several nodes, each with its own folders; return the events of all nodes."""
     with start_nodes(jobs, processes, **options) as running:
         with ThreadPoolExecutor(len(jobs)) as pool:
-            texts = list(pool.map(lambda node: "".join(node.lines()), running))
+            reads = [pool.submit(lambda node: "".join(node.lines()), node) for node in running]
+        if any(read.exception() for read in reads):
+            # The node that fails first is often not the one with the cause.
+            pytest.fail("\n".join(f"node {n}: {node.tail()}" for n, node in enumerate(running)))
+        texts = [read.result() for read in reads]
         codes = [node.process.wait(timeout=DEADLINE) for node in running]
     assert codes == [0] * len(jobs), "\n".join(texts)
     lines = "".join(texts).splitlines()
@@ -337,12 +349,18 @@ def run_nodes(jobs: list[Job], processes: int, **options: Any) -> list[dict[str,
 def free_port() -> int:
     """Return a free port that no outgoing connection gets before a job binds it.
 
-    The system takes ports of connections from 32768 on (ip_local_port_range).
+    The system takes ports of connections from 32768 on (ip_local_port_range). The next port is
+    free, too: the launcher waits there for the other nodes.
     """
     while True:
         port = random.SystemRandom().randrange(12_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+        with (
+            socket.socket() as probe,
+            socket.socket() as next_probe,
+            contextlib.suppress(OSError),
+        ):
+            probe.bind(("", port))
+            next_probe.bind(("", port + 1))
             return port
 
 

@@ -242,14 +242,14 @@ def _job_config(run: FakeRun, folder: Path) -> Any:
         max_steps=run.steps,
         log_every=2,
         caption_dropout=0.5,
+        resolution=run.resolution,
         per_device_batch_size=run.per_device_batch_size,
         gradient_accumulation_steps=run.gradient_accumulation_steps,
         sharding=run.sharding,
         activation_checkpointing=run.activation_checkpointing,
         model={"lora": {"rank": run.lora_rank} if run.lora_rank else None},
     )
-    config = read_job_config(write_job_file(folder, document), document.stages[0].name)
-    return replace(config, stage=replace(config.stage, resolution=run.resolution))
+    return read_job_config(write_job_file(folder, document), document.stages[0].name)
 
 
 def _emulate_what_fake_tensors_cannot() -> None:

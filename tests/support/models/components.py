@@ -52,6 +52,7 @@ def published(preset_name: str, **scheduler: Any) -> Files:
         files[f"{name}/config.json"] = as_json(config | {"architectures": [encoder["class"]]})
         files[f"{name}/model.safetensors"] = safetensors(weight=(6,))
         files[f"{tokenizer}/tokenizer_config.json"] = as_json({"model_max_length": 77})
+        files[f"{tokenizer}/tokenizer.json"] = as_json({})
         index |= {name: ["transformers", encoder["class"]], tokenizer: ["transformers", "T"]}
     files["model_index.json"] = as_json(index | {"_class_name": "Pipeline"})
     return files

@@ -129,7 +129,13 @@ def test_email_gets_a_topic_that_is_deleted_with_the_alarms(
     laptop = Laptop(cli, aws, tmp_path)
     error = laptop("alarms", "demo", "--yes", code=2).stderr
     assert "demo: no topic to notify; write alerts.sns_topic in the run file, or pass" in error
-    created = laptop.json("alarms", "demo", "--email", "team@example.com", "--yes")
+    email = ("--email", "team@example.com")
+    error = laptop("alarms", "demo", *email, "--yes", code=2).stderr
+    assert "--email: name the customer-managed KMS key that encrypts the new topic" in error
+    error = laptop("alarms", "demo", *email, "--kms-key", "alias/aws/sns", "--yes", code=2).stderr
+    assert "--kms-key: alias/aws/sns is AWS's own key, which alarms cannot use" in error
+    assert aws.client("sns").list_topics()["Topics"] == []
+    created = laptop.json("alarms", "demo", *email, "--unencrypted", "--yes")
     sns, topic = aws.client("sns"), "arn:aws:sns:us-east-1:345678901234:sm-train-alarms-demo"
     assert created["topic"] == topic
     policy = json.loads(sns.get_topic_attributes(TopicArn=topic)["Attributes"]["Policy"])
@@ -137,12 +143,11 @@ def test_email_gets_a_topic_that_is_deleted_with_the_alarms(
     [subscription] = sns.list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"]
     assert subscription["Endpoint"] == "team@example.com"
     assert not sns.get_topic_attributes(TopicArn=topic)["Attributes"].get("KmsMasterKeyId")
-    assert "the topic is not encrypted; set output_kms_key" in created["warnings"][0]
-    arguments = ["--email", "team@example.com", "--kms-key", "alias/own"]
-    encrypted = laptop.json("alarms", "demo", *arguments, "--yes")
+    assert created["warnings"] == ["the topic is not encrypted"]
+    encrypted = laptop.json("alarms", "demo", *email, "--kms-key", "alias/own", "--yes")
     key = sns.get_topic_attributes(TopicArn=topic)["Attributes"]["KmsMasterKeyId"]
     assert key == "alias/own"
-    assert "alias/own; its policy must allow kms:Decrypt" in encrypted["warnings"][0]
+    assert "alias/own; the Statement of the key's policy must contain" in encrypted["warnings"][0]
     # The rule holds the topic.
     assert laptop.json("alarms", "demo", "--yes")["topic"] == topic
     assert laptop.json("alarms", "demo", "--remove")["topic"] == topic
@@ -157,8 +162,16 @@ def test_email_gets_a_topic_that_is_deleted_with_the_alarms(
         (["--email", "a@b.c", "--topic", TOPIC], "mutually exclusive"),
         (["--remove", "--dry-run"], "mutually exclusive"),
         (["--kms-key", "alias/own"], "--kms-key encrypts the topic of --email; pass both"),
+        (["--unencrypted"], "--unencrypted creates the topic of --email"),
     ],
-    ids=["no-arn", "no-address", "topic-and-email", "remove-and-dry-run", "key-of-nothing"],
+    ids=[
+        "no-arn",
+        "no-address",
+        "topic-and-email",
+        "remove-and-dry-run",
+        "key-of-nothing",
+        "unencrypted-nothing",
+    ],
 )
 def test_invalid_options_fail_without_calling_aws(
     cli: Cli, arguments: list[str], message: str

@@ -72,7 +72,7 @@ def shards_checked(
     ("data", "resolution", "found"),
     [
         ({"flip": True}, 256, [("error", "augmented-latents", "data.flip")]),
-        ({"captions": {"txt": 1}}, 256, [("error", "augmented-latents", "data.captions")]),
+        ({"caption": {"txt": 1}}, 256, [("error", "augmented-latents", "data.caption")]),
         ({"flip": True}, 512, []),
         ({}, 256, []),
     ],

@@ -21,8 +21,12 @@ from tests.conftest import clean_environment
 from tests.support.deadline import DEADLINE
 
 _START = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+# The parent of the tests (nohup, a shell) may ignore it, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+COMMAND = """
 from sm_train.toolkit.cli import main
 main(sys.argv[1:])
 """
@@ -76,15 +80,16 @@ def terminal_process(
     cwd: Path,
     env: Mapping[str, str] | None = None,
     columns: int = 80,
+    program: str = COMMAND,
 ) -> Iterator[TerminalProcess]:
-    """Run ``sm-train`` with ``arguments`` on a terminal of ``columns`` and 40 lines."""
+    """Run ``program``, by default ``sm-train``, with ``arguments`` on a terminal of 40 lines."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = clean_environment(cwd) | {"TERM": "xterm-256color"} | dict(env or {})
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         environment.pop(name, None)
     process = subprocess.Popen(
-        [sys.executable, "-c", _START, *map(str, arguments)],
+        [sys.executable, "-c", _START + program, *map(str, arguments)],
         cwd=cwd,
         env=environment,
         stdin=slave,

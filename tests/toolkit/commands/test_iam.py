@@ -12,7 +12,9 @@ from urllib.parse import parse_qs
 
 import pytest
 import yaml
-from sm_train.estimators.request.iam import policies
+from sm_train.estimators.config.fields import MAX_JOB_NAME
+from sm_train.estimators.config.naming import canary_prefix, measuring_run
+from sm_train.estimators.request.iam import merge_policies, policies
 
 from tests.conftest import Aws, Cli
 from tests.support.job_lifecycle import FakeSageMaker
@@ -175,9 +177,9 @@ def test_laptop_policy_equals_what_commands_call(cli: Cli, aws: Aws, tmp_path: P
 def test_other_runs_are_not_allowed() -> None:
     laptop = policies(config(), "us-east-1", ECR)["laptop"]
     jobs = "arn:aws:sagemaker:us-east-1:210987654321:training-job/"
-    assert allowed(laptop, "sagemaker:StopTrainingJob", f"{jobs}demo-256px-1") == "ManageJobs"
+    assert allowed(laptop, "sagemaker:StopTrainingJob", f"{jobs}demo--256px-0001") == "ManageJobs"
     for action, resource in (
-        ("sagemaker:StopTrainingJob", f"{jobs}other-256px-1"),
+        ("sagemaker:StopTrainingJob", f"{jobs}other--256px-0001"),
         ("s3:PutObject", "arn:aws:s3:::ai-bucket/shards/0.tar"),
         ("s3:GetObject", "arn:aws:s3:::other/demo/x"),
         ("iam:PassRole", "arn:aws:iam::210987654321:role/admin"),
@@ -185,10 +187,52 @@ def test_other_runs_are_not_allowed() -> None:
         ("s3:ListBucket", "arn:aws:s3:::ai-bucket"),
         (
             "logs:GetLogEvents",
-            f"{_LOG_GROUP.removesuffix(':*')}:log-stream:other-256px-1/algo-1-1",
+            f"{_LOG_GROUP.removesuffix(':*')}:log-stream:other--256px-0001/algo-1-1",
         ),
     ):
         assert allowed(laptop, action, resource) is None, action
+
+
+LONG = "a-run-whose-name-has-over-thirty-letters"
+
+
+@pytest.mark.parametrize("run", ["demo", LONG])
+def test_measurements_and_canaries_of_the_run_are_allowed_and_no_other_run(run: str) -> None:
+    documents = policies(config(name=run), "us-east-1", ECR)
+    laptop, job = documents["laptop"], documents["job"]
+    canary = f"{canary_prefix(run)}1122000000"
+    for jobs_of, is_allowed in (
+        (run, True),
+        (measuring_run(run), True),
+        (canary, True),
+        (f"{run}-2", False),
+        (measuring_run(f"{run}-2"), False),
+        (f"{canary_prefix(f'{run}-2')}1122000000", False),
+    ):
+        assert len(jobs_of) <= MAX_JOB_NAME - len("--s-0001")
+        arn = f"arn:aws:sagemaker:us-east-1:210987654321:training-job/{jobs_of}--256px-0001"
+        stream = f"{_LOG_GROUP.removesuffix(':*')}:log-stream:{jobs_of}--256px-0001/algo-1-1"
+        for policy, action, resource in (
+            (laptop, "sagemaker:CreateTrainingJob", arn),
+            (laptop, "logs:GetLogEvents", stream),
+            (job, "logs:PutLogEvents", stream),
+            (job, "s3:PutObject", f"arn:aws:s3:::ai-bucket/{jobs_of}/checkpoints/256px/a"),
+        ):
+            assert (allowed(policy, action, resource) is not None) == is_allowed, (action, resource)
+
+
+def test_keys_with_an_alias_are_limited_to_it() -> None:
+    alias = "arn:aws:kms:us-east-1:210987654321:alias/own"
+    runs = (config(output_kms_key=alias), config(name="other", output_kms_key="alias/more"))
+    both = [policies(run, "us-east-1", ECR)["job"] for run in runs]
+    for policy, names in (
+        (both[0], ["alias/own"]),
+        (merge_policies(both), ["alias/more", "alias/own"]),
+    ):
+        [statement] = [one for one in policy["Statement"] if "kms:Decrypt" in one["Action"]]
+        assert statement["Resource"] == ["arn:aws:kms:us-east-1:210987654321:key/*"]
+        condition = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": names}}
+        assert statement["Condition"] == condition
 
 
 @pytest.mark.parametrize("name", ["laptop", "job", "watch"])
@@ -210,6 +254,10 @@ def test_buckets_are_listed_below_the_run_and_its_inputs_only(name: str) -> None
     ):
         sid = allowed(policy, "s3:ListBucket", f"arn:aws:s3:::{bucket}", prefix)
         assert (sid is not None) == is_allowed, (bucket, prefix)
+    # Only SageMaker, with the job's role, may list without a prefix.
+    listings = [one for one in policy["Statement"] if "s3:ListBucket" in one["Action"]]
+    operator = "StringLikeIfExists" if name == "job" else "StringLike"
+    assert [list(one["Condition"]) for one in listings] == [[operator]] * 2
 
 
 def test_function_of_watch_may_touch_its_runs_only(cli: Cli, tmp_path: Path) -> None:
@@ -225,9 +273,9 @@ def test_function_of_watch_may_touch_its_runs_only(cli: Cli, tmp_path: Path) -> 
     [policy] = function["Policies"]
     jobs = "arn:aws:sagemaker:us-east-1:210987654321:training-job/"
     for action, resource, is_allowed in (
-        ("sagemaker:StopTrainingJob", f"{jobs}demo-256px-1", True),
-        ("sagemaker:StopTrainingJob", f"{jobs}other-256px-1", True),
-        ("sagemaker:StopTrainingJob", f"{jobs}third-256px-1", False),
+        ("sagemaker:StopTrainingJob", f"{jobs}demo--256px-0001", True),
+        ("sagemaker:StopTrainingJob", f"{jobs}other--256px-0001", True),
+        ("sagemaker:StopTrainingJob", f"{jobs}third--256px-0001", False),
         ("s3:PutObject", "arn:aws:s3:::ai-bucket/other/claims/a", True),
         ("s3:PutObject", "arn:aws:s3:::ai-bucket/third/claims/a", False),
         ("iam:PassRole", ROLE, True),
@@ -286,7 +334,7 @@ def test_fallbacks_extend_the_policies_to_their_regions_only() -> None:
     )
     documents = policies(run, "us-east-1", ECR)
     laptop, job = documents["laptop"], documents["job"]
-    west_job = "arn:aws:sagemaker:us-west-2:210987654321:training-job/demo-256px-1"
+    west_job = "arn:aws:sagemaker:us-west-2:210987654321:training-job/demo--256px-0001"
     assert allowed(laptop, "sagemaker:CreateTrainingJob", west_job) == "ManageJobs"
     europe_job = west_job.replace("us-west-2", "eu-west-1")
     assert allowed(laptop, "sagemaker:CreateTrainingJob", europe_job) is None

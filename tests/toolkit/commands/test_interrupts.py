@@ -65,6 +65,7 @@ class LongCommand:
 
 
 def write_run(folder: Path) -> None:
+    """Write shards and the run file of a local run of six steps."""
     write_shards(folder / "shards", shards=2, each=8)
     document = tiny_run(max_steps=6, checkpoint_every=2).model_dump(mode="json")
     document["data"]["local"] = "shards"
@@ -285,51 +286,56 @@ def test_interrupted_command_leaves_nothing_and_resumes(
 
 @pytest.mark.parametrize("name", QUICK)
 def test_command_that_is_interrupted_three_times_completes(tmp_path: Path, name: str) -> None:
-    interrupt_in_a_row(QUICK[name], tmp_path, FEW)
+    interrupt_in_a_row(Finished.of(QUICK[name], tmp_path), FEW)
 
 
-def interrupt_in_a_row(command: LongCommand, tmp_path: Path, times: int) -> None:
+@dataclass(frozen=True)
+class Finished:
+    """What a command reads, and what it writes in ``seconds`` if nothing interrupts it."""
+
+    command: LongCommand
+    inputs: Path
+    seconds: float
+    result: dict[str, bytes]
+
+    @classmethod
+    def of(cls, command: LongCommand, tmp_path: Path) -> Finished:
+        """Complete the command in a folder of its own."""
+        inputs, reference = tmp_path / "inputs", tmp_path / "reference"
+        inputs.mkdir()
+        command.write_inputs(inputs)
+        shutil.copytree(inputs, reference, symlinks=True)
+        seconds = complete(command, reference)
+        result = command.result(reference)
+        assert result
+        return cls(command, inputs, seconds, result)
+
+    def delays(self, times: int, seed: int) -> Iterator[float]:
+        """Yield random moments of the command."""
+        moments = random.Random(seed)
+        return (moments.uniform(0, self.seconds) for _ in range(times))
+
+
+def interrupt_in_a_row(finished: Finished, times: int, seed: int = 0) -> None:
     """Interrupt at random moments, each of which meets what the one before left; then complete."""
-    reference, folder = tmp_path / "reference", tmp_path / "interrupted"
-    reference.mkdir()
-    command.write_inputs(reference)
-    shutil.copytree(reference, folder, symlinks=True)
-    seconds = complete(command, reference)
-    expected = command.result(reference)
-    assert expected
-    moments = random.Random(times)
-    for _ in range(times):
-        if interrupt(command, folder, moments.uniform(0, seconds)):
+    command = finished.command
+    folder = finished.inputs.with_name(f"interrupted-{seed}")
+    shutil.copytree(finished.inputs, folder, symlinks=True)
+    for delay in finished.delays(times, seed):
+        if interrupt(command, folder, delay):
             break
-        assert not command.atomic or command.result(folder) in ({}, expected)
+        assert not command.atomic or command.result(folder) in ({}, finished.result)
     else:
         complete(command, folder)
-    assert command.result(folder) == expected
+    assert command.result(folder) == finished.result
+    shutil.rmtree(folder)
 
 
 def interrupt_repeatedly(command: LongCommand, tmp_path: Path, times: int) -> None:
-    """Interrupt twice at ``times`` pairs of random moments; the command must then complete."""
-    inputs, reference = tmp_path / "inputs", tmp_path / "reference"
-    inputs.mkdir()
-    command.write_inputs(inputs)
-    shutil.copytree(inputs, reference, symlinks=True)
-    seconds = complete(command, reference)
-    expected = command.result(reference)
-    assert expected
-    moments = random.Random(times)
+    """Interrupt twice in a row at ``times`` pairs of random moments."""
+    finished = Finished.of(command, tmp_path)
     for number in range(times):
-        folder = tmp_path / f"interrupted-{number}"
-        shutil.copytree(inputs, folder, symlinks=True)
-        # The second interrupt meets what the first one left.
-        has_completed = False
-        for _ in range(2):
-            if not has_completed:
-                has_completed = interrupt(command, folder, moments.uniform(0, seconds))
-            assert not command.atomic or command.result(folder) in ({}, expected)
-        if not has_completed:
-            complete(command, folder)
-        assert command.result(folder) == expected
-        shutil.rmtree(folder)
+        interrupt_in_a_row(finished, 2, seed=number)
 
 
 @pytest.mark.slow
@@ -338,12 +344,11 @@ def test_interrupted_demo_leaves_no_process_and_starts_over(tmp_path: Path, time
     steps = ("--set", "stages.digits.max_steps=20", "--set", "checkpoint.every_steps=20")
     result = files("demo-out/packed/index.parquet", "demo-out/demo.png")
     command = LongCommand(steps, lambda folder: None, result, program=DEMO)
-    seconds = complete(command, tmp_path)
-    moments = random.Random(times)
-    for _ in range(times):
-        interrupt(command, tmp_path, moments.uniform(0, seconds))
-    complete(command, tmp_path)
-    assert len(command.result(tmp_path)) == 2
+    finished = Finished.of(command, tmp_path)
+    for delay in finished.delays(times, seed=times):
+        interrupt(command, tmp_path / "reference", delay)
+    complete(command, tmp_path / "reference")
+    assert len(command.result(tmp_path / "reference")) == 2
 
 
 def test_interrupt_that_a_library_drops_is_no_unexpected_error(tmp_path: Path) -> None:
@@ -363,6 +368,36 @@ cli.main(["list"])
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "sm-train: interrupted\n")
+
+
+def test_interrupt_that_python_drops_is_repeated(tmp_path: Path) -> None:
+    """An exception in a finalizer or a callback is printed and dropped."""
+    program = """
+import os, signal, time
+from sm_train.toolkit import cli
+
+class Dropping:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+def main(**_):
+    Dropping()
+    while True:
+        time.sleep(1)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.cli.main = main
+cli.main(["list"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
     )
     assert (done.returncode, done.stderr) == (130, "sm-train: interrupted\n")
 
@@ -402,3 +437,26 @@ cli.main(["list"])
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "wrote out\n", "")
+
+
+DROPPED = """
+import os, signal
+from sm_train.entrypoints.common.signals import raise_on_signals
+from sm_train.toolkit import cli
+
+def import_half(**_):
+    with raise_on_signals():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise AttributeError("partially initialized module") from None
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.cli.main = import_half
+cli.main([])
+"""
+
+
+def test_interrupt_that_an_import_replaced_by_its_error_is_one() -> None:
+    result = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (130, "sm-train: interrupted\n")

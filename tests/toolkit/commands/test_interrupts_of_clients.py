@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from tests.support.models.hub_server import hub_server
 from tests.toolkit.commands.test_interrupts import (
     FEW,
     MANY,
+    Finished,
     LongCommand,
     complete,
     files,
@@ -39,12 +39,11 @@ def test_interrupted_clients_end_without_a_traceback(
     laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=600)
     laptop.sagemaker.log_event(FIRST, "step", ago=20, step=10, steps_per_second=1.8, loss=0.25)
     status = LongCommand(("status", "demo"), no_inputs, files(), environment=laptop.environment)
-    seconds = 2 * complete(status, tmp_path)
-    moments = random.Random(times)
-    for arguments in CLIENTS:
+    finished = Finished(status, tmp_path, 2 * complete(status, tmp_path), {})
+    for seed, arguments in enumerate(CLIENTS):
         command = LongCommand(arguments, no_inputs, files(), environment=laptop.environment)
-        for _ in range(times):
-            interrupt(command, tmp_path, moments.uniform(0, seconds))
+        for delay in finished.delays(times, seed):
+            interrupt(command, tmp_path, delay)
     complete(status, tmp_path)
 
 
@@ -62,5 +61,7 @@ def test_interrupted_copy_of_a_model_leaves_nothing_and_resumes(tmp_path: Path, 
             atomic=True,
             environment=hub.environment(str(tmp_path / "hf")),
         )
-        repeat = interrupt_in_a_row if times == FEW else interrupt_repeatedly
-        repeat(command, tmp_path, times)
+        if times == FEW:
+            interrupt_in_a_row(Finished.of(command, tmp_path), times)
+        else:
+            interrupt_repeatedly(command, tmp_path, times)

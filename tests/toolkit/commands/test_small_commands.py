@@ -131,7 +131,7 @@ def test_image_prints_the_uri_or_a_dockerfile(cli: Cli, tmp_path: Path) -> None:
     assert f"\nFROM {uri}\n" in cli("image", run, "--dockerfile").stdout
 
 
-def test_base_images_are_pinned_by_digest() -> None:
+def test_base_images_have_digests_and_packages_have_hashes() -> None:
     dockerfiles = sorted(Path(str(files("sm_train.toolkit") / "templates")).glob("*.Dockerfile"))
     assert len(dockerfiles) == 3
     for dockerfile in dockerfiles:
@@ -139,3 +139,6 @@ def test_base_images_are_pinned_by_digest() -> None:
         [base] = [line for line in lines if line.startswith("ARG BASE=")]
         assert re.fullmatch(r"ARG BASE=\S+:\S+@sha256:[0-9a-f]{64}", base)
         assert [line for line in lines if line.startswith("FROM ")] == ["FROM ${BASE}"]
+        installs = [line for line in lines if re.search("pip3? install", line)]
+        assert installs
+        assert all("--require-hashes -r /tmp/requirements" in line for line in installs)

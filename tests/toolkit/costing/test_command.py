@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.common.events import FIELDS, format_event
+import yaml
+from sm_train.entrypoints.common.events import format_event
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.toolkit.terminal.formatting import format_usd
 
 from tests.conftest import Cli
+from tests.support.job_log_lines import event_values
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
@@ -23,7 +25,7 @@ CLUSTER = ["--instance", "ml.p4de.24xlarge", "--instances", "4"]
 
 def write_events(folder: Path, speeds: list[float], **changes: object) -> Path:
     start = (
-        dict.fromkeys(FIELDS["start"], 1)
+        event_values("start")
         | {
             "stage": "256px",
             "resolution": 256,
@@ -35,7 +37,7 @@ def write_events(folder: Path, speeds: list[float], **changes: object) -> Path:
     )
     lines = ["noise", format_event("start", start, time=0, node=0, rank=0)]
     for number, speed in enumerate(speeds):
-        fields = dict.fromkeys(FIELDS["step"], 1) | {"step": number, "steps_per_second": speed}
+        fields = event_values("step") | {"step": number, "steps_per_second": speed}
         lines.append(format_event("step", fields, time=0, node=0, rank=0))
     path = folder / "events.log"
     path.write_text("\n".join(lines))
@@ -203,6 +205,31 @@ def test_given_assumption_is_used_and_listed(cli: Cli) -> None:
         pytest.approx(3600)
     )
     assert any("4200 s billed per stage (given)" in line for line in after["assumptions"])
+
+
+def test_changes_of_the_run_file_are_priced_and_checked(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    name = yaml.safe_load(run.read_text())["stages"][0]["name"]
+    change = f"stages.{name}.max_steps=123456"
+    result = cli("cost", run, "--set", change, "--json")
+    assert json.loads(result.stdout)["stages"][0]["max_steps"] == 123_456
+    for command in (("cost",), ("check", "--offline")):
+        result = cli(*command, run, "--set", change.replace("max_steps", "maxsteps"))
+        assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+        assert "did you mean max_steps?" in result.stderr
+
+
+def test_stage_that_does_not_fit_is_the_first_warning(cli: Cli, tmp_path: Path) -> None:
+    cli("init", "run.yaml", "--model", "mmdit-20b")
+    for command in (("cost",), ("submit", "--dry-run")):
+        result = cli(*command, "run.yaml", env={"COLUMNS": "120"})
+        assert result.returncode == 0, result.stderr
+        assert "256px does not fit: it needs about" in " ".join(
+            (result.stdout + result.stderr).split()
+        )
+    cli("init", "small.yaml", "--model", "tiny-sd2")
+    small = cli("cost", "small.yaml", "--json")
+    assert not any("does not fit" in line for line in json.loads(small.stdout)["warnings"])
 
 
 def test_user_prices_override_shipped_ones(cli: Cli, tmp_path: Path) -> None:

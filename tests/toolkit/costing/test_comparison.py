@@ -128,8 +128,14 @@ def test_workflow_comments_the_cost_of_a_pull_request(cli: Cli, tmp_path: Path) 
     assert "max\\_steps: 1,000 → 2,000" in comment
     assert (tmp_path / "summary.md").read_text() == comment
     assert (repository / "gh.txt").read_text().split() == [
-        "pr", "comment", "7", "--edit-last", "--create-if-none", "--body-file", "cost.md",
-    ]  # fmt: skip
+        "pr",
+        "comment",
+        "7",
+        "--edit-last",
+        "--create-if-none",
+        "--body-file",
+        "cost.md",
+    ]
     # A run file that the base branch does not have.
     (repository / "runs" / "run.yaml").rename(repository / "runs" / "new.yaml")
     run_step("Estimate", "runs/new.yaml")

@@ -90,9 +90,16 @@ class Account:
 
     def report(self, *options: str) -> Any:
         return self.cli(
-            "cost", "--report", "--region", "us-east-1", "--prices", self.folder / "own.csv",
-            *options, network="loopback", env=self.aws.environment,
-        )  # fmt: skip
+            "cost",
+            "--report",
+            "--region",
+            "us-east-1",
+            "--prices",
+            self.folder / "own.csv",
+            *options,
+            network="loopback",
+            env=self.aws.environment,
+        )
 
 
 @pytest.fixture

@@ -48,9 +48,13 @@ class KnownLog:
 
 @dataclass(frozen=True)
 class Score:
-    """The share of confident answers that are right, and of nameable causes that are found."""
+    """The share of confident answers that are right, and of nameable causes that are found.
+
+    An answer of low confidence is a guess: it counts for recall and ``precision_with_guesses``.
+    """
 
     precision: float
+    precision_with_guesses: float
     recall: float
     wrong: tuple[str, ...]
     missed: tuple[str, ...]
@@ -74,10 +78,16 @@ def corpus() -> list[KnownLog]:
     ]
 
 
+def is_confident(found: Diagnosis) -> bool:
+    """Return whether an answer counts for the precision."""
+    return found.cause == NO_FAILURE or found.confidence in ("medium", "high")
+
+
 def score(logs: Iterable[KnownLog]) -> Score:
-    """Diagnose ``logs``; any answer but ``unknown`` is confident."""
+    """Diagnose ``logs``, and compare the answers with the known causes."""
     answers = [(log, log.diagnose()) for log in logs]
-    confident = [(log, found) for log, found in answers if found.cause != UNKNOWN]
+    named = [(log, found) for log, found in answers if found.cause != UNKNOWN]
+    confident = [(log, found) for log, found in named if is_confident(found)]
     wrong = [_line(log, found) for log, found in confident if not log.accepts(found)]
     nameable = [(log, found) for log, found in answers if log.nameable]
     missed = [_line(log, found) for log, found in nameable if not log.accepts(found)]
@@ -89,6 +99,7 @@ def score(logs: Iterable[KnownLog]) -> Score:
     ]
     return Score(
         _share(len(confident) - len(wrong), len(confident)),
+        _share(sum(log.accepts(found) for log, found in named), len(named)),
         _share(len(nameable) - len(missed), len(nameable)),
         tuple(wrong),
         tuple(missed),

@@ -13,7 +13,7 @@ from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, UNKNOWN, diagnose
 from sm_train.toolkit.diagnose.log_files import log_files
 from sm_train.toolkit.diagnose.matches import LogStream
 
-from tests.toolkit.diagnose.log_corpus import CORPUS, KnownLog, corpus, parts, score
+from tests.toolkit.diagnose.log_corpus import CORPUS, KnownLog, corpus, is_confident, parts, score
 from tests.toolkit.diagnose.test_log_exports import PREFIXES
 
 PARTS = parts(corpus())
@@ -114,6 +114,7 @@ def test_answers_are_precise_and_complete(part: str) -> None:
     # The failures of the held-out part are counted, not shown: they are not for tuning.
     shown = (*result.wrong, *result.missed) if part == "tuned" else ()
     assert result.precision >= 0.98, shown
+    assert result.precision_with_guesses >= 0.96
     assert result.recall >= 0.93, shown
 
 
@@ -145,7 +146,9 @@ def test_answer_is_the_same_in_every_form_of_a_log(
     own_rank = of_form.rank if of_form else None
     if own_rank is None and plain.first and plain.first.rank == log.rank is not None:
         assert found.first is not None
-        assert found.first.rank == log.rank
+        # On the second node, the local rank of a log without nodes does not tell the rank.
+        is_unknown = found.first.rank is None and found.first.node == "algo-2"
+        assert is_unknown or found.first.rank == log.rank
 
 
 @pytest.mark.slow
@@ -161,7 +164,7 @@ def test_answers_in_every_form_are_as_right_as_those_of_the_plain_logs(
         path.write_text(written(lines_of(log)))
         found = diagnose(log_files([path]))
         assert found.cause != NO_FAILURE
-        if found.cause != UNKNOWN and not log.accepts(found):
+        if is_confident(found) and not log.accepts(found):
             wrong.append(f"{log.name}: {found.cause}")
         elif found.cause == UNKNOWN:
             missed.append(log.name)

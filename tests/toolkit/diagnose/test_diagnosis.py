@@ -613,10 +613,16 @@ def test_kind_of_a_program_error_names_its_parent_and_shows_the_line() -> None:
     assert (oom.cause, oom.parent) == ("gpu-out-of-memory", None)
 
 
-@pytest.mark.parametrize(("frame", "confidence"), [(IN_SCRIPT, "medium"), (IN_LIBRARY, "low")])
-def test_unknown_exception_of_a_library_is_less_certain(frame: str, confidence: str) -> None:
-    found = diagnosed([*training(), OPENED, frame, "RuntimeError: the cloud is too grey"])
-    assert (found.cause, found.confidence) == ("program-error", confidence)
+@pytest.mark.parametrize("frame", [IN_SCRIPT, IN_LIBRARY])
+def test_only_a_mistake_in_programming_is_certainly_one(frame: str) -> None:
+    for error, confidence in (
+        ("RuntimeError: the cloud is too grey", "low"),
+        ("KeyError: 'cloud'", "medium"),
+        ("AssertionError", "medium"),
+        ("AssertionError: the cloud is too grey", "low"),
+    ):
+        found = diagnosed([*training(), OPENED, frame, error])
+        assert (found.cause, found.confidence) == ("program-error", confidence)
 
 
 def test_attribute_that_a_library_lacks_is_a_mismatch_of_versions() -> None:

@@ -430,7 +430,9 @@ def test_what_is_no_log_of_a_training_is_never_without_a_failure(
 ) -> None:
     path = tmp_path / "any.log"
     path.write_bytes(content.encode("latin-1"))
-    assert diagnosed_file(path).cause == UNKNOWN
+    found = diagnosed_file(path)
+    assert found.cause == UNKNOWN or found.confidence == "low"
+    assert found.cause != NO_FAILURE
 
 
 def test_truncated_compressed_log_is_read_up_to_its_end(tmp_path: Path) -> None:

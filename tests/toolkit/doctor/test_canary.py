@@ -283,3 +283,8 @@ def test_instance_type_of_another_route_is_rejected(tmp_path: Path) -> None:
             "ml.g5.xlarge",
             cluster={"instance_type": "ml.p4de.24xlarge", "backend": "smddp"},
         )
+
+
+def test_unknown_instance_type_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--instance-type: 'ml\.x9' is not a known"):
+        derive(tmp_path, "ml.x9")

@@ -69,8 +69,10 @@ def test_a_local_run_from_its_first_steps_to_a_picture(cli: Cli, tmp_path: Path)
         assert review.returncode == 0, review.stderr
     stopped = cli("stop", RUN, "--json")
     assert json.loads(stopped.stdout) == {
-        "training_job_name": None, "stage": "8px", "status": "Completed",
-    }  # fmt: skip
+        "training_job_name": None,
+        "stage": "8px",
+        "status": "Completed",
+    }
     assert stopped.stderr == f"{RUN} has ended\n"
     refused = cli("stop", RUN, "--after-stage")
     assert one_line(refused.stderr).startswith("sm-train: --after-stage: applies to jobs")

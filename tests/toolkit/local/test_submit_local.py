@@ -144,7 +144,7 @@ def stop(running: subprocess.Popen[str], job: sm_train.Job) -> None:
     assert job.stop() == "Stopping"
 
 
-@pytest.mark.parametrize("interrupt", [press_ctrl_c, stop])
+@pytest.mark.parametrize("interrupt", [press_ctrl_c, pytest.param(stop, marks=pytest.mark.slow)])
 def test_interrupt_ends_all_processes_after_a_checkpoint(
     tmp_path: Path, interrupt: Callable[[subprocess.Popen[str], sm_train.Job], None]
 ) -> None:

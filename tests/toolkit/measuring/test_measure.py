@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
-from sm_train.entrypoints.common.events import FIELDS, format_event
+from sm_train.entrypoints.common.events import format_event
 from sm_train.toolkit.jobs.events import read_events
 
 from tests.conftest import Aws, Cli, clean_environment
 from tests.support.cluster.training_jobs import tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 from tests.support.job_lifecycle import LOG_GROUP, FakeSageMaker
+from tests.support.job_log_lines import event_values
 from tests.support.run_documents import stage
 from tests.support.run_files import one_line, write_run
 from tests.toolkit.commands.test_iam import allowed, calls
@@ -122,7 +123,7 @@ class MeasuringJobs:
         found += [("step", one) for one in steps]
         found.append(("end", {"gpu_memory_peak": 40 * GIB}))
         return [
-            format_event(kind, dict.fromkeys(FIELDS[kind], 1) | fields, time=1e9, node=0, rank=0)
+            format_event(kind, event_values(kind) | fields, time=1e9, node=0, rank=0)
             for kind, fields in found
         ]
 
@@ -332,9 +333,15 @@ def test_sweep_measures_other_batches_on_the_smallest_cluster(
 ) -> None:
     run = write_measured_run(tmp_path)
     result = cli(
-        "measure", run, "--dry-run", "--json", "--sweep", "batch=8,16,100000", "--sweep",
+        "measure",
+        run,
+        "--dry-run",
+        "--json",
+        "--sweep",
+        "batch=8,16,100000",
+        "--sweep",
         "accumulation=1,2",
-    )  # fmt: skip
+    )
     document = json.loads(result.stdout)
     found = [
         (row["instances"], row["per_device_batch_size"], row["gradient_accumulation_steps"])

@@ -49,6 +49,22 @@ def put(aws: Aws, folder: Path, prefix: str = "run/s1/checkpoints", bucket: str 
     return f"s3://{bucket}/{prefix}"
 
 
+def test_a_key_that_leads_out_of_the_folder_is_refused(
+    cli: Cli, aws: Aws, tmp_path: Path, checkpoints: Path
+) -> None:
+    """Whoever may write to the bucket would otherwise write any file of this machine."""
+    uri = put(aws, checkpoints)
+    target = tmp_path / "written"
+    key = f"run/s1/checkpoints/{STEP}/{target}"
+    aws.client("s3").put_object(Bucket="models", Key=key, Body=b"attack")
+    env = {**aws.environment, "AWS_DEFAULT_REGION": "us-east-1"}
+    result = cli("export", uri, tmp_path / "model", network="loopback", env=env)
+    assert result.returncode == 3, result.stderr
+    assert f"the key '{key}' leads out of its folder; remove the object" in result.stderr
+    assert not target.exists()
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_stopped_run_becomes_a_model_with_card_and_samples(
     cli: Cli, tmp_path: Path, checkpoints: Path
 ) -> None:
@@ -100,8 +116,17 @@ def test_an_interrupted_download_continues(
     assert (tmp_path / "model" / "model_index.json").exists()
 
 
-@pytest.mark.parametrize("damage", ["bit", "missing", "marker"])
-@pytest.mark.parametrize("place", ["local", "s3"])
+@pytest.mark.parametrize(
+    ("place", "damage"),
+    [
+        ("local", "bit"),
+        ("s3", "missing"),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("local", "missing"), ("local", "marker"), ("s3", "bit"), ("s3", "marker"))
+        ),
+    ],
+)
 def test_a_damaged_checkpoint_is_refused_with_one_line(
     cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws, place: str, damage: str
 ) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import os
+import stat
+import tarfile
 from pathlib import Path
+from typing import Any
 
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.packing.shard_verification import verify_shard
@@ -26,6 +32,7 @@ def test_index_of_a_folder_is_written_next_to_it(cli: Cli, tmp_path: Path) -> No
         "shards": 3,
         "samples": 8,
         "damaged": [],
+        "unusable": {},
         "up_to_date": False,
         "bytes": sum(path.stat().st_size for path in (tmp_path / "shards").rglob("*.tar")),
     }
@@ -55,18 +62,93 @@ def test_an_up_to_date_index_is_not_rewritten(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(cli("index", "shards", "--json").stdout)["shards"] == 3
 
 
+def test_an_existing_index_keeps_its_mode_and_what_is_no_file_stays(
+    cli: Cli, tmp_path: Path
+) -> None:
+    write_shards(tmp_path / "shards", shards=1, each=1)
+    (tmp_path / "other").mkdir()
+    index, target = tmp_path / "index.parquet", tmp_path / "other" / "target"
+    target.write_bytes(b"old")
+    target.chmod(0o640)
+    index.symlink_to(target)
+    assert cli("index", "shards").returncode == 0
+    assert ShardIndex(target).names == ["shard-000.tar"]
+    assert (index.is_symlink(), stat.S_IMODE(target.stat().st_mode)) == (True, 0o640)
+    index.unlink()
+    os.mkfifo(index)
+    refused = cli("index", "shards")
+    assert (refused.returncode, "index.parquet: is no file" in refused.stderr) == (2, True)
+    assert index.is_fifo()
+
+
 def test_damage_is_listed_and_intact_samples_are_indexed(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=3, each=5)
     cut = tmp_path / "shards" / "shard-001.tar"
     cut.write_bytes(cut.read_bytes()[:4000])
     (tmp_path / "shards" / "shard-002.tar").write_bytes(b"")
     run = cli("index", "shards", "--json")
-    assert run.returncode == 0
     result = json.loads(run.stdout)
     # The truncated shard has an intact sample and one without its caption.
     assert (result["shards"], result["samples"]) == (3, 5 + 2)
     assert [damage["shard"] for damage in result["damaged"]] == ["shard-001.tar", "shard-002.tar"]
     assert "damaged: shard-001.tar: offset " in run.stderr
+    assert (run.returncode, result["unusable"]["no-caption"]["count"]) == (3, 1)
+
+
+def test_samples_that_cannot_be_trained_on_are_counted_and_named(cli: Cli, tmp_path: Path) -> None:
+    image, text = png(0), b"text"
+    samples: dict[str, list[tuple[str, bytes]]] = {
+        "dotted": [(f"v1.{n}.{end}", image) for n in range(5) for end in ("png", "txt")],
+        "apart": [("a.png", image), ("b.png", image), ("a.txt", text), ("b.txt", text)],
+        "partial": [("a.txt", text), ("b.png", image), ("c.png", image), ("c.txt", text)],
+        "fields": [("a.png", image), ("a.json", b'{"alt": {"long": "text"}, "empty": ""}')],
+    }
+    (tmp_path / "shards").mkdir()
+    for name, files in samples.items():
+        write_tar(tmp_path / "shards" / f"{name}.tar", files)
+    packed = gzip.compress((tmp_path / "shards" / "fields.tar").read_bytes())
+    (tmp_path / "shards" / "inside.tar").write_bytes(packed)
+    (tmp_path / "shards" / "other.tar.gz").write_bytes(packed)
+
+    first = cli("index", "shards", "--json")
+    assert first.returncode == 3
+    unusable = {
+        "gzip": {"count": 2, "first": ["other.tar.gz", "inside.tar"]},
+        "dotted-name": {"count": 5, "first": [f"dotted.tar v1.{n}.png" for n in range(3)]},
+        "separated": {"count": 4, "first": ["apart.tar a", "apart.tar b", "apart.tar a"]},
+        "no-caption": {"count": 2, "first": ["fields.tar a", "partial.tar b"]},
+        "no-image": {"count": 1, "first": ["partial.tar a"]},
+    }
+    assert json.loads(first.stdout)["unusable"] == unusable
+    assert json.loads(first.stdout)["damaged"] == []
+    assert (
+        "error: 5 images with a dot in the name: dotted.tar v1.0.png, dotted.tar v1.1.png, "
+        "dotted.tar v1.2.png, …; a sample's key ends at the first dot: rename the files, or run "
+        "`sm-train pack`\n" in first.stderr
+    )
+    again = cli("index", "shards", "--json")
+    assert (again.returncode, json.loads(again.stdout)["up_to_date"]) == (3, True)
+    assert json.loads(again.stdout)["unusable"] == unusable
+
+    def counts(data: dict[str, Any]) -> dict[str, int]:
+        data = {"uri": "s3://ai-bucket/shards/"} | data
+        run = cli("index", "shards", "--json", "--for", write_run(tmp_path, data=data))
+        found: dict[str, Any] = json.loads(run.stdout)["unusable"]
+        return {reason: samples["count"] for reason, samples in found.items()}
+
+    long = {"json": [{"field": "alt.long"}], "txt": 1}
+    assert counts({"caption": long})["no-caption"] == 1
+    assert counts({"caption": {"json": [{"field": "empty"}], "txt": 1}})["no-caption"] == 2
+    assert counts({"caption": long, "transform": "samples:prepare"}) == {"gzip": 2}
+
+
+def write_tar(path: Path, files: list[tuple[str, bytes]]) -> None:
+    """Write files in this order."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
 
 
 def test_a_folder_without_shards_is_an_error(cli: Cli, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def verified_shards(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "shards").iterdir())
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["2", pytest.param("1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("send", SIGNALS)
 @pytest.mark.usefixtures("long_album")
 def test_a_signal_stops_the_pack_and_keeps_finished_shards(
@@ -262,7 +262,7 @@ def test_an_ignored_hang_up_stays_ignored(long_album: Path, tmp_path: Path) -> N
         assert process.wait(DEADLINE) == 0
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["2", pytest.param("1", marks=pytest.mark.slow)])
 def test_a_pack_on_a_full_disk_resumes_with_more_space(
     cli: Cli, tmp_path: Path, mount: Mount, workers: str
 ) -> None:

@@ -90,7 +90,7 @@ def test_the_confirmation_shows_the_cost(cloud: Any, aws: Aws, tmp_path: Path) -
     prices.write_text("instance_type,kind,usd_per_hour\nml.c7i.8xlarge,processing,2.5\n")
     on = ("--on", "sagemaker", "--for", run, "--instances", "2", "--prices", prices)
     unconfirmed = cloud(*PACK, *on)
-    assert unconfirmed.returncode == 130
+    assert unconfirmed.returncode == 2
     assert "at most $50.00 ($2.5000 per instance-hour" in unconfirmed.stderr
     assert "about $0.42 for 5 min, if a vCPU packs 20 MB/s" in unconfirmed.stderr
     assert aws.bodies("CreateProcessingJob") == []
@@ -101,7 +101,7 @@ def test_the_confirmation_shows_the_cost(cloud: Any, aws: Aws, tmp_path: Path) -
 def test_nothing_is_sent_without_confirmation(cloud: Any, aws: Aws, tmp_path: Path) -> None:
     run = write_run(tmp_path, bucket="ai-bucket")
     unconfirmed = cloud(*PACK, "--on", "sagemaker", "--for", run)
-    assert unconfirmed.returncode == 130
+    assert unconfirmed.returncode == 2
     assert aws.bodies("CreateProcessingJob") == []
     assert read_objects(aws, "packed", "") == {}
 
@@ -125,8 +125,24 @@ def test_invalid_arguments_are_one_line(
     assert result.stderr.count("sm-train: ") == 1
 
 
-def start_node(folder: Path, aws: Aws, body: dict[str, Any], rank: int) -> subprocess.Popen[str]:
-    """Start a node as SageMaker does: with the inputs and the code bundle, and nothing else."""
+NODE = """
+import sys
+from sm_train.entrypoints.packing import work_claims
+if (expires := float(sys.argv.pop())):
+    work_claims.EXPIRES_SECONDS, work_claims.RENEW_SECONDS = expires, expires / 6
+    work_claims.POLL_SECONDS = 0.5
+from sm_train.entrypoints.packing.processing_job import main
+main()
+"""
+
+
+def start_node(
+    folder: Path, aws: Aws, body: dict[str, Any], rank: int, *, expires: float = 0.0
+) -> subprocess.Popen[str]:
+    """Start a node as SageMaker does: with the inputs and the code bundle, and nothing else.
+
+    ``expires`` are the seconds until its claims expire, if not the default.
+    """
     base = folder / f"node-{rank}"
     for channel in body["ProcessingInputs"]:
         bucket, _, prefix = channel["S3Input"]["S3Uri"].removeprefix("s3://").partition("/")
@@ -142,7 +158,7 @@ def start_node(folder: Path, aws: Aws, body: dict[str, Any], rank: int) -> subpr
     with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
         tar.extractall(base / "code", filter="data")
     return subprocess.Popen(
-        [sys.executable, "-m", "sm_train.entrypoints.packing.processing_job", "--base", str(base)],
+        [sys.executable, "-c", NODE, "--base", str(base), str(expires)],
         cwd=base / "code",
         env=clean_environment(folder)
         | aws.environment
@@ -151,6 +167,7 @@ def start_node(folder: Path, aws: Aws, body: dict[str, Any], rank: int) -> subpr
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
 

@@ -298,6 +298,18 @@ def modification_times(aws: Aws, bucket: str, prefix: str) -> dict[str, Any]:
     return {entry["Key"]: entry["LastModified"] for entry in listed}
 
 
+def test_a_row_cannot_lead_out_of_a_prefix(cloud: Any, aws: Aws, tmp_path: Path) -> None:
+    write_album(tmp_path / "in", 2)
+    upload_folder(aws, tmp_path / "in", "photos/")
+    upload_folder(aws, tmp_path / "in", "private/")
+    rows = [{"image": name, "caption": "a"} for name in ("000.jpg", "../private/001.jpg")]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    arguments = ("s3://raw/photos/", tmp_path / "out", "--captions", tmp_path / "list.jsonl")
+    run = cloud("pack", *arguments, "--json")
+    assert run.returncode == 0, run.stderr
+    assert rejected_counts(run) == {"outside-source": 1}
+
+
 def test_a_table_may_contain_s3_uris(cloud: Any, aws: Aws, tmp_path: Path) -> None:
     write_album(tmp_path / "in", 4)
     upload_folder(aws, tmp_path / "in", "photos/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 from PIL import Image
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.review.export import require_tensorboard
+from sm_train.toolkit.review.build import find_sources
+from sm_train.toolkit.review.export import export_jobs, require_tensorboard
+from sm_train.toolkit.review.job_log import JobLog
+from sm_train.toolkit.review.log_parser import parse_log
+from sm_train.toolkit.review.sources import ReviewSource
 
 from tests.conftest import Cli
 from tests.support.job_log_lines import SimulatedJob
@@ -79,6 +84,24 @@ def test_existing_folders_and_other_outputs_are_refused(cli: Cli, stage: Path) -
     both = cli("review", stage, "--export", "csv", "--json")
     assert both.returncode == 2
     assert "--export: cannot be combined with" in both.stderr
+
+
+def test_interrupted_export_leaves_nothing_that_the_same_command_refuses(
+    monkeypatch: pytest.MonkeyPatch, stage: Path
+) -> None:
+    other = shutil.copytree(stage, stage.with_name("512px"))
+    sources, _, _ = find_sources([str(stage), str(other)], region=None, profile=None, config=None)
+
+    def parse(source: ReviewSource) -> JobLog:
+        if source is sources[-1]:
+            raise KeyboardInterrupt
+        return parse_log(source.blocks())
+
+    out = stage.parents[1] / "exports"
+    assert len(sources) == 2
+    with pytest.raises(KeyboardInterrupt):
+        export_jobs(sources, parse, "csv", out)
+    assert [*out.iterdir()] == []
 
 
 def test_missing_tensorboard_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from sm_train.toolkit.report_html.page import template
 from sm_train.toolkit.report_html.svg import COLORS
 from sm_train.toolkit.review import comparison_table, waterfall
 from sm_train.toolkit.review.charts import render_chart, steps_at, time_axis
+from sm_train.toolkit.review.comparison_table import short_names
 from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.model import (
     LEVELS,
@@ -331,6 +332,14 @@ def test_samples_are_shown_by_step_and_left_out_of_json() -> None:
     assert "<figcaption>step 2,000</figcaption>" in text
     [job] = as_document(review)["jobs"]
     assert job["samples"] == [{"step": 2000, "location": image.location, "address": None}]
+
+
+def test_names_of_jobs_are_shown_without_what_they_share() -> None:
+    assert short_names(["out/a/256px", "out/b/256px"]) == ["…/a", "…/b"]
+    assert short_names(["out/a/256px", "out/a/512px"]) == ["…/256px", "…/512px"]
+    assert short_names(["/logs/job", "/logs/job/retry"]) == ["…/job", "…/job/retry"]
+    assert short_names(["job-1", "job-2"]) == ["job-1", "job-2"]
+    assert short_names(["/logs/job"]) == ["/logs/job"]
 
 
 def test_values_that_look_the_same_get_the_same_badge() -> None:

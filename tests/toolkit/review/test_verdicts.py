@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.instances import instance_type
+from sm_train.cost.speed import stated_speed
 from sm_train.cost.stage import CostStage
-from sm_train.cost.throughput import stated_speed
 from sm_train.toolkit.aws.cloudwatch_metrics import Series
 from sm_train.toolkit.review.build import review_job
 from sm_train.toolkit.review.job_facts import JobCost, JobOutcome
@@ -105,6 +105,26 @@ def test_stall_names_the_rank_the_watchdog_blamed() -> None:
 def test_outcome(outcome: JobOutcome, level: str, phrase: str) -> None:
     found = verdicts(SimulatedJob(), outcome=outcome)["end"]
     assert (found.level, phrase in found.sentence) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "how"),
+    [(None, "ended"), (JobOutcome("Completed", "Completed", "", None), "completed")],
+)
+def test_job_that_ended_by_itself_before_its_last_step_is_a_warning(
+    outcome: JobOutcome | None, how: str
+) -> None:
+    job = SimulatedJob(intervals=10, missing_steps=5)
+    lines = job.lines()
+    end = parse_lines(lines).last("end")
+    assert end is not None
+    step = end["step"]
+    found = verdicts(job, outcome=outcome)["end"]
+    assert found.level == "warning"
+    assert found.sentence == f"it {how} early, at step {step:,} of {step + 5:,}"
+    assert found.fix is not None
+    complete = verdicts(SimulatedJob(intervals=10), outcome=None)["end"]
+    assert (complete.level, complete.sentence) == ("good", "it completed all steps")
 
 
 def test_log_without_an_end_is_a_warning() -> None:

@@ -508,7 +508,7 @@ def test_follow_ends_with_the_job(
     code: int,
     outcome: str,
 ) -> None:
-    """And its exit code tells how the job ended."""
+    """The exit code is that of the job's outcome."""
     aws.make_bucket("ai-bucket", **SHARDS)
     sagemaker = FakeSageMaker(aws)
     start = aws.response_filters["CreateTrainingJob"]

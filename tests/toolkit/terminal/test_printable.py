@@ -6,10 +6,19 @@ import io
 import unicodedata
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
+from sm_train.toolkit.aws.cloudwatch_logs import LogEntry
+from sm_train.toolkit.cli import _run as run_command
+from sm_train.toolkit.cli import cli as root
+from sm_train.toolkit.commands._table import COMMANDS
+from sm_train.toolkit.jobs.local_folder import LOG_NAME, LocalRunFolder
+from sm_train.toolkit.jobs.log_tail import print_line
+from sm_train.toolkit.runs.local_view import print_log
+from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import escaped, stdout_console
 from sm_train.toolkit.terminal.printable import printable
 
@@ -45,6 +54,8 @@ def test_control_is_removed_and_text_stays(case: str) -> None:
     text, expected = HOSTILE[case]
     assert printable(text) == expected
 
+
+HOSTILE_ARGUMENT = "\x1b]0;t\x07a\x9b31mb\u202ec\x9d8;;http://e\x9c\u2066[bold]d[/bold]\x08"
 
 characters = st.text(
     st.one_of(st.sampled_from("\x1b\x9b\x9d\x9c\x07[]0;mP\\\u202e\r\n"), st.characters())
@@ -100,6 +111,37 @@ def test_the_console_prints_no_control_but_its_own(case: str) -> None:
     assert not set(console.file.getvalue()) & set("\x1b\x9b\x9d\x07\x08\u202e\u2066")
 
 
+def test_markup_is_read_after_control_is_removed() -> None:
+    console = stdout_console()
+    console.file = io.StringIO()
+    console.print("\x1b]0;title\x07[bold]name[/]")
+    assert console.file.getvalue() == "name\n"
+
+
+def test_an_extra_argument_is_shown_without_control(cli: Cli) -> None:
+    result = cli("schema", "a\x1b]0;title\x07b")
+    assert "ab" in result.stderr
+    assert not set(result.stderr) & set("\x1b\x07")
+
+
+def test_a_question_has_no_control(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    ask("Start a\x1b]0;title\x07b?")
+    assert capsys.readouterr().err == "Start ab? [y/N]: "
+
+
+def test_log_lines_have_no_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a job and of a local run."""
+    print_line(LogEntry(0, "run/algo-1-1", "a\x1b[2Jb\n", "1"), raw=False, as_json=False)
+    stage = tmp_path / "8px"
+    stage.mkdir()
+    (stage / LOG_NAME).write_text("c\x1b]0;title\x07d\n")
+    print_log(LocalRunFolder(tmp_path), follow=False, raw=False, as_json=False)
+    assert capsys.readouterr().out == "algo-1 | ab\ncd\n"
+
+
 @pytest.mark.parametrize("tag", ["[\x9bm/name]", "[\x1b[mlink=https://evil.example]x"])
 @pytest.mark.parametrize("command", ["diagnose", "review"])
 def test_a_log_line_cannot_be_markup(cli: Cli, tmp_path: Path, command: str, tag: str) -> None:
@@ -107,6 +149,37 @@ def test_a_log_line_cannot_be_markup(cli: Cli, tmp_path: Path, command: str, tag
     result = cli(command, "algo-1.log")
     assert result.returncode == 0, result.stderr
     assert printable(tag) in " ".join(result.stdout.split())
+
+
+def takes_text(parameter: click.Parameter) -> bool:
+    is_flag = isinstance(parameter, click.Option) and parameter.is_flag
+    return not is_flag and "--help" not in parameter.opts
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_argument_reaches_the_terminal_with_control(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every option and argument of every command, one after the other, is hostile."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    command = root.get_command(click.Context(root), name)
+    assert command is not None
+    taking = [one for one in command.params if takes_text(one)]
+    required = [one for one in taking if isinstance(one, click.Argument) or one.required]
+    run_command([name, f"--{HOSTILE_ARGUMENT}"])
+    assert "No such option" in (output := "".join(capfd.readouterr()))
+    assert not set(output) & set("\x1b\x9b\x9d\x07\x08\u202e\u2066")
+    for hostile in taking:
+        words = [name]
+        for one in dict.fromkeys([*required, hostile]):
+            words += [one.opts[0]] if isinstance(one, click.Option) else []
+            words.append(HOSTILE_ARGUMENT if one is hostile else "missing.yaml")
+        run_command(words)
+        output = "".join(capfd.readouterr())
+        assert not set(output) & set("\x1b\x9b\x9d\x07\x08\u202e\u2066"), words
+        assert "unexpected" not in output, words
 
 
 def test_a_traceback_has_no_control(cli: Cli, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ Models, 2024, section 3.3.4)."""
 _SHORT_SECONDS = 3600.0
 _MAX_EVENTS = 10
 _MAX_LINES = 3
+_SHORT_FIX = "check the program's own limit of steps or epochs, and the end of its data"
 
 _FIXES = {
     "start_up": "keep instances between jobs (cluster.capacity: warm-pool), or use a smaller image",
@@ -142,6 +143,8 @@ def outcome(facts: JobFacts) -> Verdict:
     if status is not None:
         return _sagemaker_outcome(facts, status, question, evidence)
     if end is not None and end["reason"] == "done":
+        if missing := _missing_steps(facts):
+            return Verdict("end", "warning", question, f"it ended {missing}", evidence, _SHORT_FIX)
         # A script of the user's own may train without steps that are observed.
         sentence = "it completed all steps" if end["step"] else "it ended without an error"
         return Verdict("end", "good", question, sentence, evidence)
@@ -160,6 +163,15 @@ def outcome(facts: JobFacts) -> Verdict:
         if failed
         else f"if it is no longer running, `sm-train diagnose {facts.name}` shows why",
     )
+
+
+def _missing_steps(facts: JobFacts) -> str:
+    """Describe how far a job came that ended as done before its last step, "" for others."""
+    start, end = facts.log.last("start"), facts.log.last("end")
+    steps = start.get("max_steps") if start else None
+    if not steps or not end or end["reason"] != "done" or not 0 < end["step"] < steps:
+        return ""
+    return f"early, at step {end['step']:,} of {steps:,}"
 
 
 def _failure(
@@ -212,6 +224,9 @@ def _sagemaker_outcome(
             "raise cluster.max_runtime, or cluster.max_wait for spot; `sm-train resume` continues",
         )
     if job_outcome.status == "Completed":
+        if missing := _missing_steps(facts):
+            sentence = f"it completed {missing}"
+            return Verdict("end", "warning", question, sentence, evidence, _SHORT_FIX)
         return Verdict("end", "good", question, "it completed", evidence)
     if job_outcome.status == "Stopped":
         why = f" for {job_outcome.stopped_for}" if job_outcome.stopped_for else ""

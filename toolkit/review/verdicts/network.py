@@ -142,5 +142,5 @@ def _doctor_evidence(facts: JobFacts, result: Event) -> list[str]:
         for name, (measured, expected, unit) in (result.get("parts") or {}).items()
         if measured is not None
     ]
-    warnings = (facts.log.warnings.get(f"doctor-{code}") for code in result["findings"])
+    warnings = (facts.log.warnings.get(f"doctor-{code}") for code in result["findings"] or ())
     return [*parts, *(str(one.first[-1]["message"]) for one in warnings if one is not None)]

@@ -19,7 +19,7 @@ code=/fsx/sm-train/my-model/code/5f5f5f5f5f5f5f5f
 archive=$code/sourcedir.tar.gz
 check() { echo "5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f  $archive" | sha256sum --check --quiet -; }
 mkdir -p "$code"
-if ! check 2>/dev/null; then
+if ! check &>/dev/null; then
     aws s3 cp --only-show-errors s3://sagemaker-us-east-1-111122223333/my-model/code/manifest-5f5f5f5f5f5f5f5f/sourcedir.tar.gz "$archive"
     check
 fi

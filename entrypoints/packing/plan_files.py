@@ -1,0 +1,219 @@
+"""The files of a plan: a small header, and all inputs in partitions of equal length.
+
+The inputs are sorted as they are packed, so a shard's inputs lie in one partition or a few
+neighbouring ones. Whoever builds a shard reads only those, a row group at a time: memory does not
+depend on the number of inputs. The files lie in a local folder or, for SageMaker Processing, below
+an S3 prefix.
+
+Texts are stored as UTF-8 with lone surrogates, which stand for bytes of a file name that are not
+UTF-8. An address that is the header's ``root`` followed by the source is null, and so is that of
+a caption next to its image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.packing.plan import PackInput
+from sm_train.entrypoints.packing.storage import S3Access, read_uri
+
+HEADER_FILE = "plan.json"
+
+INPUTS, REJECTED = "inputs", "rejected"
+"""The two kinds of partitions."""
+
+PARTITION_ROWS = 2**16
+"""Inputs of a partition: a few megabytes, which is one request to S3."""
+
+_GROUP_ROWS = 2**13
+"""Inputs of a row group, which are decoded at once."""
+
+INPUT_SCHEMA = pa.schema(
+    [
+        pa.field("source", pa.binary()),
+        pa.field("address", pa.binary()),
+        pa.field("bytes", pa.int64()),
+        pa.field("caption", pa.binary()),
+        pa.field("caption_address", pa.binary()),
+        pa.field("packed_bytes", pa.int64()),
+    ]
+)
+"""Columns of a partition: the fields of :class:`PackInput` but its number, which is its position;
+and the sample's size in a shard."""
+
+REJECTED_SCHEMA = pa.schema(
+    [pa.field(name, pa.binary()) for name in ("source", "reason", "detail")]
+)
+
+
+class PartitionWriter:
+    """Writes rows of ``schema`` to partitions in ``folder``; a context manager.
+
+    Memory holds one row group.
+    """
+
+    def __init__(self, folder: Path, kind: str, schema: pa.Schema) -> None:
+        self._folder, self._kind, self._schema = folder, kind, schema
+        self._writer: pq.ParquetWriter | None = None
+        self.rows = 0
+
+    def __enter__(self) -> PartitionWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write the next rows."""
+        first = 0
+        while first < batch.num_rows:
+            if self.rows % PARTITION_ROWS == 0:
+                self._close()
+                self._writer = self._open(self.rows // PARTITION_ROWS)
+            assert self._writer is not None
+            part = batch.slice(first, PARTITION_ROWS - self.rows % PARTITION_ROWS)
+            self._writer.write_batch(part, row_group_size=_GROUP_ROWS)
+            first += part.num_rows
+            self.rows += part.num_rows
+
+    def _open(self, number: int) -> pq.ParquetWriter:
+        return pq.ParquetWriter(
+            self._folder / partition_name(self._kind, number),
+            self._schema,
+            compression="zstd",
+            use_dictionary=False,
+            # Neighbouring sources share their beginnings.
+            column_encoding={"source": "DELTA_BYTE_ARRAY"},
+            write_statistics=False,
+            store_schema=False,
+        )
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def partition_name(kind: str, number: int) -> str:
+    """Return the file name of a partition of inputs or of rejected inputs."""
+    return f"{kind}-{number:06d}.parquet"
+
+
+def partition_names(kind: str, rows: int) -> list[str]:
+    """Return the file names of all partitions of ``rows`` rows."""
+    return [partition_name(kind, number) for number in range(-(-rows // PARTITION_ROWS))]
+
+
+@dataclass(frozen=True)
+class PlanFiles:
+    """The folder or the S3 prefix of a plan's files, and how it is reached; can be pickled."""
+
+    location: str
+    access: S3Access = field(default_factory=S3Access)
+
+    def read(
+        self, kind: str, columns: Sequence[str], first: int, count: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from ``first`` to ``first + count``, a row group at a time.
+
+        Raises:
+            OSError: a partition cannot be read.
+        """
+        stop = first + count
+        while first < stop:
+            number, row = divmod(first, PARTITION_ROWS)
+            content = read_uri(f"{self.location}/{partition_name(kind, number)}", self.access)
+            for batch in _partition_rows(content, columns, row, stop - first):
+                first += batch.num_rows
+                yield batch
+
+
+def _partition_rows(
+    content: bytes, columns: Sequence[str], first: int, count: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield at most ``count`` rows of a partition from row ``first`` on."""
+    with pq.ParquetFile(pa.BufferReader(content)) as file:
+        start = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            begin, end = max(first - start, 0), min(first + count - start, rows)
+            if begin < end:
+                table = file.read_row_group(group, columns=list(columns), use_threads=False)
+                yield from table.slice(begin, end - begin).to_batches()
+            start += rows
+
+
+@dataclass(frozen=True)
+class PlannedInputs:
+    """The inputs in the rows from ``first`` to ``first + count`` of a plan.
+
+    They are numbered by their rows, from ``offset`` on, and read on each iteration.
+    """
+
+    files: PlanFiles
+    root: str
+    first: int
+    count: int
+    offset: int = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[PackInput]:
+        number = self.offset + self.first
+        columns = ("source", "address", "bytes", "caption", "caption_address")
+        for batch in self.files.read(INPUTS, columns, self.first, self.count):
+            cells = (batch.column(name).to_pylist() for name in columns)
+            for source, address, size, caption, caption_address in zip(*cells, strict=True):
+                name = decode(source)
+                path = self.root + name if address is None else decode(address)
+                if caption is not None:
+                    yield PackInput(number, name, path, size, decode(caption))
+                elif caption_address is not None:
+                    yield PackInput(number, name, path, size, None, decode(caption_address))
+                else:
+                    yield PackInput(number, name, path, size, None, caption_next_to(path))
+                number += 1
+
+
+@dataclass(frozen=True)
+class PlannedRejections:
+    """The ``count`` inputs that a plan rejects, sorted; they are read on each iteration."""
+
+    files: PlanFiles
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[RejectedInput]:
+        columns = REJECTED_SCHEMA.names
+        for batch in self.files.read(REJECTED, columns, 0, self.count):
+            for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                yield RejectedInput(*map(decode, row))
+
+
+def caption_next_to(address: str) -> str:
+    """Return the address of the ``.txt`` file of an image."""
+    return address.rpartition(".")[0] + ".txt"
+
+
+def encode(text: str) -> bytes:
+    """Encode a text that may contain lone surrogates; the order of texts is that of the bytes."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decode(content: bytes) -> str:
+    """Return the text that :func:`encode` encoded."""
+    return content.decode("utf-8", "surrogatepass")

@@ -1,0 +1,150 @@
+"""Near-duplicates equal those of visiting the images one by one, for every distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sm_train.entrypoints.deduplication import hamming, near_duplicates
+from sm_train.entrypoints.deduplication.hamming import (
+    NONE,
+    Hashes,
+    KeyTable,
+    Search,
+    choose_tables,
+    count_bits,
+)
+from sm_train.entrypoints.deduplication.near_duplicates import (
+    near_duplicates as find_near_duplicates,
+)
+
+
+def one_by_one(hashes: Sequence[int], bits: int) -> dict[int, int]:
+    """Return the definition: dropped image → first kept image within ``bits``."""
+    kept: list[int] = []
+    dropped = {}
+    for number, value in enumerate(hashes):
+        near = (other for other in kept if (value ^ hashes[other]).bit_count() <= bits)
+        if (first := next(near, None)) is None:
+            kept.append(number)
+        else:
+            dropped[number] = first
+    return dropped
+
+
+def as_dict(result: hamming.Positions) -> dict[int, int]:
+    return {row: int(result[row]) for row in np.flatnonzero(result != NONE).tolist()}
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every path with few hashes: tables, tables in large buckets, halves."""
+    monkeypatch.setattr(hamming, "_BRUTE_FORCE_ROWS", 4)
+    monkeypatch.setattr(hamming, "_MAX_BUCKET_ROWS", 8)
+    monkeypatch.setattr(hamming, "_SORT_COST", 0.1)
+    monkeypatch.setattr(near_duplicates, "_LEAF_ROWS", 3)
+
+
+HASHES = st.one_of(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1).map(lambda value: value & 0xF0000000000000FF),  # skewed bits
+    st.integers(0, 63).map(lambda bit: 1 << bit),  # a small ball
+)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[list[int], int]:
+    """Draw hashes with copies that differ in about as many bits as near-duplicates may."""
+    bits = draw(st.sampled_from([0, 1, 2, 3, 3, 3, 5, 8, 12, 16]))
+    hashes = draw(st.lists(HASHES, max_size=30))
+    for number in draw(st.lists(st.integers(0, max(0, len(hashes) - 1)), max_size=40)):
+        if hashes:
+            copy = hashes[number]
+            for flip in draw(st.lists(st.integers(0, 63), max_size=bits + 2)):
+                copy ^= 1 << flip
+            hashes.append(copy)
+    return draw(st.permutations(hashes)), bits
+
+
+@settings(max_examples=60, deadline=None)
+@given(clusters())
+def test_near_duplicates_are_those_of_the_definition(drawn: tuple[list[int], int]) -> None:
+    hashes, bits = drawn
+    found = find_near_duplicates(np.array(hashes, np.uint64), bits)
+    assert as_dict(found) == one_by_one(hashes, bits)
+
+
+def flipped(rng: np.random.Generator, hashes: Hashes, flips: int) -> Hashes:
+    for _ in range(flips):
+        hashes = hashes ^ (np.uint64(1) << rng.integers(0, 64, len(hashes)).astype(np.uint64))
+    return hashes
+
+
+def chain(rng: np.random.Generator, count: int) -> Hashes:
+    """Return the frames of a video: each is near the one before it."""
+    flips = np.uint64(1) << rng.integers(0, 64, count).astype(np.uint64)
+    return np.bitwise_xor.accumulate(flips)
+
+
+@pytest.mark.parametrize("bits", [0, 3, 6])
+def test_distributions_with_clusters(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hamming, "_BRUTE_FORCE_ROWS", 30)
+    monkeypatch.setattr(hamming, "_MAX_BUCKET_ROWS", 40)
+    monkeypatch.setattr(near_duplicates, "_LEAF_ROWS", 20)
+    rng = np.random.default_rng(bits)
+    random = rng.integers(0, 2**64, 120, np.uint64)
+    hashes = np.concatenate(
+        [
+            random,
+            flipped(rng, random, 2),
+            np.full(120, 7, np.uint64),  # blank images
+            flipped(rng, np.full(120, 99, np.uint64), 3),  # a small ball
+            rng.integers(0, 2**64, 120, np.uint64) & np.uint64(0xFFF),  # most bits are constant
+            chain(rng, 120),
+        ]
+    )
+    for ordered in (hashes, rng.permutation(hashes)):
+        found = as_dict(find_near_duplicates(ordered, bits))
+        assert found == one_by_one([int(value) for value in ordered], bits)
+
+
+def test_no_hash_and_one_hash() -> None:
+    assert as_dict(find_near_duplicates(np.zeros(0, np.uint64), 3)) == {}
+    assert as_dict(find_near_duplicates(np.zeros(1, np.uint64), 3)) == {}
+
+
+def test_bits_are_counted_alike_with_every_version_of_numpy() -> None:
+    values = np.random.default_rng(0).integers(0, 2**64, 1000, np.uint64)
+    values[:2] = 0, 2**64 - 1
+    expected = [int(value).bit_count() for value in values]
+    assert count_bits(values).tolist() == expected
+    assert hamming._count_bits_portably(values).tolist() == expected
+
+
+@pytest.mark.parametrize("bits", [1, 3, 8])
+def test_parts_of_the_tables_together_find_what_all_find(bits: int) -> None:
+    """Nodes share the tables: any split of a table by key gives the same result."""
+    rng = np.random.default_rng(bits)
+    hashes = np.unique(flipped(rng, np.repeat(rng.integers(0, 2**64, 50, np.uint64), 20), 4))
+    rng.shuffle(hashes)
+    every = np.ones(len(hashes), np.bool_)
+    whole = Search(hashes, every, every, bits).first_earlier()
+    first = np.full(len(hashes), NONE)
+    for table in choose_tables(hashes, bits):
+        keys = table.keys(hashes)
+        for part in range(3):
+            rows = np.flatnonzero(keys % np.uint64(3) == part)
+            found = np.full(len(rows), NONE)
+            Search(hashes, every, every, bits).subset(rows).search_table(table, found)
+            has_found = found != NONE
+            queries = rows[has_found]
+            first[queries] = np.minimum(first[queries], rows[found[has_found]])
+    assert first.tolist() == whole.tolist()
+
+
+def test_the_key_of_a_table_consists_of_its_bits() -> None:
+    hashes = np.array([0b1011, 1 << 63], np.uint64)
+    assert KeyTable((1, 63, 3)).keys(hashes).tolist() == [0b101, 0b010]

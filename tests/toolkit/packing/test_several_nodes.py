@@ -1,0 +1,256 @@
+"""Nodes of a processing job that are killed, paused, late or restarted write the same pack."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sm_train.entrypoints.packing import work_claims
+from sm_train.entrypoints.packing.claim import PackClaim, put_claim
+from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, s3_client
+from sm_train.entrypoints.packing.work_claims import PLAN_NAME, Part, SharedWork, Stage, WorkClaims
+from sm_train.entrypoints.packing.worker_pool import PackProgress
+
+from tests.conftest import Aws, Cli
+from tests.support.deadline import DEADLINE
+from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
+from tests.support.moto_server import ACCOUNT
+from tests.support.run_files import write_run
+from tests.toolkit.packing.test_on_sagemaker import start_node
+from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
+
+ROOT = Path(__file__).parents[3]
+PACK = ("pack", "s3://raw/photos/", "s3://packed/set", "--near-duplicates", "3")
+SIZE = ("--shard-size", "10KB")
+EXPIRES = 3.0
+
+
+class Job:
+    """A started processing job of two nodes, and the pack that a single process writes."""
+
+    def __init__(self, folder: Path, aws: Aws, expected: dict[str, bytes]) -> None:
+        self.folder, self.aws, self.expected = folder, aws, expected
+        [self._body] = aws.bodies("CreateProcessingJob")
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self, rank: int) -> subprocess.Popen[str]:
+        """Start a node whose claims expire soon."""
+        folder = self.folder / f"start-{len(self._processes)}"
+        folder.mkdir()
+        process = start_node(folder, self.aws, self._body, rank, expires=EXPIRES)
+        self._processes.append(process)
+        return process
+
+    def wait_for_shards(self, count: int) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while sum("/shards/" in f"/{name}" for name in self.stored()) < count:
+            assert time.monotonic() < deadline, self.stored().keys()
+            time.sleep(0.05)
+
+    def stored(self) -> dict[str, bytes]:
+        return read_objects(self.aws, "packed", "set/")
+
+    def require_end(self, process: subprocess.Popen[str]) -> str:
+        log, _ = process.communicate(timeout=DEADLINE)
+        assert process.returncode == 0, log
+        return log
+
+    def kill_all(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate(timeout=DEADLINE)
+
+
+@pytest.fixture
+def job(cli: Cli, aws: Aws, tmp_path: Path) -> Iterator[Job]:
+    write_album(tmp_path / "in", 24)
+    write_pair(tmp_path / "in", "cut.jpg", image_bytes()[:300], "x")
+    write_pair(tmp_path / "in", "twin.jpg", image_bytes(3), "a duplicate")
+    upload_folder(aws, tmp_path / "in", "photos/")
+    aws.make_bucket("packed")
+    aws.make_bucket("ai-bucket")
+    run = write_run(tmp_path, bucket="ai-bucket", role=f"arn:aws:iam::{ACCOUNT}:role/own")
+    on = ("--on", "sagemaker", "--for", run, "--instances", "2", "--yes")
+    environment = {"network": "loopback", "env": aws.environment, "timeout": DEADLINE}
+    sent = cli("--region", "us-east-1", *PACK, *SIZE, *on, **environment)
+    assert sent.returncode == 0, sent.stderr
+    alone = cli("pack", "in", "out", *PACK[3:], *SIZE, "--for", run, timeout=DEADLINE)
+    assert alone.returncode == 0, alone.stderr
+    expected = {name: text for name, text in read_tree(tmp_path / "out").items() if "." in name}
+    started = Job(tmp_path, aws, expected)
+    yield started
+    started.kill_all()
+
+
+def kill(job: Job) -> None:
+    """One of two nodes is killed in the middle."""
+    lost, other = job.start(0), job.start(1)
+    job.wait_for_shards(1)
+    os.killpg(lost.pid, signal.SIGKILL)
+    job.require_end(other)
+
+
+def pause(job: Job) -> None:
+    """One of two nodes is paused until the other has finished the pack."""
+    paused, other = job.start(0), job.start(1)
+    job.wait_for_shards(1)
+    os.killpg(paused.pid, signal.SIGSTOP)
+    try:
+        job.require_end(other)
+        assert job.stored() == job.expected
+    finally:
+        os.killpg(paused.pid, signal.SIGCONT)
+    job.require_end(paused)
+
+
+def start_late(job: Job) -> None:
+    """One node starts in the middle, another one after the end."""
+    first = job.start(0)
+    job.wait_for_shards(1)
+    second = job.start(1)
+    logs = job.require_end(first) + job.require_end(second) + job.require_end(job.start(1))
+    assert logs.count("samples,") == 1
+
+
+def restart(job: Job) -> None:
+    """Both nodes are lost, and the job is started again."""
+    lost = [job.start(rank) for rank in (0, 1)]
+    job.wait_for_shards(1)
+    for process in lost:
+        os.killpg(process.pid, signal.SIGKILL)
+    for process in [job.start(rank) for rank in (0, 1)]:
+        job.require_end(process)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disturb", [kill, pause, start_late, restart])
+def test_disturbed_nodes_write_the_pack_of_a_single_process(
+    job: Job, disturb: Callable[[Job], None]
+) -> None:
+    disturb(job)
+    assert job.stored() == job.expected
+
+
+@pytest.mark.slow
+def test_the_documented_permissions_are_those_that_the_nodes_use(job: Job) -> None:
+    job.aws.requests.clear()
+    for process in [job.start(rank) for rank in (0, 1)]:
+        job.require_end(process)
+    section = (ROOT / "docs/data.md").read_text().partition("### Permissions")[2]
+    [policy] = re.findall(r"```json\n(.*?)```", section, re.DOTALL)[:1]
+    documented = {
+        action for statement in json.loads(policy)["Statement"] for action in statement["Action"]
+    }
+    assert job.stored() == job.expected
+    used = {action(*request) for request in job.aws.requests if "/packed" in request[1]}
+    # A killed upload is aborted, and the test kills none; large shards are uploaded in parts.
+    assert used <= documented
+    assert documented - used <= {"s3:AbortMultipartUpload"}
+
+
+def action(method: str, path: str, query: str) -> str:
+    """Return the IAM action of a request to S3 (service authorization reference)."""
+    is_object = path.strip("/").count("/") > 0
+    if not is_object:
+        return "s3:ListBucketMultipartUploads" if "uploads" in query else "s3:ListBucket"
+    if method == "DELETE":
+        return "s3:AbortMultipartUpload" if "uploadId" in query else "s3:DeleteObject"
+    return "s3:GetObject" if method in ("GET", "HEAD") else "s3:PutObject"
+
+
+@pytest.fixture
+def prefix(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> S3Prefix:
+    for name, value in aws.environment.items():
+        monkeypatch.setenv(name, value)
+    s3_client.cache_clear()
+    aws.make_bucket("packed")
+    found = S3Prefix("packed", "set/", S3Access(None, "us-east-1"))
+    found.create_if_absent(PLAN_NAME, b"{}")
+    monkeypatch.setattr(work_claims, "POLL_SECONDS", 0.0)
+    return found
+
+
+def counting_stage(parts: int, finished: list[str]) -> Stage[str]:
+    """Return a stage whose items are finished by being appended to ``finished``."""
+
+    def run(items: Any) -> Any:
+        for item in items:
+            finished.append(item)
+            yield PackProgress(1, 1, 0, 0)
+
+    return Stage(
+        [Part(f"part-{number}", [f"item-{number}"]) for number in range(parts)],
+        lambda items: [item for item in items if item not in finished],
+        run,
+    )
+
+
+def test_a_part_is_claimed_once_and_taken_over_when_its_claim_expires(
+    prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, other = WorkClaims(prefix), WorkClaims(prefix)
+    assert lost.acquire("shards-0")
+    assert lost.acquire("shards-0")
+    assert not other.acquire("shards-0")
+    monkeypatch.setattr(work_claims, "EXPIRES_SECONDS", -1.0)
+    assert other.acquire("shards-0")
+
+
+def test_a_node_whose_claim_was_taken_over_stops_renewing_it(
+    prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_claims, "RENEW_SECONDS", 0.01)
+    paused, other = WorkClaims(prefix), WorkClaims(prefix)
+    assert paused.acquire("shards-0")
+    assert other.acquire("shards-0", by_force=True)
+    with paused.renewed():
+        deadline = time.monotonic() + DEADLINE
+        while paused.acquire("shards-0"):
+            assert time.monotonic() < deadline
+    assert other.acquire("shards-0")
+
+
+def test_a_lost_node_does_not_hold_up_the_others(
+    prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{work_claims.CLAIMS_FOLDER}/part-1.json"
+    assert put_claim(prefix, name, PackClaim.of_this_process(), None)
+    finished: list[str] = []
+    shared = SharedWork(prefix, node_rank=1, num_nodes=2, is_shared=True)
+    progress = shared.complete(counting_stage(3, finished))
+    assert [next(progress).done for _ in range(2)] == [1, 1]
+    assert finished == ["item-2", "item-0"]  # starts with its own share; part 1 is claimed
+    monkeypatch.setattr(work_claims, "EXPIRES_SECONDS", 0.0)
+    list(progress)
+    assert finished == ["item-2", "item-0", "item-1"]
+
+
+def test_an_idle_node_takes_over_a_part_that_makes_no_progress(
+    prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = WorkClaims(prefix)
+    assert slow.acquire("part-0")
+    monkeypatch.setattr(work_claims, "SLOW_SECONDS", 0.01)
+    finished: list[str] = []
+    list(SharedWork(prefix, is_shared=True).complete(counting_stage(1, finished)))
+    assert finished == ["item-0"]
+
+
+@pytest.mark.parametrize("sign", ["ended", "removed"])
+def test_a_node_ends_when_another_one_has_written_the_index(prefix: S3Prefix, sign: str) -> None:
+    assert WorkClaims(prefix).acquire("part-0")
+    if sign == "ended":
+        prefix.create_if_absent(work_claims.ENDED_NAME, b"")
+    else:
+        prefix.remove(PLAN_NAME)
+    with pytest.raises(work_claims.PackEndedError):
+        list(SharedWork(prefix, is_shared=True).complete(counting_stage(1, [])))

@@ -1,0 +1,170 @@
+"""Tables of images: rows that fulfil a condition, and sizes that save requests."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from sm_train.entrypoints.packing.plan_files import PlannedInputs
+from sm_train.entrypoints.packing.storage import S3Access
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.packing import input_sorter, sqlite_tables
+from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
+
+from tests.conftest import Cli
+from tests.support.image_files import write_album
+
+KINDS = pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+NESTED = pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+
+
+def row(number: int) -> dict[str, Any]:
+    return {
+        "image": f"s3://raw/{number:02}.jpg",
+        "caption": f"picture {number}",
+        "bytes": 1000 + number,
+        "aesthetic": number / 2,
+        "watermark": number % 5 / 10,
+        "Kind": "art" if number % 2 else "photo",
+        "faces": number,
+        "meta": {"width": number * 100, "tags": ["old"] if number % 3 == 0 else []},
+    }
+
+
+def write_table(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"list.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def find(folder: Path, kind: str, where: str | None = None, **options: Any) -> PackInputs:
+    """Find the inputs of a table of 20 rows; without credentials no request can be sent."""
+    table = write_table(folder, kind, [row(number) for number in range(20)])
+    (folder / "plan").mkdir(exist_ok=True)
+    return find_inputs(InputSource(str(table), where=where, **options), folder / "plan")
+
+
+def numbers(inputs: PackInputs) -> list[int]:
+    found = PlannedInputs(inputs.files, inputs.root, 0, inputs.images)
+    return [int(item.source[-6:-4]) for item in found]
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("aesthetic > 5 and watermark < 0.2", [11, 15, 16]),
+        ("AESTHETIC >= 9.5 -- the best", [19]),
+        ("kind = 'art' and faces - 12 < -7", [1, 3]),
+        ("caption like '%1' or faces in (4, 5)", [1, 4, 5, 11]),
+    ],
+)
+def test_where_selects_rows_by_any_column(
+    tmp_path: Path, kind: str, where: str, expected: list[int]
+) -> None:
+    inputs = find(tmp_path, kind, where)
+    assert numbers(inputs) == expected
+    assert inputs.filtered == 20 - len(expected)
+
+
+@NESTED
+def test_where_reaches_nested_columns(tmp_path: Path, kind: str) -> None:
+    inputs = find(tmp_path, kind, "meta.width > 1200 and list_contains(meta.tags, 'old')")
+    assert numbers(inputs) == [15, 18]
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("aesthetic > ", "--where: aesthetic > : Parser Error: syntax error at"),
+        ("aesthetc > 5", "has no column aesthetc (did you mean aesthetic?); it has image, caption"),
+        ("kind > 5", "Cannot compare values of type VARCHAR and type INTEGER_LITERAL"),
+        ("aesthetic > 'high'", "Could not convert string 'high' to DOUBLE"),
+        ("count(*) > 1", "WHERE clause cannot contain aggregates"),
+        ("random() < 0.5", "--where: random() returns another value each time"),
+        ("true; drop table images", "Parser Error"),
+        ("true) union select 1 where (true", "Parser Error"),
+        ("faces in (select 1 from read_text('/etc/hostname'))", "Cannot access file"),
+        ("faces in (select 1 from '/etc/hostname')", "--where: "),
+        ("false", "none of 20 rows fulfils --where"),
+    ],
+)
+def test_an_invalid_condition_is_one_line(
+    tmp_path: Path, kind: str, where: str, message: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        find(tmp_path, kind, where)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_condition_requires_a_table(tmp_path: Path) -> None:
+    write_album(tmp_path / "in", 1)
+    with pytest.raises(UserError, match="--where: filters the rows of a table"):
+        find_inputs(InputSource(str(tmp_path / "in"), where="x > 1"), tmp_path)
+
+
+def test_the_condition_identifies_the_pack(cli: Cli, tmp_path: Path) -> None:
+    write_album(tmp_path / "in", 4)
+    (tmp_path / "list.csv").write_text(
+        "image,caption,score\n000.jpg,a,1\n001.jpg,b,2.5\n003.jpg,c,3\n,d,1\n"
+    )
+    packing = ("pack", "in", "out", "--captions", "list.csv", "--json", "--where")
+    first = cli(*packing, "score > 2")
+    assert first.returncode == 0, first.stderr
+    assert "filtered 2 rows by --where" in first.stderr
+    document = json.loads(first.stdout)
+    assert (document["samples"], document["filtered"], document["rejected"]) == (2, 2, {})
+    assert cli(*packing, "score > 2").stdout == first.stdout
+    assert "contains a pack of other inputs or options" in cli(*packing, "score > 2.0").stderr
+
+
+@KINDS
+def test_a_column_of_sizes_saves_requests(tmp_path: Path, kind: str) -> None:
+    nowhere = S3Access(profile=None, region="us-east-1")
+    inputs = find(tmp_path, kind, access=nowhere)
+    assert inputs.image_bytes == sum(1000 + number for number in range(20))
+    assert find(tmp_path, kind, size_column="faces").image_bytes == sum(range(20))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("aesthetic", "list.jsonl: row 1: 0.0 is not a size in bytes (--size-column)"),
+        ("size", "list.jsonl: no column 'size'; it has image, caption, bytes"),
+    ],
+)
+def test_an_invalid_column_of_sizes_is_one_line(tmp_path: Path, column: str, message: str) -> None:
+    """A missing one is found only after the rows, as each of them may have other columns."""
+    with pytest.raises(UserError) as error:
+        find(tmp_path, "jsonl", size_column=column, where="faces < 0 or faces = 0")
+    assert message in str(error.value)
+
+
+def test_too_little_space_to_sort_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(folder: Path) -> sqlite3.Connection:
+        connection = sqlite_tables.connect(folder)
+        connection.execute("PRAGMA max_page_count = 6")
+        return connection
+
+    monkeypatch.setattr(input_sorter, "connect", connect)
+    with pytest.raises(UserError, match=r"cannot be sorted in .*disk is full; set TMPDIR") as error:
+        find(tmp_path, "jsonl")
+    assert "\n" not in str(error.value)

@@ -1,0 +1,180 @@
+"""Guesses the cause of a failure from the end of a log in which nothing known was found.
+
+Evidence counts in this order: a known message at a level below error, an exception at the end of
+the log or in the middle of a line, the message of an exception without its type, the known failure
+that an error message resembles (``similar.py``), and its words (``keywords.toml``). Every guess has
+low confidence. Without a line that reports an error there is no guess.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from sm_train.toolkit.diagnose.log_scanner import is_step
+from sm_train.toolkit.diagnose.matches import (
+    PROGRAM_ERROR,
+    Match,
+    ScanReport,
+    is_harmless,
+    is_input_or_source,
+    shows_continuation,
+)
+from sm_train.toolkit.diagnose.signatures import (
+    is_programming_mistake,
+    matching,
+    matching_exception,
+    signatures,
+)
+from sm_train.toolkit.diagnose.similar import MIN_SIMILARITY, most_similar
+
+_LINES = 20
+"""Lines at the end of a log in which a guess is looked for."""
+_NEAR = 3
+"""An error at most this many lines after a warning may be its consequence."""
+_FAILED = re.compile(r"(?i:\bfail|\berror\b|\bcannot\b|\bunable\b)")
+_WARNING = re.compile(r".{0,100}?(?<![=\w])WARNING\b")
+# "*** ValueError: …", "(pid=812) …: KeyError: 'x'", "failed with RuntimeError: …"
+_EMBEDDED = re.compile(
+    r"(?:^|[\s(\[{'\"*:>])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: |\(['\"])\S.*)"
+)
+
+
+@dataclass(frozen=True)
+class CauseWords:
+    """The words of one cause: what a message is about, and what happened to it."""
+
+    code: str
+    subject: re.Pattern[str]
+    event: re.Pattern[str]
+
+    def score(self, text: str) -> int:
+        """Return the number of different words in ``text``, 0 unless both kinds occur."""
+        subjects = {found[0].lower() for found in self.subject.finditer(text)}
+        events = {found[0].lower() for found in self.event.finditer(text)}
+        return len(subjects | events) if subjects and events else 0
+
+
+@cache
+def words_by_cause() -> tuple[CauseWords, ...]:
+    with Path(__file__).with_name("keywords.toml").open("rb") as file:
+        rows = tomllib.load(file)["cause"]
+    return tuple(
+        CauseWords(
+            row["code"],
+            re.compile(row["subject"], re.IGNORECASE),
+            re.compile(row["event"], re.IGNORECASE),
+        )
+        for row in rows
+    )
+
+
+def guessed_cause(text: str) -> str | None:
+    """Return the code of the cause that a message resembles or whose words it has, else None."""
+    code, similarity = most_similar(text)
+    return code if similarity >= MIN_SIMILARITY else cause_by_words(text)
+
+
+def cause_by_words(text: str) -> str | None:
+    """Return the code of the cause with the most words in ``text``, None if none has any."""
+    return _scored(text)[1]
+
+
+def _scored(text: str) -> tuple[int, str | None]:
+    best = max(words_by_cause(), key=lambda words: words.score(text))
+    score = best.score(text)
+    return score, best.code if score else None
+
+
+def guess(report: ScanReport) -> Match | None:
+    """Return a line that may show the cause, with its code and role; None without an error."""
+    lines = _after_steps(report)
+    errors = [line for line in lines if _is_error(line, report)]
+    last = report.last_error()
+    if not errors or (last is not None and last.code != PROGRAM_ERROR):
+        return last or _last_failed_call(lines)
+    return (
+        _quiet_message(lines, errors)
+        or last
+        or _embedded_exception(errors)
+        or _exception_without_type(errors)
+        or _unknown_message(errors)
+    )
+
+
+def _after_steps(report: ScanReport) -> Sequence[Match]:
+    """Return the last lines, from the one after the last training step."""
+    raw = report.tail.split(b"\n")[:-1]
+    first = report.lines - len(raw) + 1
+    last_step = max((number for number, line in enumerate(raw, first) if is_step(line)), default=0)
+    return [line for line in report.last_lines()[-_LINES:] if line.order > last_step]
+
+
+def _is_error(line: Match, report: ScanReport) -> bool:
+    return (
+        line.role == "symptom"
+        and line.order not in report.harmless
+        and not is_harmless(line.text)
+        and not is_input_or_source(line.text)
+        and not shows_continuation(line.text)
+        # Echoes are known; they show no cause.
+        and not matching(line.text)
+    )
+
+
+def _quiet_message(lines: Sequence[Match], errors: Sequence[Match]) -> Match | None:
+    """Return a known message that was logged as a warning, shortly before an error."""
+    for line in lines:
+        near = any(0 < error.order - line.order <= _NEAR for error in errors)
+        if not near or not _WARNING.match(line.text):
+            continue
+        if is_input_or_source(line.text) or shows_continuation(line.text):
+            continue
+        for signature in matching(line.text):
+            if signature.role in ("cause", "symptom"):
+                return replace(line, code=signature.code, role="symptom")
+    return None
+
+
+def _last_failed_call(lines: Sequence[Match]) -> Match | None:
+    """Return the last line if it reports a failure that usually ends no job, as a missing EFA."""
+    for signature in matching(lines[-1].text) if lines else ():
+        if signature.role == "warning" and _FAILED.search(lines[-1].text):
+            return replace(lines[-1], code=signature.code, role="symptom")
+    return None
+
+
+def _embedded_exception(errors: Sequence[Match]) -> Match | None:
+    for line in reversed(errors):
+        found = _EMBEDDED.search(line.text)
+        if found is None:
+            continue
+        known = [one for one in matching_exception(found[1]) if one.role not in ("echo", "warning")]
+        if known:
+            return replace(line, code=known[0].code, role=known[0].role)
+        mistake = is_programming_mistake(found[1])
+        code = PROGRAM_ERROR if mistake else guessed_cause(found[1]) or PROGRAM_ERROR
+        return replace(line, code=code, role="exception")
+    return None
+
+
+def _exception_without_type(errors: Sequence[Match]) -> Match | None:
+    """Return the last message that is known from exceptions, as "Error running job: cannot …"."""
+    for line in reversed(errors):
+        known = matching_exception(f"RuntimeError: {line.text}")
+        if known and known[0].role not in ("echo", "warning"):
+            return replace(line, code=known[0].code, role=known[0].role)
+    return None
+
+
+def _unknown_message(errors: Sequence[Match]) -> Match | None:
+    """Return the message that resembles a known failure most, or has the most words of one."""
+    best = max(errors, key=lambda line: most_similar(line.text)[1])
+    if most_similar(best.text)[1] < MIN_SIMILARITY:
+        best = max(errors, key=lambda line: _scored(line.text)[0])
+    code = guessed_cause(best.text)
+    return None if code is None else replace(best, code=code, role=signatures()[code].role)

@@ -1,0 +1,339 @@
+"""Reads a table of images and captions row by row, so that memory does not depend on its length."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import posixpath
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.packing.storage import S3Access, s3_client
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.packing.input_sorter import InputSorter
+from sm_train.toolkit.packing.links import SourceFolder, images_inside
+from sm_train.toolkit.packing.row_filter import NUMBER, RowFilter
+from sm_train.toolkit.packing.source_image import SourceImage, local_image
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+HEAD_REQUESTS = 32
+"""HEAD requests that are in flight at the same time."""
+
+SIZE_COLUMN = "bytes"
+"""The column of sizes that a table may have without naming it."""
+
+_ROWS = 2**13
+"""Rows of a Parquet table that are decoded at once."""
+
+Reject = Callable[[RejectedInput], None]
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """A CSV, JSONL or Parquet table: its path and its columns.
+
+    ``size_column`` is the column of the images' sizes in bytes; None stands for
+    :data:`SIZE_COLUMN`, if the table has it. ``where`` is the SQL condition of the rows to use.
+    """
+
+    path: Path
+    image_column: str
+    caption_column: str
+    size_column: str | None = None
+    where: str | None = None
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """A row of a table, numbered from 1; the cells may have any type."""
+
+    number: int
+    image: Any
+    caption: Any
+    size: Any
+
+
+def collect_table(table: ImageTable, root: str, access: S3Access, sorter: InputSorter) -> None:
+    """Add the images of a table, which are relative to ``root`` or ``s3://`` URIs.
+
+    An object whose size is not in the table costs one HEAD request.
+
+    Raises:
+        UserError: the table or its condition is invalid, or no row is left.
+    """
+    folder = None if root.startswith("s3://") else SourceFolder(Path(root))
+    rows = _selected_rows(table, sorter)
+    is_empty = True
+    while chunk := list(islice(rows, HEAD_REQUESTS * 32)):
+        is_empty = False
+        remote: list[tuple[str, str]] = []
+        for row in chunk:
+            if (found := _source(table, row, root, sorter.reject)) is None:
+                continue
+            source, caption = found
+            if not source.startswith("s3://"):
+                assert folder is not None
+                image = local_image(source, Path(root) / source, caption)
+                for accepted in images_inside([image], folder, sorter.reject):
+                    sorter.add(accepted)
+            elif (size := _size(table, row)) is not None:
+                sorter.add(SourceImage(source, source, size, 0, caption))
+            else:
+                remote.append((source, caption))
+        for image in _head_objects(remote, access):
+            sorter.add(image)
+    if is_empty and sorter.filtered:
+        raise UserError(f"{table.path}: none of {sorter.filtered:,} rows fulfils --where")
+    if is_empty:
+        raise UserError(f"{table.path}: the table has no rows")
+
+
+def _selected_rows(table: ImageTable, sorter: InputSorter) -> Iterator[ImageRow]:
+    """Yield the rows that fulfil the table's condition; count the others."""
+    rows = _read_table(table)
+    if table.where is None:
+        yield from rows
+        return
+    with RowFilter(str(table.path), table.where) as row_filter:
+        numbers = _matching_numbers(table, row_filter)
+        wanted = next(numbers, None)
+        for row in rows:
+            if row.number == wanted:
+                wanted = next(numbers, None)
+                yield row
+            else:
+                sorter.filtered += 1
+
+
+def _matching_numbers(table: ImageTable, row_filter: RowFilter) -> Iterator[int]:
+    """Yield the numbers of the rows that fulfil the condition."""
+    if table.path.suffix.lower() == ".parquet":
+        with open_parquet(table.path) as file:
+            names = file.schema_arrow.names
+            used = [name for name in names if name.lower() in row_filter.columns]
+            schema = pa.schema(
+                [pa.field(NUMBER, pa.int64()), *(file.schema_arrow.field(name) for name in used)]
+            )
+            row_filter.use_batches(schema, _numbered_batches(file, used, schema))
+            yield from row_filter.matching(names)
+    elif table.path.suffix.lower() == ".csv":
+        with open_csv(table.path) as reader:
+            names = list(reader.fieldnames or ())
+            row_filter.use_texts(names, enumerate(reader, start=1))
+        yield from row_filter.matching(names)
+    else:
+        present: dict[str, None] = {}
+        row_filter.use_documents(_json_rows(table.path, present))
+        yield from row_filter.matching(list(present))
+
+
+def _numbered_batches(
+    file: ParquetFile, columns: list[str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    number = 1
+    for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):
+        numbers = pa.array(range(number, number + batch.num_rows), pa.int64())
+        yield pa.RecordBatch.from_arrays([numbers, *batch.columns], schema=schema)
+        number += batch.num_rows
+
+
+def _source(table: ImageTable, row: ImageRow, root: str, reject: Reject) -> tuple[str, str] | None:
+    """Return the source and the caption of a row; None if it is rejected."""
+    row_name = f"{table.path.name} row {row.number}"
+    if not isinstance(row.image, str) or not row.image:
+        reject(RejectedInput(row_name, "image-missing", "the row names no image"))
+        return None
+    source = row.image
+    if not source.startswith("s3://"):
+        source = _relative_path(root, row.image)
+    if source == ".." or source.startswith("../"):
+        detail = f"{row_name} is outside the folder"
+        reject(RejectedInput(row.image, "outside-source", detail))
+    elif row.caption is None:
+        reject(RejectedInput(source, "caption-missing", f"{row_name} has no caption"))
+    elif not isinstance(row.caption, str | int):
+        reject(RejectedInput(source, "caption-not-text", f"{row_name}: {row.caption!r:.60}"))
+    elif root.startswith("s3://") and not source.startswith("s3://"):
+        return f"{root.rstrip('/')}/{source}", str(row.caption)
+    else:
+        return source, str(row.caption)
+    return None
+
+
+def _size(table: ImageTable, row: ImageRow) -> int | None:
+    """Return the size of a row's image; None if the table does not have it.
+
+    Raises:
+        UserError: it is not a size in bytes, in a column that was asked for.
+    """
+    size = row.size
+    if isinstance(size, str) and size.isascii() and size.isdigit():
+        size = int(size)
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    if table.size_column is None or size is None or size == "":
+        return None
+    raise UserError(
+        f"{table.path}: row {row.number}: {size!r:.60} is not a size in bytes (--size-column)"
+    )
+
+
+def _relative_path(root: str, name: str) -> str:
+    """Return a table's path relative to ``root``; it starts with ``..`` if it is outside."""
+    if root.startswith("s3://"):
+        return posixpath.relpath(posixpath.join("/root", name), "/root")
+    return Path(os.path.relpath(Path(root) / name, root)).as_posix()
+
+
+def _head_objects(remote: list[tuple[str, str]], access: S3Access) -> list[SourceImage]:
+    """Get the sizes of a table's objects, which the plan needs: one HEAD request for each."""
+    from botocore.exceptions import ClientError
+
+    def head(row: tuple[str, str]) -> SourceImage:
+        address, caption = row
+        bucket, key = split_uri(address)
+        try:
+            response = s3_client(access).head_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
+                raise
+            return SourceImage(address, address, 0, 0, caption)  # rejected when it is read
+        modified = int(response["LastModified"].timestamp() * 1e9)
+        return SourceImage(address, address, response["ContentLength"], modified, caption)
+
+    if not remote:
+        return []
+    with translate_aws_errors(remote[0][0]), ThreadPoolExecutor(HEAD_REQUESTS) as pool:
+        return list(pool.map(head, remote))
+
+
+def _read_table(table: ImageTable) -> Iterator[ImageRow]:
+    """Yield the rows of a table.
+
+    Bytes that are not UTF-8 become lone surrogates, so that they cost one row and not the run.
+    """
+    readers: dict[str, Callable[[ImageTable], Iterator[ImageRow]]] = {
+        ".csv": _read_csv,
+        ".jsonl": _read_jsonl,
+        ".parquet": _read_parquet,
+    }
+    if not table.path.is_file():
+        raise UserError(f"{table.path}: no such table")
+    reader = readers.get(table.path.suffix.lower())
+    if reader is None:
+        raise UserError(
+            f"{table.path}: neither a folder of images nor a table ({', '.join(readers)})"
+        )
+    return reader(table)
+
+
+def _require_columns(table: ImageTable, present: Iterable[str]) -> None:
+    present = list(present)
+    named = [table.image_column, table.caption_column]
+    options = "--image-column, --caption-column"
+    if table.size_column is not None:
+        named.append(table.size_column)
+        options += ", --size-column"
+    missing = [column for column in named if column not in present]
+    if missing:
+        raise UserError(
+            f"{table.path}: no column {' and no column '.join(map(repr, missing))}; it has "
+            f"{', '.join(present) or 'none'} ({options})"
+        )
+
+
+def _read_csv(table: ImageTable) -> Iterator[ImageRow]:
+    with open_csv(table.path) as reader:
+        _require_columns(table, reader.fieldnames or ())
+        for number, row in enumerate(reader, start=1):
+            yield _row(table, number, row)
+
+
+@contextmanager
+def open_csv(path: Path) -> Iterator[csv.DictReader[str]]:
+    """Open a CSV table.
+
+    Raises:
+        UserError: it is invalid, also while it is read.
+    """
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        # strict: an unclosed quote would swallow all rows after it.
+        reader = csv.DictReader(file, strict=True)
+        try:
+            yield reader
+        except csv.Error as error:
+            raise UserError(f"{path}:{reader.reader.line_num}: not CSV: {error}") from None
+
+
+def _row(table: ImageTable, number: int, row: dict[str, Any]) -> ImageRow:
+    size = row.get(table.size_column or SIZE_COLUMN)
+    return ImageRow(number, row.get(table.image_column), row.get(table.caption_column), size)
+
+
+def _read_jsonl(table: ImageTable) -> Iterator[ImageRow]:
+    present: dict[str, None] = {}
+    number = 0
+    for number, row in _json_rows(table.path, present):
+        yield _row(table, number, row)
+    if number:
+        _require_columns(table, present)
+
+
+def _json_rows(path: Path, present: dict[str, None]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the numbered objects of a JSONL table; add their keys to ``present``."""
+    count = 0
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path}:{number}: not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise UserError(f"{path}:{number}: each line must be a JSON object")
+            present.update(dict.fromkeys(row))
+            count += 1
+            yield count, row
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[ParquetFile]:
+    """Open a Parquet table.
+
+    Raises:
+        UserError: it is invalid, also while it is read.
+    """
+    from pyarrow import ArrowException, parquet
+
+    try:
+        # Reading ahead would keep all row groups in memory.
+        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
+            yield file
+    except ArrowException as error:
+        raise UserError(f"{path}: not parquet: {str(error).splitlines()[0]}") from None
+
+
+def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:
+    number = 0
+    with open_parquet(table.path) as file:
+        _require_columns(table, file.schema_arrow.names)
+        size = table.size_column or SIZE_COLUMN
+        columns = [table.image_column, table.caption_column]
+        columns += [size] if size in file.schema_arrow.names else []
+        for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):
+            for row in batch.to_pylist():
+                number += 1
+                yield _row(table, number, row)
