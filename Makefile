@@ -14,11 +14,13 @@ DEMO_EXTRAS := train,demo
 demo: $(VENV)/.demo
 	$(BIN)/python -m sm_train.toolkit.demo
 
+# On a busy machine a process of a test may start too late: a failed test runs once more, and the
+# summary counts it as rerun.
 test: $(VENV)/.installed $(VENV)/.container-toolkit optional
-	$(BIN)/pytest -n 4 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 4 --dist worksteal --reruns 1 -m "not slow"
 
 test-slow: $(VENV)/.installed optional
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -o faulthandler_timeout=0
 
 # Packages of single features, outside of the environment's own: diffusers would import them in every
 # process.
