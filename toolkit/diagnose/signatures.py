@@ -28,7 +28,9 @@ _STRENGTH: dict[SignatureRole, int] = {
 """Which role counts if several signatures match one line: kinds of program errors come last."""
 # "Triton Error [CUDA]: invalid argument"; for HIP a code comes first, and "Message" has three s
 _TRITON = re.compile(r"Triton Error \[(?:CUDA|HIP)\]: (?: ?Code: \d+, Mess+age: )?")
-_EXCEPTION_TYPE = r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: .*?"
+_EXCEPTION_TYPE = (
+    r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception|Error)(?:\(\w+\))?: .*?"
+)
 
 
 @dataclass(frozen=True)
@@ -232,5 +234,5 @@ def _strongest(matched: list[Signature]) -> list[Signature]:
 
 _PROGRAMMING_MISTAKES = re.compile(
     r"(?:Type|Key|Index|Attribute|Name|UnboundLocal|ZeroDivision|NotImplemented|Recursion)Error\b"
-    r"|AssertionError$"
+    r"|AssertionError:?$"
 )
