@@ -194,7 +194,7 @@ def matching_exception(text: str, library: str | None = None) -> list[Signature]
     text = _TRITON.sub("CUDA error: ", text)
     mistake = is_programming_mistake(text)
     table = signatures().values()
-    raised = [one for one in table if library and library.startswith(one.libraries)]
+    raised = [one for one in table if library and _is_raised(one, text, library)]
     found = matching(text)
     # A broken connection of a tracker or a client is not one between ranks.
     if found and not (raised and found[0].role == "echo"):
@@ -209,8 +209,15 @@ def matching_exception(text: str, library: str | None = None) -> list[Signature]
     return kinds[:1]
 
 
+def _is_raised(signature: Signature, text: str, library: str) -> bool:
+    """Return whether an exception of ``library`` is this failure whatever else it says."""
+    is_about = signature.in_library is None or signature.in_library.search(text)
+    return library.startswith(signature.libraries) and bool(is_about)
+
+
 def _looks_like(signature: Signature, text: str, library: str | None) -> bool:
-    patterns = (signature.exception, signature.in_library if library else None)
+    in_any_library = signature.in_library if library and not signature.libraries else None
+    patterns = (signature.exception, in_any_library)
     return any(pattern is not None and pattern.search(text) for pattern in patterns)
 
 
