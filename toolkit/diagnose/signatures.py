@@ -28,6 +28,8 @@ _STRENGTH: dict[SignatureRole, int] = {
 """Which role counts if several signatures match one line: kinds of program errors come last."""
 # "Triton Error [CUDA]: invalid argument"; for HIP a code comes first, and "Message" has three s
 _TRITON = re.compile(r"Triton Error \[(?:CUDA|HIP)\]: (?: ?Code: \d+, Mess+age: )?")
+# "omegaconf.errors.UnsupportedInterpolationType: …"
+_QUALIFIED_TYPE = re.compile(r"^([a-z_]\w*(?:\.\w+)*)\.[A-Z]\w*(?:: |$)")
 _EXCEPTION_TYPE = (
     r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception|Error)(?:\(\w+\))?: .*?"
 )
@@ -194,7 +196,8 @@ def matching_exception(text: str, library: str | None = None) -> list[Signature]
     text = _TRITON.sub("CUDA error: ", text)
     mistake = is_programming_mistake(text)
     table = signatures().values()
-    raised = [one for one in table if library and _is_raised(one, text, library)]
+    modules = [one for one in (library, _module_of_type(text)) if one]
+    raised = [one for one in table if any(_is_raised(one, text, module) for module in modules)]
     found = matching(text)
     # A broken connection of a tracker or a client is not one between ranks.
     if found and not (raised and found[0].role == "echo"):
@@ -207,6 +210,12 @@ def matching_exception(text: str, library: str | None = None) -> list[Signature]
     if raised and not mistake and not (kinds and raised[0].role == "exception"):
         return raised[:1]
     return kinds[:1]
+
+
+def _module_of_type(text: str) -> str | None:
+    """Return the module that defines an exception, as ``omegaconf/errors``; None for built-ins."""
+    named = _QUALIFIED_TYPE.match(text)
+    return named[1].replace(".", "/") if named else None
 
 
 def _is_raised(signature: Signature, text: str, library: str) -> bool:

@@ -42,7 +42,9 @@ _LIBRARY = re.compile(
     r"|^.*[/\\]lib[/\\]python\d[\d.]*[/\\](.+?)(?:\.py)?$|^<(frozen \S+)>"
 )
 # "    return TCPStore(", "dist.init_process_group(backend='nccl')", '…", line 190, in …_handler'
-_JOIN = re.compile(r"\b(?:init_process_group|TCPStore)\(|\bin (?:init_process_group|_\w*rendezvous)")
+_JOIN = re.compile(
+    r"\b(?:init_process_group|TCPStore)\(|\bin (?:init_process_group|_\w*rendezvous)"
+)
 _JOINED = "torch/distributed/rendezvous"
 # The first frame of a traceback, with or without indentation, or of a rich one.
 _FRAME_START = re.compile(r'^\s*(?:File "|│)')
