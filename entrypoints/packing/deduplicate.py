@@ -44,7 +44,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     ProgressCallback,
     read_metadata,
 )
-from sm_train.entrypoints.packing.storage import S3Access, Storage
+from sm_train.entrypoints.packing.storage import S3Access, Storage, write_file
 from sm_train.entrypoints.packing.worker_pool import (
     PackProgress,
     WorkerPlan,
@@ -313,8 +313,7 @@ def _rejection(item: PackInput, entry: Any, first: str) -> RejectedInput:
 def _save(destination: Storage, name: str, array: NDArray[Any]) -> None:
     content = io.BytesIO()
     np.save(content, array, allow_pickle=False)
-    with destination.atomic_writer(name) as sink:
-        sink.write(content.getvalue())
+    write_file(destination, name, content.getvalue())
 
 
 def _load(destination: Storage, name: str) -> NDArray[Any]:

@@ -22,7 +22,7 @@ from sm_train.entrypoints.packing.plan_files import (
     PlannedRejections,
     partition_names,
 )
-from sm_train.entrypoints.packing.storage import S3Access, Storage
+from sm_train.entrypoints.packing.storage import S3Access, Storage, write_file
 from sm_train.entrypoints.packing.work_claims import PLAN_NAME
 
 INPUTS_FOLDER = "inputs"
@@ -144,18 +144,18 @@ def store_plan(
         "root": pack.root,
         "pack_options": asdict(pack.plans[0].options),
     }
-    _write(destination, PLAN_NAME, json.dumps(document).encode())
+    write_file(destination, PLAN_NAME, json.dumps(document).encode())
     header = f"{pack.folder}/{HEADER_FILE}"
     if destination.size(header) is None:
 
         def copy(name: str) -> None:
-            _write(destination, f"{pack.folder}/{name}", (folder / name).read_bytes())
+            write_file(destination, f"{pack.folder}/{name}", (folder / name).read_bytes())
 
         with ThreadPoolExecutor(_COPIES) as pool:
             for _ in pool.map(copy, pack.partitions):
                 pass
         # The header is the last file: with a header, the inputs are complete.
-        _write(destination, header, _header(pack))
+        write_file(destination, header, _header(pack))
     return read_plan(destination, access), started_ns
 
 
@@ -166,11 +166,6 @@ def read_start(destination: Storage, default_ns: int) -> int:
     except FileNotFoundError:
         return default_ns
     return started_ns
-
-
-def _write(destination: Storage, name: str, content: bytes) -> None:
-    with destination.atomic_writer(name) as sink:
-        sink.write(content)
 
 
 def _header(pack: PackPlan) -> bytes:

@@ -539,7 +539,7 @@ def open_finished(job: PackJob, destination: Storage) -> FinishedPack:
     header = index.header
     if header.inputs is None:
         raise UserError(
-            f"--append: {job.destination}: sm-train did not pack these shards; pack the new images "
+            f"--append: {job.destination}: not written by `sm-train pack`; pack the new images "
             "into another folder and list both in data.sources"
         )
     _require_same_options(job, header)

@@ -199,7 +199,7 @@ def test_only_a_finished_pack_of_sm_train_can_be_extended(cli: Cli, tmp_path: Pa
     assert cli("index", "out/shards").returncode == 0
     run = cli("pack", "in", "out", "--append")
     assert run.returncode == 2
-    assert "out: sm-train did not pack these shards" in run.stderr
+    assert "out: not written by `sm-train pack`" in run.stderr
 
 
 def test_without_append_an_extended_pack_is_another_one(cli: Cli, tmp_path: Path) -> None:
