@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.packing.deduplicate import (
     DIGEST,
     DROPPED_NAME,
-    digests_name,
 )
 from sm_train.entrypoints.packing.pack import StateFiles, find_duplicates
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
@@ -64,7 +63,7 @@ def measure(count: int, folder: Path) -> None:
     options = PackOptions(duplicates=True, near_bits=BITS)
     inputs = [PackInput(0, "", "", 0)] * SHARD_IMAGES
     plans = [
-        ShardPlan(number, shard_name(number), inputs, options)
+        ShardPlan(number, shard_name(number), inputs, options, digests=f"{number}.npy")
         for number in range(count // SHARD_IMAGES)
     ]
     write_digests(plans, destination)
@@ -72,7 +71,7 @@ def measure(count: int, folder: Path) -> None:
     started, cpu_started = time.perf_counter(), cpu_seconds()
     work = WorkerPlan(destination, S3Access(), WORKERS)
     shared = SharedWork(destination, is_shared=False)
-    for _ in find_duplicates(plans, work, shared, StateFiles(destination)):
+    for _ in find_duplicates(plans, work, shared, StateFiles(destination, [])):
         pass
     seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu_started
     dropped = np.load(folder / DROPPED_NAME)
@@ -95,7 +94,7 @@ def write_digests(plans: list[ShardPlan], destination: LocalFolder) -> None:
     copies = rng.integers(0, len(hashes), len(hashes) // 50)
     digests[copies] = digests[rng.integers(0, len(hashes), len(copies))]
     for number, plan in enumerate(plans):
-        with destination.atomic_writer(digests_name(plan)) as sink:
+        with destination.atomic_writer(plan.digests) as sink:
             path = destination.path / "digests.npy"
             np.save(path, digests[number * SHARD_IMAGES : (number + 1) * SHARD_IMAGES])
             sink.write(path.read_bytes())

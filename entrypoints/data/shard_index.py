@@ -79,6 +79,7 @@ class IndexHeader:
     ``rejected`` counts the rejected inputs. ``target_bytes`` is the requested shard size,
     ``inputs`` a digest of the names and sizes of all inputs, and ``options`` everything else that
     determines the result. The first two are None for shards that sm-train did not pack.
+    ``appended`` are the digests of the inputs that were added since, in order.
     """
 
     shards: int = 0
@@ -88,6 +89,7 @@ class IndexHeader:
     target_bytes: int | None = None
     inputs: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    appended: list[str] = field(default_factory=list)
 
 
 class IndexWriter:
@@ -104,11 +106,13 @@ class IndexWriter:
         target_bytes: int | None = None,
         inputs: str | None = None,
         options: dict[str, Any] | None = None,
+        appended: Sequence[str] = (),
     ) -> None:
         self._parameters = {
             "target_bytes": target_bytes,
             "inputs": inputs,
             "options": options or {},
+            "appended": list(appended),
         }
         self._totals = dict.fromkeys(("shards", "samples", "bytes", "rejected"), 0)
         self._shards: list[Shard] = []

@@ -1,10 +1,9 @@
 """Finds images that duplicate an earlier one, by their bytes or their perceptual hashes.
 
 The first of several duplicates in input order is kept, so the result does not depend on which node
-reads which image. Deduplication is a separate pass over all inputs; its files are stored until the
-pack is finished:
+reads which image. Deduplication is a separate pass over all inputs. It stores the digests of each
+shard, which stay for a pack that extends this one, and until the pack is finished
 
-- the digests of each shard;
 - for large packs, the result of each part of the search: a range of digests, or of the keys of a
   table of perceptual hashes. Any process can search any part;
 - the list of all images to leave out.
@@ -45,7 +44,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     ProgressCallback,
     read_metadata,
 )
-from sm_train.entrypoints.packing.storage import S3Access, Storage
+from sm_train.entrypoints.packing.storage import S3Access, Storage, write_file
 from sm_train.entrypoints.packing.worker_pool import (
     PackProgress,
     WorkerPlan,
@@ -70,11 +69,6 @@ _PART_ROWS = 2**22
 
 _SHARED_BYTES = 2**33
 """Memory for the perceptual hashes of all images in all processes of a node."""
-
-
-def digests_name(plan: ShardPlan) -> str:
-    """Return the name of a shard's digests in the destination."""
-    return f"{PACK_STATE}/{plan.name}.digests.npy"
 
 
 def digest_shards(
@@ -112,7 +106,7 @@ def _digest_shard(
         for row, digest in enumerate(pool.map(digest_input, plan.inputs)):
             digests[row] = digest
             on_progress(1, 0, 0)
-    _save(destination, digests_name(plan), digests)
+    _save(destination, plan.digests, digests)
 
 
 @dataclass(frozen=True)
@@ -125,11 +119,13 @@ class DuplicateSearch:
     near_bits: int | None
 
     @classmethod
-    def of(cls, plans: Sequence[ShardPlan], destination: Storage) -> DuplicateSearch:
-        """Return the search among all inputs of a pack."""
-        names = tuple(digests_name(plan) for plan in plans)
+    def of(
+        cls, plans: Sequence[ShardPlan], destination: Storage, near_bits: int | None
+    ) -> DuplicateSearch:
+        """Return the search among all inputs of ``plans``, in order."""
+        names = tuple(plan.digests for plan in plans)
         counts = tuple(len(plan.inputs) for plan in plans)
-        return cls(destination, names, counts, plans[0].options.near_bits)
+        return cls(destination, names, counts, near_bits)
 
     @property
     def rows(self) -> int:
@@ -317,8 +313,7 @@ def _rejection(item: PackInput, entry: Any, first: str) -> RejectedInput:
 def _save(destination: Storage, name: str, array: NDArray[Any]) -> None:
     content = io.BytesIO()
     np.save(content, array, allow_pickle=False)
-    with destination.atomic_writer(name) as sink:
-        sink.write(content.getvalue())
+    write_file(destination, name, content.getvalue())
 
 
 def _load(destination: Storage, name: str) -> NDArray[Any]:

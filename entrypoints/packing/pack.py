@@ -13,41 +13,30 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
-from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput
+from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.packing.deduplicate import (
     DROPPED_NAME,
     DUPLICATES_FOLDER,
     DroppedInputs,
     DuplicateSearch,
     digest_shards,
-    digests_name,
     forget_hashes,
 )
-from sm_train.entrypoints.packing.plan import PackOptions, ShardPlan, shard_name
-from sm_train.entrypoints.packing.plan_files import (
-    HEADER_FILE,
-    INPUTS,
-    REJECTED,
-    PlanFiles,
-    PlannedInputs,
-    PlannedRejections,
-    partition_names,
-)
+from sm_train.entrypoints.packing.plan import ShardPlan
 from sm_train.entrypoints.packing.shard_builder import (
     PACK_STATE,
+    open_index,
     read_record,
     record_name,
 )
-from sm_train.entrypoints.packing.storage import PART_BYTES, S3Access, S3Prefix, Storage
+from sm_train.entrypoints.packing.storage import PART_BYTES, S3Prefix, Storage
+from sm_train.entrypoints.packing.stored_plan import DIGESTS_FOLDER, PackPlan
 from sm_train.entrypoints.packing.work_claims import (
     CLAIMS_FOLDER,
     ENDED_NAME,
@@ -65,12 +54,6 @@ from sm_train.entrypoints.packing.worker_pool import (
     split_cores,
 )
 
-INPUTS_FOLDER = "inputs"
-"""Folder in the destination with the plan of each pack, in a folder of its own."""
-
-_COPIES = 8
-"""Files of a plan that are copied at the same time."""
-
 _PARTS_PER_NODE = 8
 """Parts of the shards for each node: the last ones to finish are small."""
 
@@ -78,147 +61,6 @@ _MAX_PART_SHARDS = 64
 
 _LIST_SECONDS = 1.0
 """Age of a listing of S3 at which it is renewed."""
-
-
-@dataclass(frozen=True)
-class PackPlan:
-    """Everything a node needs: the shards to build, and what else the index records.
-
-    The inputs are in files, so its size does not depend on their number. ``fingerprint`` is a
-    digest of the inputs, ``image_bytes`` the size of all images, and ``root`` what precedes a
-    source in its address. ``rejected`` are inputs that were rejected before any image was read.
-    """
-
-    plans: tuple[ShardPlan, ...]
-    rejected: PlannedRejections
-    fingerprint: str
-    target_bytes: int
-    index_options: dict[str, Any]
-    image_bytes: int
-    root: str
-
-    @property
-    def images(self) -> int:
-        """The number of inputs."""
-        return sum(len(plan.inputs) for plan in self.plans)
-
-    @property
-    def folder(self) -> str:
-        """The folder of its files in the destination."""
-        return _inputs_folder(self.fingerprint)
-
-    @property
-    def partitions(self) -> list[str]:
-        """The names of the files with its inputs."""
-        return partition_names(INPUTS, self.images) + partition_names(REJECTED, len(self.rejected))
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What identifies the pack: an unfinished one with the same identity is resumed."""
-        return {
-            "inputs": self.fingerprint,
-            "shard_bytes": self.target_bytes,
-            "options": self.index_options,
-        }
-
-    def with_model(self, folder: Path) -> PackPlan:
-        """Return the same plan with the model for latents in ``folder``."""
-        options = replace(self.plans[0].options, latents=str(folder))
-        return replace(self, plans=tuple(replace(plan, options=options) for plan in self.plans))
-
-
-def make_plan(
-    shards: Sequence[int],
-    files: PlanFiles,
-    root: str,
-    options: PackOptions,
-) -> tuple[ShardPlan, ...]:
-    """Return the shards with these numbers of inputs; all inputs are in ``files``."""
-    plans, first = [], 0
-    for number, count in enumerate(shards):
-        inputs = PlannedInputs(files, root, first, count)
-        plans.append(ShardPlan(number, shard_name(number), inputs, options, first))
-        first += count
-    return tuple(plans)
-
-
-def store_plan(
-    pack: PackPlan, folder: Path, destination: Storage, access: S3Access, started_ns: int
-) -> tuple[PackPlan, int]:
-    """Store a plan, whose files are in ``folder``, in the destination, unless it is there.
-
-    Return the plan as it is read there, and when the pack was started, Unix nanoseconds.
-    """
-    started_ns = read_start(destination, started_ns)
-    document = pack.identity | {
-        "started_ns": started_ns,
-        "root": pack.root,
-        "pack_options": asdict(pack.plans[0].options),
-    }
-    _write(destination, PLAN_NAME, json.dumps(document).encode())
-    header = f"{pack.folder}/{HEADER_FILE}"
-    if destination.size(header) is None:
-
-        def copy(name: str) -> None:
-            _write(destination, f"{pack.folder}/{name}", (folder / name).read_bytes())
-
-        with ThreadPoolExecutor(_COPIES) as pool:
-            for _ in pool.map(copy, pack.partitions):
-                pass
-        # The header is the last file: with a header, the inputs are complete.
-        _write(destination, header, _header(pack))
-    return read_plan(destination, access), started_ns
-
-
-def read_start(destination: Storage, default_ns: int) -> int:
-    """Return when the unfinished pack in the destination was started, Unix nanoseconds."""
-    try:
-        started_ns: int = json.loads(destination.read(PLAN_NAME))["started_ns"]
-    except FileNotFoundError:
-        return default_ns
-    return started_ns
-
-
-def _write(destination: Storage, name: str, content: bytes) -> None:
-    with destination.atomic_writer(name) as sink:
-        sink.write(content)
-
-
-def _header(pack: PackPlan) -> bytes:
-    """Return what the folder of a plan says of its inputs; it does not depend on their location."""
-    document = {
-        "inputs": pack.fingerprint,
-        "image_bytes": pack.image_bytes,
-        "rejected": len(pack.rejected),
-        "shards": [len(plan.inputs) for plan in pack.plans],
-    }
-    return json.dumps(document).encode()
-
-
-def read_plan(destination: Storage, access: S3Access) -> PackPlan:
-    """Return the plan of the unfinished pack in the destination.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    document: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
-    folder = _inputs_folder(document["inputs"])
-    header: dict[str, Any] = json.loads(destination.read(f"{folder}/{HEADER_FILE}"))
-    files = PlanFiles(destination.address(folder), access)
-    root, options = document["root"], PackOptions(**document["pack_options"])
-    return PackPlan(
-        make_plan(header["shards"], files, root, options),
-        PlannedRejections(files, header["rejected"]),
-        document["inputs"],
-        document["shard_bytes"],
-        document["options"],
-        header["image_bytes"],
-        root,
-    )
-
-
-def _inputs_folder(fingerprint: str) -> str:
-    return f"{INPUTS_FOLDER}/{fingerprint[:16]}"
 
 
 def build_shards(
@@ -234,14 +76,14 @@ def build_shards(
         WorkerKilledError: a worker process was killed.
         PackEndedError: another node has written the index.
     """
-    total = sum(len(plan.inputs) for plan in pack.plans)
-    state = StateFiles(work.destination)
+    total = pack.images
+    state = StateFiles(work.destination, (PACK_STATE, f"{pack.folder}/{DIGESTS_FOLDER}"))
     dropped: DroppedInputs | None = None
     with shared.renewed():
         if pack.plans[0].options.deduplicates:
-            for progress in find_duplicates(pack.plans, work, shared, state):
+            for progress in find_duplicates(pack.plans, work, shared, state, pack.packed):
                 on_progress(replace(progress, total=total, label="1/2 hashing"))
-            dropped = DroppedInputs(pack.plans, work.destination)
+            dropped = DroppedInputs((*pack.packed, *pack.plans), work.destination)
         stage = _building(pack.plans, work, shared, state, dropped)
         finished = total - sum(len(plan.inputs) for plan in stage.unfinished(stage.items))
         label = "packing" if dropped is None else "2/2 packing"
@@ -251,20 +93,27 @@ def build_shards(
 
 
 def find_duplicates(
-    plans: Sequence[ShardPlan], work: WorkerPlan, shared: SharedWork, state: StateFiles
+    plans: Sequence[ShardPlan],
+    work: WorkerPlan,
+    shared: SharedWork,
+    state: StateFiles,
+    packed: Sequence[ShardPlan] = (),
 ) -> Iterator[PackProgress]:
-    """Store the digests of all inputs, then the images to leave out."""
+    """Store the digests of all inputs, then the images to leave out.
+
+    The inputs of ``packed`` have digests, and come first in order.
+    """
     cores = split_cores(plans, work, max_processes=work.workers)
     yield from shared.complete(
         Stage(
             _parts("digests", plans, shared.num_nodes),
-            lambda items: [plan for plan in items if not state.has(digests_name(plan))],
+            lambda items: [plan for plan in items if not state.has(plan.digests)],
             lambda items: digest_shards(items, work, cores),
         )
     )
     if state.has(DROPPED_NAME):
         return
-    search = DuplicateSearch.of(plans, work.destination)
+    search = DuplicateSearch.of((*packed, *plans), work.destination, plans[0].options.near_bits)
     for names, task in (
         (search.part_names(), search.search_part),
         ([DROPPED_NAME], search.find_dropped),
@@ -335,8 +184,8 @@ def _abort_uploads(plan: ShardPlan, destination: Storage) -> None:
 class StateFiles:
     """Which files of the pack's state exist. Those in S3 are listed again after a while."""
 
-    def __init__(self, destination: Storage) -> None:
-        self._destination = destination
+    def __init__(self, destination: Storage, folders: Sequence[str]) -> None:
+        self._destination, self._folders = destination, folders
         self._names: set[str] = set()
         self._listed = -_LIST_SECONDS
 
@@ -347,8 +196,9 @@ class StateFiles:
         if isinstance(self._destination, S3Prefix):
             if time.monotonic() - self._listed >= _LIST_SECONDS:
                 self._listed = time.monotonic()
-                listed = self._destination.list_sizes(PACK_STATE)
-                self._names |= {f"{PACK_STATE}/{name}" for name in listed}
+                for folder in self._folders:
+                    listed = self._destination.list_sizes(folder)
+                    self._names |= {f"{folder}/{name}" for name in listed}
         elif self._destination.size(name) is not None:
             self._names.add(name)
         return name in self._names
@@ -361,21 +211,35 @@ class PackTotals:
     samples: int
     rejected: Counter[str]
 
+    @classmethod
+    def of(cls, index: ShardIndex) -> PackTotals:
+        """Return the totals of a finished pack."""
+        return cls(index.header.samples, Counter(item.reason for item in index.rejected()))
+
 
 def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
     """Write the index if all shards are finished, and return its totals; otherwise return None.
 
-    No index is written if every input was rejected. Memory holds the record of one shard.
+    The index of a pack that is extended comes first in it. No index is written if there are no
+    samples. Memory holds the record of one shard.
     """
+    packed = open_index(destination.read(INDEX_NAME)) if pack.extends else None
+    if packed is not None and pack.fingerprint in packed.header.appended:
+        return PackTotals.of(packed)  # another node was faster
     samples = 0
     reasons = Counter(item.reason for item in pack.rejected)
     with tempfile.TemporaryFile() as index, tempfile.TemporaryFile("w+") as rejected:
         with IndexWriter(
             index,
             target_bytes=pack.target_bytes,
-            inputs=pack.fingerprint,
+            inputs=(*pack.extends, pack.fingerprint)[0],
+            appended=[*pack.extends, pack.fingerprint][1:],
             options=pack.index_options,
         ) as writer:
+            if packed is not None:
+                for number in range(len(packed)):
+                    writer.add(packed.shard(number))
+                samples = packed.header.samples
             for plan in pack.plans:
                 record = read_record(plan, destination)
                 if record is None:
@@ -388,7 +252,8 @@ def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
                     reasons[item.reason] += 1
             rejected.seek(0)
             of_shards = (RejectedInput(*json.loads(line)) for line in rejected)
-            for item in merge_rejected(pack.rejected, of_shards):
+            of_packed = () if packed is None else packed.rejected()
+            for item in merge_rejected(of_packed, pack.rejected, of_shards):
                 writer.reject(item)
         if samples:
             index.seek(0)
@@ -416,8 +281,6 @@ def remove_state(pack: PackPlan, destination: Storage) -> None:
     """
     for plan in pack.plans:
         destination.remove(record_name(plan))
-        if plan.options.deduplicates:
-            destination.remove(digests_name(plan))
     for folder in (DUPLICATES_FOLDER, CLAIMS_FOLDER):
         destination.remove_folder(folder)
     destination.remove(PLAN_NAME)

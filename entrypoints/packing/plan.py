@@ -85,13 +85,17 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """One shard to build: its name and its inputs, which are numbered from ``first`` on."""
+    """One shard to build: its name and its inputs, which are numbered from ``first`` on.
+
+    ``digests`` is the file in the destination with the digests of its inputs, for deduplication.
+    """
 
     number: int
     name: str
     inputs: Inputs
     options: PackOptions = field(default_factory=PackOptions)
     first: int = 0
+    digests: str = ""
 
 
 def sample_key(number: int) -> str:

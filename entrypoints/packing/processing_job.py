@@ -17,14 +17,9 @@ from pathlib import Path
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.packing.claim import CLAIM_NAME
-from sm_train.entrypoints.packing.pack import (
-    PackPlan,
-    build_shards,
-    finalize,
-    read_plan,
-    remove_state,
-)
-from sm_train.entrypoints.packing.storage import S3Access, Storage, open_storage
+from sm_train.entrypoints.packing.pack import build_shards, finalize, remove_state
+from sm_train.entrypoints.packing.storage import S3Access, Storage, open_storage, write_file
+from sm_train.entrypoints.packing.stored_plan import PackPlan, read_plan
 from sm_train.entrypoints.packing.work_claims import (
     ENDED_NAME,
     PLAN_NAME,
@@ -96,8 +91,7 @@ def _finalize(pack: PackPlan, destination: Storage, shared: SharedWork) -> str:
             _require_plan(destination)
             if totals is None:
                 raise RuntimeError("a finished shard was removed; pack again")
-            with destination.atomic_writer(ENDED_NAME) as sink:
-                sink.write(b"")
+            write_file(destination, ENDED_NAME, b"")
         destination.remove(CLAIM_NAME)
         remove_state(pack, destination)
     if totals is None:

@@ -34,7 +34,7 @@ from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_imag
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
 from sm_train.entrypoints.packing.reencode import DEFAULT_QUALITY, is_convertible, measure, reencode
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
-from sm_train.entrypoints.packing.storage import BytesLike, S3Access, Storage, read_uri
+from sm_train.entrypoints.packing.storage import BytesLike, S3Access, Storage, read_uri, write_file
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
@@ -106,8 +106,7 @@ def build_shard(
         name = f"{SHARDS_FOLDER}/{plan.name}"
         with destination.atomic_writer(name) as sink:
             shard = _write_samples(ShardWriter(sink, plan.name), chain([first], accepted))
-    with destination.atomic_writer(record_name(plan)) as sink:
-        sink.write(encode_record(shard, rejected))
+    write_file(destination, record_name(plan), encode_record(shard, rejected))
 
 
 def record_name(plan: ShardPlan) -> str:

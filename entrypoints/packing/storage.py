@@ -131,6 +131,12 @@ def open_storage(address: str, access: S3Access) -> Storage:
     return LocalFolder(Path(address))
 
 
+def write_file(storage: Storage, name: str, content: bytes) -> None:
+    """Write a file atomically."""
+    with storage.atomic_writer(name) as sink:
+        sink.write(content)
+
+
 def read_uri(address: str, access: S3Access) -> bytes:
     """Return the content of a local file or an ``s3://`` object.
 

@@ -42,7 +42,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     open_index,
 )
 from sm_train.entrypoints.packing.shard_writer import ShardWriter
-from sm_train.entrypoints.packing.storage import S3Prefix, is_missing, s3_client
+from sm_train.entrypoints.packing.storage import S3Prefix, is_missing, s3_client, write_file
 
 STREAM_STATE = ".streaming"
 STAGED = f"{STREAM_STATE}/staged"
@@ -209,8 +209,7 @@ class StreamingPacker:
                 shard = self._write_shard(number, names)
             except FileNotFoundError:
                 return  # a concurrent invocation has finished it and removed the staged samples
-            with self.destination.atomic_writer(record) as sink:
-                sink.write(encode_record(shard))
+            write_file(self.destination, record, encode_record(shard))
         # Before the shard is done: if this invocation dies, the next one writes the index.
         self._write_index()
         with ThreadPoolExecutor(S3_REQUESTS) as pool:
@@ -275,8 +274,7 @@ class StreamingPacker:
                     if rejected not in written:
                         writer.reject(rejected)
             file.seek(0)
-            with self.destination.atomic_writer(INDEX_NAME) as sink:
-                sink.write(file.read())
+            write_file(self.destination, INDEX_NAME, file.read())
 
     def abort_abandoned_uploads(self, now: datetime) -> int:
         """Abort uploads that killed invocations left; return their number."""

@@ -33,6 +33,7 @@ _NOT_SEARCHED = {
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
     b"Rar!\x1a\x07": "a RAR archive",
     b"\x28\xb5\x2f\xfd": "a Zstandard file",
+    b"\x04\x22\x4d\x18": "an LZ4 file",
 }
 _DAMAGED = (
     OSError,
@@ -101,7 +102,9 @@ def _members(content: bytes, budget: _Budget) -> Iterator[tuple[str, bytes]] | N
         if content.startswith(magic):
             with open_compressed(io.BytesIO(content)) as file:
                 return iter([("", budget.read(file))])
-    if content.startswith(b"PK\x03\x04"):
+    # A zip application starts with the line of its interpreter.
+    is_application = content.startswith(b"#!") and zipfile.is_zipfile(io.BytesIO(content))
+    if is_application or content.startswith(b"PK\x03\x04"):
         return _zip_members(content, budget)
     if content[257:262] == b"ustar":
         return _tar_members(content, budget)
@@ -133,11 +136,11 @@ def _decode(content: bytes) -> str:
         if content.startswith(mark):
             return content.decode(encoding, "replace")
     sample = content[:_SAMPLE_BYTES]
-    # ASCII in UTF-16 has a zero in every other byte.
+    # ASCII in UTF-16 has a zero in every other byte; in UTF-32, two zeros follow.
     if sample and sample[1::2].count(0) > 0.8 * len(sample[1::2]) > 0:
-        return content.decode("utf-16-le", "replace")
+        return content.decode("utf-16-le", "replace").replace("\0", "")
     if sample and sample[::2].count(0) > 0.8 * len(sample[::2]) > 0:
-        return content.decode("utf-16-be", "replace")
+        return content.decode("utf-16-be", "replace").replace("\0", "")
     if b"\0" in sample:
         return b"\n".join(_STRINGS.findall(content)).decode("ascii")
     return content.decode("utf-8", "replace")

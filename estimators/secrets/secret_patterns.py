@@ -71,6 +71,13 @@ PATTERNS = (
         r"\bLS0tLS1CRUdJTi(?:BQUklWQVRF|BSU0EgUFJJVkFU|BFQyBQUklWQVRF|BPUEVOU1NIIFBSSVZB"
         r"|BFTkNSWVBURUQg|BEU0EgUFJJVkFU)",
     ),
+    # base64 of a service account's JSON, as in an environment variable.
+    _pattern(
+        "a Google service account",
+        "ey ew",
+        r"\b(?:eyJ0eXBlIjogInNlcnZpY2VfYWNjb3VudC|eyJ0eXBlIjoic2VydmljZV9hY2NvdW50"
+        r"|ewogICJ0eXBlIjogInNlcnZpY2VfYWNjb3VudC)",
+    ),
     _pattern("a private key", '"d"', rf"\"d\"\s{{0,4}}:\s{{0,4}}\"{_URL_SAFE}{{43,}}\""),
     _pattern("a PuTTY private key", "putty-user-key-file", r"\bPuTTY-User-Key-File-\d"),
     _pattern("an age key", "age-secret-key-", r"\bAGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{58}"),
@@ -97,6 +104,14 @@ PATTERNS = (
         "webhook.office.com logic.azure.com",
         r"\b[a-z0-9-]+\.webhook\.office\.com/webhookb2/[^\s\"']{40,}"
         r"|\blogic\.azure\.com(?::443)?/workflows/[^\s\"']{20,}[?&]sig=[^\s\"']{20,}",
+    ),
+    # Mattermost, Rocket.Chat, Feishu, Lark, Webex, IFTTT and PagerDuty: the path is the credential.
+    _pattern(
+        "a webhook",
+        "/hook /webhooks/incoming/ maker.ifttt.com/ events.pagerduty.com/",
+        r"https://(?:[\w.-]+(?::\d+)?/(?:[\w.-]+/){0,4}hooks?/|webexapis\.com/v1/webhooks/incoming/"
+        r"|maker\.ifttt\.com/trigger/[\w.-]+/(?:json/)?with/key/"
+        rf"|events\.(?:eu\.)?pagerduty\.com/integration/)(?={_URL_SAFE}*\d){_URL_SAFE}{{20,}}",
     ),
     _pattern("a Telegram bot token", ":aa", r"\b\d{8,10}:AA[A-Za-z0-9_-]{33}\b"),
     _pattern(
@@ -328,7 +343,7 @@ PATTERNS = (
         r"\b(?:docker|podman|helm|oras|skopeo)\b[^\n]{0,80}?\slogin\b[^\n]{0,120}?\s(?:-p|--password)[\s=]+"
         r"['\"]?(?![$<'\"])\S{6,}"
         r"|\bmysql(?:dump)?\b[^\n]{0,80}?\s-p(?![$<])[^\s'\"]{6,}"
-        r"|\bset\s+aws_secret_access_key\s+[A-Za-z0-9/+]{40}\b|\bauthtoken\s+\w{40,}",
+        r"|\bset\s+aws_secret_access_key\s+[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])|\bauthtoken\s+\w{40,}",
     ),
     # host:port:database:user:password
     _pattern(
@@ -339,6 +354,16 @@ PATTERNS = (
     ),
     _pattern("a Grafana key", "eyjrijoi", r"\beyJrIjoi[A-Za-z0-9+/=]{40,}"),
     _pattern("a Django secret key", "django-insecure-", r"\bdjango-insecure-[^\s\"']{40,}"),
+    _pattern(
+        "a password of a command",
+        "lftp redis-cli sqlcmd openssl swift vastai",
+        r"\blftp\b[^\n]{0,80}?\s-u\s*[\w.@-]+,(?![$<])[^\s'\"]{6,}"
+        r"|\bredis-cli\b[^\n]{0,80}?\s(?:-a|--pass)[\s=]+(?![$<'\"])\S{8,}"
+        r"|\bsqlcmd\b[^\n]{0,80}?\s-P\s*(?![$<'\"])[^\s'\"]{6,}"
+        r"|\bopenssl\b[^\n]{0,120}?\s-pass(?:in|out)?\s+pass:(?![$<])[^\s'\"]{6,}"
+        r"|\bswift\b[^\n]{0,80}?\s(?:-K|--key)[\s=]+(?![$<'\"])\S{12,}"
+        rf"|\bvastai\s+set\s+api-key\s+{_HEX}{{40,}}",
+    ),
     _pattern("a password of sshpass", "sshpass", r"\bsshpass\s+-p\s*['\"]?(?![$'\"])\S{6,}"),
     _pattern(
         "a password of curl",
@@ -354,11 +379,48 @@ PATTERNS = (
         r"(?![$<{])[^\s;'\"<>{}]{6,}",
     ),
     _pattern(
-        "a password hash", "$apr1$ $2y$ $2b$ $6$", r":\$(?:apr1|2[aby]|5|6)\$[./A-Za-z0-9$]{20,}"
+        "a password hash",
+        "$apr1$ $2y$ $2b$ $6$ $y$ $argon2",
+        r":\$(?:apr1|2[aby]|5|6|y|argon2id?)\$[./A-Za-z0-9$+=,]{20,}",
     ),
     _pattern("a PlanetScale token", "pscale_", r"\bpscale_(?:tkn|oauth|pw)_[A-Za-z0-9=._-]{32,}"),
     _pattern(
         "a Supabase token", "sbp_ sb_secret_", r"\bsb(?:p_[0-9a-f]{40}|_secret_[A-Za-z0-9_-]{20,})"
+    ),
+    _pattern(
+        "a Backblaze key",
+        "k00",
+        r"\bK00\d(?=[A-Za-z0-9+/]*[a-z])[A-Za-z0-9+/]{27}(?![A-Za-z0-9+/])",
+    ),
+    _pattern(
+        "a Voyage AI key",
+        "pa-",
+        rf"(?<![\w-])pa-(?={_URL_SAFE}*\d)(?={_URL_SAFE}*[A-Z]){_URL_SAFE}{{43}}(?![\w-])",
+    ),
+    # Without a prefix: 52 characters of base32 in lower case.
+    _pattern(
+        "an Azure DevOps token",
+        "2 3 4 5 6 7",
+        r"(?<![\w+/=.-])(?=(?:[a-z]*[2-7]){4})[a-z2-7]{52}(?![\w+/=.-])",
+    ),
+    # Its keys are 32 hexadecimal digits, which alone are a checksum.
+    _pattern(
+        "a Hex key",
+        "$write_key $read_key mix",
+        rf"\$(?:write|read)_key\W{{1,8}}{_HEX}{{32}}\b"
+        rf"|\bmix\s+hex\.[^\n]{{0,80}}?\s(?:--key|api_key)[\s=]+{_HEX}{{32}}\b",
+    ),
+    _pattern(
+        "a Roboflow key", "roboflow(", r"\bRoboflow\([\"'](?=[A-Za-z]*\d)[A-Za-z0-9]{20}[\"']"
+    ),
+    _pattern(
+        "a PagerDuty key", "_key", rf"\b(?:routing|service|integration)_key{_ASSIGN}{_HEX}{{32}}\b"
+    ),
+    _pattern("a Firebase key", ":apa91b", rf"\bAAAA{_URL_SAFE}{{7}}:APA91b{_URL_SAFE}{{60,}}"),
+    _pattern(
+        "a password of PowerShell",
+        "convertto-securestring",
+        r"(?i:ConvertTo-SecureString)\s+(?:-String\s+)?([\"'])(?!\$)[^\"'\n]{4,}\1(?=[^\n]*(?i:-AsPlainText))",
     ),
     _pattern("a Prefect key", "pnu_ pnb_", r"\bpn[ub]_[A-Za-z0-9]{36}\b"),
     _pattern("a 1Password token", "ops_ey", r"\bops_eyJ[A-Za-z0-9+/]{100,}"),
@@ -388,8 +450,8 @@ PATTERNS = (
     _pattern(
         "an authorization header",
         "authorization",
-        r"(?i:\bauthorization[\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:bearer|basic|token|splunk)\s+)"
-        r"[A-Za-z0-9+/=._~-]{16,}",
+        r"(?i:\bauthorization[\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:(?:bearer|basic|token|splunk)\s+"
+        r"|[a-z][a-z-]{2,20}\s+(?=[a-z._~+/=-]{0,40}\d)))[A-Za-z0-9+/=._~-]{16,}",
     ),
     _pattern(
         "a bearer token", "bearer", r"\b[Bb]earer (?=[A-Za-z._~+/-]*\d)[A-Za-z0-9._~+/-]{24,}"

@@ -8,7 +8,6 @@ as ``api_token``. A match names the kind and the location and never contains the
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,54 +15,23 @@ from typing import TYPE_CHECKING
 
 from sm_train.estimators.secrets.secret_files import UnreadableArchiveError, expand
 from sm_train.estimators.secrets.secret_patterns import PATTERNS
+from sm_train.estimators.secrets.secret_values import (
+    CANDIDATE,
+    SECRET_NAME,
+    find_random_value,
+    is_placeholder,
+    is_random,
+)
 
 if TYPE_CHECKING:
     from detect_secrets.plugins.base import BasePlugin
-    from detect_secrets.plugins.high_entropy_strings import HighEntropyStringsPlugin
 
 _MAX_LINE = 4000
 _LINE_OVERLAP = 400
 """Characters of a long line, such as a minified file, that are searched at once."""
 
-_MIN_RANDOM = 20
-_MAX_RANDOM = 200
-"""Lengths of a random string. Longer ones are data, such as an image in a notebook."""
-
-# The library's limit for the entropy of base64, in bits per character.
-_BASE64_BITS = 4.5
-# A string of 20 different characters has 4.3 bits, so the name of a secret lowers the limit.
-_NAMED_BITS = 2.5
-
-_SECRET_NAME = re.compile(
-    r"(?i)(?:api|access|account|admin|auth|client|encryption|license|master|private|secret|service|"
-    r"session|signing|shared|storage)[_-]?key|secret|token|passw(?:or)?d|passphrase|\bpwd\b|"
-    r"_pwd\b|\bpwd_|credential|webhook"
-)
-# A line without one of these words or a long string needs no closer look.
-_CANDIDATE = re.compile(
-    rf"(?i)key|pass|pwd|secret|token|auth|cred|webhook|[A-Za-z0-9+/=_-]{{{_MIN_RANDOM}}}"
-)
-# NAME=value, as in a shell: code has spaces around "=" or a lower-case name.
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*=")
-_KEY_VARIABLE = re.compile(r"_(?:KEY|PAT)=")
-_ALPHABETS = f"{string.digits}{string.ascii_uppercase} {string.ascii_lowercase}{string.digits}"
-_CHECKSUM_NAME = re.compile(r"(?i)sha\d|hash|commit|revision|digest|md5|checksum|etag|uuid|nonce")
-_QUOTED = re.compile(rf"([\"'`])([A-Za-z0-9+/=_-]{{{_MIN_RANDOM},{_MAX_RANDOM}}})\1")
-_ASSIGNMENT = re.compile(
-    r"(?<![\w.:-])(?P<name>[\w.-]{2,80})[\"'\]]{0,2}\s{0,8}(?:=>|:=|=|:)\s{0,8}"
-    r"(?P<quote>[\"'`]?)(?P<value>[^\s\"'`,;<>(){}\[\]$]{8,200})(?P=quote)(?=[\s,;)}\]\\\"'`<&]|$)"
-)
-_PLACEHOLDER = re.compile(
-    r"(?i)^(?:your|my|some|the|a|an|insert|enter|replace|change|dummy|fake|test|example|sample|"
-    r"todo|none|null|true|false|x{4,}|\*{3,}|\.{3,})(?:[_.-]|$)|x{6,}|\*{3,}"
-)
 # Prose has spaces, and the words of code have brackets; a name has letters and separators only.
 _PROSE = re.compile(r"\s|[(){}\[\]<>]|^[A-Za-z]*(?:[_.-][A-Za-z]+)*$")
-_REFERENCE = re.compile(r"^(?:arn:|s3://|https?://|file:|/|\./|~/|%|\{)")
-_UNQUOTED_VALUES = tuple(
-    ".env .sh .bash .ini .cfg .conf .cnf .properties .yaml .yml .toml .txt .tfvars".split()
-)
-"""Files in which a value needs no quotes, as do files without a suffix."""
 
 # Detectors of detect-secrets that report a public IP address or a documented URL, and the entropy
 # detectors, whose limit is used with more filters.
@@ -118,11 +86,11 @@ def find_secret_in_setting(name: str, value: str) -> str | None:
     another location.
     """
     kind = find_secret(value)
-    if kind or _is_placeholder(value) or not _SECRET_NAME.search(name):
+    if kind or is_placeholder(value) or not SECRET_NAME.search(name):
         return kind
     if re.search(r"(?i)passw(?:or)?d|passphrase|pwd$", name) and len(value) >= 4:
         return "a password"
-    return "a credential" if _is_random(value) else None
+    return "a credential" if is_random(value) else None
 
 
 def find_secrets(files: Mapping[str, bytes]) -> Iterator[FoundSecret | UnsearchedFile]:
@@ -154,7 +122,7 @@ def _find_in_text(text: str, path: str) -> Iterator[tuple[str, int]]:
     yield from _find_known_formats(text)
     for number, line in enumerate(text.split("\n"), 1):
         for part in _parts(line):
-            if _CANDIDATE.search(part) and (kind := _find_in_line(part.rstrip("\r"), path)):
+            if CANDIDATE.search(part) and (kind := _find_in_line(part.rstrip("\r"), path)):
                 yield kind, number
                 break
 
@@ -177,78 +145,7 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _find_in_line(line: str, path: str) -> str | None:
-    return _find_random_value(line, path) or _find_by_library(line)
-
-
-def _find_random_value(line: str, path: str) -> str | None:
-    """Find a random string in quotes, or the assignment of one to a name of secrets."""
-    for match in _ASSIGNMENT.finditer(line):
-        name, quote, value = match.group("name", "quote", "value")
-        assigned = line[match.start() : match.start("value")]
-        is_variable = _VARIABLE.fullmatch(assigned) is not None
-        is_key = is_variable and len(value) >= _MIN_RANDOM and _KEY_VARIABLE.search(assigned)
-        if not (_SECRET_NAME.search(name) or is_key) or _CHECKSUM_NAME.search(name):
-            continue
-        if (quote or is_variable or _allows_unquoted(path)) and _is_random(value):
-            return "a credential"
-    for _, value in _QUOTED.findall(line):
-        is_random = _is_base64(value) and _entropy(value) > _BASE64_BITS
-        if is_random and not _CHECKSUM_NAME.search(line) and not _is_placeholder(value):
-            return "a random string"
-    return None
-
-
-def _allows_unquoted(path: str) -> bool:
-    return path.lower().endswith(_UNQUOTED_VALUES) or "." not in path.rpartition("/")[2]
-
-
-def _is_random(value: str) -> bool:
-    """Return whether ``value`` is neither a word nor a reference: digits, letters, high entropy."""
-    return (
-        len(value) >= 8
-        and any(character.isdigit() for character in value)
-        and any(character.isalpha() for character in value)
-        and not _is_placeholder(value)
-        and _entropy(value) >= _NAMED_BITS
-    )
-
-
-def _is_placeholder(value: str) -> bool:
-    from detect_secrets.filters.heuristic import is_sequential_string, is_templated_secret
-
-    return bool(
-        _PLACEHOLDER.search(value)
-        or _REFERENCE.search(value)
-        or is_templated_secret(value)
-        or is_sequential_string(value)
-    )
-
-
-def _is_base64(value: str) -> bool:
-    """Return whether the characters are those of one base64 alphabet; a model's id mixes two.
-
-    An alphabet in its order, and settings such as block=16_stages=4, are no base64.
-    """
-    return (
-        "=" not in value.rstrip("=")
-        and not any(value[start : start + 8] in _ALPHABETS for start in range(len(value) - 7))
-        and any(character.isdigit() for character in value)
-        and any(character.isupper() for character in value)
-        and any(character.islower() for character in value)
-        and not (set(value) & set("+/") and set(value) & set("-_"))
-    )
-
-
-def _entropy(value: str) -> float:
-    """Return the Shannon entropy of the characters, in bits."""
-    return _entropy_detector().calculate_shannon_entropy(value)
-
-
-@cache
-def _entropy_detector() -> HighEntropyStringsPlugin:
-    from detect_secrets.plugins.high_entropy_strings import Base64HighEntropyString
-
-    return Base64HighEntropyString(_BASE64_BITS)
+    return find_random_value(line, path) or _find_by_library(line)
 
 
 def _find_by_library(line: str) -> str | None:
@@ -268,8 +165,8 @@ def _is_password(value: str) -> bool:
     return (
         len(value) >= 6
         and not _PROSE.search(value)
-        and not _SECRET_NAME.search(value)
-        and not _is_placeholder(value)
+        and not SECRET_NAME.search(value)
+        and not is_placeholder(value)
     )
 
 

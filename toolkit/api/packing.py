@@ -41,6 +41,7 @@ def pack(
     latents: str | Path | None = None,
     resolution: int | None = None,
     headers_only: bool = False,
+    append: bool = False,
     workers: int | None = None,
     region: str | None = None,
     profile: str | None = None,
@@ -48,7 +49,8 @@ def pack(
 ) -> PackResult:
     """Pack images and captions into WebDataset shards with an index.
 
-    The same call resumes an interrupted pack; a finished one is left unchanged.
+    The same call resumes an interrupted pack; a finished one is left unchanged, or extended with
+    ``append``.
 
     Args:
         source: A folder of images with ``.txt`` captions, a pattern such as ``"photos/**/*.jpg"``,
@@ -75,14 +77,15 @@ def pack(
         latents: Add latents and text states encoded by this diffusers model.
         resolution: The resolution of the latents, in pixels.
         headers_only: Skip decoding: faster, but corrupt images are not detected.
+        append: Add the images that the pack in ``destination`` does not have, in new shards.
         workers: Worker processes; default: one per CPU.
         region: The AWS region of S3 addresses.
         profile: The AWS profile for credentials.
         progress: Called with the number of images and bytes done so far.
 
     Returns:
-        ``samples``, ``shards``, ``bytes``, ``shards_path``, ``index_path`` and
-        ``rejected_by_reason``.
+        ``samples``, ``shards``, ``bytes``, ``shards_path``, ``index_path``,
+        ``rejected_by_reason`` and, with ``append``, ``appended``.
 
     Raises:
         UsageError: there is nothing to pack, the destination holds another pack, or options
@@ -108,6 +111,7 @@ def pack(
         drop_duplicates=drop_duplicates,
         near_duplicates=near_duplicates,
         headers_only=headers_only,
+        append=append,
         latents=None if latents is None else Path(latents),
         resolution=resolution,
         region=region,
@@ -136,6 +140,7 @@ def pack_job(
     drop_duplicates: bool,
     near_duplicates: int | None,
     headers_only: bool,
+    append: bool,
     latents: Path | None,
     resolution: int | None,
     region: str | None,
@@ -164,6 +169,7 @@ def pack_job(
         where=where,
         workers=workers or os.cpu_count() or 1,
         instances=instances,
+        append=append,
         options=PackOptions(
             pixels=not headers_only,
             min_side=min_side,

@@ -10,6 +10,7 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
+    from sm_train.toolkit.packing.append import Comparison
     from sm_train.toolkit.packing.pack import PackJob
 
 _SIDE = click.IntRange(min=1)
@@ -19,6 +20,7 @@ _SIDE = click.IntRange(min=1)
     "sm-train pack photos/ packed/",
     "sm-train pack photos/ s3://photos/ --for run.yaml --drop-duplicates",
     "sm-train pack captions.csv packed/ --min-side 512 --where 'aesthetic>5'",
+    "sm-train pack photos/ packed/ --append",
     "sm-train pack s3://raw/ s3://photos/ --on sagemaker --for run.yaml --dry-run",
     option_groups={
         "Tables of images": [
@@ -132,6 +134,11 @@ _SIDE = click.IntRange(min=1)
     help="Skip decoding: faster, but corrupt images are not detected.",
 )
 @click.option(
+    "--append",
+    is_flag=True,
+    help="Add the images that the pack in DST does not have, in new shards.",
+)
+@click.option(
     "--workers",
     metavar="N",
     type=click.IntRange(min=1),
@@ -167,7 +174,7 @@ _SIDE = click.IntRange(min=1)
 @click.option("--yes", is_flag=True, help="Requires --on sagemaker. Do not ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_obj
-def command(options: dict[str, Any], /, **arguments: Any) -> None:
+def command(options: dict[str, Any], /, **arguments: Any) -> int:
     """Pack images and captions into WebDataset shards.
 
     SRC is a folder of images (jpg, jpeg, png, webp), a pattern such as 'photos/**/*.jpg', an S3
@@ -179,6 +186,9 @@ def command(options: dict[str, Any], /, **arguments: Any) -> None:
     Corrupt images and invalid captions are rejected and listed in the index; -v prints each. Files
     of other formats are skipped, counted and named; --convert packs some of them. To resume an
     interrupted pack, run the same command again.
+
+    --append compares the images of SRC with the packed ones by path, size and caption. The exit
+    code is 3 if an image differs from the packed one of the same name.
     """
     from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.packing.pack import pack
@@ -187,8 +197,7 @@ def command(options: dict[str, Any], /, **arguments: Any) -> None:
 
     job = _job(options, arguments)
     if arguments["on"]:
-        _pack_on_sagemaker(job, options, arguments)
-        return
+        return _pack_on_sagemaker(job, options, arguments)
     for name in ("dry_run", "yes", "instance", "prices"):
         if arguments[name]:
             raise UserError(f"--{name.replace('_', '-')}: requires --on sagemaker")
@@ -197,9 +206,10 @@ def command(options: dict[str, Any], /, **arguments: Any) -> None:
     print_pack_summary(result, list_rejected=bool(options.get("verbose")))
     if arguments["as_json"]:
         write_json(pack_document(result))
+    return _exit_code(None if result.appended is None else result.appended.comparison)
 
 
-def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[str, Any]) -> None:
+def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[str, Any]) -> int:
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.costing.price_table import price_table
     from sm_train.toolkit.errors import UserError
@@ -231,11 +241,19 @@ def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[st
         print_plan(planned, cost)
         if arguments["dry_run"]:
             write_json(dry_run_document(planned, cost))
-            return
+            return _exit_code(None if planned.inputs is None else planned.inputs.comparison)
         name = submit(planned, job, config, region=region, yes=arguments["yes"])
     stderr_console().print(f"started {name}" if name else "already packed: nothing was started")
     if arguments["as_json"]:
         write_json({"processing_job_name": name, "region": region})
+    inputs = planned.inputs
+    return _exit_code(None if inputs is None else inputs.comparison)
+
+
+def _exit_code(comparison: Comparison | None) -> int:
+    from sm_train.toolkit.errors import ExitCode
+
+    return ExitCode.PREFLIGHT if comparison is not None and comparison.changed else ExitCode.OK
 
 
 def _job(options: dict[str, Any], arguments: dict[str, Any]) -> PackJob:
@@ -245,7 +263,7 @@ def _job(options: dict[str, Any], arguments: dict[str, Any]) -> PackJob:
     same = (
         "source destination captions image_column caption_column size_column where workers "
         "min_side max_aspect max_side quality convert drop_duplicates near_duplicates "
-        "headers_only latents resolution"
+        "headers_only latents resolution append"
     )
     return pack_job(
         **{name: arguments[name] for name in same.split()},

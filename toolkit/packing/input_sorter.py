@@ -63,7 +63,7 @@ class InputSorter:
         self._images = Table(self.connection, "images", _IMAGES)
         self._texts = Table(self.connection, "texts", _TEXTS)
         self._others = Table(self.connection, "others", "text")
-        self._rejected = Table(self.connection, "rejected", "number, source, reason, detail")
+        self._rejected = Table(self.connection, "rejected", "source, reason, detail")
 
     def __enter__(self) -> InputSorter:
         return self
@@ -110,7 +110,7 @@ class InputSorter:
 
     def reject(self, item: RejectedInput) -> None:
         """Add a rejected input."""
-        self._rejected.add((self.rejected, *map(encode, (item.source, item.reason, item.detail))))
+        self._rejected.add(tuple(map(encode, (item.source, item.reason, item.detail))))
         self.rejected += 1
 
     def sorted_images(self) -> Iterator[pa.RecordBatch]:
@@ -132,11 +132,6 @@ class InputSorter:
         [(count,)] = self.connection.execute(f"SELECT count(*) {_STRAY}")
         names = self.connection.execute(f"SELECT name {_STRAY} ORDER BY name LIMIT {most}")
         return count, [decode(name) for (name,) in names]
-
-    def rejected_in_order(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rejected inputs as they were added."""
-        query = "SELECT source, reason, detail FROM rejected ORDER BY number"
-        yield from read(self.connection, query, REJECTED_SCHEMA)
 
     def sorted_rejected(self) -> Iterator[pa.RecordBatch]:
         """Yield all rejected inputs, sorted by source, reason and detail."""

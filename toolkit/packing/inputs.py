@@ -30,7 +30,9 @@ from sm_train.entrypoints.packing.plan_files import (
     decode,
 )
 from sm_train.entrypoints.packing.storage import S3Access
+from sm_train.entrypoints.packing.stored_plan import PackedInputs
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.packing.append import Comparison, NewInputs
 from sm_train.toolkit.packing.file_kinds import (
     MAX_NAMED,
     FileSelection,
@@ -73,7 +75,8 @@ class PackInputs:
     """What was found: all images in packing order, and those that were rejected, in files.
 
     ``packed_bytes`` is the size of all samples in shards, ``image_bytes`` that of the images.
-    ``local`` is one of the images that are local files. ``has_heic`` if any is a HEIC file.
+    ``local`` is one of the images that are local files. ``has_heic`` if any is a HEIC file. An
+    append has only the new inputs, and ``comparison`` has what became of the others.
     """
 
     folder: Path
@@ -92,6 +95,12 @@ class PackInputs:
     has_heic: bool
     filtered: int
     """Rows of a table that do not fulfil its condition."""
+    comparison: Comparison | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to pack; only an append may be empty."""
+        return self.images + self.rejected == 0
 
     @property
     def files(self) -> PlanFiles:
@@ -99,10 +108,12 @@ class PackInputs:
         return PlanFiles(str(self.folder))
 
 
-def find_inputs(source: InputSource, folder: Path) -> PackInputs:
+def find_inputs(
+    source: InputSource, folder: Path, packed: PackedInputs | None = None
+) -> PackInputs:
     """Find the images, sort them by path and write them to ``folder``.
 
-    Of the captions only those in a table are read.
+    Those that are ``packed`` are left out. Of the captions only those in a table are read.
 
     Raises:
         UserError: the source does not exist, has no images, or is an invalid table; or there is not
@@ -110,7 +121,7 @@ def find_inputs(source: InputSource, folder: Path) -> PackInputs:
     """
     try:
         with TemporaryDirectory(dir=folder) as temporary:
-            return _find_inputs(source, Path(temporary), folder)
+            return _find_inputs(source, Path(temporary), folder, packed)
     except sqlite3.Error as error:
         raise UserError(
             f"{source.source}: cannot be sorted in {folder.parent}: {error}; "
@@ -119,7 +130,9 @@ def find_inputs(source: InputSource, folder: Path) -> PackInputs:
         ) from None
 
 
-def _find_inputs(source: InputSource, temporary: Path, folder: Path) -> PackInputs:
+def _find_inputs(
+    source: InputSource, temporary: Path, folder: Path, packed: PackedInputs | None
+) -> PackInputs:
     selection = FileSelection(convert=source.convert)
     with InputSorter(temporary, _root(source)) as sorter:
         _collect(source, sorter, selection)
@@ -128,7 +141,7 @@ def _find_inputs(source: InputSource, temporary: Path, folder: Path) -> PackInpu
         if not sorter.images and not sorter.rejected:
             reasons = [f"{source.source}: no images in it (jpg, jpeg, png, webp)"]
             raise UserError("; ".join([*reasons, *describe_skipped(selection.skipped)]))
-        return _write_inputs(sorter, folder, selection.skipped)
+        return _write_inputs(sorter, folder, selection.skipped, packed)
 
 
 def _root(source: InputSource) -> str:
@@ -191,43 +204,52 @@ def _add_all(sorter: InputSorter, images: Iterable[SourceImage]) -> None:
         sorter.add(image)
 
 
-def _write_inputs(sorter: InputSorter, folder: Path, skipped: dict[str, SkippedKind]) -> PackInputs:
+def _write_inputs(
+    sorter: InputSorter,
+    folder: Path,
+    skipped: dict[str, SkippedKind],
+    packed: PackedInputs | None,
+) -> PackInputs:
     """Write all inputs in order and compute their digest and their size."""
+    new = None if packed is None else NewInputs(packed)
+    images, rejected = sorter.sorted_images(), sorter.sorted_rejected()
+    if new is not None:
+        images, rejected = new.images(images), new.rejected(rejected)
     digest = hashlib.sha256()
     image_bytes = all_packed = 0
     with PartitionWriter(folder, INPUTS, INPUT_SCHEMA) as writer:
-        for batch in sorter.sorted_images():
+        for batch in images:
             digest.update(_describe(batch))
             sizes, text_sizes = (
                 column.fill_null(0).to_numpy().astype(np.int64)
                 for column in (batch.column("bytes"), batch.column("caption_bytes"))
             )
-            packed = packed_bytes(sizes, text_sizes)
+            sample_bytes = packed_bytes(sizes, text_sizes)
             columns = [batch.column(name) for name in INPUT_SCHEMA.names[:-1]]
             writer.write(
-                pa.RecordBatch.from_arrays([*columns, pa.array(packed)], schema=INPUT_SCHEMA)
+                pa.RecordBatch.from_arrays([*columns, pa.array(sample_bytes)], schema=INPUT_SCHEMA)
             )
             image_bytes += int(sizes.sum())
-            all_packed += int(packed.sum())
-    with PartitionWriter(folder, REJECTED, REJECTED_SCHEMA) as writer:
-        for batch in sorter.rejected_in_order():
+            all_packed += int(sample_bytes.sum())
+    with PartitionWriter(folder, REJECTED, REJECTED_SCHEMA) as rejected_writer:
+        for batch in rejected:
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 digest.update(json.dumps([decode(cell) for cell in row]).encode())
-        for batch in sorter.sorted_rejected():
-            writer.write(batch.cast(REJECTED_SCHEMA))
+            rejected_writer.write(batch.cast(REJECTED_SCHEMA))
     return PackInputs(
         folder,
         sorter.root,
-        sorter.images,
+        writer.rows,
         image_bytes,
         all_packed,
-        sorter.rejected,
+        rejected_writer.rows,
         digest.hexdigest(),
         sorter.newest_ns,
         skipped,
         sorter.local,
         sorter.has_heic,
         sorter.filtered,
+        None if new is None else new.comparison,
     )
 
 

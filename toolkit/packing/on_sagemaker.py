@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from sm_train.cost.prices import PROCESSING, PriceTable
 from sm_train.entrypoints.models.components import component_files
 from sm_train.entrypoints.packing.claim import PackClaim, acquire, release
-from sm_train.entrypoints.packing.pack import PackPlan, store_plan
-from sm_train.entrypoints.packing.storage import S3Prefix, open_storage
+from sm_train.entrypoints.packing.storage import S3Prefix, Storage, open_storage
+from sm_train.entrypoints.packing.stored_plan import PackPlan, store_plan
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, build_bundle
 from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.naming import staging_bucket
@@ -43,13 +43,20 @@ from sm_train.toolkit.packing.lock import job_is_active, translate_claims
 from sm_train.toolkit.packing.pack import (
     PackJob,
     find_finished,
+    open_finished,
     plan_pack,
+    read_unfinished_append,
+    remove_stale_state,
+    require_not_extended,
     require_same_plan,
 )
-from sm_train.toolkit.packing.report import describe_filtered
+from sm_train.toolkit.packing.report import describe_comparison, describe_filtered
 from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
+
+if TYPE_CHECKING:
+    import boto3
 
 BYTES_PER_VCPU_SECOND = 20e6
 """Assumed speed. benchmarks/pack.py measures 45 MB/s per core when it decodes images that are in
@@ -67,7 +74,8 @@ class ProcessingPack:
 
     request: ProcessingRequest
     pack: PackPlan
-    inputs: PackInputs
+    inputs: PackInputs | None
+    """None if the plan of an unfinished append is in the destination."""
     started_ns: int
 
     @property
@@ -132,16 +140,31 @@ def plan_processing(
     started_ns = time.time_ns()
     if not job.destination.startswith("s3://"):
         raise UserError(f"--on: DST {job.destination} must be an S3 prefix, as s3://BUCKET/PREFIX/")
-    with plan_pack(job) as (inputs, pack):
+    packed = None
+    if job.append:
+        destination = open_storage(job.destination, job.access)
+        packed = open_finished(job, destination)
+        unfinished = read_unfinished_append(job, packed.index, destination)
+        if unfinished is not None:
+            _require_shards(unfinished, instances)
+            request = _request(job, config, instance_type, instances, region)
+            yield ProcessingPack(request, unfinished, None, started_ns)
+            return
+    with plan_pack(job, packed) as (inputs, pack):
         if inputs.local is not None:
             raise UserError(f"--on: {inputs.local} is a local file; SageMaker reads only from S3")
-        if instances > len(pack.plans):
-            raise UserError(
-                f"--instances: {instances} for {len(pack.plans)} shards; the rest would idle but "
-                "be billed"
-            )
+        if not inputs.is_empty:
+            _require_shards(pack, instances)
         request = _request(job, config, instance_type, instances, region)
         yield ProcessingPack(request, pack, inputs, started_ns)
+
+
+def _require_shards(pack: PackPlan, instances: int) -> None:
+    if instances > len(pack.plans):
+        raise UserError(
+            f"--instances: {instances} for {len(pack.plans)} shards; the rest would idle but "
+            "be billed"
+        )
 
 
 def _request(
@@ -168,14 +191,19 @@ def _request(
 
 def print_plan(planned: ProcessingPack, cost: PackCost) -> None:
     """Print the plan and its cost on standard error."""
+    inputs = planned.inputs
+    notes = ["completes an unfinished append; run the command again to add other new images"]
+    if inputs is not None:
+        notes = [describe_filtered(inputs.filtered)] if inputs.filtered else []
+        notes += describe_skipped(inputs.skipped)
+        notes += describe_comparison(inputs.comparison) if inputs.comparison is not None else []
     for line in (
         f"{planned.pack.images:,} images, {planned.pack.image_bytes / 1e6:,.1f} MB → "
         f"{len(planned.pack.plans):,} shards in "
         f"{planned.request['Environment']['SM_TRAIN_DESTINATION']}",
         f"{planned.instances} × {planned.instance_type} for at most "
         f"{format_duration(planned.max_runtime_seconds)}; {_format_cost(cost)}",
-        *([describe_filtered(planned.inputs.filtered)] if planned.inputs.filtered else []),
-        *describe_skipped(planned.inputs.skipped),
+        *notes,
     ):
         stderr_console().print(line, markup=False, soft_wrap=True)
 
@@ -239,16 +267,27 @@ def submit(
     require_bucket(session, f"s3://{bucket}/{config.name}/", region, "bucket")
     destination = open_storage(job.destination, job.access)
     with translate_aws_errors(job.destination):
-        if find_finished(job, planned.pack, planned.inputs.newest_ns, destination) is not None:
+        if _is_finished(planned, job, destination):
             return None
-        require_same_plan(job, planned.pack, planned.inputs.newest_ns, destination)
     if not yes:
         ask("Start the job?")
     assert isinstance(destination, S3Prefix)
     claim = PackClaim.of_job(planned.request["ProcessingJobName"])
     with translate_aws_errors(job.destination), translate_claims():
         acquire(destination, claim, partial(job_is_active, destination))
-        store_plan(planned.pack, planned.inputs.folder, destination, job.access, planned.started_ns)
+    try:
+        with translate_aws_errors(job.destination):
+            _store_plan(planned, job, destination)
+        return _create(planned, job, config, session, bucket)
+    except BaseException:
+        release(destination, claim)
+        raise
+
+
+def _create(
+    planned: ProcessingPack, job: PackJob, config: RunConfig, session: boto3.Session, bucket: str
+) -> str:
+    """Upload the code and start the job; return its name."""
     files: dict[str, bytes | Path] = {
         f"code/{ARCHIVE_NAME}": _packing_bundle(config, converts=job.options.convert).archive,
     }
@@ -259,13 +298,38 @@ def submit(
     with translate_aws_errors("CreateProcessingJob"):
         from sm_train.estimators.sdk.processor import create_processing_job
 
-        try:
-            return create_processing_job(
-                planned.request, files, boto_session=session, bucket=bucket
-            )
-        except BaseException:
-            release(destination, claim)
-            raise
+        return create_processing_job(planned.request, files, boto_session=session, bucket=bucket)
+
+
+def _is_finished(planned: ProcessingPack, job: PackJob, destination: Storage) -> bool:
+    """Return whether there is nothing to pack.
+
+    Raises:
+        UserError: the destination contains another pack.
+    """
+    inputs = planned.inputs
+    if inputs is None:
+        return False
+    if job.append:
+        return inputs.is_empty
+    if find_finished(job, planned.pack, inputs.newest_ns, destination) is not None:
+        return True
+    require_same_plan(job, planned.pack, inputs.newest_ns, destination)
+    return False
+
+
+def _store_plan(planned: ProcessingPack, job: PackJob, destination: Storage) -> None:
+    """Store the plan in the destination, which is claimed.
+
+    Raises:
+        UserError: another command has extended the pack that it extends.
+    """
+    if job.append:
+        remove_stale_state(job, destination)
+        require_not_extended(job, planned.pack, destination)
+    if planned.inputs is not None:
+        folder, started_ns = planned.inputs.folder, planned.started_ns
+        store_plan(planned.pack, folder, destination, job.access, started_ns)
 
 
 def _packing_bundle(config: RunConfig, *, converts: bool) -> Bundle:
@@ -281,7 +345,7 @@ def dry_run_document(planned: ProcessingPack, cost: PackCost) -> ProcessingPackD
     return {
         "request": planned.request,
         "images": planned.pack.images,
-        "filtered": planned.inputs.filtered,
+        "filtered": 0 if planned.inputs is None else planned.inputs.filtered,
         "shards": len(planned.pack.plans),
         "bytes": planned.pack.image_bytes,
         "cost_usd": cost.usd,

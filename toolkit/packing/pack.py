@@ -23,29 +23,32 @@ from typing import Any
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
 from sm_train.entrypoints.models.components import describe_latents
-from sm_train.entrypoints.packing.pack import (
-    PackPlan,
-    build_shards,
-    finalize,
-    make_plan,
-    remove_plan,
-    remove_state,
-    store_plan,
-)
+from sm_train.entrypoints.packing.pack import build_shards, finalize, remove_plan, remove_state
 from sm_train.entrypoints.packing.plan import (
     PackOptions,
     plan_shards,
     shard_count,
 )
 from sm_train.entrypoints.packing.plan_files import INPUTS, PlannedRejections
-from sm_train.entrypoints.packing.shard_builder import open_index, record_name
+from sm_train.entrypoints.packing.shard_builder import PACK_STATE, open_index, record_name
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Access, Storage, open_storage
+from sm_train.entrypoints.packing.stored_plan import (
+    INPUTS_FOLDER,
+    PackedInputs,
+    PackPlan,
+    make_plan,
+    read_packed_inputs,
+    read_plan,
+    remove_incomplete_plan,
+    store_plan,
+)
 from sm_train.entrypoints.packing.work_claims import PLAN_NAME, SharedWork
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerKilledError, WorkerPlan
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import SkippedKind
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.lock import lock_destination
@@ -53,6 +56,15 @@ from sm_train.toolkit.packing.lock import lock_destination
 MIN_SHARD_BYTES = 1000
 
 _CHOOSE_ANOTHER = "choose another folder or remove it"
+
+_OPTION_NAMES = {
+    "pixels": "--headers-only",
+    "duplicates": "--drop-duplicates",
+    "near_bits": "--near-duplicates",
+    "instances": "--for",
+    "shard_bytes": "--shard-size",
+}
+"""Options of the command line whose names are not those of the index."""
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _UNITS |= {f"{letter}I": 1024**power for power, letter in enumerate("KMGT", start=1)}
@@ -63,7 +75,7 @@ class PackJob:
     """What to pack, where to, and how. Sizes are in bytes.
 
     ``source`` and ``destination`` are local paths or ``s3://`` URIs. The number of shards is a
-    multiple of ``instances``.
+    multiple of ``instances``. ``append`` adds the images that a finished pack does not have.
     """
 
     source: str
@@ -76,8 +88,18 @@ class PackJob:
     size_column: str | None = None
     where: str | None = None
     instances: int = 1
+    append: bool = False
     options: PackOptions = field(default_factory=PackOptions)
     access: S3Access = field(default_factory=S3Access)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What was added to a pack, and how the other images of the source compare with it."""
+
+    samples: int
+    shards: int
+    comparison: Comparison
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +107,8 @@ class PackResult:
     """A finished pack; ``up_to_date`` if an earlier command had finished it.
 
     ``skipped`` are the files of the source that are neither images nor captions, by kind.
-    ``filtered`` is the number of rows of a table that do not fulfil its condition.
+    ``filtered`` is the number of rows of a table that do not fulfil its condition. ``appended`` is
+    what an append added.
     """
 
     index: ShardIndex
@@ -93,6 +116,7 @@ class PackResult:
     up_to_date: bool
     skipped: dict[str, SkippedKind]
     filtered: int = 0
+    appended: Appended | None = None
 
     @property
     def samples(self) -> int:
@@ -150,44 +174,136 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResul
     """Pack ``job.source`` into ``job.destination``.
 
     Shards are written atomically, and the index comes last. However a run ends before that, the
-    same command resumes it and the result has the same bytes. A finished pack is left unchanged.
+    same command resumes it and the result has the same bytes. A finished pack is left unchanged,
+    or extended if ``job.append``.
 
     Raises:
         UserError: there is nothing to pack, or the destination holds another pack.
         OSError: the destination cannot be written, or the disk is full.
         KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP.
     """
+    with raise_on_signals():
+        if job.append:
+            return _append(job, on_progress)
+        return _pack(job, on_progress)
+
+
+def _pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResult:
     started_ns = time.time_ns()
     destination = open_storage(job.destination, job.access)
-    with raise_on_signals(), plan_pack(job) as (inputs, plan):
-        if inputs.has_heic:
-            require_extra("heic", "pillow_heif", purpose="converting HEIC")
+    with plan_pack(job) as (inputs, plan):
+        _require_heic(inputs)
         _require_folder(job.destination, destination)
         if (index := find_finished(job, plan, inputs.newest_ns, destination)) is not None:
-            if (
-                destination.size(PLAN_NAME) is not None
-            ):  # interrupted between the index and clean-up
+            if destination.size(PLAN_NAME) is not None:
+                # Interrupted between the index and clean-up.
                 with lock_destination(destination):
                     _clean_up(plan, destination, started_ns)
             return PackResult(index, destination, True, inputs.skipped, inputs.filtered)
         with lock_destination(destination):
             require_same_plan(job, plan, inputs.newest_ns, destination)
-            _build(job, plan, inputs, started_ns, on_progress)
+            _build(job, plan, started_ns, on_progress, new_inputs=inputs.folder)
     index = _read_index(destination)
     return PackResult(index, destination, False, inputs.skipped, inputs.filtered)
+
+
+def _append(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResult:
+    """Add the images that the pack does not have, in new shards.
+
+    An unfinished append is completed first, with the images that it was started with.
+    """
+    started_ns = time.time_ns()
+    destination = open_storage(job.destination, job.access)
+    before = packed = open_finished(job, destination)
+    if destination.has_files(PACK_STATE):
+        with lock_destination(destination):
+            remove_stale_state(job, destination)
+            if (unfinished := read_unfinished_append(job, packed.index, destination)) is not None:
+                _build(job, unfinished, started_ns, on_progress)
+        packed = open_finished(job, destination)
+    with plan_pack(job, packed) as (inputs, plan):
+        if inputs.is_empty:
+            return _append_result(before, inputs, destination)
+        _require_heic(inputs)
+        with lock_destination(destination):
+            require_not_extended(job, plan, destination)
+            _build(job, plan, started_ns, on_progress, new_inputs=inputs.folder)
+        return _append_result(before, inputs, destination)
+
+
+def _append_result(before: FinishedPack, inputs: PackInputs, destination: Storage) -> PackResult:
+    index = _read_index(destination)
+    assert inputs.comparison is not None
+    appended = Appended(
+        index.header.samples - before.index.header.samples,
+        len(index) - len(before.index),
+        inputs.comparison,
+    )
+    up_to_date = index.header == before.index.header
+    return PackResult(index, destination, up_to_date, inputs.skipped, inputs.filtered, appended)
+
+
+def read_unfinished_append(
+    job: PackJob, index: ShardIndex, destination: Storage
+) -> PackPlan | None:
+    """Return the stored plan of an append that ``index`` does not have; None if there is none."""
+    try:
+        plan = read_plan(destination, job.access)
+    except FileNotFoundError:
+        return None
+    if plan.fingerprint in index.header.appended:
+        return None
+    latents = job.options.latents
+    return plan if latents is None else plan.with_model(Path(latents))
+
+
+def remove_stale_state(job: PackJob, destination: Storage) -> None:
+    """Remove what a finished pack was resumed from, and a plan that was not stored completely.
+
+    Both remain if a process is killed at the wrong moment. The destination must be locked.
+    """
+    try:
+        plan = read_plan(destination, job.access)
+    except FileNotFoundError:
+        remove_incomplete_plan(destination)
+        return
+    header = _read_index(destination).header
+    if plan.fingerprint in (header.inputs, *header.appended):
+        remove_state(plan, destination)
+
+
+def require_not_extended(job: PackJob, plan: PackPlan, destination: Storage) -> None:
+    """Require that the pack in the destination is still the one that ``plan`` extends.
+
+    Raises:
+        UserError: another command has extended it.
+    """
+    header = _read_index(destination).header
+    if plan.extends != (header.inputs, *header.appended):
+        raise UserError(f"{job.destination}: another command has added images to it; append again")
+
+
+def _require_heic(inputs: PackInputs) -> None:
+    if inputs.has_heic:
+        require_extra("heic", "pillow_heif", purpose="converting HEIC")
 
 
 def _build(
     job: PackJob,
     plan: PackPlan,
-    inputs: PackInputs,
     started_ns: int,
     on_progress: Callable[[PackProgress], None],
+    *,
+    new_inputs: Path | None = None,
 ) -> None:
-    """Store the plan, build its shards and write the index."""
+    """Build the shards of a plan and write the index.
+
+    The plan is in the destination, unless its inputs are in the folder ``new_inputs``.
+    """
     destination = open_storage(job.destination, job.access)
     try:
-        plan, started_ns = store_plan(plan, inputs.folder, destination, job.access, started_ns)
+        if new_inputs is not None:
+            plan, started_ns = store_plan(plan, new_inputs, destination, job.access, started_ns)
         work = WorkerPlan(destination, job.access, job.workers)
         build_shards(plan, work, SharedWork(destination, is_shared=False), on_progress)
         totals = finalize(plan, destination)
@@ -203,8 +319,12 @@ def _build(
 
 
 @contextmanager
-def plan_pack(job: PackJob) -> Iterator[tuple[PackInputs, PackPlan]]:
+def plan_pack(
+    job: PackJob, packed: FinishedPack | None = None
+) -> Iterator[tuple[PackInputs, PackPlan]]:
     """Find the inputs and assign them to shards; their files are removed at the end.
+
+    The plan of an append has the inputs that are not in the pack ``packed``.
 
     Raises:
         UserError: there is nothing to pack, or there are fewer inputs than instances.
@@ -220,8 +340,8 @@ def plan_pack(job: PackJob) -> Iterator[tuple[PackInputs, PackPlan]]:
         job.access,
     )
     with TemporaryDirectory(prefix="sm-train-plan-") as folder:
-        inputs = find_inputs(source, Path(folder))
-        yield inputs, _assign(job, inputs)
+        inputs = find_inputs(source, Path(folder), None if packed is None else packed.inputs)
+        yield inputs, _assign(job, inputs, None if packed is None else packed.inputs)
 
 
 def _clean_up(plan: PackPlan, destination: Storage, started_ns: int) -> None:
@@ -239,11 +359,12 @@ def _require_folder(address: str, destination: Storage) -> None:
                 raise UserError(f"{address}: {path} is not a folder; choose another")
 
 
-def _assign(job: PackJob, inputs: PackInputs) -> PackPlan:
+def _assign(job: PackJob, inputs: PackInputs, packed: PackedInputs | None) -> PackPlan:
     """Assign the inputs to shards."""
     if inputs.images and inputs.images < job.instances:
+        new = "" if packed is None else "new "
         raise UserError(
-            f"{job.source}: {inputs.images} images for {job.instances} instances; each needs "
+            f"{job.source}: {inputs.images} {new}images for {job.instances} instances; each needs "
             "at least one shard"
         )
     count = shard_count(inputs.packed_bytes, job.shard_bytes, multiple_of=job.instances)
@@ -253,14 +374,19 @@ def _assign(job: PackJob, inputs: PackInputs) -> PackPlan:
         sizes = inputs.files.read(INPUTS, ["packed_bytes"], 0, inputs.images)
         parts = (batch.column(0).to_numpy() for batch in sizes)
         counts = plan_shards(parts, inputs.packed_bytes, min(count, max_count))
+    shards, fingerprints = ((), ()) if packed is None else (packed.shards, packed.fingerprints)
     return PackPlan(
-        make_plan(counts, inputs.files, inputs.root, job.options),
+        make_plan(
+            counts, inputs.files, inputs.root, job.options, inputs.fingerprint, packed=shards
+        ),
         PlannedRejections(inputs.files, inputs.rejected),
         inputs.fingerprint,
         job.shard_bytes,
         index_options(job),
         inputs.image_bytes,
         inputs.root,
+        shards,
+        fingerprints,
     )
 
 
@@ -290,12 +416,9 @@ def require_same_plan(job: PackJob, plan: PackPlan, newest_ns: int, destination:
     Raises:
         UserError: it is not.
     """
-    try:
-        unfinished: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
-    except FileNotFoundError:
+    unfinished = _read_unfinished(destination)
+    if unfinished is None:
         return
-    except ValueError:
-        unfinished = {}
     document = plan.identity
     if {key: unfinished.get(key) for key in document} != document:
         raise UserError(
@@ -307,6 +430,17 @@ def require_same_plan(job: PackJob, plan: PackPlan, newest_ns: int, destination:
             f"{job.destination}: {job.source} has changed since this pack was started; "
             f"{_CHOOSE_ANOTHER}"
         )
+
+
+def _read_unfinished(destination: Storage) -> dict[str, Any] | None:
+    """Return what describes the unfinished pack in the destination; None if there is none."""
+    try:
+        document: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return document
 
 
 def index_options(job: PackJob) -> dict[str, Any]:
@@ -339,6 +473,34 @@ def find_finished(
     Raises:
         UserError: the destination contains another pack, or an incomplete one.
     """
+    if (index := _find_index(job, destination)) is None:
+        return None
+    header = index.header
+    if (header.inputs, header.target_bytes, header.options, header.appended) != (
+        plan.fingerprint,
+        plan.target_bytes,
+        plan.index_options,
+        [],
+    ):
+        raise UserError(
+            f"{job.destination}: contains a pack of other inputs or options; {_CHOOSE_ANOTHER}, or "
+            "add new images with --append"
+        )
+    if newest_ns > destination.modified_ns(INDEX_NAME):
+        raise UserError(
+            f"{job.destination}: {job.source} has changed since it was packed; {_CHOOSE_ANOTHER}"
+        )
+    if (_read_unfinished(destination) or {}).get("extends"):
+        raise UserError(f"{job.destination}: unfinished append; resume it with --append")
+    return index
+
+
+def _find_index(job: PackJob, destination: Storage) -> ShardIndex | None:
+    """Return the index of the pack in the destination, whose shards are complete; None without it.
+
+    Raises:
+        UserError: the index is damaged, or shards are missing or have no index.
+    """
     try:
         index = _read_index(destination)
     except FileNotFoundError:
@@ -348,21 +510,68 @@ def find_finished(
         return None
     except ShardError as error:
         raise UserError(f"{error}; {_CHOOSE_ANOTHER}") from None
-    header = index.header
-    if (header.inputs, header.target_bytes, header.options) != (
-        plan.fingerprint,
-        plan.target_bytes,
-        plan.index_options,
-    ):
-        raise UserError(
-            f"{job.destination}: contains a pack of other inputs or options; {_CHOOSE_ANOTHER}"
-        )
-    if newest_ns > destination.modified_ns(INDEX_NAME):
-        raise UserError(
-            f"{job.destination}: {job.source} has changed since it was packed; {_CHOOSE_ANOTHER}"
-        )
     for name, size in zip(index.names, index.bytes.tolist(), strict=True):
         if destination.size(f"{SHARDS_FOLDER}/{name}") != size:
             shard = destination.address(f"{SHARDS_FOLDER}/{name}")
             raise UserError(f"{shard}: differs from {INDEX_NAME}; {_CHOOSE_ANOTHER}")
     return index
+
+
+@dataclass(frozen=True)
+class FinishedPack:
+    """A finished pack that an append extends."""
+
+    index: ShardIndex
+    inputs: PackedInputs
+
+
+def open_finished(job: PackJob, destination: Storage) -> FinishedPack:
+    """Return the pack that ``job`` appends to.
+
+    Raises:
+        UserError: there is no finished pack, it was packed with other options, or it is incomplete.
+    """
+    index = _find_index(job, destination)
+    if index is None:
+        unfinished = destination.size(PLAN_NAME) is not None
+        state = "the pack in it is unfinished" if unfinished else "contains no pack"
+        raise UserError(f"--append: {job.destination}: {state}; run the command without --append")
+    header = index.header
+    if header.inputs is None:
+        raise UserError(
+            f"--append: {job.destination}: not written by `sm-train pack`; pack the new images "
+            "into another folder and list both in data.sources"
+        )
+    _require_same_options(job, header)
+    fingerprints = (header.inputs, *header.appended)
+    try:
+        inputs = read_packed_inputs(destination, job.access, fingerprints)
+    except FileNotFoundError:
+        raise UserError(
+            f"--append: {destination.address(INPUTS_FOLDER)}: the list of packed images is "
+            "missing; pack the new images into another folder and list both in data.sources"
+        ) from None
+    return FinishedPack(index, inputs)
+
+
+def _require_same_options(job: PackJob, header: IndexHeader) -> None:
+    packed = header.options | {"shard_bytes": header.target_bytes}
+    new = index_options(job) | {"shard_bytes": job.shard_bytes}
+    for name in sorted(packed.keys() | new.keys()):
+        if packed.get(name) != new.get(name):
+            how = _describe_option(name, packed.get(name))
+            raise UserError(f"--append: {job.destination} was packed {how}; use the same options")
+
+
+def _describe_option(name: str, value: Any) -> str:
+    """Describe an option of a finished pack; ``value`` is None for the default."""
+    option = _OPTION_NAMES.get(name, "--" + name.replace("_", "-"))
+    if value is None:
+        return f"without {option}"
+    if isinstance(value, bool):
+        return f"with {option}"
+    if name == "latents":
+        return f"with {option} of another model or --resolution"
+    if name == "instances":
+        return f"{option} a run of {value} instances"
+    return f"with {option} {value}"

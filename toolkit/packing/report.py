@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import TypedDict
 
 from sm_train.entrypoints.packing.worker_pool import PackProgress
+from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import describe_skipped
 from sm_train.toolkit.packing.index import IndexResult
-from sm_train.toolkit.packing.pack import PackResult
+from sm_train.toolkit.packing.pack import Appended, PackResult
 from sm_train.toolkit.terminal.console import stderr_console
 
 FASTFILE_BYTES = 150_000_000
@@ -25,10 +26,23 @@ _MAX_NAMED_DAMAGE = 5
 
 
 class SkippedDocument(TypedDict):
-    """The skipped files of one kind: their number and the first three."""
+    """Files that are not packed: their number and the first three."""
 
     count: int
     first: list[str]
+
+
+class AppendedDocument(TypedDict):
+    """What ``pack --append`` added.
+
+    ``changed`` are images with the name of a packed one, but another size or caption: they are not
+    packed. ``missing`` is the number of packed images that are not in the source.
+    """
+
+    samples: int
+    shards: int
+    changed: SkippedDocument
+    missing: int
 
 
 class PackDocument(TypedDict):
@@ -36,6 +50,7 @@ class PackDocument(TypedDict):
 
     ``rejected`` is the number of inputs for each reason. ``skipped`` are the files that are neither
     images nor captions, by kind. ``filtered`` is the number of rows that do not fulfil ``--where``.
+    ``appended`` is null without ``--append``.
     """
 
     shards: int
@@ -44,6 +59,7 @@ class PackDocument(TypedDict):
     rejected: dict[str, int]
     skipped: dict[str, SkippedDocument]
     filtered: int
+    appended: AppendedDocument | None
     index: str
     shards_path: str
 
@@ -131,21 +147,53 @@ def print_pack_summary(result: PackResult, *, list_rejected: bool = False) -> No
 def pack_summary(result: PackResult) -> list[str]:
     """Return the lines of the summary of a pack."""
     index = result.index
-    verb = "already packed" if result.up_to_date else "packed"
-    lines = [
-        f"{verb} {_count(index.header.samples, 'sample')} into {_count(len(index), 'shard')} "
-        f"({index.header.bytes / 1e6:,.1f} MB) in {result.shards_path}"
-    ]
+    lines = [_describe_pack(result)]
     if result.rejected_by_reason:
         lines.append(_describe_rejected(result))
     if result.filtered:
         lines.append(describe_filtered(result.filtered))
     lines += describe_skipped(result.skipped)
+    if result.appended is not None:
+        lines += describe_comparison(result.appended.comparison)
     largest = int(index.bytes.max())
     if len(index) > 1 and largest < FASTFILE_BYTES:
         lines.append(
             f"warning: shards of {largest / 1e6:,.1f} MB are small for FastFile; use a "
             "--shard-size of 150 MB or more"
+        )
+    return lines
+
+
+def _describe_pack(result: PackResult) -> str:
+    header, appended = result.index.header, result.appended
+    samples, shards = _count(header.samples, "sample"), _count(header.shards, "shard")
+    where = f"({header.bytes / 1e6:,.1f} MB) in {result.shards_path}"
+    if appended is None:
+        verb = "already packed" if result.up_to_date else "packed"
+        return f"{verb} {samples} into {shards} {where}"
+    if result.up_to_date:
+        return f"nothing to append: {samples} in {shards} {where}"
+    return (
+        f"appended {_count(appended.samples, 'sample')} in {_count(appended.shards, 'shard')}: "
+        f"now {samples} in {shards} {where}"
+    )
+
+
+def describe_comparison(comparison: Comparison) -> list[str]:
+    """Return the lines on packed images that differ from those of the source."""
+    lines = []
+    if count := comparison.changed:
+        first = ", ".join(comparison.first_changed)
+        more = ", …" if count > len(comparison.first_changed) else ""
+        lines.append(
+            f"error: {_count(count, 'image')} not packed, because another size or caption is "
+            f"packed under the same name: {first}{more}; rename them to append them"
+        )
+    if comparison.missing:
+        pronoun = "it" if comparison.missing == 1 else "them"
+        lines.append(
+            f"{_count(comparison.missing, 'packed image')} not in the source: "
+            f"the pack keeps {pronoun}"
         )
     return lines
 
@@ -184,8 +232,21 @@ def pack_document(result: PackResult) -> PackDocument:
             for kind, files in result.skipped.items()
         },
         "filtered": result.filtered,
+        "appended": _appended_document(result.appended),
         "index": result.index_path,
         "shards_path": result.shards_path,
+    }
+
+
+def _appended_document(appended: Appended | None) -> AppendedDocument | None:
+    if appended is None:
+        return None
+    comparison = appended.comparison
+    return {
+        "samples": appended.samples,
+        "shards": appended.shards,
+        "changed": {"count": comparison.changed, "first": comparison.first_changed},
+        "missing": comparison.missing,
     }
 
 

@@ -8,15 +8,20 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
-from sm_train.entrypoints.common.signals import record_interrupt
+from sm_train.entrypoints.common.signals import record_interrupt, was_interrupted
 
 _is_complete = False
+_is_repeated = False
+_main: FrameType | None = None
 
 
 def handle_interrupts() -> None:
-    """Handle Ctrl-C in this process as below; a handler of the caller's own stays."""
+    """Handle Ctrl-C in the caller as below; a handler of the caller's own stays."""
+    global _main
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        _main = sys._getframe(1)
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = _repeat_dropped_interrupt
 
@@ -64,12 +69,44 @@ def _repeat_dropped_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
     """
     if unraisable.exc_type is KeyboardInterrupt:
         # Now, it would be raised in this function and dropped again.
-        threading.Timer(0.05, _thread.interrupt_main).start()
+        _repeat_soon()
     else:
         sys.__unraisablehook__(unraisable)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    if not _is_complete:
-        record_interrupt(number)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; during an import, once it has ended or at a second Ctrl-C.
+
+    An exception in the import of a compiled module ends the process with a C++ error (PyTorch), or
+    leaves the module half imported (pyarrow).
+    """
+    global _is_repeated
+    may_wait = _is_repeated or not was_interrupted()
+    _is_repeated = False
+    if _is_complete:
+        return
+    record_interrupt(number)
+    if may_wait and _is_importing(frame):
+        _repeat_soon()
+    else:
         raise KeyboardInterrupt
+
+
+def _repeat_soon() -> None:
+    def repeat() -> None:
+        global _is_repeated
+        _is_repeated = True
+        _thread.interrupt_main()
+
+    timer = threading.Timer(0.05, repeat)
+    timer.daemon = True
+    timer.start()
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether an import that the command began is not complete."""
+    while frame is not None and frame is not _main:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

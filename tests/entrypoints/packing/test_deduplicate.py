@@ -14,7 +14,6 @@ from sm_train.entrypoints.packing.deduplicate import (
     DROPPED_NAME,
     DroppedInputs,
     DuplicateSearch,
-    digests_name,
 )
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
 from sm_train.entrypoints.packing.storage import LocalFolder
@@ -74,11 +73,12 @@ def test_duplicates_are_those_of_the_definition(
     for number in range(len(digests) // SHARD_INPUTS):
         rows = range(number * SHARD_INPUTS, (number + 1) * SHARD_INPUTS)
         inputs = [PackInput(row, f"{row}.jpg", "", 0) for row in rows]
-        plans.append(ShardPlan(number, shard_name(number), inputs, options, rows.start))
-        with destination.atomic_writer(digests_name(plans[-1])) as sink:
+        name = shard_name(number)
+        plans.append(ShardPlan(number, name, inputs, options, rows.start, f"{name}.npy"))
+        with destination.atomic_writer(plans[-1].digests) as sink:
             np.save(tmp_path / "digests.npy", digests[rows.start : rows.stop])
             sink.write((tmp_path / "digests.npy").read_bytes())
-    search = DuplicateSearch.of(plans, destination)
+    search = DuplicateSearch.of(plans, destination, BITS)
     assert bool(search.part_names()) is (part_rows == 150)
     for name in search.part_names():
         search.search_part(name, lambda *_: None, InProcessDecoders())

@@ -193,6 +193,54 @@ def planted_secrets(seed: int = 0) -> dict[str, tuple[str, str]]:
     plant("JDBC password", "jdbc:mysql://db/x?user=ann&password=@@", chars(ALNUM, 12))
     plant("variable in a comment", "# DEPLOY_TOKEN=@@", chars(ALNUM, 20))
     plant("variable in a command", "os.system('SNYK_TOKEN=@@ make')", uuid())
+    # Keys without a prefix are found by their place.
+    service = "https://api.acme.com/v1/models/3?download=1&"
+    hook = "https://chat.acme.com/hooks/"
+    for kind, line, secret in (
+        ("token in a URL's query", f"wget {service}token=@@", chars(HEX, 32)),
+        ("API key in a URL's query", f"url = '{service}api_key=@@'", chars(ALNUM, 20)),
+        ("token of an option", "tool login --token @@", chars(ALNUM, 30)),
+        ("password of an option", "tool --user=ann --password=@@ run", chars(ALNUM, 16)),
+        ("token of a Dockerfile", "ENV API_TOKEN @@", chars(ALNUM, 24)),
+        ("password in XML", "<password>@@</password>", chars(ALNUM, 16)),
+        ("default of a variable", 'os.getenv("MY_API_KEY", "@@")', chars(ALNUM, 28)),
+        ("default of an option", 'add_argument("--api-key", default="@@")', chars(ALNUM, 28)),
+        ("argument of a function", 'session.set_token("@@")', chars(ALNUM, 32)),
+        ("basic authentication", 'get(url, auth=("ann", "@@"))', chars(ALNUM, 24)),
+        ("bytes", "TOKEN = b'@@'", chars(ALNUM, 28)),
+        ("random string", "connect('@@')", chars(ALNUM, 22) + "7kQz"),
+        ("shadow file", "ann:$y$j9T$@@:19000:0:", f"{chars(ALNUM, 22)}${chars(ALNUM, 43)}"),
+        (
+            "Jupyter password",
+            "password = 'argon2:$argon2id$v=19$m=1,t=1,p=8$@@'",
+            chars(BASE64, 44),
+        ),
+        ("Mattermost webhook", f"{hook}@@", chars(string.ascii_lowercase + "7", 26)),
+        ("Rocket.Chat webhook", f"{hook}@@", f"{chars(ALNUM, 24)}/{chars(ALNUM, 44)}"),
+        ("Feishu webhook", "https://open.feishu.cn/open-apis/bot/v2/hook/@@", uuid()),
+        ("Opsgenie key", 'headers={"Authorization": "GenieKey @@"}', uuid()),
+        ("PagerDuty key", '{"routing_key": "@@", "event_action": "trigger"}', chars(HEX, 32)),
+        ("Backblaze key", "b2 authorize-account 0051 @@", "K005" + chars(ALNUM, 27)),
+        ("Roboflow key", "Roboflow('@@')", chars(ALNUM, 20)),
+        ("Voyage AI key", "login @@", "pa-" + chars(ALNUM, 43)),
+        (
+            "Azure DevOps token, old format",
+            "connect('@@')",
+            chars(BASE32.lower(), 40) + "a7b2c3d4e5f6",
+        ),
+        ("Hex key", "mix hex.organization auth acme --key @@", chars(HEX, 32)),
+        ("Hex key of its settings", '{"$write_key", "@@"}', chars(HEX, 32)),
+        ("Firebase key", "push('@@')", f"AAAA{chars(URL_SAFE, 7)}:APA91b{chars(URL_SAFE, 134)}"),
+        ("password of redis-cli", "redis-cli -h cache -a @@ ping", chars(ALNUM, 24)),
+        ("password of lftp", "lftp -u ann,@@ sftp://files.acme.com", chars(ALNUM, 14)),
+        ("password of openssl", "openssl enc -d -pass pass:@@ -in a", chars(ALNUM, 16)),
+        (
+            "password of PowerShell",
+            'ConvertTo-SecureString "@@" -AsPlainText',
+            chars(ALNUM, 12) + "!",
+        ),
+    ):
+        plant(kind, line, secret)
     plant("npm password", "//npm.acme.com/:_auth=@@", pair)
     plant("password in code", "password = '@@'", chars(ALNUM, 10))
     plant("API token in code", "my_service_token = '@@'", chars(ALNUM, 24))
@@ -230,9 +278,14 @@ WRAPPED: dict[str, tuple[str, Callable[[str], bytes]]] = {
     "windows_lines": ("own.py", lambda line: CODE.format(line).replace("\n", "\r\n").encode()),
     "utf16": ("keys.txt", lambda line: CODE.format(line).encode("utf-16")),
     "utf16_without_mark": ("keys.txt", lambda line: CODE.format(line).encode("utf-16-le")),
+    "utf32_without_mark": ("keys.txt", lambda line: CODE.format(line).encode("utf-32-le")),
     "notebook": ("explore.ipynb", notebook),
     "minified": ("all.js", lambda line: f"{'a = 1; ' * 3000}{line}; {'b = 2; ' * 3000}".encode()),
     "zip": ("old.zip", lambda line: zipped("own.py", CODE.format(line).encode())),
+    "zip_application": (
+        "tool",
+        lambda line: b"#!/usr/bin/env python3\n" + zipped("__main__.py", line.encode()),
+    ),
     "zip_in_tar": ("old.tgz", lambda line: tarred("a.whl", zipped("b.py", line.encode()))),
     "gzip": ("dump.gz", lambda line: gzip.compress(line.encode())),
 }
@@ -298,6 +351,9 @@ SETTINGS = {
     ("NCCL_DEBUG", "INFO"): None,
     ("GIT_COMMIT", "9fceb02d0ae598e95dc970b74767f19372d61af8"): None,
     ("DATASET", "s3://acme-data-1a2b3c4d5e6f7a8b/photos/2024-01-01"): None,
+    ("GCP", base64.b64encode(b'{"type": "service_account", "id": "1"}').decode()): (
+        "a Google service account"
+    ),
     ("IMAGE", "sha256:9fceb02d0ae598e95dc970b74767f19372d61af80ae598e95dc970b74767f193"): None,
 }
 
@@ -325,8 +381,26 @@ num_tokens: 4096
 choices.append("type=triton_BLOCK-M=128_BLOCK-K=16_BLOCK-N=64_numstages=4_numwarps=8")
 lower("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 engine = create_engine("postgresql+psycopg2://scott:tiger@localhost/test")
+__all__ = ["Glm4MoeLiteForCausalLM", "MiniMaxH3VideoResnetBlock3d", "Qwen3OmniMoeCode2Wav"]
+parser.add_argument("--pad-token", default="pad_token_2"); tokenizer.add_token("special_token_42")
+url = "https://acme.com/list?page_token=next_page_of_results_2&key=holiday-photos-of-2024"
+train --keyframes frames/0001.png --tokenizer-name stable-diffusion-v1-5
+docs = "https://docs.acme.com/webhooks/incoming-webhooks-version-2"
 os.environ["TOKENIZERS_PARALLELISM=false"]; MAX_TOKENS=4096; SORT_KEY=None
 """
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("home/.pypirc", "password = s7kQ2mWx4pLz9Tn3"),
+        ("app/.env.local", "api_key=s7kQ2mWx4pLz9Tn3"),
+        ("rclone.conf", "pass = s7kQ2mWx4pLz9Tn3_vB8rY5cDfH1jK6u"),
+    ],
+)
+def test_values_without_quotes_are_found_in_settings_files(name: str, line: str) -> None:
+    [found] = find_secrets({name: f"[acme]\n{line}\n".encode()})
+    assert str(found) == f"{name}:2: looks like a credential; remove it from the file"
 
 
 @pytest.mark.parametrize("name", ["own.py", "train.yaml", "notes.txt"])

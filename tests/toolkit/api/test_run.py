@@ -302,8 +302,15 @@ version: str = sm_train.__version__
 run.cost(stages=1)
 """
     )
+    # mypy does not follow an editable install: it gets a folder of links, as an installed package.
+    package, root = tmp_path / "types/sm_train", Path(__file__).parents[3]
+    package.mkdir(parents=True)
+    for name in ("toolkit", "estimators", "cost", "entrypoints"):
+        (package / name).symlink_to(root / name)
+    (package / "__init__.py").symlink_to(root / "entrypoints/api/__init__.py")
+    (package / "py.typed").touch()
     environment: dict[str, Any] = clean_environment(tmp_path)
-    environment["MYPYPATH"] = str(Path(sm_train.__file__).parents[1])
+    environment["MYPYPATH"] = str(package.parent)
     result = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(program)],
         cwd=tmp_path,

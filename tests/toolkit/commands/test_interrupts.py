@@ -460,3 +460,43 @@ cli.main([])
 def test_interrupt_that_an_import_replaced_by_its_error_is_one() -> None:
     result = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (130, "sm-train: interrupted\n")
+
+
+IMPORTING = """
+import signal, time
+from sm_train.toolkit import cli
+
+def main(**_):
+    import library
+    while True:
+        time.sleep(1)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.cli.main = main
+cli.main(["list"])
+"""
+LIBRARY = """
+import os, signal, sys, time
+for _ in range({interrupts}):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+print("imported", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("interrupts", "output"), [(1, "imported\n"), (2, "")])
+def test_interrupt_during_an_import_waits_for_its_end(
+    tmp_path: Path, interrupts: int, output: str
+) -> None:
+    """An exception in the import of a compiled module may abort the process; a second one may."""
+    (tmp_path / "library.py").write_text(LIBRARY.format(interrupts=interrupts))
+    (tmp_path / "program.py").write_text(IMPORTING)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
+    )
+    assert (done.returncode, done.stderr) == (130, f"{output}sm-train: interrupted\n")

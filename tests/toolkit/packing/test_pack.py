@@ -47,6 +47,7 @@ def test_packing_a_folder_writes_shards_and_an_index(cli: Cli, tmp_path: Path) -
         "rejected": {},
         "skipped": {},
         "filtered": 0,
+        "appended": None,
         "index": "out/index.parquet",
         "shards_path": "out/shards",
     }

@@ -1,0 +1,242 @@
+"""Plans of packs, which are stored in the destination: all that a node needs to build shards.
+
+A finished pack keeps its inputs there, so that another pack can extend it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sm_train.entrypoints.packing.plan import PackOptions, ShardPlan, shard_name
+from sm_train.entrypoints.packing.plan_files import (
+    HEADER_FILE,
+    INPUTS,
+    REJECTED,
+    PlanFiles,
+    PlannedInputs,
+    PlannedRejections,
+    partition_names,
+)
+from sm_train.entrypoints.packing.storage import S3Access, Storage, write_file
+from sm_train.entrypoints.packing.work_claims import PLAN_NAME
+
+INPUTS_FOLDER = "inputs"
+"""Folder in the destination with the plan of each pack, in a folder of its own."""
+
+DIGESTS_FOLDER = "digests"
+"""Folder in that of a plan with the digests of all inputs, if the pack drops duplicates."""
+
+_COPIES = 8
+"""Files of a plan that are copied at the same time."""
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """Everything a node needs: the shards to build, and what else the index records.
+
+    The inputs are in files, so its size does not depend on their number. ``fingerprint`` is a
+    digest of the inputs, ``image_bytes`` the size of all images, and ``root`` what precedes a
+    source in its address. ``rejected`` are inputs that were rejected before any image was read.
+
+    ``packed`` are the shards of the pack that this one extends, and ``extends`` the fingerprints
+    of the packs that these come from, in order; both are empty for a new pack.
+    """
+
+    plans: tuple[ShardPlan, ...]
+    rejected: PlannedRejections
+    fingerprint: str
+    target_bytes: int
+    index_options: dict[str, Any]
+    image_bytes: int
+    root: str
+    packed: tuple[ShardPlan, ...] = ()
+    extends: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> int:
+        """The number of inputs."""
+        return sum(len(plan.inputs) for plan in self.plans)
+
+    @property
+    def folder(self) -> str:
+        """The folder of its files in the destination."""
+        return inputs_folder(self.fingerprint)
+
+    @property
+    def partitions(self) -> list[str]:
+        """The names of the files with its inputs."""
+        return partition_names(INPUTS, self.images) + partition_names(REJECTED, len(self.rejected))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What identifies the pack: an unfinished one with the same identity is resumed."""
+        return {
+            "inputs": self.fingerprint,
+            "extends": list(self.extends),
+            "shard_bytes": self.target_bytes,
+            "options": self.index_options,
+        }
+
+    def with_model(self, folder: Path) -> PackPlan:
+        """Return the same plan with the model for latents in ``folder``."""
+        options = replace(self.plans[0].options, latents=str(folder))
+        return replace(self, plans=tuple(replace(plan, options=options) for plan in self.plans))
+
+
+@dataclass(frozen=True)
+class PackedInputs:
+    """The inputs of a finished pack, in the packs that they were added by.
+
+    ``shards`` are all shards with their inputs, of which only the sources, sizes and captions are
+    known. ``rejected`` are those that each pack rejected before it read any image.
+    """
+
+    fingerprints: tuple[str, ...]
+    shards: tuple[ShardPlan, ...]
+    inputs: tuple[PlannedInputs, ...]
+    rejected: tuple[PlannedRejections, ...]
+
+
+def inputs_folder(fingerprint: str) -> str:
+    """Return the folder in the destination with the plan of the pack with this fingerprint."""
+    return f"{INPUTS_FOLDER}/{fingerprint[:16]}"
+
+
+def make_plan(
+    shards: Iterable[int],
+    files: PlanFiles,
+    root: str,
+    options: PackOptions,
+    fingerprint: str,
+    packed: Sequence[ShardPlan] = (),
+) -> tuple[ShardPlan, ...]:
+    """Return the shards with these numbers of inputs; all inputs are in ``files``.
+
+    The shards and the inputs are numbered after those that are ``packed``.
+    """
+    number, offset = len(packed), sum(len(plan.inputs) for plan in packed)
+    plans, first = [], 0
+    for count in shards:
+        name = shard_name(number)
+        digests = f"{inputs_folder(fingerprint)}/{DIGESTS_FOLDER}/{name}.npy"
+        inputs = PlannedInputs(files, root, first, count, offset)
+        plans.append(ShardPlan(number, name, inputs, options, offset + first, digests))
+        first += count
+        number += 1
+    return tuple(plans)
+
+
+def store_plan(
+    pack: PackPlan, folder: Path, destination: Storage, access: S3Access, started_ns: int
+) -> tuple[PackPlan, int]:
+    """Store a plan, whose files are in ``folder``, in the destination, unless it is there.
+
+    Return the plan as it is read there, and when the pack was started, Unix nanoseconds.
+    """
+    started_ns = read_start(destination, started_ns)
+    document = pack.identity | {
+        "started_ns": started_ns,
+        "root": pack.root,
+        "pack_options": asdict(pack.plans[0].options),
+    }
+    write_file(destination, PLAN_NAME, json.dumps(document).encode())
+    header = f"{pack.folder}/{HEADER_FILE}"
+    if destination.size(header) is None:
+
+        def copy(name: str) -> None:
+            write_file(destination, f"{pack.folder}/{name}", (folder / name).read_bytes())
+
+        with ThreadPoolExecutor(_COPIES) as pool:
+            for _ in pool.map(copy, pack.partitions):
+                pass
+        # The header is the last file: with a header, the inputs are complete.
+        write_file(destination, header, _header(pack))
+    return read_plan(destination, access), started_ns
+
+
+def read_start(destination: Storage, default_ns: int) -> int:
+    """Return when the unfinished pack in the destination was started, Unix nanoseconds."""
+    try:
+        started_ns: int = json.loads(destination.read(PLAN_NAME))["started_ns"]
+    except FileNotFoundError:
+        return default_ns
+    return started_ns
+
+
+def _header(pack: PackPlan) -> bytes:
+    """Return what the folder of a plan says of its inputs; it does not depend on their location."""
+    document = {
+        "inputs": pack.fingerprint,
+        "image_bytes": pack.image_bytes,
+        "rejected": len(pack.rejected),
+        "shards": [len(plan.inputs) for plan in pack.plans],
+    }
+    return json.dumps(document).encode()
+
+
+def _read_header(destination: Storage, fingerprint: str) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(
+        destination.read(f"{inputs_folder(fingerprint)}/{HEADER_FILE}")
+    )
+    return header
+
+
+def read_plan(destination: Storage, access: S3Access) -> PackPlan:
+    """Return the plan of the unfinished pack in the destination.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    document: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
+    fingerprint = document["inputs"]
+    header = _read_header(destination, fingerprint)
+    files = PlanFiles(destination.address(inputs_folder(fingerprint)), access)
+    root, options = document["root"], PackOptions(**document["pack_options"])
+    packed = read_packed_inputs(destination, access, document["extends"]).shards
+    return PackPlan(
+        make_plan(header["shards"], files, root, options, fingerprint, packed),
+        PlannedRejections(files, header["rejected"]),
+        fingerprint,
+        document["shard_bytes"],
+        document["options"],
+        header["image_bytes"],
+        root,
+        packed,
+        tuple(document["extends"]),
+    )
+
+
+def remove_incomplete_plan(destination: Storage) -> None:
+    """Remove a plan that was not stored completely."""
+    try:
+        fingerprint = json.loads(destination.read(PLAN_NAME))["inputs"]
+    except FileNotFoundError:
+        return
+    destination.remove_folder(inputs_folder(fingerprint))
+    destination.remove(PLAN_NAME)
+
+
+def read_packed_inputs(
+    destination: Storage, access: S3Access, fingerprints: Sequence[str]
+) -> PackedInputs:
+    """Return the inputs of a finished pack, which was extended by all but the first of these.
+
+    Raises:
+        FileNotFoundError: the destination does not have them.
+    """
+    shards: list[ShardPlan] = []
+    inputs, rejected = [], []
+    for fingerprint in fingerprints:
+        header = _read_header(destination, fingerprint)
+        files = PlanFiles(destination.address(inputs_folder(fingerprint)), access)
+        # Where the images were when they were packed is not recorded.
+        plans = make_plan(header["shards"], files, "", PackOptions(), fingerprint, shards)
+        shards += plans
+        inputs.append(PlannedInputs(files, "", 0, sum(header["shards"])))
+        rejected.append(PlannedRejections(files, header["rejected"]))
+    return PackedInputs(tuple(fingerprints), tuple(shards), tuple(inputs), tuple(rejected))

@@ -1,0 +1,146 @@
+"""Compares the images of a source with those of a finished pack, which ``--append`` extends.
+
+An image is identified by its source: its path below SRC, its URI, or its name in a table. Both
+lists are sorted by source, so they are merged in bounded memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+from sm_train.entrypoints.packing.plan import packed_bytes
+from sm_train.entrypoints.packing.plan_files import INPUTS, REJECTED, REJECTED_SCHEMA, decode
+from sm_train.entrypoints.packing.stored_plan import PackedInputs
+from sm_train.toolkit.packing.file_kinds import MAX_NAMED
+
+_BATCH_ROWS = 2**14
+
+_PACKED = ("source", "bytes", "caption", "packed_bytes")
+"""Columns of a packed image that identify it; the last one includes the size of its caption."""
+
+_Row = tuple[Any, ...]
+
+
+@dataclass
+class Comparison:
+    """How the images of a source compare with those of a pack.
+
+    ``known`` are packed already. ``changed`` have the source of a packed image, but another size or
+    caption; ``first_changed`` are the first of them. ``missing`` are packed, but not in the source.
+    """
+
+    known: int = 0
+    changed: int = 0
+    missing: int = 0
+    first_changed: list[str] = field(default_factory=list)
+
+
+class NewInputs:
+    """Selects the images and the rejected inputs that a pack does not have.
+
+    ``comparison`` is complete when all images have been read.
+    """
+
+    def __init__(self, packed: PackedInputs) -> None:
+        self.comparison = Comparison()
+        self._packed = packed
+
+    def images(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the new images of ``batches``, which are those of a sorter, sorted by source."""
+        packed = (part.files.read(INPUTS, _PACKED, 0, len(part)) for part in self._packed.inputs)
+        yield from _filter(batches, lambda rows: self._new_images(rows, _merge(packed)))
+
+    def _new_images(self, images: Iterator[_Row], packed: Iterator[_Row]) -> Iterator[_Row]:
+        for source, old, new in _join(packed, images):
+            unmatched, replaced = _unmatched(new, old, _identity)
+            self.comparison.known += len(new) - len(unmatched)
+            # An image with the source of a packed one that is gone is a new version of it.
+            changed = min(len(unmatched), replaced)
+            self.comparison.changed += changed
+            self.comparison.missing += replaced - changed
+            if changed and len(self.comparison.first_changed) < MAX_NAMED:
+                self.comparison.first_changed.append(decode(source))
+            yield from unmatched[changed:]
+
+    def rejected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the new rejected inputs of ``batches``, which are sorted."""
+        columns = REJECTED_SCHEMA.names
+        packed = [
+            part.files.read(REJECTED, columns, 0, len(part)) for part in self._packed.rejected
+        ]
+
+        def new_rows(rows: Iterator[_Row]) -> Iterator[_Row]:
+            for _, old, new in _join(_merge(packed), rows):
+                yield from _unmatched(new, old, lambda row: row)[0]
+
+        yield from _filter(batches, new_rows)
+
+
+def _identity(image: _Row) -> _Row:
+    """Return what :data:`_PACKED` is for an image of a sorter."""
+    source, _, size, caption, _, caption_bytes = image
+    return source, size, caption, packed_bytes(size or 0, caption_bytes or 0)
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _merge(parts: Iterable[Iterable[pa.RecordBatch]]) -> Iterator[_Row]:
+    """Merge rows that are sorted by their first column."""
+    return heapq.merge(*map(_rows, parts), key=itemgetter(0))
+
+
+def _join(
+    packed: Iterator[_Row], images: Iterator[_Row]
+) -> Iterator[tuple[bytes, list[_Row], list[_Row]]]:
+    """Yield each source with its packed rows and its new ones; both are sorted by source."""
+    tagged = heapq.merge(
+        ((row[0], 0, row) for row in packed),
+        ((row[0], 1, row) for row in images),
+        key=itemgetter(0),
+    )
+    for source, group in groupby(tagged, key=itemgetter(0)):
+        rows: tuple[list[_Row], list[_Row]] = [], []
+        for _, side, row in group:
+            rows[side].append(row)
+        yield source, *rows
+
+
+def _unmatched(
+    new: Sequence[_Row], old: Sequence[_Row], identity: Callable[[_Row], _Row]
+) -> tuple[list[_Row], int]:
+    """Return the new rows without an equal old one each, and the number of old rows without one."""
+    left = Counter(old)
+    unmatched = []
+    for row in new:
+        key = identity(row)
+        if left[key] > 0:
+            left[key] -= 1
+        else:
+            unmatched.append(row)
+    return unmatched, left.total()
+
+
+def _filter(
+    batches: Iterable[pa.RecordBatch], select: Callable[[Iterator[_Row]], Iterator[_Row]]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of ``batches`` that ``select`` selects of all rows."""
+    every = iter(batches)
+    first = next(every, None)
+    selected = select(_rows([] if first is None else chain([first], every)))
+    while rows := list(islice(selected, _BATCH_ROWS)):
+        assert first is not None
+        columns = [
+            pa.array(cells, column.type)
+            for cells, column in zip(zip(*rows, strict=True), first.schema, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=first.schema)
