@@ -384,8 +384,7 @@ class Dropping:
 
 def main(**_):
     Dropping()
-    while True:
-        time.sleep(1)
+    time.sleep(3600)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.cli.main = main
@@ -468,8 +467,7 @@ from sm_train.toolkit import cli
 
 def main(**_):
     import library
-    while True:
-        time.sleep(1)
+    time.sleep(3600)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.cli.main = main
