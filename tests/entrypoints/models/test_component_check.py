@@ -407,6 +407,15 @@ def test_a_missing_shard_is_named() -> None:
         weight_files(Memory(files), "unet")
 
 
+@pytest.mark.parametrize(
+    "weight_map", [None, [], {}, ["a"], "a", 3, {"a": 3, "b": "x"}, {"a": ["x"]}]
+)
+def test_an_index_of_another_form_is_refused(weight_map: object) -> None:
+    index = "unet/diffusion_pytorch_model.safetensors.index.json"
+    with pytest.raises(ComponentFileError, match=r"index\.json lists no weights; copy"):
+        weight_files(Memory({index: as_json({"weight_map": weight_map})}), "unet")
+
+
 @given(st.binary(max_size=200))
 def test_any_header_is_read_or_refused(content: bytes) -> None:
     with contextlib.suppress(ComponentFileError):
