@@ -428,6 +428,29 @@ CASES = {
         "name: " + "{a: " * 10_000 + "1" + "}" * 10_000 + "\n",
         ["run.yaml:1: is nested in more than 50 levels"],
     ),
+    "merge_bomb": (
+        "a: &a {p: 1}\n"
+        + "".join(
+            f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 10)}]}}\n" for a, b in pairwise("abcdefg")
+        ),
+        ["run.yaml:6: has more than 100,000 values; an alias counts as what it repeats"],
+    ),
+    "endless_merge": (
+        "a: &a\n  <<: *a\n",
+        ["run.yaml:2: has more than 100,000 values; an alias counts as what it repeats"],
+    ),
+    "long_integer": (
+        "name: demo\nregion: " + "9" * 5000 + "\n",
+        ["run.yaml:2: a number of more than 40 digits; quote it"],
+    ),
+    "long_hexadecimal_integer": (
+        "name: 0x" + "f" * 5000 + "\n",
+        ["run.yaml:1: a number of more than 40 digits; quote it"],
+    ),
+    "long_base_60_integer": (
+        "name: " + ":".join(["59"] * 500) + "\n",
+        ["run.yaml:1: a number of more than 40 digits; quote it"],
+    ),
     "not_yaml": ("name: [1, 2\n", ["run.yaml:"]),
     "list_at_root": ("- 1\n", ["run.yaml:1: a run file is a mapping"]),
     "empty_file": ("", ["run.yaml:1: a run file is a mapping"]),
