@@ -375,7 +375,7 @@ def test_nodes_extend_a_pack_in_s3_as_one_process_does(cli: Cli, aws: Aws, tmp_p
     sent = cloud(*command, *on, "--yes")
     assert sent.returncode == 0, sent.stderr
     [body] = aws.bodies("CreateProcessingJob")
-    nodes = [start_node(tmp_path, aws, body, rank) for rank in (0, 1)]
+    nodes = [start_node(tmp_path, aws, body, rank, expires=60) for rank in (0, 1)]
     logs = [node.communicate(timeout=DEADLINE)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], logs
     assert cli("pack", "in", "out", *options, "--for", run, "--append").returncode == 0
@@ -385,6 +385,15 @@ def test_nodes_extend_a_pack_in_s3_as_one_process_does(cli: Cli, aws: Aws, tmp_p
     again = cloud(*command, *on, "--yes")
     assert "nothing was started" in again.stderr
     assert len(aws.bodies("CreateProcessingJob")) == 1
+    # The next images are packed by a process of this computer.
+    write_pair(tmp_path / "in", "0.jpg", image_bytes(4), "another duplicate")
+    add_later(tmp_path / "in", 4, start=700)
+    upload_folder(aws, tmp_path / "in", "photos/")
+    extended = cloud(*command, "--for", run, "--append", "--json")
+    assert extended.returncode == 0, extended.stderr
+    document = json.loads(extended.stdout)
+    assert (document["appended"]["samples"], document["rejected"]) == (4, {"duplicate": 2})
+    assert not any(".packing" in name for name in read_objects(aws, "packed", "set/"))
 
 
 ROWS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["one", "two", "three", ""])))
