@@ -338,8 +338,10 @@ def test_an_unfinished_append_is_completed_before_other_images_are_added(
     (tmp_path / "in" / second[-1]).unlink()
     (tmp_path / "in" / second[-1]).with_suffix(".txt").unlink()
     third = write(range(50, 54))
-    refused = cli("pack", "in", "out", *options)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    for command in (("pack", "in", "out", *options), ("index", "out/shards")):
+        refused = cli(*command)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert "unfinished" in refused.stderr or "--append" in refused.stderr
     run = cli("pack", "in", "out", *options, "--append", "--json")
     assert run.returncode == 0, run.stderr
     # The plan has the image that is gone.
