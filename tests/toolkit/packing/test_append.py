@@ -26,7 +26,12 @@ from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
 from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
-from tests.toolkit.packing.test_interrupted_pack import count_tar_files, started, wait_for_group
+from tests.toolkit.packing.test_interrupted_pack import (
+    count_tar_files,
+    started,
+    wait_for_group,
+    wait_until,
+)
 from tests.toolkit.packing.test_on_sagemaker import start_node
 from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
 
@@ -350,6 +355,46 @@ def test_an_unfinished_append_is_completed_before_other_images_are_added(
     assert document["appended"]["samples"] == len(second[:-1]) + len(third)
     assert sources(tmp_path / "out") == [*first, *second[:-1], *third]
     open_verified(tmp_path / "out")
+
+
+PAUSED = """
+import sys, time
+from contextlib import contextmanager
+from pathlib import Path
+from sm_train.toolkit.packing import pack
+from sm_train.toolkit.cli import main
+
+plan_pack = pack.plan_pack
+
+@contextmanager
+def paused(*arguments):
+    with plan_pack(*arguments) as planned:
+        Path("planned").touch()
+        while not Path("continue").exists():
+            time.sleep(0.01)
+        yield planned
+
+pack.plan_pack = paused
+main(sys.argv[1:])
+"""
+
+
+def test_an_append_is_refused_if_another_one_was_faster(cli: Cli, tmp_path: Path) -> None:
+    write_album(tmp_path / "in", 6)
+    options = ("--shard-size", "100KB")
+    assert cli("pack", "in", "out", *options).returncode == 0
+    add_later(tmp_path / "in", 4)
+    with started(tmp_path, "--append", program=PAUSED) as process:
+        wait_until((tmp_path / "planned").exists, process)
+        assert cli("pack", "in", "out", *options, "--append").returncode == 0
+        after = read_tree(tmp_path / "out")
+        (tmp_path / "continue").touch()
+        _, stderr = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, stderr) == (
+        2,
+        "sm-train: out: another command has added images to it; append again\n",
+    )
+    assert read_tree(tmp_path / "out") == after
 
 
 def test_nodes_extend_a_pack_in_s3_as_one_process_does(cli: Cli, aws: Aws, tmp_path: Path) -> None:
