@@ -15,7 +15,13 @@ from dataclasses import dataclass, replace
 
 from sm_train.toolkit.diagnose.guesses import guess, guessed_cause
 from sm_train.toolkit.diagnose.log_scanner import scan
-from sm_train.toolkit.diagnose.matches import PROGRAM_ERROR, LogStream, Match, ScanReport
+from sm_train.toolkit.diagnose.matches import (
+    PROGRAM_ERROR,
+    LogStream,
+    Match,
+    ScanReport,
+    shows_continuation,
+)
 from sm_train.toolkit.diagnose.origins import FirstFailing, first_failing
 from sm_train.toolkit.diagnose.signatures import (
     Confidence,
@@ -367,7 +373,9 @@ def _from_match(
     if match.code != PROGRAM_ERROR:
         return _from_signature(match, reports, matches, details)
     found = _from_exception(match, reports, matches, details)
-    is_guess = match.in_library and found.confidence == "low"
+    # "Caught RuntimeError in DataLoader worker process 0." has no words of its own.
+    has_words = match.in_library and not shows_continuation(match.text)
+    is_guess = has_words and found.confidence == "low"
     code = guessed_cause(match.text) if is_guess else None
     if code is None:
         return found

@@ -541,11 +541,13 @@ class _StreamScanner:
     def report(self) -> ScanReport:
         if self.summary is not None:
             self._read_summary(LogLine(""))
+        # The exception that would have replaced it is missing: the log ends before.
+        replaced = (self.handled,) if self.handled else ()
         return ScanReport(
             stream=self.stream.name,
             node=self.stream.node,
             lines=self.line_number,
-            matches=tuple(self.matches),
+            matches=(*self.matches, *replaced),
             last_line=self.last_line,
             steps=self.steps,
             recovered=dict(self.recovered),

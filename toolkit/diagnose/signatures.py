@@ -28,7 +28,11 @@ _STRENGTH: dict[SignatureRole, int] = {
 """Which role counts if several signatures match one line: kinds of program errors come last."""
 # "Triton Error [CUDA]: invalid argument"; for HIP a code comes first, and "Message" has three s
 _TRITON = re.compile(r"Triton Error \[(?:CUDA|HIP)\]: (?: ?Code: \d+, Mess+age: )?")
-_EXCEPTION_TYPE = r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: .*?"
+# "omegaconf.errors.UnsupportedInterpolationType: …"
+_QUALIFIED_TYPE = re.compile(r"^([a-z_]\w*(?:\.\w+)*)\.[A-Z]\w*(?:: |$)")
+_EXCEPTION_TYPE = (
+    r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception|Error)(?:\(\w+\))?: .*?"
+)
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,8 @@ def matching_exception(text: str, library: str | None = None) -> list[Signature]
     text = _TRITON.sub("CUDA error: ", text)
     mistake = is_programming_mistake(text)
     table = signatures().values()
-    raised = [one for one in table if library and library.startswith(one.libraries)]
+    modules = [one for one in (library, _module_of_type(text)) if one]
+    raised = [one for one in table if any(_is_raised(one, text, module) for module in modules)]
     found = matching(text)
     # A broken connection of a tracker or a client is not one between ranks.
     if found and not (raised and found[0].role == "echo"):
@@ -207,8 +212,21 @@ def matching_exception(text: str, library: str | None = None) -> list[Signature]
     return kinds[:1]
 
 
+def _module_of_type(text: str) -> str | None:
+    """Return the module that defines an exception, as ``omegaconf/errors``; None for built-ins."""
+    named = _QUALIFIED_TYPE.match(text)
+    return named[1].replace(".", "/") if named else None
+
+
+def _is_raised(signature: Signature, text: str, library: str) -> bool:
+    """Return whether an exception of ``library`` is this failure whatever else it says."""
+    is_about = signature.in_library is None or signature.in_library.search(text)
+    return library.startswith(signature.libraries) and bool(is_about)
+
+
 def _looks_like(signature: Signature, text: str, library: str | None) -> bool:
-    patterns = (signature.exception, signature.in_library if library else None)
+    in_any_library = signature.in_library if library and not signature.libraries else None
+    patterns = (signature.exception, in_any_library)
     return any(pattern is not None and pattern.search(text) for pattern in patterns)
 
 
@@ -232,5 +250,5 @@ def _strongest(matched: list[Signature]) -> list[Signature]:
 
 _PROGRAMMING_MISTAKES = re.compile(
     r"(?:Type|Key|Index|Attribute|Name|UnboundLocal|ZeroDivision|NotImplemented|Recursion)Error\b"
-    r"|AssertionError$"
+    r"|AssertionError:?$"
 )

@@ -41,6 +41,11 @@ _LIBRARY = re.compile(
     r"^.*[/\\](?:site|dist)-packages[/\\](.+?)(?:\.py)?$"
     r"|^.*[/\\]lib[/\\]python\d[\d.]*[/\\](.+?)(?:\.py)?$|^<(frozen \S+)>"
 )
+# "    return TCPStore(", "dist.init_process_group(backend='nccl')", '…", line 190, in …_handler'
+_JOIN = re.compile(
+    r"\b(?:init_process_group|TCPStore)\(|\bin (?:init_process_group|_\w*rendezvous)"
+)
+_JOINED = "torch/distributed/rendezvous"
 # The first frame of a traceback, with or without indentation, or of a rich one.
 _FRAME_START = re.compile(r'^\s*(?:File "|│)')
 # "Original Traceback", "  + Exception Group Traceback", "Scheduler hit an exception: Traceback",
@@ -95,6 +100,8 @@ class _Open:
     stripped: bool = False
     file: str = ""
     """The source file of the last frame."""
+    joins: bool = False
+    """Whether a frame joins a process group or its store."""
     truncated: bool = False
     """Whether its first lines are missing: then a line may look like an exception by chance."""
 
@@ -196,6 +203,7 @@ class Tracebacks:
         state = self.open[source]
         if named := _FRAME_FILE.match(line.text):
             state.file = named[1] or named[2]
+        state.joins = state.joins or _JOIN.search(line.text) is not None
         if state.truncated and _NAMED_ERROR.match(line.text.lstrip()):
             self._close(source)
             return "exception"
@@ -223,6 +231,8 @@ class Tracebacks:
         module = _LIBRARY.search(state.file)
         named = module and next(group for group in module.groups() if group)
         self.library = named.replace("\\", "/") if named else None
+        if state.joins and "torch/distributed/" in state.file:
+            self.library = _JOINED
         state.depth -= 1
         state.lines_since_frame = _MAX_SOURCE_LINES
         if not state.depth:
