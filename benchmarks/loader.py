@@ -2,9 +2,10 @@
 
 Photographs of 768, 1,024 and 2,048 pixels become uint8 batches of 512. The variants run
 interleaved; the output is medians, spread and ratios. "Bare decoding" decodes the same bytes from
-memory at the same size as the fast mode, without reading, scaling or batching: the physical limit.
-The peers do what their own guides show (decode with Pillow) with Pillow's bilinear scaling; ours is
-bilinear, too.
+memory at the same size as the fast mode, without reading, scaling or batching. "Decoding and
+scaling" adds the antialiased scaling and nothing else: the physical limit of one core. The peers
+do what their own guides show (decode with Pillow) with Pillow's bilinear scaling; ours is bilinear,
+too.
 
     python benchmarks/loader.py            # mosaicml-streaming takes part if it is installed
 """
@@ -108,6 +109,7 @@ def drain(stream: Iterator[Any], images: int) -> None:
 def all_variants(shards: Path, images: list[bytes], side: int) -> dict[str, Variant]:
     variants: dict[str, Variant] = {
         "bare decoding": lambda: bare_decoding(images, side),
+        "decoding and scaling": lambda: bare_decoding(images, side, scaled=True),
         "sm-train, 1 process": lambda: iter(sm_train_loader(shards, decode_workers=0)),
         "sm-train exact, 1 process": lambda: iter(sm_train_loader(shards, 0, "exact")),
         "sm-train streaming, 1 process": lambda: iter(sm_train_loader(shards, 0, streamed=True)),
@@ -126,19 +128,24 @@ def all_variants(shards: Path, images: list[bytes], side: int) -> dict[str, Vari
     return variants
 
 
-def bare_decoding(images: list[bytes], side: int) -> Iterator[None]:
+def bare_decoding(images: list[bytes], side: int, *, scaled: bool = False) -> Iterator[None]:
     """Decode at half the size if that covers twice the target, as our decoder does."""
     factor = 2 if side >= 4 * RESOLUTION else 1
+    scale, size = torch.ops.aten._upsample_bilinear2d_aa.out, [RESOLUTION, RESOLUTION]
+    out = torch.empty((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
     number = 0
     while True:
         for _ in range(BATCH):
-            simplejpeg.decode_jpeg(
+            pixels = simplejpeg.decode_jpeg(
                 images[number % IMAGES],
                 min_height=side // factor,
                 min_width=side // factor,
                 min_factor=factor,
             )
             number += 1
+            if scaled:
+                planes = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+                scale(planes, size, False, None, None, out=out)
         yield
 
 

@@ -138,10 +138,6 @@ def _run(arguments: list[str]) -> int:
             args=arguments, prog_name="sm-train", standalone_mode=False, obj=options
         )
         return result if isinstance(result, int) else ExitCode.OK
-    except UserError as error:
-        return _fail(str(error), error.exit_code)
-    except click.ClickException as error:
-        return _fail_usage(error)
     except (click.Abort, KeyboardInterrupt):
         # A second Ctrl-C would print a traceback of the exit.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -149,23 +145,35 @@ def _run(arguments: list[str]) -> int:
     except _OutputClosedError:
         _discard_output()
         return ExitCode.OK
-    except OSError as error:
-        return _fail_os(error)
-    except MemoryError:
-        return _fail(
-            "not enough memory; use a machine with more, or a smaller input", ExitCode.UNEXPECTED
-        )
     except Exception as error:
-        if was_interrupted():
-            # pyarrow's compiled modules drop a KeyboardInterrupt while they import pandas, which is
-            # then half imported and fails with another exception.
+        says_so = isinstance(error, UserError) and error.exit_code == ExitCode.INTERRUPTED
+        if was_interrupted() and not says_so:
+            # Compiled modules may drop a KeyboardInterrupt and fail with another exception, which
+            # code that reads a file then takes for damage: pyarrow imports a half of pandas, and
+            # PyTorch cannot determine the shape of a tensor.
             return _fail("interrupted", ExitCode.INTERRUPTED)
-        if options.get("verbose"):
-            return _fail(traceback.format_exc(), ExitCode.UNEXPECTED)
-        return _fail(
-            f"unexpected {type(error).__name__}: {error} (-v shows the traceback)",
-            ExitCode.UNEXPECTED,
-        )
+        return _fail_error(error, is_verbose=bool(options.get("verbose")))
+
+
+def _fail_error(error: Exception, *, is_verbose: bool) -> int:
+    match error:
+        case UserError():
+            return _fail(str(error), error.exit_code)
+        case click.ClickException():
+            return _fail_usage(error)
+        case OSError():
+            return _fail_os(error)
+        case MemoryError():
+            return _fail(
+                "not enough memory; use a machine with more, or a smaller input",
+                ExitCode.UNEXPECTED,
+            )
+    if is_verbose:
+        return _fail("".join(traceback.format_exception(error)), ExitCode.UNEXPECTED)
+    return _fail(
+        f"unexpected {type(error).__name__}: {error} (-v shows the traceback)",
+        ExitCode.UNEXPECTED,
+    )
 
 
 def _is_closed(stream: TextIO) -> bool:

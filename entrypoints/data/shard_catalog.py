@@ -306,7 +306,8 @@ def _list_by_index(
     if unknown:
         problem = (
             f"{len(unknown)} shards of the train channel are not in the index, {unknown[0]} among "
-            "them; run `sm-train index` again"
+            "them; if `sm-train pack` writes them, start again after it, otherwise run "
+            "`sm-train index`"
         )
     _raise_on_all_ranks(all_gather, problem)
     rows = order.to_numpy().astype(np.int64)

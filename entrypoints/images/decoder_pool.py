@@ -277,7 +277,9 @@ class _Slot:
                     return self._outcome(size, message[_ANSWER.size :])
         except (EOFError, OSError):
             raise RuntimeError("the processes that decode images were killed") from None
-        os.kill(self.memory.get(_PID), signal.SIGKILL)
+        # No decoder was ever started if its process hung in the fork; 0 is the caller's own group.
+        if process := self.memory.get(_PID):
+            os.kill(process, signal.SIGKILL)
         self.ours.poll(_KILL_SECONDS)  # the report of it is ignored when the next answer is read
         raise DecodeError("decoder-timeout", f"not decoded within {DECODE_SECONDS:.0f} s")
 

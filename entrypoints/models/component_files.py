@@ -242,9 +242,10 @@ def _indexed(reader: ComponentReader, component: str, index: str) -> Iterator[st
         ComponentFileError: one is missing.
     """
     weight_map = read_json(reader, index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    if not names or not all(isinstance(name, str) for name in names):
         raise ComponentFileError(f"{index} lists no weights; copy the model again")
-    for name in sorted(set(weight_map.values())):
+    for name in sorted(set(names)):
         path = f"{component}/{name}"
         if path not in reader.files:
             raise ComponentFileError(f"{path} is missing, and {index} lists it; copy it again")

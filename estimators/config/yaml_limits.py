@@ -1,4 +1,4 @@
-"""Limit the size, depth and aliases of YAML before it is constructed.
+"""Limit the size, depth, aliases and numbers of YAML before it is constructed.
 
 Aliases let a few hundred bytes describe billions of values ("billion laughs"), and deep nesting
 exhausts the stack of every recursive function that visits the values.
@@ -6,6 +6,7 @@ exhausts the stack of every recursive function that visits the values.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import yaml
@@ -14,6 +15,11 @@ MAX_BYTES = 2**20
 MAX_DEPTH = 50
 MAX_NODES = 100_000
 """Values of a document, with every alias counted as the values that it repeats."""
+MAX_DIGITS = 40
+"""Characters of an integer: Python converts longer ones in quadratic time, or refuses to."""
+
+# YAML 1.1, int: with a prefix for its base, or with colons for base 60.
+_INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9A-Fa-f_]+|[0-9][0-9_:]*)")
 
 
 class YamlLimitError(ValueError):
@@ -36,7 +42,7 @@ def check_limits(text: str, loader: type[yaml.SafeLoader]) -> None:
     """Parse ``text`` into events, without recursion and without values.
 
     Raises:
-        YamlLimitError: the document is nested too deeply or has too many values.
+        YamlLimitError: the document is nested too deeply, or has too many or too long values.
         yaml.YAMLError: the text is not YAML.
     """
     anchors = dict[str, int]()
@@ -61,9 +67,16 @@ def check_limits(text: str, loader: type[yaml.SafeLoader]) -> None:
             continue
         open_collections[-1].nodes += added
         line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.ScalarEvent) and _is_long_integer(event):
+            raise YamlLimitError(line, f"a number of more than {MAX_DIGITS} digits; quote it")
         if len(open_collections) > MAX_DEPTH:
             raise YamlLimitError(line, f"is nested in more than {MAX_DEPTH} levels")
         if sum(collection.nodes for collection in open_collections) > MAX_NODES:
             raise YamlLimitError(
                 line, f"has more than {MAX_NODES:,} values; an alias counts as what it repeats"
             )
+
+
+def _is_long_integer(event: yaml.ScalarEvent) -> bool:
+    is_plain, _ = event.implicit
+    return is_plain and len(event.value) > MAX_DIGITS and bool(_INTEGER.fullmatch(event.value))

@@ -27,6 +27,7 @@ from sm_train.entrypoints.data.shard_index import (
     write_index,
 )
 from sm_train.entrypoints.packing.describe_shard import ShardDescription, describe_shard
+from sm_train.entrypoints.packing.storage import S3Access, open_storage
 from sm_train.entrypoints.packing.unusable_samples import (
     GZIP,
     IMAGE_AND_TEXT,
@@ -35,6 +36,7 @@ from sm_train.entrypoints.packing.unusable_samples import (
     UnusableSamples,
     merge_unusable,
 )
+from sm_train.entrypoints.packing.work_claims import PLAN_NAME
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.aws.session import open_session
@@ -117,6 +119,7 @@ def index_folder(folder: Path, check: SampleCheck, workers: int, progress: Progr
     location = index_path(folder)
     if location.exists() and not location.is_file():
         raise UserError(f"{location}: is no file; remove it")
+    _require_no_unfinished_pack(str(location.parent), S3Access())
     contents = _Contents(str(folder), listed, compressed, check)
     if (current := _load_if_current(location, contents)) is not None:
         return _up_to_date(str(location), current)
@@ -152,6 +155,7 @@ def index_prefix(
     _, key = split_uri(location)
     s3 = open_session(profile, region).client("s3")
     with translate_aws_errors(uri), tempfile.TemporaryDirectory() as folder:
+        _require_no_unfinished_pack(location.rpartition("/")[0], S3Access(profile, region))
         listing = list_prefix(s3, f"s3://{bucket}/{prefix}")
         compressed = [
             key.removeprefix(prefix) for key in listing.others if key.endswith(COMPRESSED_SUFFIXES)
@@ -166,6 +170,20 @@ def index_prefix(
         result = _write(path, contents, describe, workers, progress)
         s3.upload_file(str(path), bucket, key)
     return IndexResult(location, *result, up_to_date=False)
+
+
+def _require_no_unfinished_pack(address: str, access: S3Access) -> None:
+    """Require that all shards are those of a finished pack: its index has more than ours.
+
+    Raises:
+        UserError: `sm-train pack` writes to it, or was interrupted.
+    """
+    destination = open_storage(address, access)
+    if destination.size(PLAN_NAME) is not None:
+        raise UserError(
+            f"{address}: contains an unfinished pack; finish it with `sm-train pack`, or remove "
+            f"{destination.address(PLAN_NAME)} to index the shards that it wrote"
+        )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 import pyarrow as pa
 from sm_train.entrypoints.data.shard_index import RejectedInput
@@ -68,12 +67,7 @@ class InputSorter:
     def __enter__(self) -> InputSorter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.connection.close()
 
     def add(self, image: SourceImage, text: str | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 import threading
@@ -93,10 +92,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _repeat_soon() -> None:
+    main = threading.main_thread().ident or 0
+
     def repeat() -> None:
         global _is_repeated
         _is_repeated = True
-        _thread.interrupt_main()
+        # A real signal: _thread.interrupt_main would not end a sleep of the main thread.
+        signal.pthread_kill(main, signal.SIGINT)
 
     timer = threading.Timer(0.05, repeat)
     timer.daemon = True

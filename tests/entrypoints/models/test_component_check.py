@@ -20,6 +20,7 @@ from sm_train.entrypoints.models.component_check import (
 )
 from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
+    parse_header,
     read_header,
     read_json,
     weight_files,
@@ -407,6 +408,15 @@ def test_a_missing_shard_is_named() -> None:
         weight_files(Memory(files), "unet")
 
 
+@pytest.mark.parametrize(
+    "weight_map", [None, [], {}, ["a"], "a", 3, {"a": 3, "b": "x"}, {"a": ["x"]}]
+)
+def test_an_index_of_another_form_is_refused(weight_map: object) -> None:
+    index = "unet/diffusion_pytorch_model.safetensors.index.json"
+    with pytest.raises(ComponentFileError, match=r"index\.json lists no weights; copy"):
+        weight_files(Memory({index: as_json({"weight_map": weight_map})}), "unet")
+
+
 @given(st.binary(max_size=200))
 def test_any_header_is_read_or_refused(content: bytes) -> None:
     with contextlib.suppress(ComponentFileError):
@@ -444,6 +454,7 @@ def tensors(**places: tuple[int, int, int]) -> bytes:
         headed(tensors(a=(-4, 0, 1))) + bytes(4),
         headed(tensors(a=(0, 4, 2**40))) + bytes(4),
         headed(tensors(a=(0, 0, -1))),
+        headed(b'{"a": {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}}') + bytes(8),
         headed(tensors(a=(0, 0, 0)).replace(b"F32", b"F33")),
         headed(b"{" + tensors(a=(0, 0, 0))[1:-1] + b"," + tensors(a=(0, 0, 0))[1:]),
         headed(b'{"\xff": {}}'),
@@ -459,6 +470,18 @@ def test_a_lying_length_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path.write_bytes(headed(b"{}", 2**62))
     with pytest.raises(ComponentFileError, match="header is damaged"):
         read_layout(path)
+
+
+def test_a_header_over_the_limit_of_the_format_is_not_read() -> None:
+    asked: list[int] = []
+
+    def read(start: int, length: int) -> bytes:
+        asked.append(length)
+        return (100_000_001).to_bytes(8, "little")
+
+    with pytest.raises(ComponentFileError, match="header is damaged"):
+        parse_header(read, 2**40, "x.safetensors")
+    assert asked == [8]
 
 
 @given(st.integers(0, 107), st.integers(0, 255))

@@ -72,6 +72,13 @@ def test_an_anchor_may_be_repeated(tmp_path: Path) -> None:
     assert load(tmp_path, text).stages[0].gradient_accumulation_steps == 4
 
 
+def test_a_digest_may_be_longer_than_a_number(tmp_path: Path) -> None:
+    """Hexadecimal digits without a prefix are a text, also if the first ones are decimal."""
+    digest = "7d" + "0123456789abcdef" * 4
+    config = load(tmp_path, f"tags: {{data: {digest}}}\n" + VALID)
+    assert config.tags == {"data": digest}
+
+
 def test_valid_file_loads_with_defaults(tmp_path: Path) -> None:
     config = load(tmp_path, VALID)
     assert config.stages[0].learning_rate == 1e-4
@@ -427,6 +434,29 @@ CASES = {
     "ten_thousand_mappings": (
         "name: " + "{a: " * 10_000 + "1" + "}" * 10_000 + "\n",
         ["run.yaml:1: is nested in more than 50 levels"],
+    ),
+    "merge_bomb": (
+        "a: &a {p: 1}\n"
+        + "".join(
+            f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 10)}]}}\n" for a, b in pairwise("abcdefg")
+        ),
+        ["run.yaml:6: has more than 100,000 values; an alias counts as what it repeats"],
+    ),
+    "endless_merge": (
+        "a: &a\n  <<: *a\n",
+        ["run.yaml:2: has more than 100,000 values; an alias counts as what it repeats"],
+    ),
+    "long_integer": (
+        "name: demo\nregion: " + "9" * 5000 + "\n",
+        ["run.yaml:2: a number of more than 40 digits; quote it"],
+    ),
+    "long_hexadecimal_integer": (
+        "name: 0x" + "f" * 5000 + "\n",
+        ["run.yaml:1: a number of more than 40 digits; quote it"],
+    ),
+    "long_base_60_integer": (
+        "name: " + ":".join(["59"] * 500) + "\n",
+        ["run.yaml:1: a number of more than 40 digits; quote it"],
     ),
     "not_yaml": ("name: [1, 2\n", ["run.yaml:"]),
     "list_at_root": ("- 1\n", ["run.yaml:1: a run file is a mapping"]),

@@ -351,16 +351,25 @@ def test_interrupted_demo_leaves_no_process_and_starts_over(tmp_path: Path, time
     assert len(command.result(tmp_path / "reference")) == 2
 
 
-def test_interrupt_that_a_library_drops_is_no_unexpected_error(tmp_path: Path) -> None:
-    program = """
+@pytest.mark.parametrize(
+    "error",
+    [
+        'AttributeError("partially initialized module")',
+        'UserError("model.safetensors: cannot be read")',
+        'OSError(5, "Input/output error", "a.parquet")',
+    ],
+)
+def test_interrupt_that_a_library_drops_is_no_other_error(tmp_path: Path, error: str) -> None:
+    program = f"""
 import os, signal
 from sm_train.toolkit import cli
+from sm_train.toolkit.errors import UserError
 
 def main(**_):
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
-        raise AttributeError("partially initialized module") from None
+        raise {error} from None
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.cli.main = main
@@ -384,8 +393,7 @@ class Dropping:
 
 def main(**_):
     Dropping()
-    while True:
-        time.sleep(1)
+    time.sleep(3600)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.cli.main = main
@@ -468,8 +476,7 @@ from sm_train.toolkit import cli
 
 def main(**_):
     import library
-    while True:
-        time.sleep(1)
+    time.sleep(3600)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.cli.main = main

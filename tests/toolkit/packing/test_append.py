@@ -16,9 +16,11 @@ import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.packing.pack import finalize
 from sm_train.entrypoints.packing.plan_files import PlannedInputs, PlannedRejections
 from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.packing.stored_plan import PackedInputs
+from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
+from sm_train.entrypoints.packing.stored_plan import PackedInputs, read_plan
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 
 from tests.conftest import Aws, Cli
@@ -26,7 +28,12 @@ from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
 from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
-from tests.toolkit.packing.test_interrupted_pack import count_tar_files, started, wait_for_group
+from tests.toolkit.packing.test_interrupted_pack import (
+    count_tar_files,
+    started,
+    wait_for_group,
+    wait_until,
+)
 from tests.toolkit.packing.test_on_sagemaker import start_node
 from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
 
@@ -321,6 +328,21 @@ def test_an_append_is_resumed_after_a_kill_at_any_of_its_writes(
     assert left > 0
 
 
+def test_a_node_that_finds_the_extended_index_leaves_it_unchanged(cli: Cli, tmp_path: Path) -> None:
+    """The node that wrote it was lost before it could mark the append as ended."""
+    write_album(tmp_path / "in", 6)
+    assert cli("pack", "in", "out", *SIZE).returncode == 0
+    add_later(tmp_path / "in", 4)
+    with started(tmp_path, "--append", *SIZE, "0", "remove", program=PROGRAM) as process:
+        assert process.wait(DEADLINE) == -signal.SIGKILL
+    destination = LocalFolder(tmp_path / "out")
+    index = destination.read("index.parquet")
+    assert open_verified(tmp_path / "out").header.samples == 10
+    totals = finalize(read_plan(destination, S3Access()), destination)
+    assert totals is not None
+    assert (totals.samples, destination.read("index.parquet")) == (10, index)
+
+
 def test_an_unfinished_append_is_completed_before_other_images_are_added(
     cli: Cli, tmp_path: Path
 ) -> None:
@@ -338,8 +360,10 @@ def test_an_unfinished_append_is_completed_before_other_images_are_added(
     (tmp_path / "in" / second[-1]).unlink()
     (tmp_path / "in" / second[-1]).with_suffix(".txt").unlink()
     third = write(range(50, 54))
-    refused = cli("pack", "in", "out", *options)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    for command in (("pack", "in", "out", *options), ("index", "out/shards")):
+        refused = cli(*command)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert "unfinished" in refused.stderr or "--append" in refused.stderr
     run = cli("pack", "in", "out", *options, "--append", "--json")
     assert run.returncode == 0, run.stderr
     # The plan has the image that is gone.
@@ -348,6 +372,46 @@ def test_an_unfinished_append_is_completed_before_other_images_are_added(
     assert document["appended"]["samples"] == len(second[:-1]) + len(third)
     assert sources(tmp_path / "out") == [*first, *second[:-1], *third]
     open_verified(tmp_path / "out")
+
+
+PAUSED = """
+import sys, time
+from contextlib import contextmanager
+from pathlib import Path
+from sm_train.toolkit.packing import pack
+from sm_train.toolkit.cli import main
+
+plan_pack = pack.plan_pack
+
+@contextmanager
+def paused(*arguments):
+    with plan_pack(*arguments) as planned:
+        Path("planned").touch()
+        while not Path("continue").exists():
+            time.sleep(0.01)
+        yield planned
+
+pack.plan_pack = paused
+main(sys.argv[1:])
+"""
+
+
+def test_an_append_is_refused_if_another_one_was_faster(cli: Cli, tmp_path: Path) -> None:
+    write_album(tmp_path / "in", 6)
+    options = ("--shard-size", "100KB")
+    assert cli("pack", "in", "out", *options).returncode == 0
+    add_later(tmp_path / "in", 4)
+    with started(tmp_path, "--append", program=PAUSED) as process:
+        wait_until((tmp_path / "planned").exists, process)
+        assert cli("pack", "in", "out", *options, "--append").returncode == 0
+        after = read_tree(tmp_path / "out")
+        (tmp_path / "continue").touch()
+        _, stderr = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, stderr) == (
+        2,
+        "sm-train: out: another command has added images to it; append again\n",
+    )
+    assert read_tree(tmp_path / "out") == after
 
 
 def test_nodes_extend_a_pack_in_s3_as_one_process_does(cli: Cli, aws: Aws, tmp_path: Path) -> None:
@@ -375,7 +439,7 @@ def test_nodes_extend_a_pack_in_s3_as_one_process_does(cli: Cli, aws: Aws, tmp_p
     sent = cloud(*command, *on, "--yes")
     assert sent.returncode == 0, sent.stderr
     [body] = aws.bodies("CreateProcessingJob")
-    nodes = [start_node(tmp_path, aws, body, rank) for rank in (0, 1)]
+    nodes = [start_node(tmp_path, aws, body, rank, expires=60) for rank in (0, 1)]
     logs = [node.communicate(timeout=DEADLINE)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], logs
     assert cli("pack", "in", "out", *options, "--for", run, "--append").returncode == 0
@@ -385,6 +449,15 @@ def test_nodes_extend_a_pack_in_s3_as_one_process_does(cli: Cli, aws: Aws, tmp_p
     again = cloud(*command, *on, "--yes")
     assert "nothing was started" in again.stderr
     assert len(aws.bodies("CreateProcessingJob")) == 1
+    # The next images are packed by a process of this computer.
+    write_pair(tmp_path / "in", "0.jpg", image_bytes(4), "another duplicate")
+    add_later(tmp_path / "in", 4, start=700)
+    upload_folder(aws, tmp_path / "in", "photos/")
+    extended = cloud(*command, "--for", run, "--append", "--json")
+    assert extended.returncode == 0, extended.stderr
+    document = json.loads(extended.stdout)
+    assert (document["appended"]["samples"], document["rejected"]) == (4, {"duplicate": 2})
+    assert not any(".packing" in name for name in read_objects(aws, "packed", "set/"))
 
 
 ROWS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["one", "two", "three", ""])))
