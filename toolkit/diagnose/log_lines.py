@@ -14,6 +14,12 @@ from sm_train.toolkit.terminal.printable import without_sequences
 _LAST_RETURN = re.compile(r"^.*(?:\r|#015)(?=.)")
 # "  5%|▌    | 72/1398 [1:12:34<24:31:08, 66.57s/it]RuntimeError: …": a message after a tqdm bar
 _PROGRESS_BAR = re.compile(r"^.*?\d+%\|[^|]*\| [^\]]*\](?=\S)")
+# "45/100 [====>....] - ETA: 1:20 - loss: 0.34Killed": the shell's message after another bar
+_SHELL_ENDINGS = ("Killed", "Terminated", "Aborted", "Bus error", "Segmentation fault", " dumped)")
+_OTHER_BAR = re.compile(
+    r"^.*?\[[=>.# -]{3,}\].*?\b(?:eta|ETA):? .*?"
+    r"(?=(?:Killed|Terminated|Aborted|Bus error|Segmentation fault)(?: +\(core dumped\))?$)"
+)
 
 # 2026-11-21T10:00:00.250Z, 2026-11-21 10:00:00,250, 2026/11/21 10:00:00, 2026-11-22_08:01:41
 _TIME = r"\d{4}[-/]\d\d[-/]\d\d[T_ ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -177,6 +183,8 @@ def parse_line(line: str, reference: float, learned: Sequence[re.Pattern[str]] =
         text = _LAST_RETURN.sub("", text)
     if "%|" in text:
         text = _PROGRESS_BAR.sub("", text)
+    if text.endswith(_SHELL_ENDINGS):
+        text = _OTHER_BAR.sub("", text)
     parsed = _strip_prefixes(LogLine(text), reference)
     for pattern in learned:
         if match := pattern.match(parsed.text):

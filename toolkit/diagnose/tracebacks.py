@@ -46,6 +46,9 @@ _JOIN = re.compile(
     r"\b(?:init_process_group|TCPStore)\(|\bin (?:init_process_group|_\w*rendezvous)"
 )
 _JOINED = "torch/distributed/rendezvous"
+# A started process reads its work: when its parent fails meanwhile, the pipe ends early.
+_FROM_PARENT = re.compile(r"\bpickle\.load\(from_parent\)")
+_CUT_SHORT = re.compile(r"^EOFError\b|pickle data was truncated")
 # The first frame of a traceback, with or without indentation, or of a rich one.
 _FRAME_START = re.compile(r'^\s*(?:File "|│)')
 # "Original Traceback", "  + Exception Group Traceback", "Scheduler hit an exception: Traceback",
@@ -102,6 +105,8 @@ class _Open:
     """The source file of the last frame."""
     joins: bool = False
     """Whether a frame joins a process group or its store."""
+    from_parent: bool = False
+    """Whether a frame reads what the parent process passes on."""
     truncated: bool = False
     """Whether its first lines are missing: then a line may look like an exception by chance."""
 
@@ -204,6 +209,7 @@ class Tracebacks:
         if named := _FRAME_FILE.match(line.text):
             state.file = named[1] or named[2]
         state.joins = state.joins or _JOIN.search(line.text) is not None
+        state.from_parent = state.from_parent or _FROM_PARENT.search(line.text) is not None
         if state.truncated and _NAMED_ERROR.match(line.text.lstrip()):
             self._close(source)
             return "exception"
@@ -222,7 +228,8 @@ class Tracebacks:
             if state.truncated or _EXCEPTION.match(line.text) is None:
                 return "frame" if state.stripped else "other"
             self._close(source)
-            return "harmless" if state.harmless else "exception"
+            abandoned = state.from_parent and _CUT_SHORT.search(line.text)
+            return "harmless" if state.harmless or abandoned else "exception"
         state.lines_since_frame = 0
         return "frame"
 

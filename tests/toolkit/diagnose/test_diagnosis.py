@@ -396,6 +396,19 @@ def test_mpirun_prefix_provides_node_and_rank() -> None:
     assert (found.first.node, found.first.rank) == ("algo-2", 11)
 
 
+def test_shells_message_after_another_bar_is_found() -> None:
+    bar = "45/100 [====>.....] - ETA: 1:20 - loss: 0.3451"
+    assert diagnosed([*HEALTHY, bar + "Segmentation fault (core dumped)"]).cause == "segfault"
+
+
+def test_started_process_whose_parent_failed_is_no_cause() -> None:
+    frames = ['  File "spawn.py", line 126, in _main', "    self = pickle.load(from_parent)"]
+    child = ["Traceback (most recent call last):", *frames, "EOFError: Ran out of input"]
+    parent = traceback("AttributeError: Can't pickle local object 'main.<locals>.collate'")
+    assert diagnosed(child).cause == "unknown"
+    assert diagnosed([*child, *parent]).cause == "process-start"
+
+
 def test_error_after_a_progress_bar_is_found() -> None:
     bar = "\r  5%|▌         | 72/1398 [1:12:34<24:31:08, 66.57s/it]" * 3
     found = diagnosed([*HEALTHY, bar + OOM])
