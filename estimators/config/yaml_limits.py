@@ -19,7 +19,7 @@ MAX_DIGITS = 40
 """Characters of an integer: Python converts longer ones in quadratic time, or refuses to."""
 
 # YAML 1.1, int: with a prefix for its base, or with colons for base 60.
-_INTEGER = re.compile(r"[-+]?[0-9][0-9A-Fa-f_x:]*")
+_INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9A-Fa-f_]+|[0-9][0-9_:]*)")
 
 
 class YamlLimitError(ValueError):

@@ -153,7 +153,9 @@ def _embedded_exception(errors: Sequence[Match]) -> Match | None:
         found = _EMBEDDED.search(line.text)
         if found is None:
             continue
-        known = [one for one in matching_exception(found[1]) if one.role not in ("echo", "warning")]
+        known = matching_exception(found[1])
+        if known and known[0].role in ("echo", "warning"):
+            continue
         if known:
             return replace(line, code=known[0].code, role=known[0].role)
         mistake = is_programming_mistake(found[1])

@@ -411,7 +411,7 @@ class _StreamScanner:
 
     def _match_message(self, line: LogLine) -> None:
         """Add the signatures of a message, unless it shows that the program continues."""
-        signatures = matching(line.text)
+        signatures = matching(line.text.strip())
         if signatures and all(self.per_code[one.code] >= _MAX_PER_CODE for one in signatures):
             self.last_line.update((one.code, self.line_number) for one in signatures)
             return
@@ -542,7 +542,8 @@ class _StreamScanner:
         if self.summary is not None:
             self._read_summary(LogLine(""))
         # The exception that would have replaced it is missing: the log ends before.
-        replaced = (self.handled,) if self.handled else ()
+        says_more = self.handled is not None and not self.handled.text.endswith(":")
+        replaced = (self.handled,) if self.handled and says_more else ()
         return ScanReport(
             stream=self.stream.name,
             node=self.stream.node,

@@ -45,7 +45,7 @@ _ERROR_WORDS = re.compile(
 # "RuntimeError: …" at the start of a line, "AssertionError:" alone, "click.exceptions.Abort: …"
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception|StopIteration)(?:\(\w+\))?"
-    r"(?:: \S|:?$)|[a-z_]\w*(?:\.[a-z_]\w*)*\.[A-Z]\w*[a-z]: \S"
+    r"(?:: \S|(?<!Exception):?$(?<!Exception:))|[a-z_]\w*(?:\.[a-z_]\w*)*\.[A-Z]\w*[a-z]: \S"
 )
 _LOGGED = re.compile(
     r"(?i:\b(?:retry|ignor|skipp|fall(?:ing|s) back|caught)|attempt \d"

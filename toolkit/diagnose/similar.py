@@ -22,6 +22,8 @@ of the held-out logs in tests/toolkit/diagnose/corpus that are no near copy of a
 four such answers are right."""
 
 _NEAREST = 3
+_MIN_WORDS = 3
+"""With fewer words, a message resembles any example that has one of them."""
 _WORD = re.compile(r"[A-Za-z]{3,}")
 # "DataLoader", "OutOfMemory"
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -39,6 +41,8 @@ def most_similar(text: str) -> tuple[str | None, float]:
 
     The code is None if the nearest examples are no cause of a failure.
     """
+    if len(_WORD.findall(text)) < _MIN_WORDS:
+        return None, 0.0
     vector = _vector(_terms(text))
     similarities = [(_product(vector, example), code) for code, example in _examples()]
     votes: defaultdict[str, float] = defaultdict(float)

@@ -72,6 +72,13 @@ def test_an_anchor_may_be_repeated(tmp_path: Path) -> None:
     assert load(tmp_path, text).stages[0].gradient_accumulation_steps == 4
 
 
+def test_a_digest_may_be_longer_than_a_number(tmp_path: Path) -> None:
+    """Hexadecimal digits without a prefix are a text, also if the first ones are decimal."""
+    digest = "7d" + "0123456789abcdef" * 4
+    config = load(tmp_path, f"tags: {{data: {digest}}}\n" + VALID)
+    assert config.tags == {"data": digest}
+
+
 def test_valid_file_loads_with_defaults(tmp_path: Path) -> None:
     config = load(tmp_path, VALID)
     assert config.stages[0].learning_rate == 1e-4

@@ -16,9 +16,11 @@ import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.packing.pack import finalize
 from sm_train.entrypoints.packing.plan_files import PlannedInputs, PlannedRejections
 from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.packing.stored_plan import PackedInputs
+from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
+from sm_train.entrypoints.packing.stored_plan import PackedInputs, read_plan
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 
 from tests.conftest import Aws, Cli
@@ -324,6 +326,21 @@ def test_an_append_is_resumed_after_a_kill_at_any_of_its_writes(
         assert read_tree(tmp_path / "out") == complete, left
         shutil.rmtree(tmp_path / "out")
     assert left > 0
+
+
+def test_a_node_that_finds_the_extended_index_leaves_it_unchanged(cli: Cli, tmp_path: Path) -> None:
+    """The node that wrote it was lost before it could mark the append as ended."""
+    write_album(tmp_path / "in", 6)
+    assert cli("pack", "in", "out", *SIZE).returncode == 0
+    add_later(tmp_path / "in", 4)
+    with started(tmp_path, "--append", *SIZE, "0", "remove", program=PROGRAM) as process:
+        assert process.wait(DEADLINE) == -signal.SIGKILL
+    destination = LocalFolder(tmp_path / "out")
+    index = destination.read("index.parquet")
+    assert open_verified(tmp_path / "out").header.samples == 10
+    totals = finalize(read_plan(destination, S3Access()), destination)
+    assert totals is not None
+    assert (totals.samples, destination.read("index.parquet")) == (10, index)
 
 
 def test_an_unfinished_append_is_completed_before_other_images_are_added(
