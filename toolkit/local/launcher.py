@@ -138,7 +138,9 @@ def exclusive_run(output: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    with (output / LOCK_NAME).open("a") as lock:
+    # The lock is truncated: one that is a link must not lead to a file of the user.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    with os.fdopen(os.open(output / LOCK_NAME, flags, 0o666), "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

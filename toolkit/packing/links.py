@@ -33,7 +33,8 @@ class SourceFolder:
 
     def _outside(self, path: Path) -> str | None:
         """Return where ``path`` leads, relative to the folder, if that lies outside."""
-        if path.is_symlink():
+        # Path.is_symlink raises for a name that is too long.
+        if os.path.islink(path):  # noqa: PTH114
             real = os.path.realpath(path)
         else:
             real = os.path.join(self._real_parent(path.parent), path.name)  # noqa: PTH118

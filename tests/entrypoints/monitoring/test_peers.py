@@ -222,6 +222,9 @@ def test_forged_and_repeated_datagrams_are_ignored() -> None:
     assert first.silent_nodes() == {1: SILENT_POLLS + 1}
     assert first._parse(seal(json.dumps(document | {"sent_ns": sent_ns + 1}).encode(), KEY)) == 1
     assert first.silent_nodes() == {}
+    # A message of the first node, sent back to it.
+    own = document | {"node": 0, "ranks": [], "busy": []}
+    assert first._parse(seal(json.dumps(own).encode(), KEY)) is None
     # A message to the first node, repeated to another one.
     third = PeerLink("run", 2, 3, ("127.0.0.1", 0), key=KEY, poll_seconds=1, clock=clock)
     assert third._parse(seal(content, KEY)) is None

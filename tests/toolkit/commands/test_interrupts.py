@@ -209,6 +209,9 @@ def started(command: LongCommand, folder: Path) -> Iterator[subprocess.Popen[str
 
 
 def _start(command: LongCommand, folder: Path) -> subprocess.Popen[str]:
+    # If the parent of the tests ignores it, so would the child until its program runs; a handler
+    # is not inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         [sys.executable, "-c", command.program, *command.arguments],
         cwd=folder,

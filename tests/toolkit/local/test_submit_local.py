@@ -18,6 +18,8 @@ import yaml
 from sm_train.entrypoints.checkpointing.manifest import shard_files
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
 from sm_train.toolkit.jobs.events import parse_event, read_events
+from sm_train.toolkit.jobs.local_folder import LOCK_NAME
+from sm_train.toolkit.local.launcher import exclusive_run
 
 from tests.conftest import Cli, clean_environment
 from tests.support.cluster.training_jobs import tiny_run, write_shards
@@ -39,6 +41,17 @@ def processes_of(folder: Path) -> list[psutil.Process]:
         if str(folder) in str(process.info["cwd"]) and process.pid != os.getpid():
             running.append(process)
     return running
+
+
+def test_a_link_as_lock_does_not_empty_its_target(tmp_path: Path) -> None:
+    """A repository with a local run in it may contain one."""
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK_NAME).symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"), exclusive_run(tmp_path / "run"):
+        pass
+    assert precious.read_text() == "content"
 
 
 def test_user_code_runs_instead_of_ours(cli: Cli, tmp_path: Path) -> None:

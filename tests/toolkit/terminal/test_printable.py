@@ -42,6 +42,8 @@ HOSTILE = {
     "backspaces": ("name\x08\x08\x08\x08fake", "namefake"),
     "right_to_left": ("photo\u202egpj.exe", "photogpj.exe"),
     "isolates": ("\u2066a\u2069b\u200fc", "abc"),
+    "bidirectional_marks": ("a\u200eb\u200fc\u061cd", "abcd"),
+    "c1_strings": ("\x90$q\x9ca\x98x\x9cb\x9ex\x07c\x9fx\x1b\\d", "abcd"),
     "separators": ("a\u2028b\u2029c\x85d", "abcd"),
     "undecodable_bytes": ("a\udc9b31mb", "a\ufffd31mb"),
     "windows_line_end": ("a\r\nb\tc\n", "a\nb\tc\n"),
