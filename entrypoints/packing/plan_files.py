@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -194,8 +195,22 @@ class PlannedRejections:
     def __iter__(self) -> Iterator[RejectedInput]:
         columns = REJECTED_SCHEMA.names
         for batch in self.files.read(REJECTED, columns, 0, self.count):
-            for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+            for row in batch_rows(batch.select(columns)):
                 yield RejectedInput(*map(decode, row))
+
+
+def record_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows as columns; there must be at least one."""
+    columns = [
+        pa.array(cells, field.type)
+        for cells, field in zip(zip(*rows, strict=True), schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def batch_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a batch."""
+    yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def caption_next_to(address: str) -> str:

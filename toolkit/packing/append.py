@@ -16,7 +16,14 @@ from typing import Any
 
 import pyarrow as pa
 from sm_train.entrypoints.packing.plan import packed_bytes
-from sm_train.entrypoints.packing.plan_files import INPUTS, REJECTED, REJECTED_SCHEMA, decode
+from sm_train.entrypoints.packing.plan_files import (
+    INPUTS,
+    REJECTED,
+    REJECTED_SCHEMA,
+    batch_rows,
+    decode,
+    record_batch,
+)
 from sm_train.entrypoints.packing.stored_plan import PackedInputs
 from sm_train.toolkit.packing.file_kinds import MAX_NAMED
 
@@ -90,8 +97,7 @@ def _identity(image: _Row) -> _Row:
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
-    for batch in batches:
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    return chain.from_iterable(map(batch_rows, batches))
 
 
 def _merge(parts: Iterable[Iterable[pa.RecordBatch]]) -> Iterator[_Row]:
@@ -139,8 +145,4 @@ def _filter(
     selected = select(_rows([] if first is None else chain([first], every)))
     while rows := list(islice(selected, _BATCH_ROWS)):
         assert first is not None
-        columns = [
-            pa.array(cells, column.type)
-            for cells, column in zip(zip(*rows, strict=True), first.schema, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=first.schema)
+        yield record_batch(rows, first.schema)

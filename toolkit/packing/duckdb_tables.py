@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from sm_train.entrypoints.packing.plan_files import record_batch
 
 if TYPE_CHECKING:
     import duckdb
@@ -70,11 +71,7 @@ class ArrowTable:
         """Insert the rows that were added."""
         if not self._rows:
             return
-        columns = [
-            pa.array(cells, field.type)
-            for cells, field in zip(zip(*self._rows, strict=True), self._schema, strict=True)
-        ]
-        rows = pa.table(columns, schema=self._schema)
+        rows = pa.Table.from_batches([record_batch(self._rows, self._schema)])
         self._rows.clear()
         self._connection.register("new_rows", rows)
         self._connection.execute(f"INSERT INTO {self._name} SELECT * FROM new_rows")

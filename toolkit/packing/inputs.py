@@ -27,6 +27,7 @@ from sm_train.entrypoints.packing.plan_files import (
     REJECTED_SCHEMA,
     PartitionWriter,
     PlanFiles,
+    batch_rows,
     decode,
 )
 from sm_train.entrypoints.packing.storage import S3Access
@@ -233,7 +234,7 @@ def _write_inputs(
             all_packed += int(sample_bytes.sum())
     with PartitionWriter(folder, REJECTED, REJECTED_SCHEMA) as rejected_writer:
         for batch in rejected:
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            for row in batch_rows(batch):
                 digest.update(json.dumps([decode(cell) for cell in row]).encode())
             rejected_writer.write(batch.cast(REJECTED_SCHEMA))
     return PackInputs(

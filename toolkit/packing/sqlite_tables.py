@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from sm_train.entrypoints.packing.plan_files import record_batch
 
 CACHE_BYTES = 64 * 2**20
 """Memory for pages, and for rows that are being sorted, before SQLite writes to its files."""
@@ -40,11 +41,7 @@ def read(connection: sqlite3.Connection, query: str, schema: pa.Schema) -> Itera
     """Yield the rows of a query, some thousand at a time."""
     cursor = connection.execute(query)
     while rows := cursor.fetchmany(_ROWS):
-        columns = [
-            pa.array(cells, field.type)
-            for cells, field in zip(zip(*rows, strict=True), schema, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        yield record_batch(rows, schema)
 
 
 class Table:
