@@ -39,7 +39,6 @@ from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.indexed_reader import IndexedReader
 from sm_train.entrypoints.data.precomputed_latents import PrecomputedLatents
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, ShardCatalog
-from sm_train.entrypoints.data.shard_reader import run_inline
 from sm_train.entrypoints.data.webdataset_reader import (
     ShardStream,
     WebDatasetReader,
@@ -63,6 +62,10 @@ _PREFETCH_BYTES = 2**30
 
 _WAIT_SECONDS = 0.002
 """Longer waits for a batch raise the prefetch depth; shorter ones are the hand-over itself."""
+
+_OWN_DECODE_THREADS = 2
+"""Threads that decode in the trainer's process, which waits meanwhile: PyTorch scales one image
+while libjpeg-turbo decodes the next."""
 
 _EMPTY = torch.empty(0)
 _link_ids = count()
@@ -116,7 +119,8 @@ class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failure]):
     """The DataLoader's data set: the pipeline's batches, already batched.
 
     With a ``link`` it runs in the loader's process and decodes in ``decode_workers`` processes;
-    without one it runs in the trainer's process and decodes each batch when it is requested.
+    without one it runs in the trainer's process and decodes each batch when it is requested, in
+    two threads.
     """
 
     def __init__(self, pipeline: BatchPipeline, decode_workers: int, link: _Link | None) -> None:
@@ -133,16 +137,20 @@ class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failure]):
         with ThreadPoolExecutor(READ_THREADS) as readers:
             try:
                 if self._link is None:
-                    pool = LocalBufferPool(self._pipeline.batch_bytes)
-                    yield from self._pipeline.batches(
-                        run_inline, readers.submit, pool.allocate, ahead=0
-                    )
+                    yield from self._local_batches(readers)
                 else:
                     yield from self._shared_batches(self._link, readers)
             except DataError as error:
                 failure = error
         if failure is not None:
             yield _Failure(failure)
+
+    def _local_batches(self, readers: Executor) -> Iterator[Batch]:
+        pool = LocalBufferPool(self._pipeline.batch_bytes)
+        with ThreadPoolExecutor(_OWN_DECODE_THREADS) as decoders:
+            yield from self._pipeline.batches(
+                decoders.submit, readers.submit, pool.allocate, ahead=0
+            )
 
     def _shared_batches(self, link: _Link, readers: Executor) -> Iterator[_SharedBatch]:
         pool = SharedBufferPool(link.returned, self._pipeline.batch_bytes)
