@@ -110,8 +110,8 @@ def test_validation_skips_and_names_an_image_that_crashes_its_decoder(tmp_path: 
     samples = {f"{number:04}": sample(number) for number in range(7)}
     crashing = {"png": sample(7)["png"] + crashing_train.CRASH, "txt": b"a grey of 7"}
     expected, found = (
-        evaluated(tmp_path / "without", samples),
-        evaluated(tmp_path / "with", samples | {"0007": crashing}),
+        evaluated(tmp_path / "without", samples, workers=0),
+        evaluated(tmp_path / "with", samples | {"0007": crashing}, workers=1),
     )
     losses = [
         [event["losses"] for event in events if event["kind"] == "eval"]
