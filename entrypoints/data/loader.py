@@ -11,16 +11,18 @@ how many are made ahead through a semaphore, and raises the limit when it has to
 
 from __future__ import annotations
 
+import atexit
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Semaphore
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from sm_train.entrypoints.common.job_config import DataConfig
@@ -100,6 +102,20 @@ _clients: WeakValueDictionary[int, SharedBufferClient] = WeakValueDictionary()
 
 A global, because the DataLoader's pinning thread has nothing but the batch to find them by.
 """
+
+
+_iterators: WeakSet[Generator[Batch]] = WeakSet()
+
+
+@atexit.register
+def _close_iterators() -> None:
+    """End the loaders' processes that still run when the program ends.
+
+    multiprocessing would send them SIGTERM, which they block, and wait for them forever.
+    """
+    for batches in list(_iterators):
+        with suppress(ValueError):  # a thread is waiting for a batch
+            batches.close()
 
 
 @dataclass(frozen=True)
@@ -285,16 +301,23 @@ class Loader:
         self.prefetch_depth = FIRST_DEPTH
 
     def __iter__(self) -> Iterator[Batch]:
+        batches = self._batches()
+        _iterators.add(batches)
+        return batches
+
+    def _batches(self) -> Generator[Batch]:
         if not self._decode_workers:
             yield from self._received(iter(self._data_loader(None)), None)
             return
         context = torch.multiprocessing.get_context("forkserver")
         link = _Link(next(_link_ids), context.Semaphore(self.prefetch_depth), context.SimpleQueue())
         client = _clients[link.link_id] = SharedBufferClient(link.returned)
+        # Kept until this function has ended: when it is freed, it waits for the loader's process,
+        # which may be waiting for credit.
+        batches = iter(self._data_loader(link))
         try:
-            yield from self._received(iter(self._data_loader(link)), (link, client))
+            yield from self._received(batches, (link, client))
         finally:
-            # The DataLoader waits for its process to end, which may be waiting for credit.
             for _ in range(MAX_DEPTH):
                 link.credit.release()
 
