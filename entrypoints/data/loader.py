@@ -11,22 +11,20 @@ how many are made ahead through a semaphore, and raises the limit when it has to
 
 from __future__ import annotations
 
-import atexit
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Semaphore
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import torch
 from sm_train.entrypoints.common.job_config import DataConfig
-from sm_train.entrypoints.common.parent_death import exit_with_parent
+from sm_train.entrypoints.common.parent_death import exit_at_sigterm_of_parent, exit_with_parent
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes
@@ -104,20 +102,6 @@ A global, because the DataLoader's pinning thread has nothing but the batch to f
 """
 
 
-_iterators: WeakSet[Generator[Batch]] = WeakSet()
-
-
-@atexit.register
-def _close_iterators() -> None:
-    """End the loaders' processes that still run when the program ends.
-
-    multiprocessing would send them SIGTERM, which they block, and wait for them forever.
-    """
-    for batches in list(_iterators):
-        with suppress(ValueError):  # a thread is waiting for a batch
-            batches.close()
-
-
 @dataclass(frozen=True)
 class _Link:
     """What connects the trainer with the loader's process.
@@ -192,6 +176,8 @@ def _start_process(_: int) -> None:
     assert isinstance(worker.dataset, _BatchStream)
     worker.dataset.start_decoders()
     exit_with_parent()
+    # multiprocessing sends it to the processes that are left when a program ends.
+    exit_at_sigterm_of_parent()
 
 
 def start_fork_server() -> None:
@@ -301,11 +287,6 @@ class Loader:
         self.prefetch_depth = FIRST_DEPTH
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = self._batches()
-        _iterators.add(batches)
-        return batches
-
-    def _batches(self) -> Generator[Batch]:
         if not self._decode_workers:
             yield from self._received(iter(self._data_loader(None)), None)
             return

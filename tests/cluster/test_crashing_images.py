@@ -89,12 +89,12 @@ def test_training_skips_images_that_crash_their_decoder_also_after_a_restart(
     assert batches(tmp_path, 1, 5) == expected
 
 
-def evaluated(folder: Path, validation: dict[str, dict[str, bytes]]) -> list[dict[str, Any]]:
+def evaluated(
+    folder: Path, validation: dict[str, dict[str, bytes]], workers: int
+) -> list[dict[str, Any]]:
     """Return the events of a run that evaluates twice without changing a weight."""
-    job = Job(
-        folder,
-        tiny_run(max_steps=2, learning_rate=1e-12, decode_workers=1, evaluation={"every_steps": 1}),
-    )
+    settings: dict[str, Any] = {"decode_workers": workers, "evaluation": {"every_steps": 1}}
+    job = Job(folder, tiny_run(max_steps=2, learning_rate=1e-12, **settings))
     write_shards(job.train_channel, shards=1, each=8)
     channel = job.base / "input" / "data" / "validation"
     channel.mkdir()

@@ -227,14 +227,21 @@ from tests.support.data_channels import Cluster
 
 batches = None
 if __name__ == "__main__":
-    shards, scan, index = map(Path, sys.argv[1:])
+    shards, scan, index = map(Path, sys.argv[2:])
     [loader] = Cluster([shards], 1, scan, index).loaders(decode_workers=1)
     batches = iter(loader)
-    print(len(next(batches).captions))
+    print(len(next(batches).captions), flush=True)
+    for batch in loader:
+        if sys.argv[1] == "fails":
+            raise ValueError
+        break
 """
 
 
-def test_program_that_leaves_an_iterator_open_ends(shards: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "code"), [("returns", 0), ("fails", 1)])
+def test_program_that_leaves_an_iterator_open_ends(
+    shards: list[Path], tmp_path: Path, end: str, code: int
+) -> None:
     """multiprocessing would wait for the loader's process, which waits until a batch is taken."""
     script = tmp_path / "script.py"
     script.write_text(OPEN_ITERATOR)
@@ -242,14 +249,14 @@ def test_program_that_leaves_an_iterator_open_ends(shards: list[Path], tmp_path:
     paths = (folder, tmp_path / "scan", folder.parent / "index.parquet")
     repository = Path(__file__).parents[3]
     finished = subprocess.run(
-        [sys.executable, script, *paths],
+        [sys.executable, script, end, *paths],
         env=os.environ | {"PYTHONPATH": f"{repository}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=DEADLINE,
         check=False,
     )
-    assert (finished.stdout, finished.returncode) == ("2\n", 0), finished.stderr[-2000:]
+    assert (finished.stdout, finished.returncode) == ("2\n", code), finished.stderr[-2000:]
 
 
 def test_closed_iterator_ends_its_process_first(shards: list[Path], tmp_path: Path) -> None:
