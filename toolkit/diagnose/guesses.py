@@ -32,6 +32,7 @@ from sm_train.toolkit.diagnose.signatures import (
     signatures,
 )
 from sm_train.toolkit.diagnose.similar import MIN_SIMILARITY, most_similar
+from sm_train.toolkit.diagnose.tracebacks import BEGIN
 
 _LINES = 20
 """Lines at the end of a log in which a guess is looked for."""
@@ -204,6 +205,10 @@ def _raised_exception(lines: Sequence[Match]) -> Match | None:
     return None
 
 
+def _is_known_or_source(text: str) -> bool:
+    return bool(matching(text)) or is_input_or_source(text) or BEGIN in text
+
+
 def _unknown_message(lines: Sequence[Match], errors: Sequence[Match]) -> Match | None:
     """Return the message that resembles a known failure most, or has the most words of one."""
     best = max(errors, key=lambda line: most_similar(line.text)[1])
@@ -214,6 +219,6 @@ def _unknown_message(lines: Sequence[Match], errors: Sequence[Match]) -> Match |
         # The message may be on the lines after the one that says "error".
         last = errors[-1].order
         after = [line.text for line in lines if line.order >= last][:_TOGETHER]
-        is_new = len(after) > 1 and not any(map(matching, after))
+        is_new = len(after) > 1 and not any(map(_is_known_or_source, after))
         code = guessed_cause(" ".join(after)) if is_new else None
     return None if code is None else replace(best, code=code, role=signatures()[code].role)

@@ -34,7 +34,7 @@ _OPEN_MPI_WARNING = re.compile(
 )
 # Lines of torchrun's final error report, which repeat earlier errors.
 _LAUNCHERS = re.compile(
-    r"^Error executing job with overrides|ChildFailedError|Root Cause"
+    r"^Error executing job with overrides|ChildFailedError|Root Cause|FAILED with no error"
     r"|^(?:[=-]{8,}|Failures:|error_file)"
 )
 _ERROR_WORDS = re.compile(
