@@ -32,9 +32,9 @@ _OPEN_MPI_WARNING = re.compile(
     r"^WARNING|\bthis (?:warning|is only a warning)|\bwarning only|will continue|deprecated"
     r"|instead|ignored|[Ff]alling back|performance|not recommended|harmless",
 )
-# Lines of torchrun's final error report, which repeat earlier errors.
+# Lines of launchers' final reports, which repeat earlier errors.
 _LAUNCHERS = re.compile(
-    r"^Error executing job with overrides|ChildFailedError|Root Cause|FAILED with no error"
+    r"\bError executing job with overrides|ChildFailedError|Root Cause|(?i:FAILED with no error)"
     r"|^(?:[=-]{8,}|Failures:|error_file)"
 )
 _ERROR_WORDS = re.compile(
