@@ -20,6 +20,8 @@ from sm_train.toolkit.diagnose.matches import (
     LogStream,
     Match,
     ScanReport,
+    is_harmless,
+    is_input_or_source,
     shows_continuation,
 )
 from sm_train.toolkit.diagnose.origins import FirstFailing, first_failing
@@ -46,9 +48,13 @@ _HANDLED_LINES = 100
 """With this many lines between two failures in one log, the first did not end the program."""
 _FAR_FROM_END = 2000
 """With this many lines after a match and no other failure, the match did not end the process."""
+_NEAR_END = 20
+"""Lines at the end of a log in which its last error is looked for if the cause is unknown."""
 _GUESS = "a guess from the end of the log: no known message ended the job"
 _TASK_EXITED = "slurm-task-exited"
 """The signature of `srun`'s message that a task ended with an error, usually Python's 1."""
+_SLURM_ERROR = re.compile(r"\b(?:srun|slurmstepd): error: ")
+_CANCELED = re.compile(r"slurmstepd: error: \*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 _EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w+(?:Error|Exception): ")
 # [Rank 12] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1579, OpType=ALLREDUCE, …
 _COLLECTIVE = re.compile(r"\[Rank (\d+)\].*SeqNum=(\d+), OpType=(\w+)")
@@ -191,12 +197,16 @@ def _without_consequences(symptoms: list[Match], matches: Sequence[Match]) -> li
 
 
 def _without_launcher_kills(matches: list[Match]) -> list[Match]:
-    """Leave out the tasks that SLURM ended after another task had exited with an error."""
-    exited = [match for match in matches if match.code == _TASK_EXITED]
+    """Leave out tasks that SLURM ended after another one had exited or the job was canceled."""
+    exited = [
+        match
+        for match in matches
+        if match.code == _TASK_EXITED or _CANCELED.search(match.text) is not None
+    ]
     return [
         match
         for match in matches
-        if not match.text.startswith(("srun: error: ", "slurmstepd: error: "))
+        if _SLURM_ERROR.search(match.text) is None
         or match.code not in ("process-killed", "terminated")
         or not any(one.stream == match.stream and one.order < match.order for one in exited)
     ]
@@ -374,13 +384,16 @@ def _from_match(
         return _from_signature(match, reports, matches, details)
     found = _from_exception(match, reports, matches, details)
     # "Caught RuntimeError in DataLoader worker process 0." has no words of its own.
-    has_words = match.in_library and not shows_continuation(match.text)
-    is_guess = has_words and found.confidence == "low"
+    is_guess = (
+        found.confidence == "low"
+        and _EXCEPTION.match(match.text) is not None
+        and not shows_continuation(match.text)
+    )
     code = guessed_cause(match.text) if is_guess else None
     if code is None:
         return found
-    guessed = _from_signature(replace(match, code=code), reports, matches, details)
-    return replace(guessed, confidence="low")
+    answer = _from_signature(replace(match, code=code), reports, matches, details)
+    return replace(answer, confidence="low")
 
 
 def _from_exception(
@@ -429,10 +442,27 @@ def _unknown(
     unique = {(line.stream, line.order): line for line in lines}
     return Diagnosis(
         UNKNOWN,
-        "The logs do not show the cause",
+        _unknown_title(reports),
         evidence=tuple(_by_time(list(unique.values())[:_MAX_EVIDENCE])),
         details=details,
     )
+
+
+def _unknown_title(reports: Sequence[ScanReport]) -> str:
+    """Return a title with the last error near the end of a log, which may tell users the cause."""
+    errors = [
+        line
+        for report in reports
+        for line in report.last_lines()[-_NEAR_END:]
+        if line.role == "symptom"
+        and line.order not in report.harmless
+        and not is_harmless(line.text)
+        and not is_input_or_source(line.text)
+    ]
+    if not errors:
+        return "The logs do not show the cause"
+    latest = max(errors, key=lambda line: (line.time or 0.0, line.order))
+    return f"Unknown cause; the last error is: {latest.text}"
 
 
 def _details(reports: Sequence[ScanReport]) -> tuple[str, ...]:

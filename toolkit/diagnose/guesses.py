@@ -1,9 +1,10 @@
 """Guesses the cause of a failure from the end of a log in which nothing known was found.
 
 Evidence counts in this order: a known message at a level below error, an exception at the end of
-the log or in the middle of a line, the message of an exception without its type, the known failure
-that an error message resembles (``similar.py``), and its words (``keywords.toml``). Every guess has
-low confidence. Without a line that reports an error there is no guess.
+the log or in the middle of a line, the message of an exception without its type, the exception that
+the last source line raises, the known failure that an error message resembles (``similar.py``), and
+its words (``keywords.toml``), at last those of all error messages together. Every guess has low
+confidence. Without a line that reports an error there is no guess.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from sm_train.toolkit.diagnose.signatures import (
     signatures,
 )
 from sm_train.toolkit.diagnose.similar import MIN_SIMILARITY, most_similar
+from sm_train.toolkit.diagnose.tracebacks import BEGIN
 
 _LINES = 20
 """Lines at the end of a log in which a guess is looked for."""
@@ -42,6 +44,16 @@ _WARNING = re.compile(r".{0,100}?(?<![=\w])WARNING\b")
 _EMBEDDED = re.compile(
     r"(?:^|[\s(\[{'\"*:>])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: |\(['\"])\S.*)"
 )
+# "raise GatedRepoError(message, response) from e", "│ ❱ 88 │   raise ValueError("…")"
+_RAISE = re.compile(r"(?:│ )?(?:❱ *)?(?:\d+ )?[│ ]*raise ((?:\w+\.)*[A-Z]\w*)\((.*)")
+_STRING = re.compile(r"""f?["']([^"']{4,})""")
+# "process exited with code 3": only that something failed
+_EXIT_CODE = re.compile(
+    r"(?i:\b(?:exit ?code|return ?code|exit status|exited with(?: code)?)\W{0,3}\d{1,3}\b"
+    r"|\b(?:exited|exits|returned)\b[ =:]*\d{1,3}\W*$)"
+)
+_TOGETHER = 4
+"""The last error and the lines after it are compared together if it resembles no known one."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +107,18 @@ def guess(report: ScanReport) -> Match | None:
     lines = _after_steps(report)
     errors = [line for line in lines if _is_error(line, report)]
     last = report.last_error()
+    if not errors and last is None:
+        others = [line for line in report.other_errors() if lines and line.order >= lines[0].order]
+        errors = [line for line in others if _is_error(line, report)]
     if not errors or (last is not None and last.code != PROGRAM_ERROR):
-        return last or _last_failed_call(lines)
+        return last or _last_failed_call(lines) or _raised_exception(lines)
     return (
         _quiet_message(lines, errors)
         or last
         or _embedded_exception(errors)
         or _exception_without_type(errors)
-        or _unknown_message(errors)
+        or _raised_exception(lines)
+        or _unknown_message(lines, errors)
     )
 
 
@@ -121,6 +137,7 @@ def _is_error(line: Match, report: ScanReport) -> bool:
         and not is_harmless(line.text)
         and not is_input_or_source(line.text)
         and not shows_continuation(line.text)
+        and _EXIT_CODE.search(line.text) is None
         # Echoes are known; they show no cause.
         and not matching(line.text)
     )
@@ -173,10 +190,35 @@ def _exception_without_type(errors: Sequence[Match]) -> Match | None:
     return None
 
 
-def _unknown_message(errors: Sequence[Match]) -> Match | None:
+def _raised_exception(lines: Sequence[Match]) -> Match | None:
+    """Return the source line that raises a known exception, as "raise GatedRepoError(message, …".
+
+    The last line of the traceback is missing.
+    """
+    for line in reversed(lines):
+        if (raised := _RAISE.match(line.text)) is None:
+            continue
+        message = _STRING.search(raised[2])
+        known = matching_exception(f"{raised[1]}: {message[1] if message else '0'}")
+        if known and known[0].role not in ("echo", "warning"):
+            return replace(line, code=known[0].code, role=known[0].role)
+    return None
+
+
+def _is_known_or_source(text: str) -> bool:
+    return bool(matching(text)) or is_input_or_source(text) or BEGIN in text
+
+
+def _unknown_message(lines: Sequence[Match], errors: Sequence[Match]) -> Match | None:
     """Return the message that resembles a known failure most, or has the most words of one."""
     best = max(errors, key=lambda line: most_similar(line.text)[1])
     if most_similar(best.text)[1] < MIN_SIMILARITY:
         best = max(errors, key=lambda line: _scored(line.text)[0])
     code = guessed_cause(best.text)
+    if code is None:
+        # The message may be on the lines after the one that says "error".
+        last = errors[-1].order
+        after = [line.text for line in lines if line.order >= last][:_TOGETHER]
+        is_new = len(after) > 1 and not any(map(_is_known_or_source, after))
+        code = guessed_cause(" ".join(after)) if is_new else None
     return None if code is None else replace(best, code=code, role=signatures()[code].role)

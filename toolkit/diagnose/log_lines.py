@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -46,8 +47,21 @@ _AFTER_DIGIT = _compiled(
     _TASK,
 )
 _AFTER_SPACE = _compiled(_DATE, _TASK)
-# A table of a terminal program: "│ train-worker-1:73:95 [0] …"
-_AFTER_BOX = _compiled(r"│ (?=[\w.-]+:\d+:\d+ \[\d+\] )")
+# A box of a terminal program, as k9s: "│ train-worker-1:73:95 [0] …". Boxes of rich tracebacks with
+# source lines, frames and variables stay: "│ ❱ 88 │   main()", "│ /opt/ml/code/train.py:88 in main"
+_AFTER_BOX = _compiled(
+    r"│ (?=\S)(?!\d+ │|[❱│╭╰/~]|[A-Za-z]:\\|.*:\d+ in \S|in \S+:\d)"
+    r"(?=[\w.-]+:\d+:\d+ \[|.{20})"
+)
+_BOX_END = re.compile(r"\s+│$")
+# "ValueError:Network outputs is NaN", '"GatedRepoError: 401 …"', "`RuntimeError: …"
+_EXCEPTION_START = re.compile(
+    r"^[\"'`]?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)):(?: (?=\S)|(?=[^\s:]))"
+)
+# A debugger: "Exception has occurred: AttributeError", then the message
+_LOWER_CASE = re.compile(r"^\s*([a-z]{2,40}error): (?=\S)")
+_BUILT_IN = {name.lower(): name for name in dir(builtins) if name.endswith("Error")}
+_DEBUGGER = re.compile(r"^Exception has occurred: ([\w.]+)(?:\s*\(note: .*\))?$")
 _AFTER_BRACKET = _compiled(
     _DATE,
     # PyTorch: "[rank3]: Traceback …", "[rank3]:[E321 02:07:08 …"; Lightning: "[rank: 3] …"
@@ -183,6 +197,8 @@ def parse_line(line: str, reference: float, learned: Sequence[re.Pattern[str]] =
         text = _LAST_RETURN.sub("", text)
     if "%|" in text:
         text = _PROGRESS_BAR.sub("", text)
+    if text.endswith("│"):
+        text = _BOX_END.sub("", text)
     if text.endswith(_SHELL_ENDINGS):
         text = _OTHER_BAR.sub("", text)
     parsed = _strip_prefixes(LogLine(text), reference)
@@ -190,7 +206,18 @@ def parse_line(line: str, reference: float, learned: Sequence[re.Pattern[str]] =
         if match := pattern.match(parsed.text):
             parsed = _strip_prefixes(_without_learned(parsed, match), reference)
             break
-    return _read_message(parsed, reference)
+    return _read_message(_with_plain_exception(parsed), reference)
+
+
+def _with_plain_exception(parsed: LogLine) -> LogLine:
+    """Write an exception as Python does: its type, a colon, a space and the message."""
+    text = parsed.text
+    if "rror:" not in text and "Exception" not in text:
+        return parsed
+    if (lower := _LOWER_CASE.match(text)) and lower[1] in _BUILT_IN:
+        text = _BUILT_IN[lower[1]] + text[lower.end(1) :]
+    text = _EXCEPTION_START.sub(r"\1: ", _DEBUGGER.sub(r"\1:", text))
+    return parsed if text == parsed.text else replace(parsed, text=text)
 
 
 def _read_message(parsed: LogLine, reference: float) -> LogLine:

@@ -55,6 +55,10 @@ _MAX_PER_CODE = 64
 _STEPS_REMEMBERED = 16
 _HARMLESS_REMEMBERED = 16
 _CHAIN_LINES = 6
+_MESSAGE_LINES = 3
+"""Lines after an exception's type in which its message may start."""
+_NO_MESSAGE = ("-- Process ", "====", "----", "****", "[", "{")
+"""What follows the exception of a launcher or a relayed one, and is no message."""
 
 _DIRECT_CAUSE = "The above exception was the direct cause"
 # '  File "/opt/ml/code/train.py", line 88, in main'
@@ -215,6 +219,8 @@ class _StreamScanner:
     summary: dict[str, str] | None = None
     """The fields of torchrun's summary while it is being read, else None."""
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    unfinished: tuple[LogLine, int] | None = None
+    """An unknown exception that ends with a colon, and its line: its message may follow."""
     handled: Match | None = None
     """The exception during whose handling another one is being raised."""
     tail: bytes = b""
@@ -235,7 +241,7 @@ class _StreamScanner:
         while position < end:
             start = position
             # Inside a traceback or summary every line counts; otherwise skip to the next literal.
-            if not self.tracebacks.open and self.summary is None:
+            if not (self.tracebacks.open or self.summary is not None or self.unfinished):
                 found = _literal_pattern().search(block, position)
                 if found is None:
                     self._skip_lines(position, end)
@@ -359,6 +365,8 @@ class _StreamScanner:
             self.ranks.setdefault(line.node or self.stream.node, set()).add(line.rank)
         if self.summary is not None and self._read_summary(line):
             return
+        if self.unfinished is not None and self._finish_exception(line):
+            return
         if any(text in line.text for text in CHAINED):
             self._remove_chained(line)
         event = parse_event(line.text) if "SMT {" in line.text else None
@@ -436,9 +444,37 @@ class _StreamScanner:
         if not signatures:
             self._add(PROGRAM_ERROR, "exception", line, uncaught=True)
             self.matches[-1] = replace(self.matches[-1], in_library=library is not None)
+            if line.text.rstrip().endswith(":"):
+                self.unfinished = line, self.line_number
         elif not matching(line.text):
             recent = self.matches[-len(signatures) :]
             self.matches[-len(signatures) :] = [replace(one, loose=True) for one in recent]
+
+    def _finish_exception(self, line: LogLine) -> bool:
+        """Read the message of an exception that starts on the line after its type.
+
+        A longer message is read on only if its next line shows a known failure.
+        """
+        assert self.unfinished is not None
+        begun, number = self.unfinished
+        if self.line_number - number > _MESSAGE_LINES:
+            self.unfinished = None
+        text = line.text.strip()
+        if self.unfinished is None or not text or line.source != begun.source:
+            return False
+        self.unfinished = None
+        whole = replace(begun, text=f"{begun.text.strip()} {text}")
+        is_known = bool(matching_exception(whole.text, self.tracebacks.library))
+        begins = BEGIN in text or text.startswith(_NO_MESSAGE)
+        last = self.matches[-1] if self.matches else None
+        if last is None or last.order != number or begins:
+            return False
+        if not is_known and begun.text.strip().count(":") > 1:
+            return False
+        self.matches.pop()
+        self.per_code[last.code] -= 1
+        self._match_exception(whole)
+        return True
 
     def _add(self, code: str, role: MatchRole, line: LogLine, *, uncaught: bool = False) -> None:
         self.last_line[code] = self.line_number

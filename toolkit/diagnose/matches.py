@@ -32,26 +32,44 @@ _OPEN_MPI_WARNING = re.compile(
     r"^WARNING|\bthis (?:warning|is only a warning)|\bwarning only|will continue|deprecated"
     r"|instead|ignored|[Ff]alling back|performance|not recommended|harmless",
 )
-# Lines of torchrun's final error report, which repeat earlier errors.
-_LAUNCHERS = re.compile(r"^raise |ChildFailedError|Root Cause|^(?:[=-]{8,}|Failures:|error_file)")
+# Lines of launchers' final reports, which repeat earlier errors.
+_LAUNCHERS = re.compile(
+    r"\bError executing job with overrides|ChildFailedError|Root Cause|(?i:FAILED with no error)"
+    r"|^(?:[=-]{8,}|Failures:|error_file)"
+)
 _ERROR_WORDS = re.compile(
     r"\b(?:[A-Z]\w*Error|(?:[A-Z]\w*)?Exception|ERROR|FATAL|FAILED|CRITICAL|[Ee]rror"
     r"|(?i:failed|fails|failure)|[Ff]atal|[Aa]bort(?:ed|ing)?|panic|Killed|killed|core dumped"
-    r"|NCCL WARN|[Cc]annot|[Cc]ould not|[Uu]nable to|[Cc]an't|not found|unavailable|denied|refused"
-    r"|No valid|not (?:enough|having))\b"
+    r"|NCCL WARN|[Cc]annot|[Cc]ould(?: not|n't)|[Uu]nable to|[Cc]an't|not found|unavailable|denied"
+    r"|refused|No valid|not (?:enough|having))\b"
     r"|\[Errno \d+\]"
+)
+_BAD_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
+_LEVEL_BYTES = 120
+# Less usual words of lines that report a failure: they count in the last lines of a log only, if no
+# line has one of the words above.
+_OTHER_ERROR_WORDS = re.compile(
+    r"(?i:\b(?:timed? ?-?out|exceed(?:s|ed)|corrupt(?:ed)?|mismatch(?:ed)?|insufficient|invalid"
+    r"|(?:does|do|did)(?: not|n't) \w+|missing|unreachable|(?:un|not )supported|evicted|preempted"
+    r"|no such|lost|rejected|crash(?:ed)?|illegal|not (?:permitted|allowed)|dead|died"
+    r"|unexpected(?:ly)?|out of (?:memory|range|bounds|space)|no space"
+    r"|too (?:many|large|big|small|long)|must be|without success)\b|\bexit(?:ed)?\b.*\b[1-9]\d*\b)"
 )
 
 # "RuntimeError: …" at the start of a line, "AssertionError:" alone, "click.exceptions.Abort: …"
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception|StopIteration)(?:\(\w+\))?"
-    r"(?:: \S|(?<!Exception):?$(?<!Exception:))|[a-z_]\w*(?:\.[a-z_]\w*)*\.[A-Z]\w*[a-z]: \S"
+    r"(?:: \S|(?<!Exception):?$(?<!Exception:))"
+    r"|[a-z_]\w*(?:\.[a-z_]\w*)*\.(?:[A-Z]\w*[a-z]|error|timeout|gaierror): \S"
 )
+# The type of an exception whose message starts on the next line
+_ONLY_TYPE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception):$")
 _LOGGED = re.compile(
     r"(?i:\b(?:retry|ignor|skipp|fall(?:ing|s) back|caught)|attempt \d"
     r"|\b(?:potential|possible) (?:root )?(?:cause|reason)s\b)"
 )
 _END_LINES = 10
+_OTHER_LINES = 3
 # A progress bar of training steps at its end, and what shows that it is not of something else:
 #   Epoch 9: 100%|██████████| 500/500 [01:01<00:00,  8.15it/s, loss=0.12]
 #   Steps: 100%|██████████| 1752/1752 [1:26:51<00:00,  2.97s/it]
@@ -100,7 +118,7 @@ _INPUT_OR_SOURCE = re.compile(
 _HARMLESS = re.compile(
     r"^<(?:debug|info|warning)>|^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|\blevel=\"?(?:debug|info|warn(?:ing)?)\b"
     r"|\"(?:level|severity)\": ?\"(?i:debug|info|warn(?:ing)?)\"|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)"
-    r"|\b\w+Warning: |^Warning: "
+    r"|\b\w+Warning: |^Warning: |\bset by environment\b"
     r"|(?i:\b(?:errors?|failures?)\b[\w ]{0,20}[:=] ?(?:0|none)\b(?! in\b))"
     r"|(?i:\b(?:0|no) (?:errors|failures)\b)"
     r"|(?i:\b(?:retrying|will retry|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing|s) back)\b)"
@@ -243,7 +261,7 @@ class ScanReport:
                 line.order <= outlived
                 or line.order in handled
                 or shows_continuation(line.text)
-                or matching(line.text)
+                or (matching(line.text) and not line.uncaught)
             ):
                 continue
             writer = None if is_exception or is_harmless(line.text) else matching_at_end(line.text)
@@ -260,6 +278,14 @@ class ScanReport:
                 return replace(line, code=PROGRAM_ERROR, role="exception")
         return None
 
+    def other_errors(self) -> list[Match]:
+        """Return those of the last lines that report a failure in less usual words."""
+        return [
+            replace(line, role="symptom")
+            for line in self.last_lines()[-_OTHER_LINES:]
+            if _OTHER_ERROR_WORDS.search(line.text)
+        ]
+
     def last_lines(self) -> list[Match]:
         """Return the last lines except events; lines that look like errors are symptoms."""
         return [line for line in self._tail_lines() if not _LAUNCHERS.search(line.text)]
@@ -273,17 +299,28 @@ class ScanReport:
 
     def _tail_lines(self) -> list[Match]:
         lines = self.tail.split(b"\n")[:-1][-_TAIL_LINES:]
-        matches = []
-        for number, raw in enumerate(lines, self.lines - len(lines) + 1):
+        # A level shows an error unless a program gives it to all of its output.
+        levels = [_BAD_LEVEL.search(raw[:_LEVEL_BYTES]) is not None for raw in lines]
+        has_levels = sum(levels) < max(2, len(lines) / 2)
+        matches: list[Match] = []
+        for index, raw in enumerate(lines):
+            number = self.lines - len(lines) + 1 + index
             if b"SMT {" in raw:
                 continue
-            line = parse_line(raw.decode("utf-8", "replace"), self.reference, self.prefixes)
-            if text := line.text.strip()[:MAX_TEXT]:
-                role: MatchRole = "symptom" if _ERROR_WORDS.search(text) else "warning"
-                node = line.node or self.node
-                matches.append(
-                    Match("", role, self.stream, number, text, line.time, node, line.rank)
-                )
+            written = raw.decode("utf-8", "replace")
+            line = parse_line(written, self.reference, self.prefixes)
+            if not (text := line.text.strip()[:MAX_TEXT]):
+                continue
+            if matches and _ONLY_TYPE.fullmatch(matches[-1].text):
+                text = f"{matches[-1].text} {text}"
+                matches[-1] = replace(matches[-1], text=text, role="symptom", uncaught=True)
+                continue
+            is_error = _ERROR_WORDS.search(text) or (has_levels and levels[index])
+            role: MatchRole = "symptom" if is_error else "warning"
+            node = line.node or self.node
+            match = Match("", role, self.stream, number, text, line.time, node, line.rank)
+            # The scan looks for literals in the lines as they are written.
+            matches.append(replace(match, uncaught=text not in written))
         return matches
 
 

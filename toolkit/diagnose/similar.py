@@ -1,8 +1,9 @@
 """Finds the known failure whose messages resemble an unknown one most.
 
 Messages are compared by their words and pairs of words, weighted by how rare they are among the
-examples of all signatures (TF-IDF with cosine similarity; Manning, Raghavan, Schütze: Introduction
-to Information Retrieval, 2008, chapter 6). The three nearest examples vote.
+known ones: the examples of all signatures and ``messages.toml`` (TF-IDF with cosine similarity;
+Manning, Raghavan, Schütze: Introduction to Information Retrieval, 2008, chapter 6). The seven
+nearest known messages vote.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 
 from sm_train.toolkit.diagnose.signatures import SignatureRole, signatures
 
-MIN_SIMILARITY = 0.3
-"""Sum of the similarities of the nearest three examples from which an answer is given. On the lines
-of the held-out logs in tests/toolkit/diagnose/corpus that are no near copy of an example, three of
-four such answers are right."""
+MIN_SIMILARITY = 0.2
+"""Similarity from which an answer is given. On the lines of the held-out logs in
+tests/toolkit/diagnose/corpus that are no near copy of an example, five of six such answers are
+right."""
 
-_NEAREST = 3
+_NEAREST = 7
 _MIN_WORDS = 3
 """With fewer words, a message resembles any example that has one of them."""
+# A word, or a number such as an HTTP status, an errno or an exit code
+_TERM = re.compile(r"[A-Za-z]{2,}|(?<![\w.])\d{2,3}(?![\w.])")
 _WORD = re.compile(r"[A-Za-z]{3,}")
 # "DataLoader", "OutOfMemory"
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -45,17 +50,19 @@ def most_similar(text: str) -> tuple[str | None, float]:
         return None, 0.0
     vector = _vector(_terms(text))
     similarities = [(_product(vector, example), code) for code, example in _examples()]
+    nearest = sorted(similarities, reverse=True)[:_NEAREST]
     votes: defaultdict[str, float] = defaultdict(float)
-    for similarity, code in sorted(similarities, reverse=True)[:_NEAREST]:
+    for similarity, code in nearest:
         votes[code] += similarity
     code = max(votes, key=lambda one: votes[one])
-    is_cause = votes[code] > 0 and signatures()[code].role not in _NO_CAUSE
-    return (code if is_cause else None), votes[code]
+    closest = next(similarity for similarity, one in nearest if one == code)
+    is_cause = closest > 0 and signatures()[code].role not in _NO_CAUSE
+    return (code if is_cause else None), closest
 
 
 @cache
 def _examples() -> tuple[tuple[str, _Vector], ...]:
-    """Return (code, vector) of all examples and titles."""
+    """Return (code, vector) of all known messages and titles."""
     return tuple((code, _vector(terms)) for code, terms in _documents())
 
 
@@ -65,6 +72,15 @@ def _documents() -> Iterator[tuple[str, list[str]]]:
             continue
         for text in (*signature.examples, signature.title):
             yield signature.code, _terms(text)
+    for code, messages in messages_by_code().items():
+        for text in messages:
+            yield code, _terms(text)
+
+
+def messages_by_code() -> dict[str, list[str]]:
+    """Return code → messages of real logs that failed for this reason."""
+    with Path(__file__).with_name("messages.toml").open("rb") as file:
+        return tomllib.load(file)
 
 
 @cache
@@ -77,8 +93,8 @@ def _weights() -> tuple[_Vector, float]:
 
 
 def _terms(text: str) -> list[str]:
-    """Return the words of ``text`` without their endings, and all pairs of neighbors."""
-    words = [word.lower() for word in _WORD.findall(_WORD_BOUNDARY.sub(" ", text))]
+    """Return the words of ``text`` without endings, its numbers, and all pairs of neighbors."""
+    words = [word.lower() for word in _TERM.findall(_WORD_BOUNDARY.sub(" ", text))]
     stems = [_ENDING.sub("", word) if len(word) > _MIN_STEM else word for word in words]
     return [*stems, *map(" ".join, itertools.pairwise(stems))]
 

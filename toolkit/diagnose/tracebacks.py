@@ -34,12 +34,14 @@ _FRAME = re.compile(r"^(?:\s|$|[│|+❱╭╰])|^[\^~ ]+$")
 # every line.
 _STRIPPED_FRAME = re.compile(r'^File "[^"]+", line \d+')
 # "torch.OutOfMemoryError: CUDA out of memory", "KeyError: 'x'", "_queue.Empty", "socket.error:"
-_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|\w*error)(?:: |:?$)")
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|\w*error|timeout)(?:: |:?$)")
 # 'File "/opt/ml/code/train.py", line 88, in main', rich's "│ /opt/ml/code/train.py:88 in main"
 _FRAME_FILE = re.compile(r'^\s*(?:File "([^"]+)", line \d|│ (\S+):\d+ in\b)')
 _LIBRARY = re.compile(
     r"^.*[/\\](?:site|dist)-packages[/\\](.+?)(?:\.py)?$"
     r"|^.*[/\\]lib[/\\]python\d[\d.]*[/\\](.+?)(?:\.py)?$|^<(frozen \S+)>"
+    # Cython: "pyarrow/error.pxi"
+    r"|^([a-z_]\w*/\S+?)\.(?:pyx|pxi)$"
 )
 # "    return TCPStore(", "dist.init_process_group(backend='nccl')", '…", line 190, in …_handler'
 _JOIN = re.compile(

@@ -170,7 +170,7 @@ def test_answers_in_every_form_are_as_right_as_those_of_the_plain_logs(
             missed.append(log.name)
     assert len(wrong) <= 0.02 * len(logs), wrong
     # A prefix of every line can be learned only from logs of several lines.
-    assert len(missed) <= (0.2 if form in LEARNED else 0.03) * len(logs), missed
+    assert len(missed) <= (0.22 if form in LEARNED else 0.03) * len(logs), missed
 
 
 @pytest.mark.parametrize("log", [log for log in corpus() if log.nameable], ids=lambda log: log.name)

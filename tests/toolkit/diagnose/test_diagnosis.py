@@ -173,7 +173,7 @@ def test_chained_exception_is_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", ["ValueError: bad caption", "socket.gaierror: odd", "_queue.Empty2", "KeyError: 'x'"]
+    "error", ["ValueError: bad caption", "socket.error: odd", "_queue.Empty2", "KeyError: 'x'"]
 )
 def test_traceback_without_indentation_is_recognized(error: str) -> None:
     lines = [
@@ -276,6 +276,17 @@ def test_echoes_alone_are_unknown_with_up_to_ten_lines_of_evidence() -> None:
     assert (with_report.cause, with_report.first) == ("unknown", None)
     assert with_report.details == ("torchrun saw rank 6 fail first, exit code 3",)
     assert {match.stream for match in found.evidence} == {"algo-1.log", "algo-2.log"}
+
+
+def test_title_of_an_unknown_cause_is_the_last_error_near_the_end() -> None:
+    error = "the worker failed to start, giving up"
+    found = diagnosed([*training(), error])
+    assert (found.cause, found.title) == (
+        "unknown",
+        f"Unknown cause; the last error is: {error}",
+    )
+    quiet = diagnosed([*training(), error, *["loading"] * 30])
+    assert (quiet.cause, quiet.title) == ("unknown", "The logs do not show the cause")
 
 
 def test_error_event_provides_node_rank_and_time() -> None:
@@ -629,10 +640,10 @@ def test_kind_of_a_program_error_names_its_parent_and_shows_the_line() -> None:
 @pytest.mark.parametrize("frame", [IN_SCRIPT, IN_LIBRARY])
 def test_only_a_mistake_in_programming_is_certainly_one(frame: str) -> None:
     for error, confidence in (
-        ("RuntimeError: the cloud is too grey", "low"),
+        ("RuntimeError: the sky is too grey", "low"),
         ("KeyError: 'cloud'", "medium"),
         ("AssertionError", "medium"),
-        ("AssertionError: the cloud is too grey", "low"),
+        ("AssertionError: the sky is too grey", "low"),
     ):
         found = diagnosed([*training(), OPENED, frame, error])
         assert (found.cause, found.confidence) == ("program-error", confidence)
@@ -667,7 +678,7 @@ def test_known_kind_of_a_direct_cause_remains() -> None:
         "FileNotFoundError: [Errno 2] No such file or directory: 'meta.jsonl'",
     ]
     cause = "The above exception was the direct cause of the following exception:"
-    wrapper = [OPENED, IN_SCRIPT, "RuntimeError: the data set is not usable"]
+    wrapper = [OPENED, IN_SCRIPT, "RuntimeError: the sky is not usable"]
     assert diagnosed([*training(), *chain, "", cause, "", *wrapper]).cause == "file-missing"
     handled = "During handling of the above exception, another exception occurred:"
     assert diagnosed([*training(), *chain, "", handled, "", *wrapper]).cause == "program-error"
@@ -675,7 +686,7 @@ def test_known_kind_of_a_direct_cause_remains() -> None:
 
 def test_exception_that_training_outlived_is_no_failure() -> None:
     steps = [step(number, WRITTEN + number) for number in range(200, 210)]
-    for error in ("KeyError: 'x'", "RuntimeError: the cloud is too grey"):
+    for error in ("KeyError: 'x'", "RuntimeError: the sky is too grey"):
         assert is_left_alone(diagnosed([*training(), OPENED, IN_SCRIPT, error, *steps]))
 
 

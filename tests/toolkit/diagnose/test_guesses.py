@@ -6,9 +6,16 @@ import pytest
 from sm_train.toolkit.diagnose.diagnosis import UNKNOWN
 from sm_train.toolkit.diagnose.guesses import cause_by_words, guessed_cause, words_by_cause
 from sm_train.toolkit.diagnose.signatures import matching, signatures
-from sm_train.toolkit.diagnose.similar import MIN_SIMILARITY, most_similar
+from sm_train.toolkit.diagnose.similar import MIN_SIMILARITY, messages_by_code, most_similar
 
 from tests.support.log_lines import HEALTHY, WRITTEN, diagnosed, is_left_alone, step
+from tests.toolkit.diagnose.log_corpus import CORPUS, corpus, parts
+
+
+def text_of(name: str) -> str:
+    path = CORPUS / name
+    files = path.iterdir() if path.is_dir() else [CORPUS / f"{name}.log"]
+    return "\n".join(file.read_text() for file in files)
 
 
 def test_every_cause_of_the_table_is_one_of_a_signature() -> None:
@@ -19,10 +26,10 @@ def test_every_cause_of_the_table_is_one_of_a_signature() -> None:
     ("line", "cause"),
     [
         ("ERROR the volume of the shared storage has no bytes left", "disk-full"),
-        ("FATAL not enough GPU memory for the next block", "gpu-out-of-memory"),
+        ("FATAL vram oom in block 7", "gpu-out-of-memory"),
         ("ERROR 3 of 8 workers disappeared", "process-killed"),
         ("[Error] resuming failed: no checkpoint available in /fsx/out", "checkpoint-missing"),
-        ("ERROR the connection to the feature server was closed", "connection-failed"),
+        ("ERROR the handshake with the feature server was aborted", "connection-failed"),
     ],
 )
 def test_words_of_an_error_message_name_a_cause_with_low_confidence(line: str, cause: str) -> None:
@@ -98,3 +105,66 @@ def test_failed_call_that_rarely_ends_a_job_is_a_guess_as_the_last_line_only() -
     line = "algo-1:19:37 [0] rdma_init:78 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data"
     assert diagnosed([*HEALTHY, line]).cause == "efa-missing"
     assert is_left_alone(diagnosed([*HEALTHY, line, "loading the model"]))
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("ValueError:Network outputs is NAN! Stop Training", "diverged"),
+        ('"GatedRepoError: 401 Client Error. (Request ID: Root=1-65fd9fbe)', "hub-denied"),
+        ("  assertionerror: loss log variables are different across gpus!", "program-error"),
+        ("    raise GatedRepoError(message, response) from e", "hub-denied"),
+        ("│ ❱ 88 │   raise UnidentifiedImageError('cannot identify image file')", "image-corrupt"),
+    ],
+)
+def test_exception_counts_however_it_is_spelled(line: str, cause: str) -> None:
+    assert diagnosed([*HEALTHY, line]).cause == cause
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["AssertionError: ", "Found no NVIDIA driver on your system. Please check that you"],
+        ["Exception has occurred: RuntimeError", "No CUDA GPUs are available"],
+        ["RuntimeError: the worker could not start:", "no CUDA-capable device is detected"],
+    ],
+)
+def test_message_may_start_on_the_line_after_the_type(lines: list[str]) -> None:
+    frame = ["Traceback (most recent call last):", '  File "train.py", line 88, in main']
+    assert diagnosed([*HEALTHY, *lines]).cause == "cuda-no-driver"
+    assert diagnosed([*HEALTHY, *frame, *lines]).cause == "cuda-no-driver"
+
+
+def test_line_in_a_box_of_a_terminal_program_is_a_message() -> None:
+    line = "│ RuntimeError: CUDA error: misaligned address                      │"
+    assert diagnosed([*HEALTHY, line]).cause != UNKNOWN
+    source = "│ ❱ 88 │   raise RuntimeError('CUDA error: misaligned address')       │"
+    assert diagnosed([*HEALTHY, source.replace("raise", "print")]).cause == UNKNOWN
+
+
+def test_less_usual_words_report_a_failure_at_the_end_of_a_log_only() -> None:
+    line = "no checkpoint at /fsx/out: it does not exist"
+    assert diagnosed([*HEALTHY, line]).cause == "checkpoint-missing"
+    assert is_left_alone(diagnosed([*HEALTHY, line, "loading", "building", "starting"]))
+
+
+def test_exit_code_alone_names_no_cause() -> None:
+    assert diagnosed([*HEALTHY, "the program failed with exit code 3"]).cause == UNKNOWN
+
+
+def test_task_that_slurm_kills_after_the_job_was_canceled_is_no_cause() -> None:
+    canceled = (
+        "slurmstepd: error: *** STEP 22051979.1 ON gpu-3 CANCELLED AT 2025-10-23T14:31:08 ***"
+    )
+    killed = "srun: error: gpu-3: task 0: Killed"
+    assert diagnosed([canceled, killed]).cause == "terminated"
+
+
+def test_known_messages_come_from_tuned_logs() -> None:
+    messages = messages_by_code()
+    assert messages.keys() <= signatures().keys()
+    tuned = "\n".join(text_of(log.name) for log in parts(corpus())["tuned"])
+    own = [text for texts in messages.values() for text in texts]
+    # The start of a message: its end may be joined from two lines.
+    missing = [text for text in own if text[:30] not in tuned]
+    assert len(missing) <= 0.02 * len(own), missing
