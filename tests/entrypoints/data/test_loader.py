@@ -269,6 +269,22 @@ def test_closed_iterator_ends_its_process_first(shards: list[Path], tmp_path: Pa
     assert not torch.multiprocessing.active_children()
 
 
+def test_process_of_the_loader_ends_only_at_the_trainers_sigterm(
+    shards: list[Path], tmp_path: Path
+) -> None:
+    """Slurm sends it to all processes, and the trainer needs batches until it has stopped."""
+    [loader] = cluster(shards, tmp_path).loaders(decode_workers=1)
+    batches = iter(loader)
+    next(batches)
+    [process] = torch.multiprocessing.active_children()
+    subprocess.run(["kill", "-TERM", str(process.pid)], check=True)
+    for _ in range(2 * FIRST_DEPTH):
+        next(batches)
+    process.terminate()
+    process.join(DEADLINE)
+    assert process.exitcode == 0
+
+
 def test_random_numbers_are_a_function_of_sample_and_epoch(tmp_path: Path) -> None:
     """The replacement of a bad sample has its own numbers; another epoch has others."""
     samples = {f"{number}": sample(number) for number in range(6)}
