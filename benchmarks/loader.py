@@ -3,9 +3,9 @@
 Photographs of 768, 1,024 and 2,048 pixels become uint8 batches of 512. The variants run
 interleaved; the output is medians, spread and ratios. "Bare decoding" decodes the same bytes from
 memory at the same size as the fast mode, without reading, scaling or batching. "Decoding and
-scaling" adds the antialiased scaling and nothing else: the physical limit of one core. The peers
-do what their own guides show (decode with Pillow) with Pillow's bilinear scaling; ours is bilinear,
-too.
+scaling" adds the antialiased scaling and nothing else: the physical limit of one core. Our loader
+in one process uses two cores, in two threads. The peers do what their own guides show (decode with
+Pillow) with Pillow's bilinear scaling; ours is bilinear, too.
 
     python benchmarks/loader.py            # mosaicml-streaming takes part if it is installed
 """
