@@ -8,6 +8,8 @@ import time
 from multiprocessing import parent_process
 from threading import Thread
 
+from sm_train.entrypoints.common.signals import unblock_sigterm
+
 _POLL_SECONDS = 1.0
 
 
@@ -24,6 +26,26 @@ def exit_with_parent() -> None:
         os._exit(1)
 
     Thread(target=wait_for_parent, daemon=True).start()
+
+
+def exit_at_sigterm_of_parent() -> None:
+    """Exit this multiprocessing child at SIGTERM of its parent, and ignore anyone else's.
+
+    SIGTERM must be blocked in all of its threads. Where a process cannot learn who sent a signal
+    (macOS), it ends at any SIGTERM.
+    """
+    parent = parent_process()
+    assert parent is not None
+    if not hasattr(signal, "sigwaitinfo"):
+        unblock_sigterm()
+        return
+
+    def wait_for_signal() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+            pass
+        os._exit(0)  # PyTorch reports any other exit code as a failure of the DataLoader
+
+    Thread(target=wait_for_signal, daemon=True).start()
 
 
 def exit_with_launcher() -> None:

@@ -124,9 +124,9 @@ class Batch:
     (B, tokens, width) and for some models ``pooled`` (B, width) are set, float16, and ``pixels``
     is (B, 0). Otherwise ``tokens`` are the captions' token ids (B, L) for each tokenizer.
 
-    ``num_repeated`` samples were read before in this epoch: they replace bad ones, or pad the
-    batches of a rank that has fewer samples than others. ``origins`` are the shard and the sample
-    number of each sample, ``names`` its shard's file name and its key.
+    ``is_new``, bool (B,), is false for samples that were read before in this epoch: they replace
+    bad ones, or pad the batches of a rank that has fewer samples than others. ``origins`` are the
+    shard and the sample number of each sample, ``names`` its shard's file name and its key.
 
     ``sizes`` (B, 4), int32, are the height and width of each original image and the top and left of
     its crop (:meth:`DecodeSpec.sizes`).
@@ -143,7 +143,7 @@ class Batch:
     captions: list[str]
     position: DataPosition
     bad_samples: tuple[BadSample, ...]
-    num_repeated: int
+    is_new: NDArray[np.bool_]
     origins: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
     timestep_uniform: NDArray[np.float64]
@@ -155,6 +155,11 @@ class Batch:
     pooled: Tensor | None = None
     tokens: tuple[NDArray[np.int64], ...] = ()
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_repeated(self) -> int:
+        """Samples that are not new."""
+        return int(np.count_nonzero(~self.is_new))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -301,10 +306,9 @@ class BatchPipeline:
                 decoded.append(replaced)
             else:
                 decoded.append(outcome)
-        # New samples come first. A bad one among them is replaced by a sample of the same epoch,
-        # which makes it a repeated one; the rest of the batch is repeated anyway.
+        # The sample that replaces a bad one is another one of the epoch.
         num_new = len(outcomes) - raw.num_repeated
-        num_replaced = sum(isinstance(outcome, BadSample) for outcome in outcomes[:num_new])
+        is_new = [isinstance(outcome, _Decoded) for outcome in outcomes[:num_new]]
         origins = [(sample.shard, sample.sample) for sample in samples]
         captions = [one.caption for one in decoded]
         batch = Batch(
@@ -312,7 +316,7 @@ class BatchPipeline:
             captions,
             raw.position,
             tuple(bad_samples),
-            raw.num_repeated + num_replaced,
+            np.array([*is_new, *[False] * raw.num_repeated]),
             tuple(origins),
             tuple(
                 f"{self.reader.shard_name(sample.shard)} {one.key}"

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from sm_train.entrypoints.common.job_config import DataConfig
-from sm_train.entrypoints.common.parent_death import exit_with_parent
+from sm_train.entrypoints.common.parent_death import exit_at_sigterm_of_parent, exit_with_parent
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes
@@ -39,7 +39,6 @@ from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.indexed_reader import IndexedReader
 from sm_train.entrypoints.data.precomputed_latents import PrecomputedLatents
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, ShardCatalog
-from sm_train.entrypoints.data.shard_reader import run_inline
 from sm_train.entrypoints.data.webdataset_reader import (
     ShardStream,
     WebDatasetReader,
@@ -63,6 +62,10 @@ _PREFETCH_BYTES = 2**30
 
 _WAIT_SECONDS = 0.002
 """Longer waits for a batch raise the prefetch depth; shorter ones are the hand-over itself."""
+
+_OWN_DECODE_THREADS = 2
+"""Threads that decode in the trainer's process, which waits meanwhile: PyTorch scales one image
+while libjpeg-turbo decodes the next."""
 
 _EMPTY = torch.empty(0)
 _link_ids = count()
@@ -116,7 +119,8 @@ class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failure]):
     """The DataLoader's data set: the pipeline's batches, already batched.
 
     With a ``link`` it runs in the loader's process and decodes in ``decode_workers`` processes;
-    without one it runs in the trainer's process and decodes each batch when it is requested.
+    without one it runs in the trainer's process and decodes each batch when it is requested, in
+    two threads.
     """
 
     def __init__(self, pipeline: BatchPipeline, decode_workers: int, link: _Link | None) -> None:
@@ -133,16 +137,20 @@ class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failure]):
         with ThreadPoolExecutor(READ_THREADS) as readers:
             try:
                 if self._link is None:
-                    pool = LocalBufferPool(self._pipeline.batch_bytes)
-                    yield from self._pipeline.batches(
-                        run_inline, readers.submit, pool.allocate, ahead=0
-                    )
+                    yield from self._local_batches(readers)
                 else:
                     yield from self._shared_batches(self._link, readers)
             except DataError as error:
                 failure = error
         if failure is not None:
             yield _Failure(failure)
+
+    def _local_batches(self, readers: Executor) -> Iterator[Batch]:
+        pool = LocalBufferPool(self._pipeline.batch_bytes)
+        with ThreadPoolExecutor(_OWN_DECODE_THREADS) as decoders:
+            yield from self._pipeline.batches(
+                decoders.submit, readers.submit, pool.allocate, ahead=0
+            )
 
     def _shared_batches(self, link: _Link, readers: Executor) -> Iterator[_SharedBatch]:
         pool = SharedBufferPool(link.returned, self._pipeline.batch_bytes)
@@ -168,6 +176,8 @@ def _start_process(_: int) -> None:
     assert isinstance(worker.dataset, _BatchStream)
     worker.dataset.start_decoders()
     exit_with_parent()
+    # multiprocessing sends it to the processes that are left when a program ends.
+    exit_at_sigterm_of_parent()
 
 
 def start_fork_server() -> None:
@@ -283,10 +293,12 @@ class Loader:
         context = torch.multiprocessing.get_context("forkserver")
         link = _Link(next(_link_ids), context.Semaphore(self.prefetch_depth), context.SimpleQueue())
         client = _clients[link.link_id] = SharedBufferClient(link.returned)
+        # Kept until this function has ended: when it is freed, it waits for the loader's process,
+        # which may be waiting for credit.
+        batches = iter(self._data_loader(link))
         try:
-            yield from self._received(iter(self._data_loader(link)), (link, client))
+            yield from self._received(batches, (link, client))
         finally:
-            # The DataLoader waits for its process to end, which may be waiting for credit.
             for _ in range(MAX_DEPTH):
                 link.credit.release()
 

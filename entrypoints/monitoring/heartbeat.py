@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from struct import Struct
 
@@ -328,15 +329,23 @@ class HeartbeatReader:
         return DurationHistogram(tuple(self._words[first : first + BUCKETS]))
 
 
+@cache
 def heartbeat_folder() -> Path:
     """Return the folder of the heartbeats of the processes that one launcher started on this node.
 
     It is in memory if possible: writing to a page that is on its way to a disk would block.
+
+    Each attempt has its own, because its watchdog deletes the folder, and may still be sending
+    alerts when the same launcher starts the next attempt. The environment of the first call counts:
+    Accelerate adds LOCAL_RANK to it under MPI.
     """
     memory = Path("/dev/shm")
     base = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     environment = os.environ
     job = f"{environment.get('MASTER_PORT', '0')}-{environment.get('GROUP_RANK', '0')}"
+    # torchrun counts the restarts of its processes. A process without a launcher is alone.
+    is_alone = "LOCAL_RANK" not in environment
+    job += f"-{os.getpid() if is_alone else environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     launcher = os.getppid()
     if (namespace := environment.get("PMIX_NAMESPACE")) is not None:
         # Under MPI each process has a launcher of its own.

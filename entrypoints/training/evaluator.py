@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from sm_train.entrypoints.models.image_grid import draw_grid, png
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
 from sm_train.entrypoints.models.sampling import SAMPLES
 from sm_train.entrypoints.monitoring.heartbeat import Phase
+from sm_train.entrypoints.training.bad_samples import BadSampleTracker
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.train_state import TrainState
 from sm_train.entrypoints.training.training_loss import TrainingLoss
@@ -69,6 +71,7 @@ class Evaluator:
         self._config, self._components, self._state = config, components, state
         self._accelerator, self._paths, self._events = accelerator, paths, events
         self._validation = validation
+        self._has_reported_skipped = False
         self._loss = TrainingLoss(config.training.objective)
         self._inputs = ModelInputs(
             components,
@@ -135,21 +138,35 @@ class Evaluator:
             resolution=config.stage.resolution,
             batch_size=config.stage.per_device_batch_size,
             seed=0,
-            decode_workers=0,
+            decode_workers=config.training.decode_workers,
             rng=self._components.sample_rng(0),
             tokenize=self._components.text_encoders.tokenize,
         )
         # One sum per level, and the number of samples.
         sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
-        for batch, _ in zip(loader, range(loader.epoch_size().steps), strict=False):
+        skipped = BadSampleTracker(max_fraction=1.0)
+        for batch in islice(loader, loader.epoch_size().steps):
             before_batch(Phase.EVALUATION)
-            # Samples repeated to give all ranks equally many batches come last in a batch.
-            new = len(batch.origins) - batch.num_repeated
+            skipped.add(batch)
+            # Every sample of the set counts once, whatever the number of ranks.
+            is_new = torch.from_numpy(batch.is_new).to(device)
             for index, level in enumerate(LEVELS):
-                sums[index] += self._sample_losses(batch, level)[:new].double().sum()
-            sums[-1] += new
+                sums[index] += self._sample_losses(batch, level)[is_new].double().sum()
+            sums[-1] += is_new.sum()
+        self._report_skipped(skipped)
         *totals, count = self._accelerator.reduce(sums, "sum").tolist()
         return {str(level): total / count for level, total in zip(LEVELS, totals, strict=True)}
+
+    def _report_skipped(self, skipped: BadSampleTracker) -> None:
+        """Warn of bad samples in the first evaluation; they are the same ones in all."""
+        report = skipped.report()
+        if report is None or self._has_reported_skipped:
+            return
+        self._has_reported_skipped = True
+        message, reasons = report
+        self._events.warn(
+            "bad-sample", f"validation set: {message}", reasons=reasons, samples=skipped.num_seen
+        )
 
     def _sample_losses(self, batch: Batch, level: float) -> torch.Tensor:
         """Return each sample's loss (B,) at one level; the noise is the same at all levels."""

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.toolkit.jobs.events import parse_event
 
 from tests.conftest import clean_environment
-from tests.support.cluster.training_jobs import write_shard
+from tests.support.cluster import crashing_train
+from tests.support.cluster.training_jobs import Job, sample, tiny_run, write_shard, write_shards
 from tests.support.data_channels import write_folder_index
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes, write_album, write_pair
@@ -85,3 +87,39 @@ def test_training_skips_images_that_crash_their_decoder_also_after_a_restart(
     assert len(captions) == 24
     assert set(captions) == {f"picture {number}" for number in set(range(24)) - crashing}
     assert batches(tmp_path, 1, 5) == expected
+
+
+def evaluated(
+    folder: Path, validation: dict[str, dict[str, bytes]], workers: int
+) -> list[dict[str, Any]]:
+    """Return the events of a run that evaluates twice without changing a weight."""
+    settings: dict[str, Any] = {"decode_workers": workers, "evaluation": {"every_steps": 1}}
+    job = Job(folder, tiny_run(max_steps=2, learning_rate=1e-12, **settings))
+    write_shards(job.train_channel, shards=1, each=8)
+    channel = job.base / "input" / "data" / "validation"
+    channel.mkdir()
+    write_shard(channel / "a.tar", validation)
+    with job.start(script=crashing_train.__file__) as running:
+        text = "".join(running.lines())
+        assert running.process.wait(timeout=DEADLINE) == 0, text
+    return [event for line in text.splitlines() if (event := parse_event(line))]
+
+
+def test_validation_skips_and_names_an_image_that_crashes_its_decoder(tmp_path: Path) -> None:
+    """The loss is that of the other samples."""
+    samples = {f"{number:04}": sample(number) for number in range(7)}
+    crashing = {"png": sample(7)["png"] + crashing_train.CRASH, "txt": b"a grey of 7"}
+    expected, found = (
+        evaluated(tmp_path / "without", samples, workers=0),
+        evaluated(tmp_path / "with", samples | {"0007": crashing}, workers=1),
+    )
+    losses = [
+        [event["losses"] for event in events if event["kind"] == "eval"]
+        for events in (expected, found)
+    ]
+    assert len(losses[0]) == len(losses[1]) == 2
+    assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-5)
+    [warning] = [event for event in found if event.get("code") == "bad-sample"]
+    assert warning["reasons"] == {"decoder-crash": 1}
+    assert "validation set: skipped 1 samples" in warning["message"]
+    assert "0007" in warning["message"]

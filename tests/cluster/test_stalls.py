@@ -80,14 +80,17 @@ class WatchedJob:
         self.base = base
         document = priced_document()
         document["8px"]["heartbeat"] = heartbeat_config(on_stall)
+        base.mkdir(exist_ok=True)
         (base / "job.json").write_text(json.dumps(document))
         (base / "checkpoints" / "step-00000040").mkdir(parents=True)
         (base / "checkpoints" / "step-00000040" / "complete.json").touch()
         read, write = os.pipe()
         if full_output:
             fill(write)
-        port = str(free_port())
-        self.heartbeats = Path(f"/dev/shm/sm-train-{os.getuid()}-{os.getpid()}-{port}-0")
+        launch = {"MASTER_PORT": str(free_port()), "TORCHELASTIC_RESTART_COUNT": "0"}
+        launch |= variables or {}
+        name = f"{launch['MASTER_PORT']}-0-{launch['TORCHELASTIC_RESTART_COUNT']}"
+        self.heartbeats = Path(f"/dev/shm/sm-train-{os.getuid()}-{os.getpid()}-{name}")
         self.processes = []
         for rank, fault in enumerate(faults):
             host = hosts[rank] if hosts else Host(base)
@@ -95,13 +98,12 @@ class WatchedJob:
                 **os.environ,
                 "SAGEMAKER_BASE_DIR": str(host.base),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
                 "WORLD_SIZE": str(len(faults)),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "RANK": str(rank),
                 "LOCAL_RANK": "0" if hosts else str(rank),
                 "LOCAL_WORLD_SIZE": "1" if hosts else str(len(faults)),
-                **(variables or {}),
+                **launch,
                 **host.variables,
             }
             command = [*host.command, sys.executable, "-m", "tests.support.cluster.faulty_process"]
@@ -250,6 +252,23 @@ def test_process_that_fails_at_once_is_reported(tmp_path: Path) -> None:
             list(job.lines())
         [alert] = server.wait_for(1)
         assert "rank 0 failed" in alert["attachments"][0]["text"]
+
+
+def test_watchdog_of_a_killed_attempt_leaves_the_next_one_watched(tmp_path: Path) -> None:
+    """Elastic agents start the next attempt while that watchdog may still be sending its alerts."""
+    launch = {"MASTER_PORT": str(free_port())}
+    with WatchedJob(tmp_path / "first", ["go-on"], "kill", launch) as first:
+        first.wait_until_learned()
+        [watchdog] = psutil.Process(first.processes[0].pid).children()
+        watchdog.suspend()
+        first.processes[0].kill()
+        launch["TORCHELASTIC_RESTART_COUNT"] = "1"
+        with WatchedJob(tmp_path / "second", ["go-on"], "kill", launch) as second:
+            second.wait_until_learned()
+            watchdog.resume()
+            assert "rank 0 died" in "".join(first.lines())
+            assert second.heartbeats.exists()
+            assert not first.heartbeats.exists()
 
 
 def test_successful_run_leaves_nothing_behind(tmp_path: Path) -> None:

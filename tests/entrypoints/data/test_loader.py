@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import tarfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,6 +43,7 @@ from tests.support.data_channels import (
     take_batches,
     write_folder_index,
 )
+from tests.support.deadline import DEADLINE
 
 RNG = SampleRng(0, num_noises=2, channels=3, scale=2)
 BUCKETED = replace(DATA_CONFIG, aspect_buckets=True)
@@ -201,8 +204,11 @@ from sm_train.entrypoints.data import loader
 
 if __name__ == "__main__":
     loader.start_fork_server()
-    with torch.multiprocessing.get_context("forkserver").Pool(1) as pool:
-        print(pool.apply(eval, (f"{loader.__name__!r} in __import__('sys').modules",)))
+    pool = torch.multiprocessing.get_context("forkserver").Pool(1)
+    print(pool.apply(eval, (f"{loader.__name__!r} in __import__('sys').modules",)))
+    # To leave a `with` block would send SIGTERM, which processes of this fork server block.
+    pool.close()
+    pool.join()
 """
 
 
@@ -212,6 +218,71 @@ def test_processes_of_the_loader_start_with_its_modules(tmp_path: Path) -> None:
     script.write_text(FORK_SERVER)
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert finished.stdout == "True\n", finished.stderr[-2000:]
+
+
+OPEN_ITERATOR = """
+import sys
+from pathlib import Path
+from tests.support.data_channels import Cluster
+
+batches = None
+if __name__ == "__main__":
+    shards, scan, index = map(Path, sys.argv[2:])
+    [loader] = Cluster([shards], 1, scan, index).loaders(decode_workers=1)
+    batches = iter(loader)
+    print(len(next(batches).captions), flush=True)
+    for batch in loader:
+        if sys.argv[1] == "fails":
+            raise ValueError
+        break
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("returns", 0), ("fails", 1)])
+def test_program_that_leaves_an_iterator_open_ends(
+    shards: list[Path], tmp_path: Path, end: str, code: int
+) -> None:
+    """multiprocessing would wait for the loader's process, which waits until a batch is taken."""
+    script = tmp_path / "script.py"
+    script.write_text(OPEN_ITERATOR)
+    folder = shards[0].parent
+    paths = (folder, tmp_path / "scan", folder.parent / "index.parquet")
+    repository = Path(__file__).parents[3]
+    finished = subprocess.run(
+        [sys.executable, script, end, *paths],
+        env=os.environ | {"PYTHONPATH": f"{repository}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert (finished.stdout, finished.returncode) == ("2\n", code), finished.stderr[-2000:]
+
+
+def test_closed_iterator_ends_its_process_first(shards: list[Path], tmp_path: Path) -> None:
+    """Also a process that waits until a batch is taken, which PyTorch gives ten seconds."""
+    [loader] = cluster(shards, tmp_path).loaders(decode_workers=1)
+    batches = iter(loader)
+    next(batches)
+    time.sleep(1)  # by now it waits
+    del batches
+    assert not torch.multiprocessing.active_children()
+
+
+def test_process_of_the_loader_ends_only_at_the_trainers_sigterm(
+    shards: list[Path], tmp_path: Path
+) -> None:
+    """Slurm sends it to all processes, and the trainer needs batches until it has stopped."""
+    [loader] = cluster(shards, tmp_path).loaders(decode_workers=1)
+    batches = iter(loader)
+    next(batches)
+    [process] = torch.multiprocessing.active_children()
+    subprocess.run(["kill", "-TERM", str(process.pid)], check=True)
+    for _ in range(2 * FIRST_DEPTH):
+        next(batches)
+    process.terminate()
+    process.join(DEADLINE)
+    assert process.exitcode == 0
 
 
 def test_random_numbers_are_a_function_of_sample_and_epoch(tmp_path: Path) -> None:

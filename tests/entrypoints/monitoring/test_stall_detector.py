@@ -102,21 +102,27 @@ def test_memory_of_an_earlier_attempt_stays_readable(tmp_path: Path) -> None:
     assert HeartbeatReader(tmp_path / "heartbeat-0").sample().step == 0
 
 
-def test_folder_is_per_launcher_and_those_of_dead_launchers_are_stale(
+def test_folder_is_per_attempt_and_those_of_dead_launchers_are_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MASTER_PORT", "7777")
-    monkeypatch.delenv("GROUP_RANK", raising=False)
-    own = heartbeat_folder()
-    assert own.name == f"sm-train-{os.getuid()}-{os.getppid()}-7777-0"
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1@2")
+    def name(**environment: str) -> str:
+        for key, value in environment.items():
+            monkeypatch.setenv(key, value)
+        return heartbeat_folder.__wrapped__().name
+
+    for key in ("GROUP_RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(key, raising=False)
+    own = f"sm-train-{os.getuid()}-{os.getppid()}-7777-0"
+    assert name(MASTER_PORT="7777") == f"{own}-{os.getpid()}"
+    assert name(LOCAL_RANK="3") == f"{own}-0"
+    assert name(TORCHELASTIC_RESTART_COUNT="2") == f"{own}-2"
     # Under MPI each process has a parent of its own.
-    assert heartbeat_folder().name == f"sm-train-{os.getuid()}-1-prterun12"
+    assert name(PMIX_NAMESPACE="prterun-1@2") == f"sm-train-{os.getuid()}-1-prterun12"
     dead = f"sm-train-{os.getuid()}-{2**22 + 1}-7777-0"
-    for name in (own.name, dead, "sm-train-of-another", f"sm-train-{os.getuid()}-x-1"):
-        (tmp_path / name).mkdir(mode=0o700)
+    for folder in (own, dead, "sm-train-of-another", f"sm-train-{os.getuid()}-x-1"):
+        (tmp_path / folder).mkdir(mode=0o700)
     (tmp_path / f"sm-train-{os.getuid()}-{2**22 + 2}-7777-0").symlink_to(tmp_path / dead)
-    assert stale_dirs(tmp_path / own.name) == [tmp_path / dead]
+    assert stale_dirs(tmp_path / own) == [tmp_path / dead]
 
 
 @pytest.mark.parametrize("squatter", ["link", "open folder", "folder of another user"])

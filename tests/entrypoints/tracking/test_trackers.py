@@ -358,9 +358,8 @@ def test_a_full_disk_leaves_readable_event_files(mount: Mount) -> None:
 
 
 @pytest.fixture
-def heartbeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the heartbeats, which belongs to a launcher and a port."""
-    monkeypatch.setenv("MASTER_PORT", f"{os.getpid()}1")
+def heartbeats() -> Iterator[Path]:
+    """The folder of this process's heartbeats."""
     folder = heartbeat_folder()
     create_private_folder(folder)
     yield folder
