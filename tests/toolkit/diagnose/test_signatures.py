@@ -6,6 +6,7 @@ import re
 
 import pytest
 from sm_train.toolkit.diagnose.diagnosis import UNKNOWN
+from sm_train.toolkit.diagnose.log_scanner import searched_literals
 from sm_train.toolkit.diagnose.signatures import Signature, matching_exception, signatures
 
 from tests.support.log_lines import DONE, HEALTHY, WRITTEN, diagnosed, haystack, is_left_alone, step
@@ -84,6 +85,12 @@ def test_explains_has_no_cycles() -> None:
             reached |= pending
             pending = {far for near in pending for far in explains[near]} - reached
         assert code not in reached
+
+
+def test_event_of_a_step_holds_no_searched_literal() -> None:
+    """Such a literal would have every one of them parsed."""
+    line = step(120, WRITTEN)
+    assert [text for text in searched_literals() if text in line] == []
 
 
 def test_signatures_are_numerous_and_complete() -> None:
