@@ -31,14 +31,16 @@ def exit_with_parent() -> None:
 def exit_at_sigterm_of_parent() -> None:
     """Exit this multiprocessing child at SIGTERM of its parent, and ignore anyone else's.
 
-    SIGTERM must be blocked in all of its threads. Where a process cannot learn who sent a signal
-    (macOS), it ends at any SIGTERM.
+    Call it before other threads start. Where a process cannot learn who sent a signal (macOS), it
+    ends at any SIGTERM.
     """
     parent = parent_process()
     assert parent is not None
     if not hasattr(signal, "sigwaitinfo"):
         unblock_sigterm()
         return
+    # The signal stays pending until the thread takes it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait_for_signal() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:

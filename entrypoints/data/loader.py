@@ -175,9 +175,9 @@ def _start_process(_: int) -> None:
     assert worker is not None
     assert isinstance(worker.dataset, _BatchStream)
     worker.dataset.start_decoders()
-    exit_with_parent()
     # multiprocessing sends it to the processes that are left when a program ends.
     exit_at_sigterm_of_parent()
+    exit_with_parent()
 
 
 def start_fork_server() -> None:
