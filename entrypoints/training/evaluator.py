@@ -151,7 +151,8 @@ class Evaluator:
             # Every sample of the set counts once, whatever the number of ranks.
             is_new = torch.from_numpy(batch.is_new).to(device)
             for index, level in enumerate(LEVELS):
-                sums[index] += self._sample_losses(batch, level)[is_new].double().sum()
+                losses = self._sample_losses(batch, level).double()
+                sums[index] += torch.where(is_new, losses, 0.0).sum()
             sums[-1] += is_new.sum()
         self._report_skipped(skipped)
         *totals, count = self._accelerator.reduce(sums, "sum").tolist()

@@ -170,6 +170,7 @@ def latent_channels(job: Job, packed: Path, components: Path) -> Path:
     return channels / "train"
 
 
+@pytest.mark.slow
 def test_nonfinite_loss_skips_its_step_and_names_its_samples(
     cli: Cli, tmp_path: Path, components: Path
 ) -> None:

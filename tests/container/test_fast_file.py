@@ -163,6 +163,7 @@ def test_slow_and_truncated_responses_change_nothing(
         assert not batch.bad_samples
 
 
+@pytest.mark.slow
 def test_unreadable_bytes_lose_only_their_samples(
     tmp_path: Path, packed: Path, healthy_bucket: tuple[Bucket, Path]
 ) -> None:

@@ -57,6 +57,7 @@ def test_same_sizes_have_the_same_plan_cost_and_findings(cli: Cli, folder: Path)
     )
 
 
+@pytest.mark.slow
 def test_sizes_that_do_not_fit_together_are_an_error_of_check(cli: Cli, folder: Path) -> None:
     preset = json.loads((PRESETS / "tiny-mmdit.json").read_text())
     preset["network"]["caption_projection_dim"] = 48

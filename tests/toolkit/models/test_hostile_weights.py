@@ -60,7 +60,7 @@ QUICK = {"huge header", "overlap", "pickle"}
     "kind",
     [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in HOSTILE],
 )
-@pytest.mark.parametrize("command", ["export", "sample"])
+@pytest.mark.parametrize("command", ["export", pytest.param("sample", marks=pytest.mark.slow)])
 def test_a_hostile_header_is_one_line(
     cli: Cli, tmp_path: Path, model: Path, command: str, kind: str
 ) -> None:

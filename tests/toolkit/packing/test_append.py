@@ -244,6 +244,7 @@ def test_duplicates_of_packed_images_are_rejected(cli: Cli, tmp_path: Path) -> N
     assert sources(tmp_path / "out") == sources(tmp_path / "complete")
 
 
+@pytest.mark.slow
 def test_a_killed_append_is_resumed_with_the_same_bytes(cli: Cli, tmp_path: Path) -> None:
     """Killed repeatedly, each time after more files were finished."""
     for folder, count in (("in", 4), ("all", 24)):
@@ -414,6 +415,7 @@ def test_an_append_is_refused_if_another_one_was_faster(cli: Cli, tmp_path: Path
     assert read_tree(tmp_path / "out") == after
 
 
+@pytest.mark.slow
 def test_nodes_extend_a_pack_in_s3_as_one_process_does(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """Also a pack whose duplicates are dropped: the digests of packed images are kept."""
     options = (*SIZE, "--drop-duplicates")
