@@ -157,11 +157,6 @@ class Batch:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
-    def num_repeated(self) -> int:
-        """Samples that are not new."""
-        return int(np.count_nonzero(~self.is_new))
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that are set, in the order of :meth:`with_tensors`."""
         latents = (self.moments, self.text, self.pooled)

@@ -20,8 +20,6 @@ from sm_train.toolkit.diagnose.matches import (
     LogStream,
     Match,
     ScanReport,
-    is_harmless,
-    is_input_or_source,
     shows_continuation,
 )
 from sm_train.toolkit.diagnose.origins import FirstFailing, first_failing
@@ -454,10 +452,7 @@ def _unknown_title(reports: Sequence[ScanReport]) -> str:
         line
         for report in reports
         for line in report.last_lines()[-_NEAR_END:]
-        if line.role == "symptom"
-        and line.order not in report.harmless
-        and not is_harmless(line.text)
-        and not is_input_or_source(line.text)
+        if report.is_error(line)
     ]
     if not errors:
         return "The logs do not show the cause"

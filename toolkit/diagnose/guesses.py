@@ -21,7 +21,6 @@ from sm_train.toolkit.diagnose.matches import (
     PROGRAM_ERROR,
     Match,
     ScanReport,
-    is_harmless,
     is_input_or_source,
     shows_continuation,
 )
@@ -132,10 +131,7 @@ def _after_steps(report: ScanReport) -> Sequence[Match]:
 
 def _is_error(line: Match, report: ScanReport) -> bool:
     return (
-        line.role == "symptom"
-        and line.order not in report.harmless
-        and not is_harmless(line.text)
-        and not is_input_or_source(line.text)
+        report.is_error(line)
         and not shows_continuation(line.text)
         and _EXIT_CODE.search(line.text) is None
         # Echoes are known; they show no cause.

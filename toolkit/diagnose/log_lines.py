@@ -58,9 +58,9 @@ _BOX_END = re.compile(r"\s+│$")
 _EXCEPTION_START = re.compile(
     r"^[\"'`]?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)):(?: (?=\S)|(?=[^\s:]))"
 )
-# A debugger: "Exception has occurred: AttributeError", then the message
 _LOWER_CASE = re.compile(r"^\s*([a-z]{2,40}error): (?=\S)")
 _BUILT_IN = {name.lower(): name for name in dir(builtins) if name.endswith("Error")}
+# A debugger: "Exception has occurred: AttributeError", then the message
 _DEBUGGER = re.compile(r"^Exception has occurred: ([\w.]+)(?:\s*\(note: .*\))?$")
 _AFTER_BRACKET = _compiled(
     _DATE,

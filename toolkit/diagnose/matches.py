@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from sm_train.toolkit.diagnose.log_lines import parse_line
@@ -253,7 +254,7 @@ class ScanReport:
         """
         handled = self.harmless | {match.order for match in self.matches}
         outlived = self._line_before_last_steps()
-        if message := _open_mpi_message(self._tail_lines()[-_OPEN_MPI_LINES:]):
+        if message := _open_mpi_message(self._tail_lines[-_OPEN_MPI_LINES:]):
             return message if message.order > outlived else None
         for line in reversed(self.last_lines()[-_END_LINES:]):
             is_exception = _EXCEPTION.match(line.text) is not None
@@ -288,7 +289,16 @@ class ScanReport:
 
     def last_lines(self) -> list[Match]:
         """Return the last lines except events; lines that look like errors are symptoms."""
-        return [line for line in self._tail_lines() if not _LAUNCHERS.search(line.text)]
+        return [line for line in self._tail_lines if not _LAUNCHERS.search(line.text)]
+
+    def is_error(self, line: Match) -> bool:
+        """Return whether one of the last lines reports an error that may have ended the program."""
+        return (
+            line.role == "symptom"
+            and line.order not in self.harmless
+            and not is_harmless(line.text)
+            and not is_input_or_source(line.text)
+        )
 
     def _line_before_last_steps(self) -> int:
         """Return the number of the line after which training continued for a few steps, else 0."""
@@ -297,6 +307,7 @@ class ScanReport:
         first = self.lines - len(lines) + 1
         return first + steps[-STEPS_TO_RECOVER] if len(steps) >= STEPS_TO_RECOVER else 0
 
+    @cached_property
     def _tail_lines(self) -> list[Match]:
         lines = self.tail.split(b"\n")[:-1][-_TAIL_LINES:]
         # A level shows an error unless a program gives it to all of its output.

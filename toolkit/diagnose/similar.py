@@ -66,15 +66,21 @@ def _examples() -> tuple[tuple[str, _Vector], ...]:
     return tuple((code, _vector(terms)) for code, terms in _documents())
 
 
-def _documents() -> Iterator[tuple[str, list[str]]]:
+@cache
+def _documents() -> tuple[tuple[str, list[str]], ...]:
+    """Return (code, terms) of all known messages and titles."""
+    return tuple((code, _terms(text)) for code, text in _known_texts())
+
+
+def _known_texts() -> Iterator[tuple[str, str]]:
     for signature in signatures().values():
         if signature.code in _NEVER_GUESSED:
             continue
         for text in (*signature.examples, signature.title):
-            yield signature.code, _terms(text)
+            yield signature.code, text
     for code, messages in messages_by_code().items():
         for text in messages:
-            yield code, _terms(text)
+            yield code, text
 
 
 def messages_by_code() -> dict[str, list[str]]:

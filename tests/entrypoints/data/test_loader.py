@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def cluster(
 
 
 def new_captions(batch: Batch) -> list[str]:
-    return batch.captions[: len(batch.captions) - batch.num_repeated]
+    return list(compress(batch.captions, batch.is_new))
 
 
 @settings(max_examples=25, deadline=None)
@@ -108,7 +109,7 @@ def test_each_sample_is_read_once_an_epoch(
     counts = caption_counts(batches)
     assert set(counts) == set(ALL_CAPTIONS)
     repeated = (counts - ALL_CAPTIONS).total()
-    assert repeated == size.repeated == sum(batch.num_repeated for batch in batches)
+    assert repeated == size.repeated == sum(np.count_nonzero(~batch.is_new) for batch in batches)
     assert size.samples == ALL_CAPTIONS.total()
 
 
@@ -467,7 +468,7 @@ def test_damage_costs_only_the_samples_it_touches(
         f"a grey of {int(key)}" for key in lost
     }
     assert set(caption_counts(batches)) == expected
-    assert sum(batch.num_repeated for batch in batches) == len(lost)
+    assert sum(np.count_nonzero(~batch.is_new) for batch in batches) == len(lost)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,7 @@ def mixed_loaders(
 def new_captions(loader: Loader, steps: int | None = None) -> list[str]:
     """Return the captions of new samples in the next ``steps`` batches, or in the epoch's rest."""
     batches = rest_of_epoch(loader) if steps is None else take_batches(loader, steps)
-    return [
-        caption
-        for batch in batches
-        for caption in batch.captions[: len(batch.captions) - batch.num_repeated]
-    ]
+    return [caption for batch in batches for caption in compress(batch.captions, batch.is_new)]
 
 
 def kinds(captions: Sequence[str]) -> Counter[str]:

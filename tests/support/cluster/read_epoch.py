@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from itertools import compress
 from pathlib import Path
 
 import torch.distributed as dist
@@ -58,7 +59,7 @@ def main(base: Path, state_file: Path, max_steps: int, batch_size: int) -> None:
     stream = iter(loader)
     for _ in range(steps):
         batch = next(stream)
-        new_captions += batch.captions[: len(batch.captions) - batch.num_repeated]
+        new_captions += compress(batch.captions, batch.is_new)
     dist.barrier()  # every rank has read the state file before it is overwritten
     if dist.get_rank() == 0:
         state_file.write_bytes(loader.state_bytes())
