@@ -68,6 +68,8 @@ _SAMPLE_BYTES = 1 << 18
 # are replaced by 0.
 _EARLY_LEVEL = re.compile(r".{0,120}?\b(?:DEBUG|INFO|WARNING)\b")
 _COMMON_LEVEL = re.compile(r".{0,120}?\b(?:DEBUG|INFO|WARNING)\b(?:.*[-:|\]] |\W* )")
+# The indentation of a code block, "| " of a table, "> " of a quotation
+_COMMON_MARK = re.compile(r"[\s|>#*-]*\s")
 _MAX_PREFIX = 200
 _MAX_PREFIXES = 64
 _MAX_LINES = 2000
@@ -122,8 +124,8 @@ class Tracebacks:
     """The line number at which a source announced that its next traceback is ignored."""
     prefixes: list[re.Pattern[str]] = field(default_factory=list)
     """The learned prefixes, for parsing further lines."""
-    _level: re.Pattern[str] | None = None
-    """The prefix with a level that all lines have."""
+    _common: re.Pattern[str] | None = None
+    """The prefix that all lines have."""
     library: str | None = None
     """The module that raised the exception of the last traceback that ended, such as
     ``torch/nn/functional``; None if it is not in an installed library."""
@@ -141,17 +143,17 @@ class Tracebacks:
         pattern = prefix_pattern(before)
         if pattern in self.prefixes or len(self.prefixes) == _MAX_PREFIXES:
             return False
-        if self._level is not None:
+        if self._common is not None:
             # Only one learned prefix is removed: the longer one first.
-            self.prefixes.insert(0, re.compile(self._level.pattern + pattern.pattern))
+            self.prefixes.insert(0, re.compile(self._common.pattern + pattern.pattern))
         self.prefixes.append(pattern)
         return True
 
     def learn_common_prefix(self, block: bytes) -> None:
-        """Learn the prefix "POD CONTAINER " of stern, or one with a level that all lines have."""
-        if prefix := _common_level_prefix(block):
-            self._level = prefix_pattern(prefix)
-            self.prefixes.append(self._level)
+        """Learn a prefix that all lines have: indentation, a level, or stern's "POD CONTAINER "."""
+        if prefix := _common_level_prefix(block) or _common_mark(block):
+            self._common = prefix_pattern(prefix)
+            self.prefixes.append(self._common)
         lines = block[:_HEAD_BYTES].decode("utf-8", "replace").splitlines()[:_HEAD_LINES]
         matches = [_POD_AND_CONTAINER.match(line) for line in lines if line.strip()]
         containers = {match[1] if match else None for match in matches}
@@ -246,6 +248,16 @@ class Tracebacks:
         state.lines_since_frame = _MAX_SOURCE_LINES
         if not state.depth:
             del self.open[source]
+
+
+def _common_mark(block: bytes) -> str:
+    """Return the indentation or quotation mark with which all lines start, "" if there is none."""
+    sample = block[:_SAMPLE_BYTES].decode("utf-8", "replace").split("\n")[:-1]
+    lines = [line for line in sample if line.strip()]
+    if len(lines) < _MIN_HEAD_LINES:
+        return ""
+    mark = _COMMON_MARK.match(_common_start(min(lines), max(lines)))
+    return mark[0] if mark else ""
 
 
 def _common_level_prefix(block: bytes) -> str:
