@@ -27,6 +27,12 @@ CHAINED = (
 """Lines between a chained exception and the one that replaces it."""
 IGNORED = ("Exception ignored in", "- Logging error ---", "Error in atexit._run_exitfuncs")
 """Lines before a traceback that does not end its process."""
+_THREAD = "Exception in thread "
+_BACKGROUND_LIBRARIES = (
+    *("wandb/", "mlflow/", "comet_ml/", "neptune/", "clearml/", "swanlab/", "aim/"),
+    *("tqdm/", "tensorboard/", "tensorboardX/", "sentry_sdk/", "prometheus_client/"),
+)
+"""Modules whose threads report on a training: it continues without them."""
 
 # "  File "train.py", line 3", source lines, rich's box "│ /opt/ml/code/train.py:88", "    ^^^^^^"
 _FRAME = re.compile(r"^(?:\s|$|[│|+❱╭╰])|^[\^~ ]+$")
@@ -111,6 +117,8 @@ class _Open:
     """Whether a frame joins a process group or its store."""
     from_parent: bool = False
     """Whether a frame reads what the parent process passes on."""
+    in_thread: bool = False
+    """Whether it ends a thread, not a process."""
     truncated: bool = False
     """Whether its first lines are missing: then a line may look like an exception by chance."""
 
@@ -122,6 +130,8 @@ class Tracebacks:
     open: dict[Source, _Open] = field(default_factory=dict)
     _ignored_at: dict[Source, int] = field(default_factory=dict)
     """The line number at which a source announced that its next traceback is ignored."""
+    _thread_at: dict[Source, int] = field(default_factory=dict)
+    """The line number at which a source announced the traceback of a thread."""
     prefixes: list[re.Pattern[str]] = field(default_factory=list)
     """The learned prefixes, for parsing further lines."""
     _common: re.Pattern[str] | None = None
@@ -174,10 +184,13 @@ class Tracebacks:
         if BEGIN in line.text:
             depth = self.open[line.source].depth if line.source in self.open else 0
             harmless = number - self._ignored_at.pop(line.source, -1000) <= 2
-            self.open[line.source] = _Open(number, depth + 1, harmless)
+            in_thread = number - self._thread_at.pop(line.source, -1000) <= 2
+            self.open[line.source] = _Open(number, depth + 1, harmless, in_thread=in_thread)
             return "frame"
         if any(text in line.text for text in IGNORED):
             self._ignored_at[line.source] = number
+        elif line.text.startswith(_THREAD):
+            self._thread_at[line.source] = number
         for source in [
             key for key, one in self.open.items() if number - one.first_line > _MAX_LINES
         ]:
@@ -232,8 +245,9 @@ class Tracebacks:
             if state.truncated or _EXCEPTION.match(line.text) is None:
                 return "frame" if state.stripped else "other"
             self._close(source)
-            abandoned = state.from_parent and _CUT_SHORT.search(line.text)
-            return "harmless" if state.harmless or abandoned else "exception"
+            abandoned = state.from_parent and _CUT_SHORT.search(line.text) is not None
+            reports = state.in_thread and (self.library or "").startswith(_BACKGROUND_LIBRARIES)
+            return "harmless" if state.harmless or abandoned or reports else "exception"
         state.lines_since_frame = 0
         return "frame"
 
