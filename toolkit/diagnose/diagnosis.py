@@ -232,6 +232,9 @@ def _may_be_fatal(match: Match, reports: Sequence[ScanReport]) -> bool:
     later = [
         other for other in report.matches if other.order > match.order and other.code != match.code
     ]
+    started = any(other.rank is not None for other in later)
+    if started and match.code in table and table[match.code].resolved is not None:
+        return False
     if not later:
         # A fatal error is followed by other errors. Without any, one further step is enough to
         # show that training continued.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from sm_train.toolkit.diagnose.log_scanner import is_step
+from sm_train.toolkit.diagnose.log_scanner import step_of
 from sm_train.toolkit.diagnose.matches import (
     PROGRAM_ERROR,
     Match,
@@ -35,6 +35,8 @@ from sm_train.toolkit.diagnose.tracebacks import BEGIN
 
 _LINES = 20
 """Lines at the end of a log in which a guess is looked for."""
+_STEPS_AFTER = 2
+"""After an error, one step may be a line that was buffered; two show that training continued."""
 _NEAR = 3
 """An error at most this many lines after a warning may be its consequence."""
 _FAILED = re.compile(r"(?i:\bfail|\berror\b|\bcannot\b|\bunable\b)")
@@ -103,9 +105,12 @@ def _scored(text: str) -> tuple[int, str | None]:
 
 def guess(report: ScanReport) -> Match | None:
     """Return a line that may show the cause, with its code and role; None without an error."""
-    lines = _after_steps(report)
+    steps = _last_steps(report)
+    lines = [line for line in report.last_lines()[-_LINES:] if line.order > max(steps, default=0)]
     errors = [line for line in lines if _is_error(line, report)]
     last = report.last_error()
+    if last is not None and sum(step > last.order for step in steps) >= _STEPS_AFTER:
+        last = None
     if not errors and last is None:
         others = [line for line in report.other_errors() if lines and line.order >= lines[0].order]
         errors = [line for line in others if _is_error(line, report)]
@@ -121,12 +126,14 @@ def guess(report: ScanReport) -> Match | None:
     )
 
 
-def _after_steps(report: ScanReport) -> Sequence[Match]:
-    """Return the last lines, from the one after the last training step."""
+def _last_steps(report: ScanReport) -> list[int]:
+    """Return the numbers of the lines at the end of the log that report a new training step."""
     raw = report.tail.split(b"\n")[:-1]
-    first = report.lines - len(raw) + 1
-    last_step = max((number for number, line in enumerate(raw, first) if is_step(line)), default=0)
-    return [line for line in report.last_lines()[-_LINES:] if line.order > last_step]
+    seen: dict[bytes, int] = {}
+    for number, line in enumerate(raw, report.lines - len(raw) + 1):
+        if (step := step_of(line)) is not None:
+            seen.setdefault(step, number)
+    return list(seen.values())
 
 
 def _is_error(line: Match, report: ScanReport) -> bool:

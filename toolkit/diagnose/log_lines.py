@@ -100,6 +100,8 @@ _AFTER_LETTER = _compiled(
     rf"(?:{_BAD}):[\w.]+:(?! )",
     rf"(?:[\w.-]+ - ){{0,2}}(?:{_BAD}) - (?:[\w.]+ - )?",
     rf"(?:{_BAD}) +\| (?:[\w.<>]+:[\w<>]+:\d+ - |\w+ \| )?",
+    # SageMaker's launcher: 'ErrorMessage "ModuleNotFoundError: …"'
+    r'ErrorMessage "(?=\w+(?:\.\w+)*(?:Error|Exception): )',
     # "dinov2-node-4 [stderr] …"
     r"(?P<host>[\w.-]+) \[std(?:err|out)\] ",
 )
@@ -128,6 +130,7 @@ _JSON_TIME = re.compile(rf'^\{{.*"(?:ts|time|@?timestamp)": ?"({_TIME})"')
 # mpirun: "mpirun noticed that process rank 3 with PID 120 on node algo-2 exited on signal 9";
 # SLURM: "srun: error: node-3: task 12: Killed"
 _NODE_IN_TEXT = re.compile(r"on node (\S+) exited|^srun: error: (\S+): tasks? ")
+_TASK_IN_TEXT = re.compile(r"^srun: error: \S+: task (\d+): ")
 _ALGO = re.compile(r"algo-\d+")
 _RANK_IN_PREFIX = re.compile(r"(?<![A-Za-z_])rank[ _:=-]{0,2}(\d+)", re.IGNORECASE)
 # "train-worker-1 pytorch ": a machine's or pod's name in a prefix
@@ -236,6 +239,8 @@ def _read_message(parsed: LogLine, reference: float) -> LogLine:
             found["node" if _ALGO.fullmatch(name) else "host"] = name
     if parsed.rank is None and "ank" in text and (rank := _RANK.search(text)):
         found["rank"] = int(next(group for group in rank.groups() if group))
+    if parsed.task is None and (task := _TASK_IN_TEXT.match(text)):
+        found["task"] = int(task[1])
     if parsed.local_rank is None and (local := _LOCAL_RANK.search(text)):
         found["local_rank"] = int(next(group for group in local.groups() if group))
     return replace(parsed, **found) if found else parsed  # type: ignore[arg-type]

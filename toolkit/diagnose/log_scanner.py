@@ -34,6 +34,7 @@ from sm_train.toolkit.diagnose.signatures import (
     literals,
     matching,
     matching_exception,
+    resolved_by,
 )
 from sm_train.toolkit.diagnose.tracebacks import (
     BEGIN,
@@ -74,6 +75,8 @@ _FIRST_FAILURE = ("Root Cause (first observed failure)", "Root Cause:")
 #   "name": "torchelastic.worker.status.SUCCEEDED"                     torchrun
 #   2026-11-21 10:00:00 Completed - Training job completed             the SageMaker SDK
 #   {'train_runtime': 5211.2, 'train_loss': 0.95, …}                   Hugging Face's Trainer
+#   [default] worker group successfully finished. Waiting 300 seconds …  torchrun
+#   [after training is done] datetime: 2026-11-21 10:00:00             Megatron-LM
 SUCCESS = (
     "Reporting training SUCCESS",
     "Training completed. Do not forget to share your model",
@@ -81,6 +84,8 @@ SUCCESS = (
     "torchelastic.worker.status.SUCCEEDED",
     "Completed - Training job completed",
     "'train_runtime': ",
+    "worker group successfully finished",
+    "[after training is done] datetime:",
 )
 # A node's first line on Kubernetes and Slurm (entrypoints/node_start/start.py), after the prefix of
 # `srun --label`: "1: sm-train start: node 1 of 2 (ip-10-1-9; …"
@@ -134,9 +139,13 @@ def scan(stream: LogStream) -> ScanReport:
     return scanner.report()
 
 
-def is_step(line: bytes) -> bool:
-    """Return whether ``line`` reports a training step."""
-    return _step_pattern().search(line) is not None
+def step_of(line: bytes) -> bytes | None:
+    """Return what identifies the training step that ``line`` reports, None if it reports none.
+
+    It is the same for all ranks.
+    """
+    found = _step_pattern().search(line)
+    return None if found is None else next(group for group in found.groups() if group is not None)
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -419,6 +428,8 @@ class _StreamScanner:
 
     def _match_message(self, line: LogLine) -> None:
         """Add the signatures of a message, unless it shows that the program continues."""
+        for code in resolved_by(line.text):
+            self._remove(code)
         signatures = matching(line.text.strip())
         if signatures and all(self.per_code[one.code] >= _MAX_PER_CODE for one in signatures):
             self.last_line.update((one.code, self.line_number) for one in signatures)
@@ -520,6 +531,10 @@ class _StreamScanner:
             if self.line_number - match.order > _CHAIN_LINES:
                 return
             is_known = match.code != PROGRAM_ERROR
+            if match.role == "cause" and match.rank == line.rank:
+                # It was raised, even if its traceback is cut off.
+                self.matches[index] = replace(match, uncaught=True)
+                return
             if match.role == "exception" and match.rank == line.rank:
                 if is_known and is_cause:
                     return

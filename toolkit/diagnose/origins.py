@@ -8,10 +8,17 @@ from dataclasses import dataclass
 
 from sm_train.entrypoints.common.sagemaker_paths import host_names
 from sm_train.toolkit.diagnose.matches import Match, ScanReport, TorchrunFailure
+from sm_train.toolkit.diagnose.signatures import signatures
 
 _ALGO = re.compile(r"algo-(\d+)$")
 _GPUS_PER_INSTANCE = (8, 4, 1, 16, 2)
 """Ranks per node of SageMaker's instance types, the most frequent first."""
+_SRUN_ERROR = "srun: error: "
+_SEEN_BY_PEERS = {
+    *("nccl-timeout", "nccl-system-error", "gloo-timeout", "gloo-connect", "store-timeout"),
+    *("mpi-lost-node", "ray-worker-died", "stall", "terminated"),
+}
+"""Consequences of a failure that processes other than the failed one report."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,10 @@ def _rank(
     summary = _summary(report, node)
     if summary is not None and summary.rank is not None:
         return summary.rank
+    related = _related(match, matches)
+    ranks = {other.rank for other in related if other.rank is not None}
+    if len(ranks) == 1:
+        return ranks.pop()
     # torchrun and others report only the local rank of the process that failed.
     local = match.local_rank
     if local is None:
@@ -75,8 +86,37 @@ def _rank(
     if local is not None:
         first = _first_rank(node, reports)
         return None if first is None else first + local
-    # `srun` starts either every rank or one launcher per node: launchers report local ranks.
-    return match.task
+    return _task(match, related, reports)
+
+
+def _task(match: Match, related: Sequence[Match], reports: Sequence[ScanReport]) -> int | None:
+    """Return the Slurm task of ``match`` if it is a rank.
+
+    `srun` starts either every rank or one launcher per node. A launcher's processes write their
+    ranks, and its own end is reported only by `srun: error: NODE: task N: …`.
+    """
+    if match.task is not None and not match.text.startswith(_SRUN_ERROR):
+        return match.task
+    tasks = {other.task for other in (match, *related) if other.task is not None}
+    has_ranks = any(ranks for report in reports for ranks in report.ranks.values())
+    return tasks.pop() if len(tasks) == 1 and not has_ranks else None
+
+
+def _related(match: Match, matches: Sequence[Match]) -> list[Match]:
+    """Return matches of the same failure and its consequences in the log of the same node.
+
+    The kernel, NCCL and C++ report failures without the rank that Python reports next.
+    """
+    signature = signatures().get(match.code)
+    explained = signature.explains if signature is not None else frozenset()
+    codes = {match.code} | (explained - _SEEN_BY_PEERS)
+    return [
+        other
+        for other in matches
+        if other.code in codes
+        and other.stream == match.stream
+        and (match.node is None or other.node in (match.node, None))
+    ]
 
 
 def _first_rank(node: str | None, reports: Sequence[ScanReport]) -> int | None:

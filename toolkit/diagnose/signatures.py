@@ -52,6 +52,7 @@ class Signature:
     in_library: re.Pattern[str] | None
     libraries: tuple[str, ...]
     at_end: re.Pattern[str] | None
+    resolved: re.Pattern[str] | None
     ends_job: bool
     explains: frozenset[str]
     examples: tuple[str, ...]
@@ -77,16 +78,21 @@ def _signature(row: dict[str, Any]) -> Signature:
         **{key: row[key] for key in ("code", "title", "role", "confidence", "retryable")},
         action=row["action"],
         source=row["source"],
-        literals=frozenset() if pattern is None else required_literals(pattern),
+        literals=_literals(pattern, row.get("resolved")),
         regex=_compiled(f"{_EXCEPTION_TYPE}(?:{pattern})" if pattern and is_kind else pattern),
         exception=_compiled(row.get("exception")),
         in_library=_compiled(row.get("in_library")),
         libraries=tuple(row.get("libraries", ())),
         at_end=_compiled(row.get("at_end")),
+        resolved=_compiled(row.get("resolved")),
         ends_job=row.get("ends_job", False),
         explains=frozenset(row.get("explains", ())),
         examples=tuple(row["examples"]),
     )
+
+
+def _literals(*patterns: str | None) -> frozenset[str]:
+    return frozenset().union(*(required_literals(one) for one in patterns if one is not None))
 
 
 def _compiled(pattern: str | None) -> re.Pattern[str] | None:
@@ -228,6 +234,11 @@ def _looks_like(signature: Signature, text: str, library: str | None) -> bool:
     in_any_library = signature.in_library if library and not signature.libraries else None
     patterns = (signature.exception, in_any_library)
     return any(pattern is not None and pattern.search(text) for pattern in patterns)
+
+
+def resolved_by(text: str) -> list[str]:
+    """Return the codes of the failures that are over according to ``text``."""
+    return [one.code for one in signatures().values() if one.resolved and one.resolved.search(text)]
 
 
 def matching_at_end(text: str) -> Signature | None:

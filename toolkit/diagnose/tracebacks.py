@@ -245,7 +245,9 @@ class Tracebacks:
             if state.truncated or _EXCEPTION.match(line.text) is None:
                 return "frame" if state.stripped else "other"
             self._close(source)
-            abandoned = state.from_parent and _CUT_SHORT.search(line.text) is not None
+            # A started process has no other frame than its command until it has read its work.
+            is_starting = state.from_parent or state.file == "<string>"
+            abandoned = is_starting and _CUT_SHORT.search(line.text) is not None
             reports = state.in_thread and (self.library or "").startswith(_BACKGROUND_LIBRARIES)
             return "harmless" if state.harmless or abandoned or reports else "exception"
         state.lines_since_frame = 0

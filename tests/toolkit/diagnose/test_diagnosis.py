@@ -430,6 +430,82 @@ def test_started_process_whose_parent_failed_is_no_cause() -> None:
     parent = traceback("AttributeError: Can't pickle local object 'main.<locals>.collate'")
     assert diagnosed(child).cause == "unknown"
     assert diagnosed([*child, *parent]).cause == "process-start"
+    # The frames of multiprocessing are left out.
+    child[1:3] = ['  File "<string>", line 1, in <module>']
+    assert diagnosed([*parent, *child]).cause == "process-start"
+
+
+PENDING = (
+    "Warning  FailedScheduling  9m  default-scheduler  0/3 nodes are available: 3 Insufficient gpu."
+)
+NO_IMAGE = 'Warning  Failed  9m  kubelet  Failed to pull image "train:1": connection reset'
+
+
+@pytest.mark.parametrize(
+    ("failed", "later", "cause"),
+    [
+        (PENDING, "Normal  TriggeredScaleUp  8m  cluster-autoscaler  pod triggered", "capacity"),
+        (PENDING, "Normal  Scheduled  2m  default-scheduler  Successfully assigned w-0", UNKNOWN),
+        (PENDING, "Normal  Started  1m  kubelet  Started container pytorch", UNKNOWN),
+        (PENDING, f"[rank3]: {OOM}", "gpu-out-of-memory"),
+        (NO_IMAGE, "Normal  Pulled  1m  kubelet  Successfully pulled image train:1", UNKNOWN),
+        (NO_IMAGE, "Normal  Scheduled  9m  default-scheduler  Assigned w-0", "image-pull"),
+    ],
+)
+def test_failure_before_the_start_may_be_resolved(failed: str, later: str, cause: str) -> None:
+    assert diagnosed([failed, later]).cause == cause
+
+
+def test_first_exception_of_a_chain_counts_without_its_traceback() -> None:
+    chained = "During handling of the above exception, another exception occurred:"
+    found = diagnosed([*training(), OOM, "", chained, "", *traceback("KeyError: 'step'")])
+    assert found.cause == "gpu-out-of-memory"
+
+
+def test_error_message_of_sagemakers_launcher_is_an_exception() -> None:
+    found = diagnosed(
+        ["ExitCode 1", """ErrorMessage "ModuleNotFoundError: No module named 'av'\""""]
+    )
+    assert (found.cause, found.confidence) == ("module-missing", "high")
+
+
+@pytest.mark.parametrize(
+    ("lines", "rank"),
+    [
+        (["NVRM: Xid (PCI:0000:10:1c): 79, GPU has fallen off the bus."], None),
+        (
+            [
+                "NVRM: Xid (PCI:0000:10:1c): 79, GPU has fallen off the bus.",
+                "[rank6]: RuntimeError: CUDA error: unspecified launch failure",
+                timeout(3),
+            ],
+            6,
+        ),
+        (
+            [
+                "ERROR: Unexpected bus error encountered in worker. This might be caused by "
+                "insufficient shared memory (shm).",
+                "[rank1]: RuntimeError: DataLoader worker (pid 151) is killed by signal: Bus error.",  # noqa: E501
+            ],
+            1,
+        ),
+        (
+            [
+                "slurmstepd: error: Detected 1 oom_kill event in StepId=339.0. Some of the step "
+                "tasks have been OOM Killed.",
+                "srun: error: gpu-12: task 2: Out Of Memory",
+                "srun: error: gpu-12: tasks 0-1,3: Terminated",
+            ],
+            2,
+        ),
+        # The tasks are launchers of several ranks.
+        (["srun: error: gpu-12: task 2: Out Of Memory", timeout(17)], None),
+    ],
+)
+def test_rank_is_that_of_a_consequence_on_the_same_node(lines: list[str], rank: int | None) -> None:
+    found = diagnose([stream(lines, "job.log", None)])
+    assert found.first is not None
+    assert found.first.rank == rank
 
 
 def test_error_after_a_progress_bar_is_found() -> None:

@@ -168,3 +168,10 @@ def test_known_messages_come_from_tuned_logs() -> None:
     # The start of a message: its end may be joined from two lines.
     missing = [text for text in own if text[:30] not in tuned]
     assert len(missing) <= 0.02 * len(own), missing
+
+
+def test_error_before_two_further_steps_is_no_guess() -> None:
+    failed = "download failed: s3://bucket/shard-000221.tar to - [Errno 32] Broken pipe"
+    steps = ["step 30 loss 0.7", "step 40 loss 0.7"]
+    assert is_left_alone(diagnosed([failed, *steps, "weights are in /out"]))
+    assert diagnosed([steps[0], failed, steps[1]]).cause == "connection-failed"
