@@ -117,6 +117,8 @@ def _signal_pattern(signal: str) -> str:
             rf"\bcode:? -{number}\b",
             # "exited on signal 9", "killed by signal 9", "Caught signal 11 (…)", "got signal: 9"
             rf"(?:exited on|by|[Cc]aught|got|on|received) [Ss]ignal:? {number}\b",
+            # PRRTE breaks the line after "exited on": "signal 11 (Segmentation fault)."
+            rf"^signal {number}(?: \([^)]*\))?\.$",
             # "died with <Signals.SIGKILL: 9>", "Signal 9 (SIGKILL) received", "*** SIGSEGV (@0x0)"
             rf"^(?!.*{_SENDING}).*\b{name}\b",
             # "status=9/KILL"
