@@ -53,6 +53,7 @@ class Signature:
     libraries: tuple[str, ...]
     at_end: re.Pattern[str] | None
     ends_job: bool
+    before_start: bool
     explains: frozenset[str]
     examples: tuple[str, ...]
 
@@ -84,6 +85,7 @@ def _signature(row: dict[str, Any]) -> Signature:
         libraries=tuple(row.get("libraries", ())),
         at_end=_compiled(row.get("at_end")),
         ends_job=row.get("ends_job", False),
+        before_start=row.get("before_start", False),
         explains=frozenset(row.get("explains", ())),
         examples=tuple(row["examples"]),
     )
