@@ -106,7 +106,7 @@ def _scored(text: str) -> tuple[int, str | None]:
 def guess(report: ScanReport) -> Match | None:
     """Return a line that may show the cause, with its code and role; None without an error."""
     steps = _last_steps(report)
-    lines = [line for line in report.last_lines()[-_LINES:] if line.order > max(steps, default=0)]
+    lines = _lines_after(max(steps, default=0), report)
     errors = [line for line in lines if _is_error(line, report)]
     last = report.last_error()
     if last is not None and sum(step > last.order for step in steps) >= _STEPS_AFTER:
@@ -134,6 +134,13 @@ def _last_steps(report: ScanReport) -> list[int]:
         if (step := step_of(line)) is not None:
             seen.setdefault(step, number)
     return list(seen.values())
+
+
+def _lines_after(order: int, report: ScanReport) -> list[Match]:
+    lines = [line for line in report.last_lines()[-_LINES:] if line.order > order]
+    # NCCL repeats its last warning after this line; it says nothing of the program.
+    repeated = {line.order + 1 for line in lines if line.text == "Last error:"}
+    return [line for line in lines if line.order not in repeated]
 
 
 def _is_error(line: Match, report: ScanReport) -> bool:

@@ -175,3 +175,17 @@ def test_error_before_two_further_steps_is_no_guess() -> None:
     steps = ["step 30 loss 0.7", "step 40 loss 0.7"]
     assert is_left_alone(diagnosed([failed, *steps, "weights are in /out"]))
     assert diagnosed([steps[0], failed, steps[1]]).cause == "connection-failed"
+
+
+def test_text_that_nccl_repeats_is_not_compared_with_messages_of_programs() -> None:
+    found = diagnosed(
+        [
+            "Traceback (most recent call last):",
+            '  File "/opt/ml/code/train.py", line 88, in main',
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, internal error",
+            "ncclInternalError: Internal check failed.",
+            "Last error:",
+            "Could not find real path of /sys/class/pci_bus/0000:10",
+        ]
+    )
+    assert found.cause == UNKNOWN
