@@ -42,6 +42,8 @@ _DATE = (
 )
 # "10:00:00 …", "[10:00:00.250]: …", "10:00:00,250 | …": no date
 _CLOCK = r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?:?(?: [|-])? "
+_HOST = r"(?!rank|step|epoch|iter|nvidia)[a-z][\w.]*-[\w.-]*\d"
+"""A machine's or pod's name with a number, but not "step-3" or the driver's "nvidia-nvswitch0"."""
 # `srun -l`: "105: …", padded to the width of the largest task
 _TASK = r" *(?P<task>\d{1,5}): "
 _AFTER_DIGIT = _compiled(
@@ -88,7 +90,7 @@ _AFTER_BRACKET = _compiled(
     # kubectl logs --prefix: "[pod/train-worker-1/pytorch] …"
     r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ",
     # Skaffold and others: "[train-worker-1] …"
-    r"\[(?P<host>(?!rank|step|epoch|iter)[a-z][\w.]*-[\w.-]*\d)\] ",
+    rf"\[(?P<host>{_HOST})\] ",
     # DeepSpeed: "[ERROR] [launch.py:434:sigkill_handler] …"
     rf"\[(?:{_BAD})\] (?:\[[\w.]+:\d+:\w+\] )?",
     # dmesg: "[18026.221140] NVRM: …", "[ 130.456250] [ T1946] NVRM: …", dmesg --ctime
@@ -117,7 +119,7 @@ _AFTER_LETTER = _compiled(
     # "dinov2-node-4 [stderr] …"
     r"(?P<host>[\w.-]+) \[std(?:err|out)\] ",
     # pdsh with host names: "gpu-node-3: …"; docker compose: "trainer-1  | …"
-    r"(?P<host>(?!rank|step|epoch|iter)[a-z][\w.]*-[\w.-]*\d)(?:: | +\| )",
+    rf"(?P<host>{_HOST})(?:: | +\| )",
     # Accelerate's tests: "stderr: …"
     r"std(?:err|out): ",
 )
