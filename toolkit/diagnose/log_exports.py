@@ -1,8 +1,9 @@
 """Turns exports of logs, in CSV and JSON, into plain lines with time, stream and message.
 
 Read: CloudWatch's console (CSV) and `get-log-events`, `filter-log-events` (JSON); Logs Insights
-(CSV and JSON of the console, `get-query-results`), also newest first; JSON lines of Docker,
-journald, Fluent Bit and structured loggers. Anything else is returned unchanged.
+(CSV and JSON of the console, `get-query-results`), also newest first; messages that `aws logs
+--output text` separates by tabs; JSON lines of Docker, journald, Fluent Bit and structured loggers.
+Anything else is returned unchanged.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _MESSAGES = ("@message", "message", "MESSAGE", "log", "msg", "textPayload")
 _TIMES = ("@timestamp", "timestamp", "time", "__REALTIME_TIMESTAMP", "ts", "asctime", "date")
 _STREAMS = ("@logStream", "logStreamName", "log_stream", "logStream")
 _HOSTS = ("_HOSTNAME", "pod_name", "pod", "hostname", "host")
+_EVENT = "event"
+"""The message of structlog, whose rows have a level; elsewhere, the kind of an event."""
 _ADDED = ("exc_info", "exception", "stack_trace", "traceback")
 """Fields of structured logs with a traceback, which follows the message."""
 _CSV_HEADER = re.compile(rb'(?:\xef\xbb\xbf)?"?@?\w+"?(?:,"?[@\w.]+"?)+\r?\n')
@@ -32,6 +35,8 @@ _CARRIAGE_RETURN = re.compile(r"\r(?!\n)")
 _DOCUMENT = re.compile(
     rb'[\[{][\[{\s]*"(?:events|results|@timestamp|@message|@ptr|field|timestamp)"'
 )
+# `aws logs get-log-events --query events[].message --output text`: one line for all messages.
+_TABBED_TRACEBACK = re.compile(rb"[^\n]*\tTraceback \(most recent call last\):\t")
 # An object without others inside.
 _FLAT_OBJECT = rb'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}'
 _MAX_FIELD = 1 << 24
@@ -54,16 +59,19 @@ def _reader(head: bytes) -> Callable[[Iterable[bytes]], Iterator[Row]] | None:
     if header := _CSV_HEADER.match(head):
         names = next(csv.reader([header[0].decode("utf-8", "replace").strip()]))
         return _csv_rows if set(names) & set(_MESSAGES) else None
+    if _TABBED_TRACEBACK.match(head):
+        return _tabbed_messages
     if head[:1] not in (b"{", b"["):
         return None
-    if _is_row(head.partition(b"\n")[0]):
-        return _json_lines
+    row = _decoded(head.partition(b"\n")[0])
+    if isinstance(row, dict) and not any(isinstance(value, list) for value in row.values()):
+        return _json_lines if isinstance(_message(row), str) else None
     return _document_rows if _DOCUMENT.match(head) else None
 
 
-def _is_row(line: bytes) -> bool:
-    row = _decoded(line)
-    return isinstance(row, dict) and any(isinstance(row.get(key), str) for key in _MESSAGES)
+def _message(row: Row) -> Any:
+    message = _first(row, _MESSAGES)
+    return row.get(_EVENT) if message is None and "level" in row else message
 
 
 def _decoded(text: bytes) -> Any:
@@ -88,6 +96,12 @@ def _csv_rows(blocks: Iterable[bytes]) -> Iterator[Row]:
             yield {key or "": value for key, value in row.items()}
     except csv.Error as error:
         raise UserError(f"the CSV export cannot be read: {error}; export the log again") from None
+
+
+def _tabbed_messages(blocks: Iterable[bytes]) -> Iterator[Row]:
+    for line in _lines(blocks):
+        for message in line.decode("utf-8", "replace").rstrip("\r\n").split("\t"):
+            yield {"message": message}
 
 
 def _json_lines(blocks: Iterable[bytes]) -> Iterator[Row]:
@@ -166,7 +180,7 @@ def _oldest_first(rows: Iterator[Row]) -> Iterator[Row]:
 
 def _formatted(rows: Iterator[Row]) -> Iterator[bytes]:
     for row in rows:
-        message = _first(row, _MESSAGES)
+        message = _message(row)
         if not isinstance(message, str):
             continue
         stream, host = _first(row, _STREAMS), _first(row, _HOSTS)

@@ -129,12 +129,12 @@ _C10_ERROR = re.compile(r"E\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] ")
 """The whole prefix in Python. It is removed from errors only: a warning shows by its letter."""
 # NCCL: "algo-3:40:90 [2] NCCL INFO …", with the host name, process, thread and local GPU
 _NCCL = re.compile(r"(?:(algo-\d+)|([\w.-]+)):\d+:\d+ \[\d+\] ")
-# "[rank 5]", "[rank5]:", "[PG ID 0 PG GUID 0 Rank 5]", "rank 5 failed: ", "process rank 5 ",
-# "Rank 6: ", "Rank 6 crashed with", "Rank 6 failed to pass", '{…"rank": 3}', "failed on rank 3",
-# "Unexpected result nan on rank 3"
+# "[rank 5]", "[rank5]:", "[RANK 5]", "[PG ID 0 PG GUID 0 Rank 5]", "rank 5 failed: ",
+# "process rank 5 ", "Rank 6: ", "Rank 6 crashed with", "Rank 6 failed to pass", '{…"rank": 3}',
+# "failed on rank 3", "Unexpected result nan on rank 3"
 _RANK = re.compile(
-    r"\[[Rr]ank[ :=]?(\d+)\]|\bPG [^\]]*Rank (\d+)\]|\brank (\d+) failed: |process rank (\d+) "
-    r"|^\W{0,3}[Rr]ank[ :=]{1,2}(\d+)(?:\b(?=[^ ]| ?:)| (?=crashed with))"
+    r"\[(?:[Rr]ank|RANK)[ :=]?(\d+)\]|\bPG [^\]]*Rank (\d+)\]|\brank (\d+) failed: "
+    r"|process rank (\d+) |^\W{0,3}[Rr]ank[ :=]{1,2}(\d+)(?:\b(?=[^ ]| ?:)| (?=crashed with))"
     r"|\bRank (\d+) failed to pass|^\{.*\"rank\": ?(\d+)|\b[Gg]lobal rank (\d+) "
     r"|^Container rank (\d+) status|barrier on rank: (\d+),"
     r"|\b(?:result \w+|[Ee]rror|[Ff]ailed|[Ee]xception|[Cc]rashed) on rank (\d+)\b"

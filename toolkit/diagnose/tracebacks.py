@@ -27,6 +27,12 @@ CHAINED = (
 """Lines between a chained exception and the one that replaces it."""
 IGNORED = ("Exception ignored in", "- Logging error ---", "Error in atexit._run_exitfuncs")
 """Lines before a traceback that does not end its process."""
+_THREAD = "Exception in thread "
+_BACKGROUND_LIBRARIES = (
+    *("wandb/", "mlflow/", "comet_ml/", "neptune/", "clearml/", "swanlab/", "aim/"),
+    *("tqdm/", "tensorboard/", "tensorboardX/", "sentry_sdk/", "prometheus_client/"),
+)
+"""Modules whose threads report on a training: it continues without them."""
 
 # "  File "train.py", line 3", source lines, rich's box "│ /opt/ml/code/train.py:88", "    ^^^^^^"
 _FRAME = re.compile(r"^(?:\s|$|[│|+❱╭╰])|^[\^~ ]+$")
@@ -68,6 +74,8 @@ _SAMPLE_BYTES = 1 << 18
 # are replaced by 0.
 _EARLY_LEVEL = re.compile(r".{0,120}?\b(?:DEBUG|INFO|WARNING)\b")
 _COMMON_LEVEL = re.compile(r".{0,120}?\b(?:DEBUG|INFO|WARNING)\b(?:.*[-:|\]] |\W* )")
+# The indentation of a code block, "| " of a table, "> " of a quotation
+_COMMON_MARK = re.compile(r"[\s|>#*-]*\s")
 _MAX_PREFIX = 200
 _MAX_PREFIXES = 64
 _MAX_LINES = 2000
@@ -109,6 +117,8 @@ class _Open:
     """Whether a frame joins a process group or its store."""
     from_parent: bool = False
     """Whether a frame reads what the parent process passes on."""
+    in_thread: bool = False
+    """Whether it ends a thread, not a process."""
     truncated: bool = False
     """Whether its first lines are missing: then a line may look like an exception by chance."""
 
@@ -120,10 +130,12 @@ class Tracebacks:
     open: dict[Source, _Open] = field(default_factory=dict)
     _ignored_at: dict[Source, int] = field(default_factory=dict)
     """The line number at which a source announced that its next traceback is ignored."""
+    _thread_at: dict[Source, int] = field(default_factory=dict)
+    """The line number at which a source announced the traceback of a thread."""
     prefixes: list[re.Pattern[str]] = field(default_factory=list)
     """The learned prefixes, for parsing further lines."""
-    _level: re.Pattern[str] | None = None
-    """The prefix with a level that all lines have."""
+    _common: re.Pattern[str] | None = None
+    """The prefix that all lines have."""
     library: str | None = None
     """The module that raised the exception of the last traceback that ended, such as
     ``torch/nn/functional``; None if it is not in an installed library."""
@@ -141,17 +153,17 @@ class Tracebacks:
         pattern = prefix_pattern(before)
         if pattern in self.prefixes or len(self.prefixes) == _MAX_PREFIXES:
             return False
-        if self._level is not None:
+        if self._common is not None:
             # Only one learned prefix is removed: the longer one first.
-            self.prefixes.insert(0, re.compile(self._level.pattern + pattern.pattern))
+            self.prefixes.insert(0, re.compile(self._common.pattern + pattern.pattern))
         self.prefixes.append(pattern)
         return True
 
     def learn_common_prefix(self, block: bytes) -> None:
-        """Learn the prefix "POD CONTAINER " of stern, or one with a level that all lines have."""
-        if prefix := _common_level_prefix(block):
-            self._level = prefix_pattern(prefix)
-            self.prefixes.append(self._level)
+        """Learn a prefix that all lines have: indentation, a level, or stern's "POD CONTAINER "."""
+        if prefix := _common_level_prefix(block) or _common_mark(block):
+            self._common = prefix_pattern(prefix)
+            self.prefixes.append(self._common)
         lines = block[:_HEAD_BYTES].decode("utf-8", "replace").splitlines()[:_HEAD_LINES]
         matches = [_POD_AND_CONTAINER.match(line) for line in lines if line.strip()]
         containers = {match[1] if match else None for match in matches}
@@ -172,10 +184,13 @@ class Tracebacks:
         if BEGIN in line.text:
             depth = self.open[line.source].depth if line.source in self.open else 0
             harmless = number - self._ignored_at.pop(line.source, -1000) <= 2
-            self.open[line.source] = _Open(number, depth + 1, harmless)
+            in_thread = number - self._thread_at.pop(line.source, -1000) <= 2
+            self.open[line.source] = _Open(number, depth + 1, harmless, in_thread=in_thread)
             return "frame"
         if any(text in line.text for text in IGNORED):
             self._ignored_at[line.source] = number
+        elif line.text.startswith(_THREAD):
+            self._thread_at[line.source] = number
         for source in [
             key for key, one in self.open.items() if number - one.first_line > _MAX_LINES
         ]:
@@ -230,8 +245,9 @@ class Tracebacks:
             if state.truncated or _EXCEPTION.match(line.text) is None:
                 return "frame" if state.stripped else "other"
             self._close(source)
-            abandoned = state.from_parent and _CUT_SHORT.search(line.text)
-            return "harmless" if state.harmless or abandoned else "exception"
+            abandoned = state.from_parent and _CUT_SHORT.search(line.text) is not None
+            reports = state.in_thread and (self.library or "").startswith(_BACKGROUND_LIBRARIES)
+            return "harmless" if state.harmless or abandoned or reports else "exception"
         state.lines_since_frame = 0
         return "frame"
 
@@ -246,6 +262,16 @@ class Tracebacks:
         state.lines_since_frame = _MAX_SOURCE_LINES
         if not state.depth:
             del self.open[source]
+
+
+def _common_mark(block: bytes) -> str:
+    """Return the indentation or quotation mark with which all lines start, "" if there is none."""
+    sample = block[:_SAMPLE_BYTES].decode("utf-8", "replace").split("\n")[:-1]
+    lines = [line for line in sample if line.strip()]
+    if len(lines) < _MIN_HEAD_LINES:
+        return ""
+    mark = _COMMON_MARK.match(_common_start(min(lines), max(lines)))
+    return mark[0] if mark else ""
 
 
 def _common_level_prefix(block: bytes) -> str:

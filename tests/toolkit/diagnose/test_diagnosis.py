@@ -208,6 +208,18 @@ def test_harmless_tracebacks_are_ignored() -> None:
     assert found.details[0] == "seen 1 ×, but training continued: The disk is full"
 
 
+def test_exception_in_a_trackers_thread_does_not_end_the_training() -> None:
+    def in_thread(file: str) -> list[str]:
+        frame = f'  File "/opt/conda/lib/python3.11/site-packages/{file}", line 136, in run'
+        error = "OSError: [Errno 28] No space left on device"
+        return ["Exception in thread Thread-5 (check_stop_status):", OPENED, frame, error]
+
+    tracker, loader = in_thread("wandb/sdk/lib/sock_client.py"), in_thread("webdataset/writer.py")
+    assert diagnosed([*training(), *tracker]).cause == UNKNOWN
+    assert diagnosed([*training(), *tracker, OOM]).cause == "gpu-out-of-memory"
+    assert diagnosed([*training(), *loader]).cause == "disk-full"
+
+
 def test_failure_followed_by_many_lines_was_handled() -> None:
     handled = traceback("ImportError: cannot import name 'fused' from 'apex'")
     found = diagnosed([*handled, *HEALTHY * 4, *traceback(OOM, rank=2)])

@@ -163,6 +163,12 @@ EXPORTS: dict[str, tuple[str, str | None]] = {
 }
 
 
+EXPORTS["structlog-events.json"] = (
+    EXPORTS["structlog.json"][0].replace('"message"', '"event"'),
+    None,
+)
+
+
 def diagnosed_file(path: Path) -> Diagnosis:
     return diagnose(log_files([path]))
 
@@ -178,6 +184,29 @@ def test_failure_is_found_in_every_export(tmp_path: Path, name: str) -> None:
     assert found.first.node == node
     assert found.first.time is not None
     assert 0 <= found.first.time - SECOND < 1
+
+
+def test_json_rows_without_a_message_are_read_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"timestamp": iso(0), "exception": "\n".join(FAILURE[1:])}) + "\n")
+    assert diagnosed_file(path).title == f"The program raised {ERROR}"
+
+
+def test_messages_separated_by_tabs_are_lines(tmp_path: Path) -> None:
+    """As `aws logs get-log-events --query events[].message --output text` writes them."""
+    path = tmp_path / "messages.txt"
+    path.write_text("\t".join(FAILURE) + "\n")
+    assert diagnosed_file(path).title == f"The program raised {ERROR}"
+
+
+@pytest.mark.parametrize("mark", ["    ", "\t", "> ", "| ", "  # "])
+def test_common_start_of_all_lines_is_no_part_of_them(tmp_path: Path, mark: str) -> None:
+    """A code block or a quotation that was copied."""
+    path = tmp_path / "copied.log"
+    path.write_text("".join(f"{mark}{line}\n" for line in FAILURE))
+    assert diagnosed_file(path).title == f"The program raised {ERROR}"
+    path.write_text("".join(f"{mark}{line}\n" for line in ("step 1", "step 2", "Bus error")))
+    assert diagnosed_file(path).cause == "bus-error"
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
