@@ -38,12 +38,12 @@ _DATE = (
     # "2026-11-21 10:00:00,250 - …", "[2026-11-21 10:00:00] …", "  | 2026-11-21T10:00:00Z | …";
     # TensorFlow and XLA: "2026-11-21 10:00:00.250000: E xla/cuda_driver.cc:1234] …"
     rf"(?:\s*\|\s*(?=\d))?\[?(?P<time>{_TIME})\]?"
-    r"(?:: [EF] [\w./-]+:\d+\] |(?:,? -)?(?:\s*\|)?\s?)"
+    r"(?:: [EF] [\w./-]+:\d+\] |(?::(?! [IW] )|,? -)?(?:\s*\|)?\s?)"
 )
 # "10:00:00 …", "[10:00:00.250]: …", "10:00:00,250 | …": no date
-_CLOCK = r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?:?(?: [|-])? "
-_HOST = r"(?!rank|step|epoch|iter|nvidia)[a-z][\w.]*-[\w.-]*\d"
-"""A machine's or pod's name with a number, but not "step-3" or the driver's "nvidia-nvswitch0"."""
+_CLOCK = r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?:?(?: [|-])?\s?"
+_HOST = r"(?!rank|step|epoch|iter|nvidia|slurm)[a-z][\w.]*-[\w.-]*\d"
+"""A machine's or pod's name with a number, but not "step-3" or "nvidia-nvswitch0"."""
 # `srun -l`: "105: …", padded to the width of the largest task
 _TASK = r" *(?P<task>\d{1,5}): "
 _AFTER_DIGIT = _compiled(
