@@ -229,6 +229,8 @@ def _may_be_fatal(match: Match, reports: Sequence[ScanReport]) -> bool:
         )
     ):
         return False
+    if _program_started(match, report):
+        return False
     later = [
         other for other in report.matches if other.order > match.order and other.code != match.code
     ]
@@ -240,6 +242,24 @@ def _may_be_fatal(match: Match, reports: Sequence[ScanReport]) -> bool:
         continued = report.steps > match.steps_before and not is_final
         return not continued and report.lines - report.last_line[match.code] <= _FAR_FROM_END
     return not _was_handled(match, later[0])
+
+
+def _program_started(match: Match, report: ScanReport) -> bool:
+    """Return whether the log shows a failure of the program, which ``match`` did not keep away.
+
+    A request for capacity or a mount, for example, is repeated until it succeeds.
+    """
+    table = signatures()
+    is_final = match.text.lstrip(' "').startswith("FailureReason")
+    if is_final or match.code not in table or not table[match.code].before_start:
+        return False
+    return any(
+        other.role in ("cause", "exception", "symptom")
+        and other.order != match.order
+        and other.code not in table[match.code].explains
+        and not (other.code in table and table[other.code].before_start)
+        for other in report.matches
+    )
 
 
 def _was_handled(match: Match, following: Match) -> bool:

@@ -126,7 +126,10 @@ def _after_steps(report: ScanReport) -> Sequence[Match]:
     raw = report.tail.split(b"\n")[:-1]
     first = report.lines - len(raw) + 1
     last_step = max((number for number, line in enumerate(raw, first) if is_step(line)), default=0)
-    return [line for line in report.last_lines()[-_LINES:] if line.order > last_step]
+    lines = [line for line in report.last_lines()[-_LINES:] if line.order > last_step]
+    # NCCL repeats its last warning after this line; it says nothing of the program.
+    repeated = {line.order + 1 for line in lines if line.text == "Last error:"}
+    return [line for line in lines if line.order not in repeated]
 
 
 def _is_error(line: Match, report: ScanReport) -> bool:

@@ -108,6 +108,12 @@ _STEP = (
     rb"|'loss': .{0,200}'epoch': ([\d.]+)"
 )
 
+# "Loading pipeline components...:  43%|", "Fetching 12 files: …", "model.safetensors: …"
+_LOADING = re.compile(
+    rb"(?i:\b(?:loading|fetching|downloading|map|tokenizing|generating \w+ split)\b"
+    rb"|\.(?:safetensors|bin|json|pt|ckpt|tar|parquet)\b)"
+)
+
 
 class _BytesMatch(Protocol):
     """A match of RE2, which ships no types."""
@@ -293,7 +299,8 @@ class _StreamScanner:
     def _count_step(self, step_match: _BytesMatch) -> None:
         """Count a step once, however many ranks log it, and remove matches that it outlived."""
         step = next(group for group in step_match.groups() if group is not None)
-        if step in self.recent_steps:
+        # Bars of other ranks that still load the model or data are no progress of the training.
+        if step in self.recent_steps or _LOADING.search(step) is not None:
             return
         self.recent_steps.append(step)
         self.steps += 1

@@ -116,14 +116,15 @@ _INPUT_OR_SOURCE = re.compile(
 #   UserWarning: …, Warning: …                                         Python's warnings
 #   … NCCL WARN Failed to open libibverbs.so[.1]                       no InfiniBand on this node
 #   … retrying in 5 s, … ignored, … skipping, … falling back to …
-#   Uncorrectable Error: 0, no errors
+#   Uncorrectable Error: 0, no errors, Non-fatal, Link 46 …, 1 CE memory read error …
 _HARMLESS = re.compile(
     r"^<(?:debug|info|warning)>|^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|\blevel=\"?(?:debug|info|warn(?:ing)?)\b"
     r"|\"(?:level|severity)\": ?\"(?i:debug|info|warn(?:ing)?)\"|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)"
     r"|\b\w+Warning: |^Warning: |\bset by environment\b|NCCL WARN Failed to open libibverbs"
     r"|(?i:\b(?:errors?|failures?)\b[\w ]{0,20}[:=] ?(?:0|none)\b(?! in\b))"
     r"|(?i:\b(?:0|no) (?:errors|failures)\b)"
-    r"|(?i:\b(?:retrying|will retry|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing|s) back)\b)"
+    r"|(?i:\b(?:retrying|will (?:retry|ignore)|(?:ignor|skipp)(?:ed|ing)|fall(?:ing|s) back)\b)"
+    r"|\b[Nn]on-?fatal\b|\b[Cc]orrected error|^EDAC \S+: \d+ CE "
 )
 # Messages that count even if they look harmless:
 #   NVRM: Xid (PCI:0000:06:00): 79, …                                  the GPU driver

@@ -53,6 +53,7 @@ class Signature:
     libraries: tuple[str, ...]
     at_end: re.Pattern[str] | None
     ends_job: bool
+    before_start: bool
     explains: frozenset[str]
     examples: tuple[str, ...]
 
@@ -84,6 +85,7 @@ def _signature(row: dict[str, Any]) -> Signature:
         libraries=tuple(row.get("libraries", ())),
         at_end=_compiled(row.get("at_end")),
         ends_job=row.get("ends_job", False),
+        before_start=row.get("before_start", False),
         explains=frozenset(row.get("explains", ())),
         examples=tuple(row["examples"]),
     )
@@ -117,6 +119,8 @@ def _signal_pattern(signal: str) -> str:
             rf"\bcode:? -{number}\b",
             # "exited on signal 9", "killed by signal 9", "Caught signal 11 (…)", "got signal: 9"
             rf"(?:exited on|by|[Cc]aught|got|on|received) [Ss]ignal:? {number}\b",
+            # PRRTE breaks the line after "exited on": "signal 11 (Segmentation fault)."
+            rf"^signal {number}(?: \([^)]*\))?\.$",
             # "died with <Signals.SIGKILL: 9>", "Signal 9 (SIGKILL) received", "*** SIGSEGV (@0x0)"
             rf"^(?!.*{_SENDING}).*\b{name}\b",
             # "status=9/KILL"

@@ -168,3 +168,17 @@ def test_known_messages_come_from_tuned_logs() -> None:
     # The start of a message: its end may be joined from two lines.
     missing = [text for text in own if text[:30] not in tuned]
     assert len(missing) <= 0.02 * len(own), missing
+
+
+def test_text_that_nccl_repeats_is_not_compared_with_messages_of_programs() -> None:
+    found = diagnosed(
+        [
+            "Traceback (most recent call last):",
+            '  File "/opt/ml/code/train.py", line 88, in main',
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, internal error",
+            "ncclInternalError: Internal check failed.",
+            "Last error:",
+            "Could not find real path of /sys/class/pci_bus/0000:10",
+        ]
+    )
+    assert found.cause == UNKNOWN
