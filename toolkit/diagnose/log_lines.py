@@ -35,9 +35,15 @@ def _compiled(*patterns: str) -> tuple[re.Pattern[str], ...]:
 # Prefixes that launchers, runtimes and log viewers put before a message, in any order and number,
 # by the kind of their first character. Others are learned from the line that opens a traceback.
 _DATE = (
-    # "2026-11-21 10:00:00,250 - …", "[2026-11-21 10:00:00] …", "  | 2026-11-21T10:00:00Z | …"
-    rf"(?:\s*\|\s*(?=\d))?\[?(?P<time>{_TIME})\]?(?:,? -)?(?:\s*\|)?\s?"
+    # "2026-11-21 10:00:00,250 - …", "[2026-11-21 10:00:00] …", "  | 2026-11-21T10:00:00Z | …";
+    # TensorFlow and XLA: "2026-11-21 10:00:00.250000: E xla/cuda_driver.cc:1234] …"
+    rf"(?:\s*\|\s*(?=\d))?\[?(?P<time>{_TIME})\]?"
+    r"(?:: [EF] [\w./-]+:\d+\] |(?::(?! [IW] )|,? -)?(?:\s*\|)?\s?)"
 )
+# "10:00:00 …", "[10:00:00.250]: …", "10:00:00,250 | …": no date
+_CLOCK = r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?:?(?: [|-])?\s?"
+_HOST = r"(?!rank|step|epoch|iter|nvidia|slurm)[a-z][\w.]*-[\w.-]*\d"
+"""A machine's or pod's name with a number, but not "step-3" or "nvidia-nvswitch0"."""
 # `srun -l`: "105: …", padded to the width of the largest task
 _TASK = r" *(?P<task>\d{1,5}): "
 _AFTER_DIGIT = _compiled(
@@ -45,6 +51,7 @@ _AFTER_DIGIT = _compiled(
     # "10.0.1.5: …": pdsh and DeepSpeed
     r"(?P<host>\d+\.\d+\.\d+\.\d+): ",
     _TASK,
+    _CLOCK,
 )
 _AFTER_SPACE = _compiled(_DATE, _TASK)
 # A box of a terminal program, as k9s: "│ train-worker-1:73:95 [0] …". Boxes of rich tracebacks with
@@ -64,6 +71,11 @@ _BUILT_IN = {name.lower(): name for name in dir(builtins) if name.endswith("Erro
 _DEBUGGER = re.compile(r"^Exception has occurred: ([\w.]+)(?:\s*\(note: .*\))?$")
 _AFTER_BRACKET = _compiled(
     _DATE,
+    _CLOCK,
+    # Airflow 2: "[2026-11-21, 10:00:00 UTC] …"
+    r"\[\d{4}-\d\d-\d\d, \d\d:\d\d:\d\d [A-Z]{3,4}\] ",
+    # Hydra, after the time: "[__main__][ERROR] - …"
+    rf"(?:\[[\w.]+\])?\[(?:{_BAD})\] - ",
     # PyTorch: "[rank3]: Traceback …", "[rank3]:[E321 02:07:08 …"; Lightning: "[rank: 3] …"
     r"\[rank(?P<rank>\d+)\]:(?: |(?=\[))",
     r"\[rank: (?P<local_rank>\d+)\] (?=Child process)",
@@ -77,12 +89,16 @@ _AFTER_BRACKET = _compiled(
     r"\[[A-Za-z_][\w-]*?(?P<local_rank>\d+)\]: ?",
     # kubectl logs --prefix: "[pod/train-worker-1/pytorch] …"
     r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ",
+    # Skaffold and others: "[train-worker-1] …"
+    rf"\[(?P<host>{_HOST})\] ",
     # DeepSpeed: "[ERROR] [launch.py:434:sigkill_handler] …"
     rf"\[(?:{_BAD})\] (?:\[[\w.]+:\d+:\w+\] )?",
     # dmesg: "[18026.221140] NVRM: …", "[ 130.456250] [ T1946] NVRM: …", dmesg --ctime
     r"\[ *\d+\.\d+\] (?:\[ *T\d+\] )?",
-    r"\[[A-Z][a-z]{2} (?P<ctime>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ",
+    r"\[[A-Z][a-z]{2} (?P<ctime>[A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d \d{4})\] ",
 )
+# Airflow, which logs all that a task writes at this level: "{subprocess.py:93} INFO - …"
+_AFTER_BRACE = _compiled(rf"\{{[\w.]+\.py:\d+\}} (?:INFO|{_BAD}) - (?:\[base\] )?")
 # Ray: "(train_func pid=1203, ip=10.0.1.5) …", "(raylet) …"
 _AFTER_PARENTHESIS = _compiled(
     r"\((?:[\w.]+ )?(?P<label>pid=\d+)(?:, ip=(?P<host>[\d.]+))?\) ", r"\(raylet(?:, ip=[\d.]+)?\) "
@@ -104,9 +120,15 @@ _AFTER_LETTER = _compiled(
     r'ErrorMessage "(?=\w+(?:\.\w+)*(?:Error|Exception): )',
     # "dinov2-node-4 [stderr] …"
     r"(?P<host>[\w.-]+) \[std(?:err|out)\] ",
+    # pdsh with host names: "gpu-node-3: …"; docker compose: "trainer-1  | …"
+    rf"(?P<host>{_HOST})(?:: | +\| )",
+    # Accelerate's tests: "stderr: …"
+    r"std(?:err|out): ",
 )
 # PyTorch: "[E321 02:07:08.408271257 File.cpp:607]" in C++, "E0321 02:07:08.408000 …" in Python
 _C10 = re.compile(r"\[?[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
+_C10_ERROR = re.compile(r"E\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] ")
+"""The whole prefix in Python. It is removed from errors only: a warning shows by its letter."""
 # NCCL: "algo-3:40:90 [2] NCCL INFO …", with the host name, process, thread and local GPU
 _NCCL = re.compile(r"(?:(algo-\d+)|([\w.-]+)):\d+:\d+ \[\d+\] ")
 # "[rank 5]", "[rank5]:", "[RANK 5]", "[PG ID 0 PG GUID 0 Rank 5]", "rank 5 failed: ",
@@ -230,6 +252,7 @@ def _read_message(parsed: LogLine, reference: float) -> LogLine:
     if parsed.time is None and (stamp := _C10.match(text)):
         month, day, clock = stamp.groups()
         found["time"] = _time_without_year(int(month), int(day), clock, reference)
+        found["text"] = _C10_ERROR.sub("", text)
     if parsed.time is None and text.startswith("{") and (stamp := _JSON_TIME.match(text)):
         found["time"] = _parse_time(stamp[1])
     if parsed.node is None and parsed.host is None:
@@ -301,6 +324,8 @@ def _candidates(first: str) -> tuple[re.Pattern[str], ...]:
         return _AFTER_BRACKET
     if first == "(":
         return _AFTER_PARENTHESIS
+    if first == "{":
+        return _AFTER_BRACE
     if first == "│":
         return _AFTER_BOX
     return _AFTER_SPACE if first in (" ", "\t", "|") else ()

@@ -114,12 +114,13 @@ _INPUT_OR_SOURCE = re.compile(
 #   [W1121 10:00:21.412354 socket.cpp:601] …                           PyTorch's warnings
 #   level=warning msg="…", {"level": "info", …}                       structured loggers
 #   UserWarning: …, Warning: …                                         Python's warnings
+#   … NCCL WARN Failed to open libibverbs.so[.1]                       no InfiniBand on this node
 #   … retrying in 5 s, … ignored, … skipping, … falling back to …
 #   Uncorrectable Error: 0, no errors, Non-fatal, Link 46 …, 1 CE memory read error …
 _HARMLESS = re.compile(
     r"^<(?:debug|info|warning)>|^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|\blevel=\"?(?:debug|info|warn(?:ing)?)\b"
     r"|\"(?:level|severity)\": ?\"(?i:debug|info|warn(?:ing)?)\"|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)"
-    r"|\b\w+Warning: |^Warning: |\bset by environment\b"
+    r"|\b\w+Warning: |^Warning: |\bset by environment\b|NCCL WARN Failed to open libibverbs"
     r"|(?i:\b(?:errors?|failures?)\b[\w ]{0,20}[:=] ?(?:0|none)\b(?! in\b))"
     r"|(?i:\b(?:0|no) (?:errors|failures)\b)"
     r"|(?i:\b(?:retrying|will (?:retry|ignore)|(?:ignor|skipp)(?:ed|ing)|fall(?:ing|s) back)\b)"

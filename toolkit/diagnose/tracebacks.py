@@ -155,7 +155,9 @@ class Tracebacks:
             return False
         if self._common is not None:
             # Only one learned prefix is removed: the longer one first.
-            self.prefixes.insert(0, re.compile(self._common.pattern + pattern.pattern))
+            # A known prefix, as a time, may be between.
+            between = r"(?:\[?\d[-\d:.,T/_+Z]*\]? ?)?"
+            self.prefixes.insert(0, re.compile(self._common.pattern + between + pattern.pattern))
         self.prefixes.append(pattern)
         return True
 

@@ -41,8 +41,28 @@ def at(*parts: int) -> float:
         ),
         (
             "E1221 02:07:08.408000 88 api.py:6] x",
-            LogLine("E1221 02:07:08.408000 88 api.py:6] x", at(2025, 12, 21, 2, 7, 8, 408000)),
+            LogLine("x", at(2025, 12, 21, 2, 7, 8, 408000)),
         ),
+        (
+            "W1221 02:07:08.408000 88 api.py:6] x",
+            LogLine("W1221 02:07:08.408000 88 api.py:6] x", at(2025, 12, 21, 2, 7, 8, 408000)),
+        ),
+        (
+            "2026-11-21 10:00:00.250000: E xla/cuda_driver.cc:1234] x",
+            LogLine("x", at(2026, 11, 21, 10, 0, 0, 250000)),
+        ),
+        ("[10:00:00.250]:   File", LogLine("  File")),
+        ("10:00:00,250 | x", LogLine("x")),
+        ("[2026-11-21, 10:00:00 UTC] {subprocess.py:93} INFO -   File", LogLine("  File")),
+        (
+            "[2026-11-21 10:00:00,250][__main__][ERROR] - x",
+            LogLine("x", at(2026, 11, 21, 10, 0, 0, 250000)),
+        ),
+        ("gpu-node-3:   File", LogLine("  File", host="gpu-node-3")),
+        ("trainer-1  | x", LogLine("x", host="trainer-1")),
+        ("[train-worker-0] x", LogLine("x", host="train-worker-0")),
+        ("step-3: loss 0.5", LogLine("step-3: loss 0.5")),
+        ("stderr: x", LogLine("x")),
         (
             "Nov 21 10:00:00 ip-10-0-1-5 kernel: x",
             LogLine("kernel: x", at(2026, 11, 21, 10), host="ip-10-0-1-5"),
