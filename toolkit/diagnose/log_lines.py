@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from sm_train.toolkit.terminal.printable import without_sequences
@@ -192,6 +191,14 @@ Source = tuple[str | None, int | None, str | None, int | None, int | None, str]
 """Node, rank, host, local rank, task and label."""
 
 
+@dataclass
+class Prefixes:
+    """Prefixes of a log's lines that other lines reveal: one of all lines, and further ones."""
+
+    common: re.Pattern[str] | None = None
+    further: list[re.Pattern[str]] = field(default_factory=list)
+
+
 def prefix_pattern(prefix: str) -> re.Pattern[str]:
     """Return a pattern of ``prefix`` on other lines, where its numbers and level may differ."""
     parts = []
@@ -209,8 +216,8 @@ def prefix_pattern(prefix: str) -> re.Pattern[str]:
     return re.compile("".join(parts) + " " * (len(prefix) - len(body)))
 
 
-def parse_line(line: str, reference: float, learned: Sequence[re.Pattern[str]] = ()) -> LogLine:
-    """Parse ``line``, whose prefix may be one of the patterns ``learned`` from other lines.
+def parse_line(line: str, reference: float, learned: Prefixes | None = None) -> LogLine:
+    """Parse ``line``, of whose ``learned`` prefixes the common one and one further are removed.
 
     Times without a zone are UTC, as in AWS's containers. Times without a year belong to the latest
     year in which they are not after ``reference`` (Unix seconds).
@@ -227,10 +234,11 @@ def parse_line(line: str, reference: float, learned: Sequence[re.Pattern[str]] =
     if text.endswith(_SHELL_ENDINGS):
         text = _OTHER_BAR.sub("", text)
     parsed = _strip_prefixes(LogLine(text), reference)
-    for pattern in learned:
-        if match := pattern.match(parsed.text):
-            parsed = _strip_prefixes(_without_learned(parsed, match), reference)
-            break
+    if learned is not None:
+        for patterns in ([learned.common] if learned.common else [], learned.further):
+            matches = (pattern.match(parsed.text) for pattern in patterns)
+            if match := next(filter(None, matches), None):
+                parsed = _strip_prefixes(_without_learned(parsed, match), reference)
     return _read_message(_with_plain_exception(parsed), reference)
 
 

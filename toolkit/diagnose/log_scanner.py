@@ -621,7 +621,7 @@ class _StreamScanner:
             nodes=self.nodes,
             tail=self.tail,
             reference=self.stream.reference,
-            prefixes=tuple(self.tracebacks.prefixes),
+            prefixes=self.tracebacks.prefixes,
         )
 
 

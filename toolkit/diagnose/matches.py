@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from sm_train.toolkit.diagnose.log_lines import parse_line
+from sm_train.toolkit.diagnose.log_lines import Prefixes, parse_line
 from sm_train.toolkit.diagnose.signatures import (
     matching,
     matching_at_end,
@@ -241,7 +241,7 @@ class ScanReport:
     """Of the job's start event; 0 if the log has none."""
     tail: bytes
     reference: float
-    prefixes: tuple[re.Pattern[str], ...]
+    prefixes: Prefixes
     """Prefixes that were learned from the log."""
 
     @property

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
-from sm_train.toolkit.diagnose.log_lines import LogLine, Source, parse_line, prefix_pattern
+from sm_train.toolkit.diagnose.log_lines import (
+    LogLine,
+    Prefixes,
+    Source,
+    parse_line,
+    prefix_pattern,
+)
 
 BEGIN = "Traceback (most recent call last)"
 CHAINED = (
@@ -132,10 +138,8 @@ class Tracebacks:
     """The line number at which a source announced that its next traceback is ignored."""
     _thread_at: dict[Source, int] = field(default_factory=dict)
     """The line number at which a source announced the traceback of a thread."""
-    prefixes: list[re.Pattern[str]] = field(default_factory=list)
+    prefixes: Prefixes = field(default_factory=Prefixes)
     """The learned prefixes, for parsing further lines."""
-    _common: re.Pattern[str] | None = None
-    """The prefix that all lines have."""
     library: str | None = None
     """The module that raised the exception of the last traceback that ended, such as
     ``torch/nn/functional``; None if it is not in an installed library."""
@@ -151,27 +155,21 @@ class Tracebacks:
         if not before.strip() or _NO_PREFIX.search(before) or len(before) > _MAX_PREFIX:
             return False
         pattern = prefix_pattern(before)
-        if pattern in self.prefixes or len(self.prefixes) == _MAX_PREFIXES:
+        if pattern in self.prefixes.further or len(self.prefixes.further) == _MAX_PREFIXES:
             return False
-        if self._common is not None:
-            # Only one learned prefix is removed: the longer one first.
-            # A known prefix, as a time, may be between.
-            between = r"(?:\[?\d[-\d:.,T/_+Z]*\]? ?)?"
-            self.prefixes.insert(0, re.compile(self._common.pattern + between + pattern.pattern))
-        self.prefixes.append(pattern)
+        self.prefixes.further.append(pattern)
         return True
 
     def learn_common_prefix(self, block: bytes) -> None:
         """Learn a prefix that all lines have: indentation, a level, or stern's "POD CONTAINER "."""
         if prefix := _common_level_prefix(block) or _common_mark(block):
-            self._common = prefix_pattern(prefix)
-            self.prefixes.append(self._common)
+            self.prefixes.common = prefix_pattern(prefix)
         lines = block[:_HEAD_BYTES].decode("utf-8", "replace").splitlines()[:_HEAD_LINES]
         matches = [_POD_AND_CONTAINER.match(line) for line in lines if line.strip()]
         containers = {match[1] if match else None for match in matches}
         if len(matches) >= _MIN_HEAD_LINES and len(containers) == 1 and None not in containers:
             [container] = containers
-            self.prefixes.append(re.compile(rf"{_POD} {re.escape(str(container))} "))
+            self.prefixes.further.append(re.compile(rf"{_POD} {re.escape(str(container))} "))
 
     def open_truncated(self, frame: LogLine) -> None:
         """Open a traceback that starts with ``frame``: a log's first lines are missing."""
@@ -179,7 +177,7 @@ class Tracebacks:
 
     def assume(self, bare: LogLine, prefixed: LogLine) -> None:
         """Note that the traceback of ``bare``'s source may continue without the learned prefix."""
-        self._assumed[bare.source] = prefixed.source, self.prefixes[-1]
+        self._assumed[bare.source] = prefixed.source, self.prefixes.further[-1]
 
     def feed(self, line: LogLine, number: int) -> TracebackPart:
         """Classify the next line of the log, ``number``."""
@@ -218,8 +216,8 @@ class Tracebacks:
         source, pattern = self._assumed.pop(line.source)
         if source not in self.open:
             return None
-        if pattern in self.prefixes:
-            self.prefixes.remove(pattern)
+        if pattern in self.prefixes.further:
+            self.prefixes.further.remove(pattern)
         self.open[line.source] = self.open.pop(source)
         return line.source
 
