@@ -158,7 +158,9 @@ def test_answers_in_every_form_are_as_right_as_those_of_the_plain_logs(
 ) -> None:
     path = tmp_path / "export.log"
     written = FORMS.get(form) or line_prefix(PREFIXES[form])
-    logs = [log for log in corpus() if log.nameable and lines_of(log) not in ([], [""])]
+    # A prefix of every line can be learned only from several lines.
+    shortest = 3 if form in LEARNED else 1
+    logs = [log for log in corpus() if log.nameable and len(lines_of(log)) >= shortest]
     wrong, missed = [], []
     for log in logs:
         path.write_text(written(lines_of(log)))
@@ -169,8 +171,7 @@ def test_answers_in_every_form_are_as_right_as_those_of_the_plain_logs(
         elif found.cause == UNKNOWN:
             missed.append(log.name)
     assert len(wrong) <= 0.02 * len(logs), wrong
-    # A prefix of every line can be learned only from logs of several lines.
-    assert len(missed) <= (0.22 if form in LEARNED else 0.03) * len(logs), missed
+    assert len(missed) <= (0.04 if form in LEARNED else 0.03) * len(logs), missed
 
 
 @pytest.mark.parametrize("log", [log for log in corpus() if log.nameable], ids=lambda log: log.name)
