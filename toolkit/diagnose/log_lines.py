@@ -138,6 +138,7 @@ _RANK = re.compile(
     r"|process rank (\d+) |^\W{0,3}[Rr]ank[ :=]{1,2}(\d+)(?:\b(?=[^ ]| ?:)| (?=crashed with))"
     r"|\bRank (\d+) failed to pass|^\{.*\"rank\": ?(\d+)|\b[Gg]lobal rank (\d+) "
     r"|^Container rank (\d+) status|barrier on rank: (\d+),"
+    r"|\bgrad for rank (\d+)"
     r"|\b(?:result \w+|[Ee]rror|[Ff]ailed|[Ee]xception|[Cc]rashed) on rank (\d+)\b"
 )
 # torchrun: "failed (exitcode: -9) local_rank: 3 (pid: 1203)", "local_rank 1 FAILED with";

@@ -56,6 +56,9 @@ _MAX_PER_CODE = 64
 _STEPS_REMEMBERED = 16
 _HARMLESS_REMEMBERED = 16
 _CHAIN_LINES = 6
+_REDRAWN_LINES = 2
+"""Lines after an error in which a progress bar is no new step: a program's end redraws it."""
+_UNFINISHED_BAR = re.compile(rb"\d%\|[^|]*\| +(\d+)/(?!\1\b)")
 _MESSAGE_LINES = 3
 """Lines after an exception's type in which its message may start."""
 _NO_MESSAGE = ("-- Process ", "====", "----", "****", "[", "{")
@@ -297,21 +300,24 @@ class _StreamScanner:
 
     def _skip_lines(self, start: int, stop: int) -> None:
         """Count lines without a literal, and the steps that follow a match."""
+        first = self.line_number + 1
         self.line_number += self.block.count(b"\n", start, stop)
         if not self.matches:
             return
         for step in _step_pattern().finditer(self.block, start, stop):
-            self._count_step(step)
+            self._count_step(step, first + self.block.count(b"\n", start, step.start()))
             if not self.matches:
                 return
 
-    def _count_step(self, step_match: _BytesMatch) -> None:
+    def _count_step(self, step_match: _BytesMatch, line: int) -> None:
         """Count a step once, however many ranks log it, and remove matches that it outlived."""
         step = next(group for group in step_match.groups() if group is not None)
         # Bars of other ranks that still load the model or data are no progress of the training.
         if step in self.recent_steps or _LOADING.search(step) is not None:
             return
         self.recent_steps.append(step)
+        if _UNFINISHED_BAR.search(step) and line - self.matches[-1].order <= _REDRAWN_LINES:
+            return
         self.steps += 1
         # Matches are ordered by steps_before, so the outlived ones come first.
         outlived = bisect_right(
@@ -363,7 +369,7 @@ class _StreamScanner:
         self.line_number += 1
         self.line_start = start
         if self.matches and (step := _step_pattern().search(self.block, start, stop)):
-            self._count_step(step)
+            self._count_step(step, self.line_number)
         line = self._parse(self.block[start:stop])
         if BEGIN in line.text:
             if quoted := quoted_traceback(line.text):

@@ -209,8 +209,9 @@ def matching_exception(text: str, library: str | None = None) -> list[Signature]
     modules = [one for one in (library, _module_of_type(text)) if one]
     raised = [one for one in table if any(_is_raised(one, text, module) for module in modules)]
     found = matching(text)
-    # A broken connection of a tracker or a client is not one between ranks.
-    if found and not (raised and found[0].role == "echo"):
+    # A broken connection of a tracker or a client is not one between ranks, and the device without
+    # space that a semaphore is on is no disk.
+    if found and not (raised and (found[0].role == "echo" or found[0].code in raised[0].explains)):
         return found
     causes = [one for one in table if one.role != "exception" and _looks_like(one, text, library)]
     if causes and not mistake:

@@ -456,6 +456,14 @@ def test_failure_before_the_start_may_be_resolved(failed: str, later: str, cause
     assert diagnosed([failed, later]).cause == cause
 
 
+def test_progress_bar_that_is_redrawn_at_the_end_is_no_further_step() -> None:
+    error = "Exception: Current loss scale already at minimum - cannot decrease scale anymore."
+    bar = "  4%|▍         | {}/387 [05:25<1:57:56, 19.13s/it]"
+    assert diagnosed([bar.format(16), *traceback(error), bar.format(17)]).cause == "diverged"
+    later = [bar.format(number) for number in range(17, 21)]
+    assert is_left_alone(diagnosed([bar.format(16), *traceback(error), *later]))
+
+
 def test_first_exception_of_a_chain_counts_without_its_traceback() -> None:
     chained = "During handling of the above exception, another exception occurred:"
     found = diagnosed([*training(), OOM, "", chained, "", *traceback("KeyError: 'step'")])
