@@ -30,6 +30,8 @@ _EVENT = "event"
 """The message of structlog, whose rows have a level; elsewhere, the kind of an event."""
 _ADDED = ("exc_info", "exception", "stack_trace", "traceback")
 """Fields of structured logs with a traceback, which follows the message."""
+_LISTS = ("events", "results")
+"""The lists of rows in a JSON document."""
 _CSV_HEADER = re.compile(rb'(?:\xef\xbb\xbf)?"?@?\w+"?(?:,"?[@\w.]+"?)+\r?\n')
 _CARRIAGE_RETURN = re.compile(r"\r(?!\n)")
 _DOCUMENT = re.compile(
@@ -64,8 +66,10 @@ def _reader(head: bytes) -> Callable[[Iterable[bytes]], Iterator[Row]] | None:
     if head[:1] not in (b"{", b"["):
         return None
     row = _decoded(head.partition(b"\n")[0])
-    if isinstance(row, dict) and not any(isinstance(value, list) for value in row.values()):
-        return _json_lines if isinstance(_message(row), str) else None
+    if isinstance(row, dict) and isinstance(_message(row), str):
+        return _json_lines
+    if isinstance(row, dict) and not any(isinstance(row.get(key), list) for key in _LISTS):
+        return None
     return _document_rows if _DOCUMENT.match(head) else None
 
 

@@ -31,10 +31,10 @@ from sm_train.toolkit.diagnose.matches import (
 )
 from sm_train.toolkit.diagnose.signatures import (
     AUTOMATON_BYTES,
+    is_resolved,
     literals,
     matching,
     matching_exception,
-    resolved_by,
 )
 from sm_train.toolkit.diagnose.tracebacks import (
     BEGIN,
@@ -154,7 +154,11 @@ def step_of(line: bytes) -> bytes | None:
     It is the same for all ranks.
     """
     found = _step_pattern().search(line)
-    return None if found is None else next(group for group in found.groups() if group is not None)
+    return None if found is None else _step_in(found)
+
+
+def _step_in(step_match: _BytesMatch) -> bytes:
+    return next(group for group in step_match.groups() if group is not None)
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -305,19 +309,24 @@ class _StreamScanner:
         if not self.matches:
             return
         for step in _step_pattern().finditer(self.block, start, stop):
-            self._count_step(step, first + self.block.count(b"\n", start, step.start()))
+            self._count_step(step, first, start)
             if not self.matches:
                 return
 
-    def _count_step(self, step_match: _BytesMatch, line: int) -> None:
-        """Count a step once, however many ranks log it, and remove matches that it outlived."""
-        step = next(group for group in step_match.groups() if group is not None)
+    def _count_step(self, step_match: _BytesMatch, number: int, start: int) -> None:
+        """Count a step once, however many ranks log it, and remove matches that it outlived.
+
+        ``number`` is that of the line at the offset ``start``, at or before the step.
+        """
+        step = _step_in(step_match)
         # Bars of other ranks that still load the model or data are no progress of the training.
         if step in self.recent_steps or _LOADING.search(step) is not None:
             return
         self.recent_steps.append(step)
-        if _UNFINISHED_BAR.search(step) and line - self.matches[-1].order <= _REDRAWN_LINES:
-            return
+        if _UNFINISHED_BAR.search(step):
+            line = number + self.block.count(b"\n", start, step_match.start())
+            if line - self.matches[-1].order <= _REDRAWN_LINES:
+                return
         self.steps += 1
         # Matches are ordered by steps_before, so the outlived ones come first.
         outlived = bisect_right(
@@ -338,9 +347,7 @@ class _StreamScanner:
         end = self.block.find(b"\n", self.line_start)
         start = max(0, self.line_start - _STEP_LOOK_BACK_BYTES)
         for step_match in _step_pattern().finditer(self.block, start, end):
-            self.recent_steps.append(
-                next(group for group in step_match.groups() if group is not None)
-            )
+            self.recent_steps.append(_step_in(step_match))
 
     def _update_last_step_time(self) -> None:
         """Store the approximate time of the last step, for matches on nodes that log no steps."""
@@ -352,8 +359,7 @@ class _StreamScanner:
             begin = self.block.rfind(b"\n", 0, last.start()) + 1
             line = self._parse(self.block[begin : self.block.find(b"\n", begin)])
             self.last_step_time = _time_of(line) or self.last_step_time
-            step = next(group for group in last.groups() if group is not None)
-            self.last_step = step.decode("utf-8", "replace").split("|")[-1].strip(" :[")
+            self.last_step = _step_in(last).decode("utf-8", "replace").split("|")[-1].strip(" :[")
 
     # -------------------------------------------------------------- lines
 
@@ -369,7 +375,7 @@ class _StreamScanner:
         self.line_number += 1
         self.line_start = start
         if self.matches and (step := _step_pattern().search(self.block, start, stop)):
-            self._count_step(step, self.line_number)
+            self._count_step(step, self.line_number, start)
         line = self._parse(self.block[start:stop])
         if BEGIN in line.text:
             if quoted := quoted_traceback(line.text):
@@ -441,7 +447,7 @@ class _StreamScanner:
 
     def _match_message(self, line: LogLine) -> None:
         """Add the signatures of a message, unless it shows that the program continues."""
-        for code in resolved_by(line.text):
+        for code in {match.code for match in self.matches if is_resolved(match.code, line.text)}:
             self._remove(code)
         signatures = matching(line.text.strip())
         if signatures and all(self.per_code[one.code] >= _MAX_PER_CODE for one in signatures):

@@ -241,9 +241,11 @@ def _looks_like(signature: Signature, text: str, library: str | None) -> bool:
     return any(pattern is not None and pattern.search(text) for pattern in patterns)
 
 
-def resolved_by(text: str) -> list[str]:
-    """Return the codes of the failures that are over according to ``text``."""
-    return [one.code for one in signatures().values() if one.resolved and one.resolved.search(text)]
+def is_resolved(code: str, text: str) -> bool:
+    """Return whether the failure ``code`` is over according to a later line."""
+    signature = signatures().get(code)
+    resolved = signature.resolved if signature is not None else None
+    return resolved is not None and resolved.search(text) is not None
 
 
 def matching_at_end(text: str) -> Signature | None:

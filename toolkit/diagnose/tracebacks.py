@@ -162,7 +162,8 @@ class Tracebacks:
 
     def learn_common_prefix(self, block: bytes) -> None:
         """Learn a prefix that all lines have: indentation, a level, or stern's "POD CONTAINER "."""
-        if prefix := _common_level_prefix(block) or _common_mark(block):
+        sample = block[:_SAMPLE_BYTES].decode("utf-8", "replace").split("\n")
+        if prefix := _common_level_prefix(sample) or _common_mark(sample):
             self.prefixes.common = prefix_pattern(prefix)
         lines = block[:_HEAD_BYTES].decode("utf-8", "replace").splitlines()[:_HEAD_LINES]
         matches = [_POD_AND_CONTAINER.match(line) for line in lines if line.strip()]
@@ -266,23 +267,22 @@ class Tracebacks:
             del self.open[source]
 
 
-def _common_mark(block: bytes) -> str:
+def _common_mark(sample: list[str]) -> str:
     """Return the indentation or quotation mark with which all lines start, "" if there is none."""
-    sample = block[:_SAMPLE_BYTES].decode("utf-8", "replace").split("\n")[:-1]
-    lines = [line for line in sample if line.strip()]
+    lines = [line for line in sample[:-1] if line.strip()]
     if len(lines) < _MIN_HEAD_LINES:
         return ""
     mark = _COMMON_MARK.match(_common_start(min(lines), max(lines)))
     return mark[0] if mark else ""
 
 
-def _common_level_prefix(block: bytes) -> str:
+def _common_level_prefix(sample: list[str]) -> str:
     """Return the prefix that all lines have if it contains a level, "" otherwise.
 
     A program that logs all output of another one gives it one level, which says nothing about a
     single line.
     """
-    lines = [line for line in block[:_SAMPLE_BYTES].decode("utf-8", "replace").split("\n") if line]
+    lines = [line for line in sample if line]
     if len(lines) < _MIN_HEAD_LINES or not all(map(_EARLY_LEVEL.match, lines[:-1])):
         return ""
     texts = [parse_line(line, 0.0).text[:_MAX_PREFIX] for line in lines[:-1]]

@@ -454,6 +454,7 @@ NO_IMAGE = 'Warning  Failed  9m  kubelet  Failed to pull image "train:1": connec
 )
 def test_failure_before_the_start_may_be_resolved(failed: str, later: str, cause: str) -> None:
     assert diagnosed([failed, later]).cause == cause
+    assert not any("seen 0" in detail for detail in diagnosed([*HEALTHY, later]).details)
 
 
 def test_progress_bar_that_is_redrawn_at_the_end_is_no_further_step() -> None:
