@@ -38,6 +38,8 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
             "python_enable_replacements": False,
         },
     )
+    # Conversions of times with a time zone must select the same rows on every machine.
+    connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.packing.condition_check import names_in, quoted, require_reproducible
 from sm_train.toolkit.packing.duckdb_tables import ArrowTable, connect, read
 
 NUMBER = "row number"
@@ -32,8 +33,7 @@ class RowFilter:
     rows. The database lies in a temporary folder.
 
     Raises:
-        UserError: DuckDB is not installed, or a function in the condition returns another value
-            each time.
+        UserError: DuckDB is not installed.
     """
 
     def __init__(self, name: str, where: str) -> None:
@@ -41,7 +41,7 @@ class RowFilter:
         self._name, self._where = name, where
         self._folder = TemporaryDirectory(prefix="sm-train-where-")
         self._connection = connect(Path(self._folder.name))
-        self.columns = self._parse()
+        self.columns, _ = names_in(self._connection, where)
 
     def __enter__(self) -> RowFilter:
         return self
@@ -49,23 +49,6 @@ class RowFilter:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
         self._folder.cleanup()
-
-    def _parse(self) -> frozenset[str]:
-        query = f"SELECT 1 WHERE (\n{self._where}\n)"
-        [(tree,)] = self._connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
-        names: set[str] = set()
-        functions: set[str] = set()
-        for node in _nodes(json.loads(tree)):
-            names.update(name.lower() for name in node.get("column_names", ()))
-            functions.add(str(node.get("function_name", "")).lower())
-        query = "SELECT function_name FROM duckdb_functions() WHERE stability != 'CONSISTENT'"
-        unstable = {name for (name,) in self._connection.sql(query).fetchall()} & functions
-        if unstable:
-            raise UserError(
-                f"--where: {min(unstable)}() returns another value each time, so an interrupted "
-                "pack could not be resumed; use columns of the table"
-            )
-        return frozenset(names)
 
     def use_batches(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         """Filter rows with typed columns, which are read once."""
@@ -80,7 +63,7 @@ class RowFilter:
         table.flush()
         query = "SELECT json_group_structure(document::JSON) FROM documents"
         [(structure,)] = self._connection.sql(query).fetchall()
-        columns = _quote(NUMBER)
+        columns = quoted(NUMBER)
         if structure is not None and isinstance(json.loads(structure), dict):  # uses any column
             # Differences of unsigned integers would overflow.
             signed = structure.replace('"UBIGINT"', '"HUGEINT"').replace("'", "''")
@@ -97,12 +80,12 @@ class RowFilter:
         for number, row in rows:
             table.add((number, *(_text(row[name]) for name in used)))
         table.flush()
-        columns = ", ".join([_quote(NUMBER), *map(self._convert, used)])
+        columns = ", ".join([quoted(NUMBER), *map(self._convert, used)])
         self._connection.execute(f"CREATE VIEW rows AS SELECT {columns} FROM texts")
 
     def _convert(self, name: str) -> str:
         """Return the SQL of a column of texts in the type of all of its cells."""
-        cell = _quote(name)
+        cell = quoted(name)
         query = f"""
             SELECT bool_and(regexp_full_match({cell}, '[+-]?[0-9]{{1,18}}')),
                 bool_and(try_cast({cell} AS DOUBLE) IS NOT NULL)
@@ -118,13 +101,15 @@ class RowFilter:
         ``columns`` are all columns of the table, for messages.
 
         Raises:
-            UserError: the condition is invalid.
+            UserError: the condition is invalid, or may select other rows later.
         """
         import duckdb
 
         try:
-            rows = self._connection.view("rows").filter(self._where)
-            numbers = rows.project(_quote(NUMBER)).order(_quote(NUMBER))
+            view = self._connection.view("rows")
+            rows = view.filter(self._where)
+            require_reproducible(self._connection, self._where, view)
+            numbers = rows.project(quoted(NUMBER)).order(quoted(NUMBER))
             for batch in read(numbers):
                 yield from batch.column(0).to_pylist()
         except duckdb.Error as error:
@@ -136,19 +121,6 @@ class RowFilter:
             hint = f" (did you mean {similar[0]}?)" if similar else ""
             return f"{self._name} has no column {unknown[1]}{hint}; it has {', '.join(columns)}"
         return f"{self._where}: {message.splitlines()[0]}"
-
-
-def _nodes(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield all objects of a JSON document."""
-    if isinstance(value, dict):
-        yield value
-        value = list(value.values())
-    for item in value if isinstance(value, list) else ():
-        yield from _nodes(item)
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _json(row: dict[str, Any]) -> str:
