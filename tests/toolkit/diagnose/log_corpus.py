@@ -1,15 +1,23 @@
 """Real logs with known causes (tests/toolkit/diagnose/corpus), and the score of `diagnose` on them.
 
-A third of them is held out: no signature was written for them. How well signatures generalize shows
-best on logs that nobody has seen: docs/benchmarks.md has the scores of such first looks.
+``manifest.toml`` has a paragraph for each log: its source and its cause. The logs of a GitHub owner
+with five logs or more are in ``corpus/OWNER.txt``, the others in ``corpus/others-LETTER.txt``. In
+these files a line ``=====[ FILE ]=====`` starts a log, and an empty line ends it. To add a log, add
+a paragraph to the manifest and one to its text file.
+
+A third of the logs is held out: no signature was written for them. How well signatures generalize
+shows best on logs that nobody has seen: docs/benchmarks.md has the scores of such first looks.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, UNKNOWN, Diagnosis, diagnose
 from sm_train.toolkit.diagnose.log_files import log_files
@@ -41,9 +49,15 @@ class KnownLog:
         """Whether an answer is right; a kind of a program error is one too."""
         return found.cause in self.causes or found.parent in self.causes
 
+    @property
+    def path(self) -> Path:
+        """The log's file, or the folder with one per node."""
+        folder = log_folder() / self.name
+        return folder if folder.is_dir() else folder.with_name(f"{self.name}.log")
+
+    @cache  # noqa: B019 - the logs of the corpus live as long as the process
     def diagnose(self) -> Diagnosis:
-        folder = CORPUS / self.name
-        return diagnose(log_files([folder if folder.is_dir() else CORPUS / f"{self.name}.log"]))
+        return diagnose(log_files([self.path]))
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,34 @@ class Score:
     """Logs whose cause is right, but not the rank or the node."""
 
 
+def log_texts() -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the content of the file of every log."""
+    for file in sorted(CORPUS.glob("*.txt")):
+        _, *parts = _HEADER.split(file.read_bytes())
+        last = len(parts) - 1
+        for at in range(0, len(parts), 2):
+            # An empty line ends every log but the last of a file.
+            yield parts[at].decode(), parts[at + 1] if at + 1 == last else parts[at + 1][:-1]
+
+
+@cache
+def log_folder() -> Path:
+    """Write every log to a file of its own below a temporary folder, once for each process."""
+    folder = TemporaryDirectory(prefix="sm-train-corpus-")
+    _folders.append(folder)
+    for name, content in log_texts():
+        path = Path(folder.name) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    return Path(folder.name)
+
+
+_HEADER = re.compile(rb"^=====\[ (\S+) \]=====\n", re.MULTILINE)
+_folders: list[TemporaryDirectory[str]] = []
+"""Removed at exit."""
+
+
+@cache
 def corpus() -> list[KnownLog]:
     with (CORPUS / "manifest.toml").open("rb") as file:
         rows = tomllib.load(file)

@@ -95,13 +95,14 @@ def wrong(path: Path, log: KnownLog, times: int) -> list[str]:
 
 def test_damaged_log_of_a_failed_job_never_has_no_failure(tmp_path: Path) -> None:
     path = tmp_path / "export.log"
-    assert not [one for log in FAILED[::12] for one in wrong(path, log, times=1)]
+    assert not [text for log in FAILED[::12] for text in wrong(path, log, times=1)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("log", FAILED, ids=lambda log: log.name)
-def test_log_of_a_failed_job_never_has_no_failure(log: KnownLog, tmp_path: Path) -> None:
-    assert not wrong(tmp_path / "export.log", log, times=20)
+@pytest.mark.parametrize("tenth", range(10))
+def test_log_of_a_failed_job_never_has_no_failure(tenth: int, tmp_path: Path) -> None:
+    path = tmp_path / "export.log"
+    assert not [text for log in FAILED[tenth::10] for text in wrong(path, log, times=20)]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "gzip", "crlf", "latin-1"])

@@ -9,12 +9,11 @@ from sm_train.toolkit.diagnose.signatures import matching, signatures
 from sm_train.toolkit.diagnose.similar import MIN_SIMILARITY, messages_by_code, most_similar
 
 from tests.support.log_lines import HEALTHY, WRITTEN, diagnosed, is_left_alone, step
-from tests.toolkit.diagnose.log_corpus import CORPUS, corpus, parts
+from tests.toolkit.diagnose.log_corpus import KnownLog, corpus, parts
 
 
-def text_of(name: str) -> str:
-    path = CORPUS / name
-    files = path.iterdir() if path.is_dir() else [CORPUS / f"{name}.log"]
+def text_of(log: KnownLog) -> str:
+    files = log.path.iterdir() if log.path.is_dir() else [log.path]
     return "\n".join(file.read_text() for file in files)
 
 
@@ -163,7 +162,7 @@ def test_task_that_slurm_kills_after_the_job_was_canceled_is_no_cause() -> None:
 def test_known_messages_come_from_tuned_logs() -> None:
     messages = messages_by_code()
     assert messages.keys() <= signatures().keys()
-    tuned = "\n".join(text_of(log.name) for log in parts(corpus())["tuned"])
+    tuned = "\n".join(text_of(log) for log in parts(corpus())["tuned"])
     own = [text for texts in messages.values() for text in texts]
     # The start of a message: its end may be joined from two lines.
     missing = [text for text in own if text[:30] not in tuned]

@@ -17,11 +17,10 @@ from sm_train.toolkit.submit.bundle import bundle_of
 from tests.support.cluster.training_jobs import tiny_run, write_shards
 from tests.support.job_log_lines import SimulatedJob
 from tests.support.run_documents import run, stage
+from tests.toolkit.diagnose.log_corpus import log_folder
 
 _DATE = "2999-01-01"
 """A price of this date is never reported as old."""
-
-CORPUS = Path(__file__).parents[1] / "diagnose" / "corpus"
 
 
 def write_inputs(folder: Path) -> None:
@@ -50,7 +49,7 @@ def write_inputs(folder: Path) -> None:
     write_shards(folder / "photos-packed" / "shards", shards=2, each=2)
     _write_local_run(folder / "local-runs" / "tiny", seed=0, speed=1.8)
     _write_local_run(folder / "local-runs" / "other", seed=1, speed=2.1)
-    shutil.copy(CORPUS / "accelerate-cuda-oom-sdscripts.log", folder / "failed.log")
+    shutil.copy(log_folder() / "accelerate-cuda-oom-sdscripts.log", folder / "failed.log")
 
 
 def _write(path: Path, document: dict[str, object]) -> None:
