@@ -1,23 +1,38 @@
 # Everything is installed into a virtual environment in this folder.
 PYTHON ?= python3
 VENV ?= .venv
-# To use another build of PyTorch, for example with a GPU: make TORCH=torch demo
-TORCH ?= torch==2.13.0
+# To use another build of PyTorch, for example with a GPU: make TORCH=torch==2.13.0 demo
 BIN := $(VENV)/bin
 # pip draws a bar for each download on a terminal, and prints one line per package elsewhere.
 PIP_OPTIONS := --disable-pip-version-check
+LOCKED_INSTALL = $(BIN)/pip install $(PIP_OPTIONS) --no-deps --require-hashes --only-binary :all:
 DEMO_EXTRAS := train,demo
+TEST_EXTRAS := aws,$(DEMO_EXTRAS),heic,hub,report,where,notebook,docs,dev
 
-.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs site plans images \
-	requirements sbom audit bench clean
+.PHONY: demo test test-integration test-newest test-slow test-torch-2.5 test-torch-2.3 optional \
+	lint screens docs site plans images requirements sbom audit bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m sm_train.toolkit.demo
 
-# On a busy machine a process of a test may start too late: a failed test runs once more, and the
-# summary counts it as rerun.
-test: $(VENV)/.installed $(VENV)/.container-toolkit optional
-	$(BIN)/pytest -n 4 --dist worksteal --reruns 1 -m "not slow"
+# What a change breaks most often; aims at six minutes on two idle cores.
+test: $(VENV)/.installed
+	$(RUN_TESTS) --junitxml=build/test.xml -m "not integration and not slow"
+
+# The second tier: containers, network namespaces, browsers, installations, and what runs several
+# processes for long.
+test-integration: $(VENV)/.installed $(VENV)/.container-toolkit optional
+	$(RUN_TESTS) --junitxml=build/test-integration.xml -m "integration and not slow"
+
+# The first tier with the newest versions that setup.cfg allows: finds a release that breaks
+# new installations before a newcomer does.
+test-newest: $(VENV)-newest/.installed
+	$(subst $(BIN),$(VENV)-newest/bin,$(RUN_TESTS)) -m "not integration and not slow"
+
+# A limit for the whole run, after which the stacks of all processes are printed. A worker that a
+# test's own limit ends is not started again, so that several limits do not add up.
+RUN_TESTS = $(BIN)/python tests/support/time_limit.py 2400 $(BIN)/python -m pytest -n 4 \
+	--dist worksteal --max-worker-restart 0
 
 test-slow: $(VENV)/.installed optional
 	$(BIN)/pytest -m slow -o faulthandler_timeout=0
@@ -53,11 +68,11 @@ lint: $(VENV)/.installed
 	MYPYPATH=build/types $(BIN)/mypy
 	$(BIN)/vulture
 
-# Generates the pages of the findings of `sm-train check`; a test compares the file with the code.
 # The text of every screen at 80 and 120 columns, which tests compare: look at the difference.
 screens: $(VENV)/.installed
 	UPDATE_SCREENS=1 $(BIN)/pytest -q tests/toolkit/screens
 
+# Generates the pages of the findings of `sm-train check`; a test compares the file with the code.
 docs: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
 	$(BIN)/python docs/images/plan.py
@@ -90,6 +105,19 @@ requirements: $(VENV)-audit/.installed
 			$$([ $$file = requirements-optional.in ] && echo --no-deps) \
 			$$([ $$file = requirements-local.in ] || echo --override image-packages.txt) \
 			$$file -o $${file%.in}.txt || exit 1; done
+	$(COMPILE) -c estimators/data/requirements.txt tests/environments/torch.in -o tests/environments/torch.txt
+	$(COMPILE) tests/container/mpi/requirements.in --no-deps -o tests/container/mpi/requirements.txt
+	$(call compile_environment,$(DEMO_EXTRAS),demo)
+	$(call compile_environment,$(TEST_EXTRAS),test)
+
+COMPILE = $(VENV)-audit/bin/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 \
+	--generate-hashes --custom-compile-command "make requirements"
+# $(1): extras; $(2): the file's name. What only PyTorch's build needs is in torch.txt.
+compile_environment = $(COMPILE) -c estimators/data/requirements.txt -c tests/environments/torch.txt \
+	$(foreach extra,$(subst $(comma), ,$(1)),--extra $(extra)) setup.cfg tests/environments/build.in \
+	$$(sed -nE 's/^((nvidia|cuda)-[a-z0-9-]+|torch|triton)==.*/--no-emit-package \1/p' tests/environments/torch.txt) \
+	-o tests/environments/$(2).txt
+comma := ,
 
 # Writes what a laptop, a job and each Lambda function install as CycloneDX documents.
 sbom: $(VENV)/.installed $(VENV)-audit/.installed
@@ -125,26 +153,41 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/review.py
 	$(BIN)/python benchmarks/cloudwatch_metrics.py
 
-# Creates the environment with PyTorch, and the pins of what jobs install.
-$(VENV)/.torch: Makefile estimators/data/requirements.txt
+# Creates an environment with exact versions, each checked against its hash: of PyTorch the CPU
+# build, if a package index has it, otherwise PyPI's build with the libraries that it needs.
+$(VENV)/.torch: Makefile tests/environments/torch-cpu.txt tests/environments/torch.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11, 4) and 'Python 3.11.4 or newer is required: make PYTHON=python3.11')"
-	@echo "1/2 Installing PyTorch in $(VENV): about 200 MB for the CPU, 1 to 3 minutes"
+	@echo "1/2 Installing PyTorch in $(VENV): 200 MB for the CPU build, 3 GB for PyPI's on Linux"
 	$(PYTHON) -m venv $(VENV)
+ifdef TORCH
 	$(BIN)/pip install $(PIP_OPTIONS) $(TORCH)
-	sed -n 's/ \\$$//; /^[a-z].*==/p' estimators/data/requirements.txt >$(VENV)/constraints.txt
+else
+	$(LOCKED_INSTALL) -r tests/environments/torch-cpu.txt 2>/dev/null || \
+		$(LOCKED_INSTALL) -r tests/environments/torch.txt
+endif
 	touch $@
 
 # What the demo needs: no test tools.
-$(VENV)/.demo: $(VENV)/.torch setup.cfg pyproject.toml
+$(VENV)/.demo: $(VENV)/.torch setup.cfg pyproject.toml tests/environments/demo.txt
 	@echo "2/2 Installing sm-train and the packages of the demo"
-	$(BIN)/pip install $(PIP_OPTIONS) -c $(VENV)/constraints.txt -e ".[$(DEMO_EXTRAS)]"
+	$(LOCKED_INSTALL) -r tests/environments/demo.txt
+	$(BIN)/pip install $(PIP_OPTIONS) --no-deps --no-build-isolation -e .
 	touch $@
 
-# Installs the same package versions as jobs do, and the tools of the tests.
-$(VENV)/.installed: $(VENV)/.torch setup.cfg pyproject.toml
-	@echo "2/2 Installing sm-train and the tools of its tests: about 150 packages, 2 to 5 minutes"
-	$(BIN)/pip install $(PIP_OPTIONS) -c $(VENV)/constraints.txt -e ".[aws,$(DEMO_EXTRAS),heic,hub,report,where,notebook,docs,dev]"
+# The packages of jobs in the versions of jobs, and the tools of the tests.
+$(VENV)/.installed: $(VENV)/.torch setup.cfg pyproject.toml tests/environments/test.txt
+	@echo "2/2 Installing sm-train and the tools of its tests: about 260 packages, 2 to 5 minutes"
+	$(LOCKED_INSTALL) -r tests/environments/test.txt
+	$(BIN)/pip install $(PIP_OPTIONS) --no-deps --no-build-isolation -e .
 	touch $@ $(VENV)/.demo
+
+# The newest versions that setup.cfg allows, without the pins.
+$(VENV)-newest/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)-newest
+	$(VENV)-newest/bin/pip install $(PIP_OPTIONS) --quiet $(or $(TORCH),torch==2.13.0)
+	$(VENV)-newest/bin/pip install $(PIP_OPTIONS) --quiet --upgrade --upgrade-strategy eager \
+		-e ".[$(TEST_EXTRAS)]"
+	touch $@
 
 # uv compiles requirements, cyclonedx-bom writes SBOMs, pip-audit reads advisory databases.
 $(VENV)-audit/.installed: Makefile
@@ -155,8 +198,9 @@ $(VENV)-audit/.installed: Makefile
 # The toolkit with which AWS's PyTorch images start a training script. It needs a C compiler; its
 # test is skipped if the installation fails.
 $(VENV)/.container-toolkit: $(VENV)/.installed tests/container/mpi/requirements.txt
-	-$(BIN)/pip install --quiet --no-deps -r tests/container/mpi/requirements.txt
+	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --require-hashes \
+		-r tests/container/mpi/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-audit $(VENV)-torch-2.* build demo-out
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-newest $(VENV)-torch-2.* build demo-out
