@@ -54,6 +54,12 @@ _BROWSER_FLAGS = (
 _PRELUDES = {"none": _NO_NETWORK, "loopback": _LOOPBACK_ONLY}
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how often tests were retried: only those with ``pytest.mark.flaky`` are."""
+    retried = [report.nodeid for report in terminalreporter.stats.get("rerun", ())]
+    terminalreporter.write_line(f"retried: {len(retried)} {' '.join(retried)}".rstrip())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep code that runs in this process out of the user's home folder and configuration."""

@@ -16,6 +16,8 @@ from tests.support.image_files import write_album
 from tests.support.run_files import write_run
 from tests.wheel_files import build_wheel, install_base
 
+pytestmark = pytest.mark.integration
+
 MOST_MEGABYTES = 350
 MOST_CPU_SECONDS = 60
 

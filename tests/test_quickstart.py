@@ -20,6 +20,8 @@ from tests.conftest import clean_environment
 from tests.support.deadline import DEADLINE
 from tests.wheel_files import build_wheel
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"

@@ -20,6 +20,8 @@ from sm_train.toolkit.diagnose.signatures import signatures
 
 from tests.support.deadline import DEADLINE
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -21,6 +21,8 @@ from sm_train.entrypoints.monitoring.heartbeat import (
 from tests.support.cluster.training_jobs import Job, Processes, tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 
+pytestmark = pytest.mark.integration
+
 PERIOD = 0.5
 """Seconds from one pause to the next."""
 

@@ -20,6 +20,8 @@ from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes, write_album, write_pair
 from tests.support.images.crashing_decoders import CRASH
 
+pytestmark = pytest.mark.integration
+
 
 def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -13,6 +13,8 @@ from PIL import Image
 from tests.conftest import clean_environment
 from tests.support.deadline import DEADLINE
 
+pytestmark = pytest.mark.integration
+
 
 def test_demo_reaches_its_plan(tmp_path: Path) -> None:
     """The steps before the training, whose placeholders are errors of `check`."""

@@ -20,6 +20,8 @@ from tests.support.cluster.network_namespaces import (
 from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 
+pytestmark = pytest.mark.integration
+
 
 def tiny_job(folder: Path, timeout: int = 60, mode: str = "auto") -> Job:
     config = tiny_run(max_steps=2)

@@ -14,6 +14,8 @@ from tests.support.cluster.training_jobs import Job, losses, png, tiny_run, writ
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import write_pair
 
+pytestmark = pytest.mark.integration
+
 FAMILIES = [
     "tiny-mmdit",
     pytest.param("tiny-sdxl", marks=pytest.mark.slow),

@@ -15,6 +15,8 @@ from tests.support.cluster.training_jobs import (
     write_shards,
 )
 
+pytestmark = pytest.mark.integration
+
 STEPS = 6
 """Steps of 8 samples: 40 samples are an epoch of 5 steps."""
 

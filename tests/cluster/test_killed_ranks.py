@@ -32,6 +32,8 @@ from tests.support.cluster.training_jobs import (
 from tests.support.deadline import DEADLINE
 from tests.support.webhook_server import WebhookServer, webhook_server
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebhookServer]:

@@ -23,6 +23,8 @@ from tests.support.run_files import write_run
 from tests.toolkit.packing.test_on_sagemaker import start_node
 from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
 
+pytestmark = pytest.mark.integration
+
 
 def latent_job(folder: Path, **settings: Any) -> Job:
     return Job(folder, tiny_run(**({"preset": "tiny-sd2"} | settings)))

@@ -15,6 +15,8 @@ from PIL import Image
 from tests.conftest import Cli
 from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str, Any]]]:

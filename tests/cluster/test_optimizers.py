@@ -12,6 +12,8 @@ import pytest
 from tests.support.capabilities import link_optional_package
 from tests.support.cluster.training_jobs import Job, shard_digests, tiny_run, write_shards
 
+pytestmark = pytest.mark.integration
+
 USER_CODE = """
 import math
 

@@ -17,6 +17,8 @@ from sm_train.toolkit.jobs.events import parse_event
 from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 
+pytestmark = pytest.mark.integration
+
 STUB = Path(__file__).parents[1] / "support" / "cluster" / "smddp_stub"
 
 # What a GPU node of AWS would make the program choose, and gradients that are not finite in steps 7

@@ -29,6 +29,8 @@ from tests.support.cluster.training_jobs import free_port, priced_document
 from tests.support.deadline import DEADLINE
 from tests.support.webhook_server import webhook_server
 
+pytestmark = pytest.mark.integration
+
 STALL_TIMEOUT = 1
 """Seconds."""
 

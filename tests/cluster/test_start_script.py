@@ -30,6 +30,8 @@ from tests.conftest import Aws, clean_environment
 from tests.support.cluster.training_jobs import DEADLINE, tiny_run, write_shards
 from tests.support.moto_server import aws_session
 
+pytestmark = pytest.mark.integration
+
 PLATFORM = Path("/opt/ml")
 """SageMaker's folder in a container; its path is fixed in the start script."""
 

@@ -15,6 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.cluster.training_jobs import Job, losses, shard_digests, tiny_run, write_shards
 from tests.support.entry_scripts import train_like_diffusers
 
+pytestmark = pytest.mark.integration
+
 HANGING = UserCode({"wandb.py": b"import threading\nthreading.Event().wait()\n"})
 """A package of the user's own that takes the place of the tracker's."""
 

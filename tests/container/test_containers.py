@@ -31,6 +31,8 @@ from tests.support.cluster.training_jobs import write_shards
 from tests.support.deadline import DEADLINE
 from tests.toolkit.local.test_submit_local import write_tiny
 
+pytestmark = pytest.mark.integration
+
 HOSTS = ("algo-1", "algo-2")
 
 

@@ -32,6 +32,8 @@ from tests.support.data_channels import Cluster, rest_of_epoch, write_folder_ind
 from tests.support.deadline import DEADLINE
 from tests.support.s3_mount import CHUNK_BYTES, Bucket, Fault, Get, mount_bucket, serve_bucket
 
+pytestmark = pytest.mark.integration
+
 SHARDS, EACH, SIDE, BATCH = 2, 130, 160, 10
 STEPS = SHARDS * EACH // BATCH
 

@@ -29,6 +29,8 @@ from tests.toolkit.commands.test_interrupts import (
     write_run,
 )
 
+pytestmark = pytest.mark.integration
+
 __all__ = ["engine"]
 
 

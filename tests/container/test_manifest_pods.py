@@ -30,6 +30,8 @@ from tests.support.capabilities import skip_or_fail
 from tests.support.cluster.demo_runs import demo_document, latest_step
 from tests.support.deadline import DEADLINE
 
+pytestmark = pytest.mark.integration
+
 IMAGE = "sm-train-local"
 NAME = "digits-digits"
 KILLED, STOPPED = 137, 143

@@ -39,6 +39,8 @@ from tests.support.cluster.training_jobs import tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 from tests.support.run_documents import ECR
 
+pytestmark = pytest.mark.integration
+
 HOSTS = ("algo-1", "algo-2")
 IMAGE = "sm-train-mpi"
 RANKS_PER_HOST = 2  # lines of mpi/nvidia-smi

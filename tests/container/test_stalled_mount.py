@@ -8,11 +8,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.cluster.test_stalls import STALL_TIMEOUT, WatchedJob
 from tests.support.capabilities import require_fuse
 from tests.support.deadline import DEADLINE
 from tests.support.s3_mount import Fault, mount_bucket, serve_bucket
+
+pytestmark = pytest.mark.integration
 
 
 def test_worker_stuck_in_a_fuse_read_is_blamed_and_the_job_ends(tmp_path: Path) -> None:

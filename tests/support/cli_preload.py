@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from typing import Any
 
+import boto3
 import jsonschema
-from botocore.loaders import JSONFileLoader, Loader
 
-SERVICES = ("cloudwatch", "events", "iam", "logs", "s3", "sagemaker", "sns", "sts")
+from tests.support.botocore_models import parse_models_once
+
+SERVICES = (
+    *("cloudwatch", "ecr", "ec2", "events", "iam", "logs", "pricing", "s3", "sagemaker"),
+    *("secretsmanager", "service-quotas", "sns", "ssm", "sts"),
+)
 """The services whose models commands read."""
 
 HEAVY = ("sm_train.toolkit.__main__", "sm_train.toolkit.demo", "sm_train.toolkit.sampling")
@@ -48,21 +52,16 @@ def check_schemas_once() -> None:
     check_once(SAGEMAKER_PYTHON_SDK_CONFIG_SCHEMA)
 
 
-def parse_service_models_once() -> None:
-    """Keep the parsed JSON files of botocore, which each session would parse for itself."""
-    load = JSONFileLoader.load_file
-    loader = JSONFileLoader()
-    parsed = cache(lambda path: load(loader, path))
-
-    def load_once(_: JSONFileLoader, path: str) -> Any:
-        return parsed(path)
-
-    JSONFileLoader.load_file = load_once  # type: ignore[method-assign]
-    models = Loader()
+def parse_service_models() -> None:
+    """Make every client once, with its paginators, so that commands find their models parsed."""
+    parse_models_once()
+    session = boto3.Session("none", "none", region_name="us-east-1")
     for service in SERVICES:
-        models.load_service_model(service, "service-2")
+        client = session.client(service)  # type: ignore[call-overload]
+        client.can_paginate(next(iter(client.meta.method_to_api_mapping)))
+        _ = client.waiter_names
 
 
 import_command_line()
 check_schemas_once()
-parse_service_models_once()
+parse_service_models()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
 
 from tests.support.background_server import serve_in_background
+from tests.support.botocore_models import parse_models_once
 
 if TYPE_CHECKING:
     import boto3
@@ -28,6 +29,7 @@ ACCOUNT = "345678901234"
 moto's default is an account of documentation, which sm-train refuses."""
 
 os.environ["MOTO_ACCOUNT_ID"] = ACCOUNT
+parse_models_once()
 
 _SETUP_KEY = "test-setup"
 """Access key of the clients with which tests prepare an account and inspect it."""

@@ -14,6 +14,8 @@ from sm_train.estimators.bundle.user_code import UserCode
 
 from tests.support.run_documents import config
 
+pytestmark = pytest.mark.integration
+
 RESOURCES = '{"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo"}'
 
 LAUNCH = """

@@ -213,6 +213,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.integration
 def test_processes_of_the_loader_start_with_its_modules(tmp_path: Path) -> None:
     """Importing them takes seconds, which the trainer would wait for at its first batch."""
     script = tmp_path / "script.py"
@@ -239,6 +240,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("end", "code"), [("returns", 0), ("fails", 1)])
 def test_program_that_leaves_an_iterator_open_ends(
     shards: list[Path], tmp_path: Path, end: str, code: int

@@ -36,6 +36,8 @@ from sm_train.entrypoints.training.state_dict import model_tensors
 from tests.support.capabilities import link_optional_package
 from tests.support.models import build, open_adapters, record, save
 
+pytestmark = pytest.mark.integration
+
 LORA = LoraConfig(rank=4, alpha=6.0, targets=None, dropout=0.0)
 
 

@@ -17,6 +17,8 @@ from sm_train.entrypoints.models.pipeline_class import standard_pipeline
 
 from tests.support.models import build, record, save
 
+pytestmark = pytest.mark.integration
+
 PROMPTS = ["a grey of 3", "a grey of 200"]
 
 STANDARD = [

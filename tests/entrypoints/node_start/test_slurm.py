@@ -32,6 +32,8 @@ from tests.support.cluster.demo_runs import demo_document, latest_step
 from tests.support.cluster.training_jobs import free_port
 from tests.support.deadline import DEADLINE
 
+pytestmark = pytest.mark.integration
+
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare")
 NODES = ("gpu-0", "gpu-1")
 

@@ -28,6 +28,8 @@ from tests.estimators.manifests.documents import IMAGE, environment, pods
 from tests.support.cluster.training_jobs import free_port, tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 
+pytestmark = pytest.mark.integration
+
 BUCKET = "ai-bucket"
 PREFIX = "tiny/checkpoints/8px"
 

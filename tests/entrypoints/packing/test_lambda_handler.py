@@ -31,6 +31,8 @@ from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes
 from tests.support.restricted_imports import RESTRICT_IMPORTS, lambda_packages
 
+pytestmark = pytest.mark.integration
+
 
 class FakeContext:
     """Lambda's context object, with a fixed remaining time."""

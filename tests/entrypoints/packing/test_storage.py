@@ -244,6 +244,7 @@ def test_parts_are_sent_in_parallel_and_the_producer_waits_for_them(prefix: S3Pr
     assert prefix.size("a") == 12 * PART_BYTES
 
 
+@pytest.mark.integration
 def test_an_upload_stays_within_bounded_memory(aws: Aws, prefix: S3Prefix) -> None:
     """400 MB through a process that may allocate 350 MB."""
     program = (

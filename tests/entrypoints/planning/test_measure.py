@@ -26,6 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+pytestmark = pytest.mark.integration
+
 SMALL = ("digits", "tiny-pixels", "tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit")
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 

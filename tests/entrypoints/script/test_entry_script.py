@@ -30,6 +30,8 @@ from tests.support.cluster.training_jobs import (
 from tests.support.deadline import DEADLINE
 from tests.support.entry_scripts import train_like_diffusers
 
+pytestmark = pytest.mark.integration
+
 ARGUMENTS = (
     "--train_data_dir",
     "{channel.train}",

@@ -38,6 +38,8 @@ from tests.support.deadline import DEADLINE
 from tests.support.moto_server import Aws
 from tests.support.run_documents import config, write_job_file
 
+pytestmark = pytest.mark.integration
+
 _FULL = r"disk is full|No space left"
 KEY = "a1b2c3d4e5f6" * 4
 START = {

@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from sm_train.estimators.config.schema import RunConfig
 
 from tests.support.cluster.training_jobs import (
@@ -50,6 +51,7 @@ def job(folder: Path, **data: object) -> Job:
     return created
 
 
+@pytest.mark.integration
 def test_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     augmented = {
         "caption": {

@@ -14,6 +14,8 @@ import pytest
 from tests.support.deadline import DEADLINE
 from tests.support.fake_gpu import FakeGpuResult, FakeReport, FakeRun, run_on_fake_gpu
 
+pytestmark = pytest.mark.integration
+
 STEPS, LOG_EVERY = 2, 2
 SMALL = {
     "a trained text encoder": FakeRun("digits", 28, 2, steps=STEPS),

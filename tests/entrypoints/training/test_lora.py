@@ -16,6 +16,8 @@ from tests.support.capabilities import link_optional_package
 from tests.support.cluster.training_jobs import Job, shard_digests, tiny_run, write_shards
 from tests.support.models import build, save
 
+pytestmark = pytest.mark.integration
+
 
 def job(folder: Path, base: Path, lora: dict[str, Any], **settings: Any) -> Job:
     """Return a job that trains an adapter of the model in ``base``."""

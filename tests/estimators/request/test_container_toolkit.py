@@ -31,6 +31,8 @@ from tests.support.deadline import DEADLINE
 from tests.support.moto_server import aws_session
 from tests.support.run_documents import ECR, config, stage
 
+pytestmark = pytest.mark.integration
+
 pytest.importorskip(
     "sagemaker_pytorch_container", reason="make test installs it if gcc is available"
 )

@@ -126,6 +126,7 @@ def calls(aws: Aws) -> Iterator[tuple[str, str] | tuple[str, str, str]]:
         yield f"s3:{action}", f"arn:aws:s3:::{path.strip('/')}"
 
 
+@pytest.mark.integration
 def test_laptop_policy_equals_what_commands_call(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("ai-bucket")
     aws.make_bucket("their-bucket", **SHARDS)

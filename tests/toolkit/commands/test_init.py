@@ -64,6 +64,7 @@ def test_defaults_are_filled_in(cli: Cli, tmp_path: Path) -> None:
     assert (run.role, run.bucket) == (ROLE, "photos")
 
 
+@pytest.mark.integration
 @given(
     st.sampled_from([one.name for one in instance_types() if one.trains]),
     st.sampled_from([1, 2, 3, 4, 5, 8, 16, 24, 32]),

@@ -28,6 +28,8 @@ from tests.support.deadline import DEADLINE
 from tests.support.image_files import read_tree, write_album
 from tests.support.job_log_lines import SimulatedJob
 
+pytestmark = pytest.mark.integration
+
 PROGRAM = (
     "import signal, sys\n"
     # The parent of the tests (nohup, a shell) may ignore it, and children inherit that.

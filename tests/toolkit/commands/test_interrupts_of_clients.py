@@ -22,6 +22,8 @@ from tests.toolkit.commands.test_interrupts import (
 )
 from tests.toolkit.runs.test_run_lifecycle import FIRST, Laptop
 
+pytestmark = pytest.mark.integration
+
 
 def no_inputs(folder: Path) -> None:
     """Create nothing: the command reads none."""

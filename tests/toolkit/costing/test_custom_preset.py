@@ -17,6 +17,8 @@ from sm_train.toolkit.submit.bundle import bundle_of
 from tests.conftest import Cli
 from tests.support.run_documents import run, stage
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.run_files import write_run
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[3]
 
 

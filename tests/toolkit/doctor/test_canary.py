@@ -24,6 +24,8 @@ from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import stage
 from tests.support.run_files import one_line, write_run
 
+pytestmark = pytest.mark.integration
+
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 VPC = {"subnets": ["subnet-0123456789abcdef0"], "security_groups": ["sg-0123456789abcdef0"]}
 EFA = {"instance_type": "ml.p5.48xlarge", "vpc": VPC}

@@ -18,6 +18,8 @@ from tests.conftest import Aws, Cli
 from tests.support.cluster.training_jobs import write_shards
 from tests.toolkit.local.test_submit_local import processes_of, write_tiny
 
+pytestmark = pytest.mark.integration
+
 
 def test_emulated_nodes_are_examined_in_the_runs_folder(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=2, each=20)

@@ -50,6 +50,7 @@ def test_status_describes_only_the_newest_job_of_a_stage(laptop: Laptop) -> None
     assert calls(laptop.aws) == expected
 
 
+@pytest.mark.integration
 def test_status_succeeds_while_every_other_call_is_throttled(laptop: Laptop) -> None:
     attempts: Counter[str] = Counter()
 

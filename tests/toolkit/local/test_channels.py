@@ -69,6 +69,7 @@ config = json.loads((paths.input_config / "inputdataconfig.json").read_text())
 """
 
 
+@pytest.mark.integration
 def test_script_sees_its_nodes_files_and_cannot_change_them(cli: Cli, tmp_path: Path) -> None:
     if not read_only_command([tmp_path]):
         skip_or_fail("this system permits no mount namespaces")

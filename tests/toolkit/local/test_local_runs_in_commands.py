@@ -20,6 +20,8 @@ from tests.support.cluster.training_jobs import tiny_run, write_shards
 from tests.support.run_files import one_line
 from tests.toolkit.local.test_submit_local import write_tiny
 
+pytestmark = pytest.mark.integration
+
 RUN = "local-runs/tiny"
 TARGETS = [RUN, f"{RUN}/8px", "tiny/8px"]
 

@@ -25,6 +25,8 @@ from tests.conftest import Cli, clean_environment
 from tests.support.cluster.training_jobs import tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 
+pytestmark = pytest.mark.integration
+
 
 def write_tiny(folder: Path, **settings: object) -> Path:
     document = tiny_run(**settings).model_dump(mode="json")  # type: ignore[arg-type]

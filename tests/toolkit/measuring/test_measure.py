@@ -27,6 +27,8 @@ from tests.support.run_documents import stage
 from tests.support.run_files import one_line, write_run
 from tests.toolkit.commands.test_iam import allowed, calls
 
+pytestmark = pytest.mark.integration
+
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(16)} | {"index.parquet": b"x"}
 GIB = 2**30
 

@@ -21,6 +21,8 @@ from tests.support.moto_server import Aws
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
+pytestmark = pytest.mark.integration
+
 STEP = "step-00000003"
 
 

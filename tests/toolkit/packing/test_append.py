@@ -221,6 +221,7 @@ def test_without_append_an_extended_pack_is_another_one(cli: Cli, tmp_path: Path
     assert cli("pack", "first", "out", *SIZE).returncode == 2
 
 
+@pytest.mark.integration
 def test_duplicates_of_packed_images_are_rejected(cli: Cli, tmp_path: Path) -> None:
     """As if all images were packed at once, in this order."""
     write_album(tmp_path / "in", 12)
@@ -304,6 +305,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("action", ["atomic_writer", "remove", "remove_folder"])
 def test_an_append_is_resumed_after_a_kill_at_any_of_its_writes(
     cli: Cli, tmp_path: Path, action: str
@@ -344,6 +346,7 @@ def test_a_node_that_finds_the_extended_index_leaves_it_unchanged(cli: Cli, tmp_
     assert (totals.samples, destination.read("index.parquet")) == (10, index)
 
 
+@pytest.mark.integration
 def test_an_unfinished_append_is_completed_before_other_images_are_added(
     cli: Cli, tmp_path: Path
 ) -> None:

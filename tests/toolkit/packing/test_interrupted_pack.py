@@ -30,6 +30,8 @@ from tests.conftest import Cli, Mount, clean_environment
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
 
+pytestmark = pytest.mark.integration
+
 PROGRAM = "import sys; from sm_train.toolkit.cli import main; main(sys.argv[1:])"
 # The parent of the tests (nohup, a shell) may ignore these signals, and children inherit that.
 PROGRAM_WITH_SIGNALS = (

@@ -23,6 +23,8 @@ from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
 from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
 
+pytestmark = pytest.mark.integration
+
 SIZE = ("--shard-size", "20KB")
 PACK = ("pack", "s3://raw/photos/", "s3://packed/set", *SIZE)
 

@@ -136,6 +136,7 @@ def test_max_side_scales_larger_images_and_keeps_the_bytes_of_the_exact_size(
     assert (tall["format"], tall["height"]) == ("jpeg", 200)
 
 
+@pytest.mark.integration
 def test_the_first_of_several_duplicates_is_kept(cli: Cli, tmp_path: Path) -> None:
     """Duplicate bytes or similar hashes, in any shard and with any number of workers."""
     for number in range(6):
@@ -247,6 +248,7 @@ def test_packing_from_s3_to_s3(cli: Cli, cloud: Any, aws: Aws, tmp_path: Path) -
     assert "already packed 12 samples" in again.stderr
 
 
+@pytest.mark.integration
 def test_an_interrupted_pack_to_s3_is_resumed(
     cli: Cli, cloud: Any, aws: Aws, tmp_path: Path
 ) -> None:

@@ -22,6 +22,8 @@ from sm_train.toolkit.review.page import write_page
 
 from tests.support.sample_reviews import healthy, offline, stalled
 
+pytestmark = pytest.mark.integration
+
 DOCUMENT = as_document(Review((healthy(16), stalled(), offline()), ("one warning",)))
 
 # All elements that Tab reaches, in the page's order.

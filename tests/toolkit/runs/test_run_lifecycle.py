@@ -371,6 +371,7 @@ def test_aws_error_is_one_line_with_its_exit_code(
     assert ("clock" in message) == (error_code == "RequestTimeTooSkewed")
 
 
+@pytest.mark.integration
 def test_throttling_delays_a_watch_without_ending_it(laptop: Laptop) -> None:
     laptop.sagemaker.log_event(FIRST, "step", step=1000)
     calls = []

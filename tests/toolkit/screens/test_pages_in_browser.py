@@ -20,6 +20,8 @@ from tests.support.run_files import write_run
 from tests.support.sample_reviews import healthy, stalled
 from tests.toolkit.review.test_page_in_browser import emulate
 
+pytestmark = pytest.mark.integration
+
 PHONE, DESKTOP = 360, 1280
 
 

@@ -36,6 +36,8 @@ from tests.support.moto_server import aws_session
 from tests.support.run_documents import ECR, stage
 from tests.support.run_files import one_line, write_run
 
+pytestmark = pytest.mark.integration
+
 EAST, WEST = "us-east-1", "us-west-2"
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(8)} | {"index.parquet": b"x"}
 CLUSTER = {"instance_type": "ml.p4de.24xlarge", "backend": "nccl", "image": ECR}

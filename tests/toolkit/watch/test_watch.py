@@ -230,6 +230,7 @@ def behind_an_empty_page(laptop: Laptop, body: dict[str, Any]) -> tuple[int, dic
     return 200, {"events": events}
 
 
+@pytest.mark.integration
 def test_live_view_follows_the_log_and_ctrl_c_ends_only_the_watch(laptop: Laptop) -> None:
     """Between two polls: new steps, a new node's stream, empty pages and a throttled call."""
     train(laptop, steps=5)
