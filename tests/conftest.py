@@ -83,7 +83,7 @@ def cli(tmp_path: Path) -> Cli:
         stdin: str | None = None,
         timeout: float = DEADLINE,
     ) -> subprocess.CompletedProcess[str]:
-        return cli_server.run(
+        done = cli_server.run(
             _PRELUDES[network],
             [str(argument) for argument in arguments],
             env=clean_environment(tmp_path) | (env or {}),
@@ -91,6 +91,9 @@ def cli(tmp_path: Path) -> Cli:
             stdin=stdin or "",
             timeout=timeout,
         )
+        # It changes no exit code.
+        assert "Exception in thread" not in done.stderr, done.stderr
+        return done
 
     return run
 

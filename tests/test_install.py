@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,14 +16,17 @@ from tests.conftest import clean_environment
 from tests.support.finished_jobs import training_events
 from tests.support.image_files import write_album
 from tests.support.run_files import write_run
-from tests.wheel_files import build_wheel, install_base
+from tests.wheel_files import ROOT, build_wheel, install_base
 
 pytestmark = pytest.mark.integration
 
 MOST_MEGABYTES = 350
 MOST_CPU_SECONDS = 60
 
+PYTHONS = ("3.11", "3.12", "3.13")
+
 COMMANDS = {
+    "init": ["init", "new.yaml", "--no-input"],
     "cost": ["cost", "run.yaml", "--json"],
     "check": ["check", "run.yaml", "--offline", "--json"],
     "pack": ["pack", "album", "packed", "--workers", "1", "--json"],
@@ -32,8 +37,24 @@ COMMANDS = {
     "index": ["index", "packed/shards", "--json"],
     "image": ["image", "run.yaml"],
     "schema": ["schema"],
+    "instances": ["instances", "--gpu", "a100"],
+    "config": ["config", "--json"],
+    "measure": ["measure", "run.yaml", "--stage", "256px", "--dry-run"],
+    "template": ["template", "pack-lambda"],
+    "completion": ["completion", "bash"],
+    "help": ["--help"],
+    "version": ["--version"],
 }
-"""Commands of the base install."""
+"""Commands of the base install, in the order in which they run in one folder."""
+
+MESSAGES = {
+    "init": r"Wrote new.yaml\nFill in: role, data.uri\nNext: sm-train submit new.yaml --dry-run\n",
+    "pack": r"packed 3 samples into 1 shard \(0\.0 MB\) in packed/shards\n",
+    "iam": r"(\w+: .*policy .*\n){4}",
+    "index": r"packed/index\.parquet is up to date: 3 samples in 1 shards \(0\.0 MB\)\n",
+    "measure": r"Measure 256px\n(.*\n){3}",
+}
+"""What these commands report on standard error; the others report nothing."""
 
 EXTRAS = {
     "aws": ["submit", "run.yaml", "--yes"],
@@ -125,6 +146,54 @@ def test_base_commands_need_no_extra(tmp_path: Path) -> None:
         assert code == 2, (name, message)
         assert len(errors) == 1, (name, message)
         assert f'pip install "sm-train[{extra}]"' in errors[0], (name, message)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_base_commands_report_nothing_unexpected_on_every_python(
+    version: str, wheel: Path, tmp_path: Path
+) -> None:
+    """Installed with pip, with the pinned versions; a Python that is not found is skipped."""
+    python = find_python(version)
+    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
+    binaries = tmp_path / "venv" / "bin"
+    (tmp_path / "pins.txt").write_text("".join(f"{pin}\n" for pin in pinned_versions()))
+    pip = [binaries / "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-c", tmp_path / "pins.txt", wheel], check=True, timeout=_INSTALL_SECONDS)
+    write_inputs(tmp_path)
+    unexpected = []
+    for name, arguments in COMMANDS.items():
+        ran = _run(tmp_path, binaries / "sm-train", *arguments)
+        is_reported = re.fullmatch(MESSAGES.get(name, ""), ran.stderr)
+        if ran.returncode != 0 or not is_reported:
+            unexpected.append(f"{name}: exit code {ran.returncode}: {ran.stderr}")
+    assert not unexpected, "\n".join(unexpected)
+
+
+def find_python(version: str) -> str:
+    """Return an interpreter of this version, from the path or pyenv; skip the test without one."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for found in (
+        shutil.which(f"python{version}"),
+        *map(str, pyenv.glob(f"{version}.*/bin/python")),
+    ):
+        # pyenv's own python3.12 on the path fails unless that version is selected.
+        if (
+            found
+            and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0
+        ):
+            return found
+    pytest.skip(f"Python {version} is not installed")
+
+
+def pinned_versions() -> list[str]:
+    """Return the versions of the tests' environment, as constraints."""
+    lines = (ROOT / "tests" / "environments" / "test.txt").read_text().splitlines()
+    return [line.removesuffix(" \\") for line in lines if re.match(r"[a-z].*==", line)]
 
 
 @pytest.mark.slow

@@ -85,6 +85,9 @@ class WorkClaims:
     @contextmanager
     def renewed(self) -> Iterator[None]:
         """Renew the held claims in the background until the context exits."""
+        if self._prefix is None:  # botocore may not be installed
+            yield
+            return
         stop = threading.Event()
         thread = threading.Thread(target=self._renew, args=[stop], daemon=True)
         thread.start()
