@@ -15,6 +15,7 @@ from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorErro
 from sm_train.entrypoints.common.background import BackgroundWork
 from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE
 from sm_train.entrypoints.common.job_config import JobConfig, JobConfigError, StageConfig
+from sm_train.entrypoints.distributed.fsdp import sharded_modules
 from sm_train.entrypoints.distributed.local_shard import LocalShard, is_dtensor, to_local
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 from sm_train.entrypoints.training.lr_schedule import LearningRate, build_schedule
@@ -175,6 +176,17 @@ class TrainState:
             previous = weight.clone()
             weight.copy_(average)
             average.copy_(previous)
+        self._free_gathered_weights()
+
+    def _free_gathered_weights(self) -> None:
+        """Make FSDP gather the weights again, because their shards have been written.
+
+        A forward pass without a backward pass, such as that of an evaluation, may leave gathered
+        copies behind, which the next step would train on. Every method that writes weights outside
+        of an optimizer step calls this.
+        """
+        for module in sharded_modules(self.module):
+            module.reshard()  # type: ignore[operator]
 
     @torch.no_grad()
     def copy_ema_to_weights(self) -> None:
@@ -182,6 +194,7 @@ class TrainState:
         self._wait_for_background()
         if self._ema is not None:
             torch._foreach_copy_([*self._local_weights], self._ema.averages)
+            self._free_gathered_weights()
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -245,8 +258,10 @@ class TrainState:
             )
         except ShardedTensorError as error:
             raise manifest.CheckpointError(f"{previous}: {error}") from None
+        self._free_gathered_weights()
 
     def _restore_counters(self, step: int, progress: Mapping[str, Any]) -> None:
+        self._free_gathered_weights()
         # The schedule continues with the run file's current learning rate.
         self._rate.set(progress["schedule"])
         if self._ema is not None:

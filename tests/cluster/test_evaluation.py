@@ -99,6 +99,31 @@ def test_validation_loss_and_images_do_not_depend_on_the_world_size(
     assert results[0][1] == results[1][1]
 
 
+@pytest.mark.parametrize(
+    ("sharding", "every_steps"),
+    [
+        ("shard_grad_op", 1),
+        ("shard_grad_op", 2),
+        pytest.param("shard_grad_op", 3, marks=pytest.mark.integration),
+        pytest.param("full_shard", 2, marks=pytest.mark.integration),
+        pytest.param("hybrid_shard", 2, marks=pytest.mark.integration),
+        pytest.param("none", 2, marks=pytest.mark.integration),
+    ],
+)
+def test_steps_after_an_evaluation_use_the_trained_weights(
+    tmp_path: Path, sharding: str, every_steps: int
+) -> None:
+    """FSDP must not keep the gathered EMA weights of the evaluation for the next step."""
+    training = {"preset": "tiny-mmdit", "sharding": sharding, "learning_rate": 1e-2}
+    expected = job(tmp_path / "plain", validation=False, **training)
+    evaluation = EVALUATION | {"every_steps": every_steps}
+    evaluated = job(tmp_path / "evaluated", evaluation=evaluation, **training)
+    events = run(evaluated, processes=2)
+    assert evaluations(events)
+    assert losses(events) == losses(run(expected, processes=2))
+    assert shard_digests(evaluated, 5) == shard_digests(expected, 5)
+
+
 def test_unwritable_images_are_a_warning(tmp_path: Path) -> None:
     made = job(tmp_path, evaluation=EVALUATION, validation=False, max_steps=2)
     made.checkpoints.mkdir()
