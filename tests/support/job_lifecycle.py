@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -80,12 +80,31 @@ class FakeSageMaker:
         end = datetime.now(UTC) - timedelta(seconds=ended_ago)
         job.training_job_status, job.secondary_status = status, secondary or status
         job.failure_reason = reason
-        job.training_start_time = (end - timedelta(seconds=seconds)).isoformat()
+        start = end - timedelta(seconds=seconds)
+        job.training_start_time = start.isoformat()
+        phases = [("Starting", start - timedelta(minutes=5)), ("Training", start)]
+        if job.secondary_status != "Training":
+            phases.append((job.secondary_status, end))
+        job.secondary_status_transitions = [
+            {"Status": phase, "StartTime": began.timestamp(), "StatusMessage": ""}
+            for phase, began in phases
+        ]
         job.training_end_time = None
         job.billable_time_in_seconds = None
         if status in ("Completed", "Failed", "Stopped"):
             job.training_end_time = end.isoformat()
             job.billable_time_in_seconds = int(seconds)
+
+    def restart(self, name: str, phases: Mapping[str, float], *, region: str = "us-east-1") -> None:
+        """Let SageMaker restart a job: ``phases`` are secondary statuses and how long ago each
+        began, in seconds; the last one is the job's.
+        """
+        job = self._jobs(region)[name]
+        job.secondary_status = list(phases)[-1]
+        job.secondary_status_transitions += [
+            {"Status": phase, "StartTime": time.time() - ago, "StatusMessage": ""}
+            for phase, ago in phases.items()
+        ]
 
     def log_event(
         self,

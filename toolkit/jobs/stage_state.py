@@ -15,7 +15,15 @@ LOG_DELAY_SECONDS = 300.0
 """How late CloudWatch and clocks may be: added to the timeout before a job counts as stalled."""
 
 State = Literal[
-    "waiting", "starting", "training", "stalled", "stopping", "stopped", "failed", "done"
+    "waiting",
+    "starting",
+    "training",
+    "restarting",
+    "stalled",
+    "stopping",
+    "stopped",
+    "failed",
+    "done",
 ]
 
 
@@ -98,13 +106,40 @@ def live_or_newest(jobs: Sequence[TrainingJob]) -> TrainingJob | None:
 
 
 def _live_state(job: TrainingJob, progress: Progress, now: datetime, stall_after: float) -> State:
+    """Return the state of a live job, which can stall only while SageMaker reports training.
+
+    While SageMaker replaces an instance, or waits for the next reserved hours of a training plan or
+    for spot capacity, a job is silent for hours, and it remains silent while it restores its
+    checkpoint.
+    """
     if job.status == "Stopping":
         return "stopping"
     if job.started is None or progress.last_activity is None:
         return "starting"
-    inactive = now.timestamp() - progress.last_activity
-    stalled = inactive > stall_after + LOG_DELAY_SECONDS and progress.ended is None
-    return "stalled" if stalled else "training"
+    if job.secondary_status in _RESTARTING:
+        return "restarting"
+    if job.secondary_status != TRAINING or progress.ended is not None:
+        return "training"
+    last_sign = max(progress.last_activity, (job.training_since or job.started).timestamp())
+    is_stalled = now.timestamp() - last_sign > stall_after + LOG_DELAY_SECONDS
+    return "stalled" if is_stalled else "training"
+
+
+TRAINING = "Training"
+_RESTARTING = frozenset(
+    {
+        "Interrupted",
+        "Restarting",
+        "Pending",
+        "Starting",
+        "LaunchingMLInstances",
+        "PreparingTrainingStack",
+        "DownloadingTrainingImage",
+        "Downloading",
+    }
+)
+"""Secondary statuses of DescribeTrainingJob before training; a job returns to them when SageMaker
+restarts it."""
 
 
 def current(stages: Sequence[StageState]) -> StageState | None:

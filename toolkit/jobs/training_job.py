@@ -68,6 +68,13 @@ class TrainingJob:
         return str(self.description.get("SecondaryStatus", ""))
 
     @property
+    def training_since(self) -> datetime | None:
+        """When the newest transition to the secondary status Training began."""
+        transitions = self.description.get("SecondaryStatusTransitions", ())
+        times = [each["StartTime"] for each in transitions if each["Status"] == "Training"]
+        return max(times, default=None)
+
+    @property
     def failure_reason(self) -> str:
         """SageMaker's reason as one line; empty if it gives none."""
         return " ".join(str(self.description.get("FailureReason", "")).split())

@@ -166,6 +166,8 @@ def _while_live(stage: StageState, job: TrainingJob, over_budget: bool) -> Actio
     if stage.state == "stalled":
         message = f"{job.name} has made no progress since step {stage.step}: stopping it"
         return StopJob(job, STALL, message)
+    if stage.state == "restarting":
+        return NoAction(f"SageMaker is restarting {job.name} ({job.secondary_status})")
     return NoAction(f"{job.name} is {stage.state}")
 
 

@@ -39,6 +39,7 @@ _STATE_STYLES = {
     "training": "green",
     "starting": "cyan",
     "done": "green",
+    "restarting": "cyan",
     "stalled": "red",
     "failed": "red",
     "stopping": "yellow",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.toolkit.errors import ExitCode
@@ -34,7 +35,7 @@ def job(
     attempt: int, status: str, *, ended_ago: float = 7200, secondary: str = "", **tags: str
 ) -> TrainingJob:
     description: dict[str, Any] = {
-        "SecondaryStatus": secondary,
+        "SecondaryStatus": secondary or ("Training" if status == "InProgress" else ""),
         "CreationTime": NOW - timedelta(days=1),
         "TrainingStartTime": NOW - timedelta(days=1),
         "TrainingEndTime": NOW - timedelta(seconds=ended_ago),
@@ -134,6 +135,37 @@ def test_only_inactivity_beyond_the_timeout_is_a_stall() -> None:
     stop = decide(state(live, step=5, inactive=limit + 1))
     assert isinstance(stop, StopJob)
     assert stop.cause == "stall"
+
+
+SECONDARY_STATUSES = (
+    *("Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack", "Downloading"),
+    *("DownloadingTrainingImage", "Training", "Interrupted", "Restarting", "Uploading", "New"),
+)
+
+
+@pytest.mark.parametrize("secondary", SECONDARY_STATUSES)
+def test_job_is_stalled_only_while_sagemaker_reports_training(secondary: str) -> None:
+    """SageMaker restarts spot jobs, and jobs of a training plan wait between reserved hours."""
+    silent = state(job(1, "InProgress", secondary=secondary), step=5, inactive=10 * 3600)
+    action = decide(silent)
+    assert isinstance(action, StopJob) == (secondary == "Training")
+    if secondary in ("Interrupted", "Restarting", "Pending"):
+        assert silent.state == "restarting"
+        assert isinstance(action, NoAction)
+        assert action.message == f"SageMaker is restarting demo--a-0001 ({secondary})"
+
+
+@pytest.mark.parametrize("ago", [60, 900 + LOG_DELAY_SECONDS + 60])
+def test_restarted_job_gets_the_whole_timeout_again(ago: float) -> None:
+    """Its newest event is older than the restart until it has restored its checkpoint."""
+    live = job(1, "InProgress")
+    transitions = [("Training", 20 * 3600), ("Interrupted", 3 * 3600), ("Training", ago)]
+    live.description["SecondaryStatusTransitions"] = [  # type: ignore[index]
+        {"Status": status, "StartTime": NOW - timedelta(seconds=seconds)}
+        for status, seconds in transitions
+    ]
+    restarted = state(live, step=5, inactive=3 * 3600)
+    assert restarted.state == ("training" if ago == 60 else "stalled")
 
 
 def test_job_that_logged_its_end_is_not_stalled() -> None:

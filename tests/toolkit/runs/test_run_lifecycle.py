@@ -217,6 +217,7 @@ def test_hardware_failure_found_in_the_log_is_restarted(
 
 def test_stalled_job_is_stopped_and_restarted(laptop: Laptop) -> None:
     """Heartbeats continue while training hangs: the step they report counts."""
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=4 * 3600)
     laptop.sagemaker.log_event(FIRST, "step", ago=4000, step=200, steps_per_second=1.0)
     laptop.sagemaker.log_event(FIRST, "heartbeat", ago=5, step=200, seconds_since_step=3995.0)
     assert laptop.json("watch", "demo", "--once", "--dry-run", code=8)["state"] == "stalled"
@@ -225,6 +226,21 @@ def test_stalled_job_is_stopped_and_restarted(laptop: Laptop) -> None:
     assert laptop.sagemaker.tags(FIRST)["sm-train:stopped-for"] == "stall"
     laptop.sagemaker.set_status(FIRST, "Stopped", ended_ago=3600)
     assert laptop.json("watch", "demo", "--once")["action"] == "start"
+
+
+def test_job_that_sagemaker_restarts_for_hours_is_left_alone(laptop: Laptop) -> None:
+    """Two hours without a log line, then a restore that has logged nothing yet."""
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=8 * 3600)
+    laptop.sagemaker.log_event(FIRST, "step", ago=7300, step=200, steps_per_second=1.0)
+    waiting = {"Interrupted": 7200.0, "Restarting": 7100.0, "Pending": 7000.0}
+    for count in range(1, len(waiting) + 1):
+        laptop.sagemaker.restart(FIRST, dict(list(waiting.items())[:count]))
+        found = laptop.json("watch", "demo", "--once")
+        assert (found["state"], found["action"]) == ("restarting", "wait")
+        assert laptop.json("status", "demo")["state"] == "restarting"
+    laptop.sagemaker.restart(FIRST, {"Starting": 400.0, "Downloading": 200.0, "Training": 120.0})
+    assert laptop.json("watch", "demo", "--once")["state"] == "training"
+    assert laptop.aws.bodies("StopTrainingJob") == []
 
 
 def test_spent_budget_stops_the_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:
