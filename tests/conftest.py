@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.support import cli_server
 from tests.support.capabilities import skip_or_fail
 from tests.support.deadline import DEADLINE
+from tests.support.forked_commands import cli_server
 from tests.support.moto_server import Aws, moto_server
 
 if TYPE_CHECKING:

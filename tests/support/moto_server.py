@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
 
 from tests.support.background_server import serve_in_background
-from tests.support.botocore_models import parse_models_once
+from tests.support.forked_commands.botocore_models import parse_models_once
 
 if TYPE_CHECKING:
     import boto3

@@ -195,6 +195,7 @@ def test_bad_sample_has_the_same_replacement_on_any_rank(data: st.DataObject) ->
     assert replacements(data.draw(both)) == replacements(data.draw(both))
 
 
+@pytest.mark.integration
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_sample_is_read_once_under_changing_topologies(data: st.DataObject) -> None:

@@ -124,6 +124,7 @@ def test_bits_are_counted_alike_with_every_version_of_numpy() -> None:
     assert hamming._count_bits_portably(values).tolist() == expected
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("bits", [1, 3, 8])
 def test_parts_of_the_tables_together_find_what_all_find(bits: int) -> None:
     """Nodes share the tables: any split of a table by key gives the same result."""

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.schema import RunConfig
@@ -56,6 +57,7 @@ def python(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=bundle, capture_output=True, text=True, check=True)
 
 
+@pytest.mark.integration
 def test_example_is_short_and_loses_nothing_when_it_is_killed(tmp_path: Path) -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 60
     whole = loop_nodes(tmp_path / "whole")

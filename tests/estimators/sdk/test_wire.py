@@ -18,6 +18,8 @@ from tests.support.moto_server import aws_session
 from tests.support.run_documents import ECR, PLAN, config, stage
 from tests.support.service_model import request_errors
 
+pytestmark = pytest.mark.integration
+
 P5 = {"instance_type": "ml.p5.48xlarge"}
 RUNS: dict[str, dict[str, Any]] = {
     "spot-in-vpc": {

@@ -181,6 +181,7 @@ def test_invalid_options_fail_without_calling_aws(
     assert message in result.stderr
 
 
+@pytest.mark.integration
 def test_errors_are_one_line_and_nothing_is_created(laptop: Laptop) -> None:
     topics = "arn:aws:sns:{}:345678901234:{}".format
     for topic, code, message in (

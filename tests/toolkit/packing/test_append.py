@@ -94,6 +94,7 @@ def test_new_images_are_added_in_new_shards(cli: Cli, tmp_path: Path) -> None:
     assert [item.source for item in index.rejected()] == ["cut.jpg"]
 
 
+@pytest.mark.integration
 def test_a_pack_can_be_extended_again_and_again(cli: Cli, tmp_path: Path) -> None:
     write_album(tmp_path / "in", 6)
     assert cli("pack", "in", "out", *SIZE).returncode == 0

@@ -16,8 +16,8 @@ from pathlib import Path
 import pyte
 
 from tests.conftest import _PRELUDES, clean_environment
-from tests.support import cli_server
 from tests.support.deadline import DEADLINE
+from tests.support.forked_commands import cli_server
 
 _LINES = 400
 """More than any screen has: nothing scrolls away."""

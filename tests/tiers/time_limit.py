@@ -1,6 +1,6 @@
 """Runs a command, and ends it with all of its processes when a time limit has passed.
 
-    python tests/support/time_limit.py SECONDS COMMAND [ARGUMENT]...
+    python tests/tiers/time_limit.py SECONDS COMMAND [ARGUMENT]...
 
 Before it kills them, it prints the Python stacks of all processes, with the py-spy of their
 environments. Needs the standard library only, so that it also limits the installation.

@@ -1,6 +1,6 @@
 """Prints the time of each folder of tests and the slowest tests, from pytest's JUnit reports.
 
-python tests/support/test_times.py REPORT...
+python tests/tiers/times.py REPORT...
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from pathlib import Path
 import pytest
 
 PRELOADED = (
-    "tests.support.cli_server",
-    "tests.support.cli_preload",
+    "tests.support.forked_commands.cli_server",
+    "tests.support.forked_commands.cli_preload",
     "boto3",
     "jinja2",
     "sagemaker.core.helper.session_helper",

@@ -15,7 +15,7 @@ from typing import Any
 import boto3
 import jsonschema
 
-from tests.support.botocore_models import parse_models_once
+from tests.support.forked_commands.botocore_models import parse_models_once
 
 SERVICES = (
     *("cloudwatch", "ecr", "ec2", "events", "iam", "logs", "pricing", "s3", "sagemaker"),
