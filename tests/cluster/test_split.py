@@ -25,6 +25,8 @@ from tests.support.cluster.training_jobs import (
 )
 from tests.support.deadline import DEADLINE
 
+pytestmark = pytest.mark.integration
+
 STEPS = 50
 BATCH = 8
 """Samples of a step: the whole data set, so that every step has the same ones in any split."""

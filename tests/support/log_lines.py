@@ -92,6 +92,6 @@ checkpoint saved; 120 GB left on device, no errors""".splitlines()  # noqa: E501
 """Lines that contain words of failures although nothing failed."""
 
 
-def haystack(line: str, *, steps: int = 50) -> list[str]:
+def haystack(line: str, *, steps: int = 12) -> list[str]:
     """Return a healthy log that ends with ``line``."""
     return [*HEALTHY, *(step(number, WRITTEN - 1000 + number) for number in range(steps)), line]

@@ -181,8 +181,12 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 def searched_literals() -> list[str]:
     """Return the literals of which a line must contain one to be parsed."""
     every = {BEGIN, *CHAINED, *IGNORED, *_FIRST_FAILURE, *SUCCESS, *_EVENTS, *literals()}
-    # A literal that contains another one finds no further lines.
-    return sorted(one for one in every if not any(two in one for two in every - {one}))
+    # A literal that contains a shorter one finds no further lines.
+    needed: list[str] = []
+    for text in sorted(every, key=len):
+        if not any(shorter in text for shorter in needed):
+            needed.append(text)
+    return sorted(needed)
 
 
 @cache

@@ -84,6 +84,7 @@ def test_example_is_short_and_loses_nothing_when_it_is_killed(tmp_path: Path) ->
     assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
 
 
+@pytest.mark.integration
 def test_stop_takes_place_after_the_same_step_on_all_ranks(tmp_path: Path) -> None:
     nodes = loop_nodes(tmp_path, max_steps=10**6, checkpoint_every=10**6)
     with start_nodes(nodes, 1) as running:

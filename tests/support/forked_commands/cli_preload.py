@@ -10,12 +10,15 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import boto3
 import jsonschema
 
 from tests.support.forked_commands.botocore_models import parse_models_once
+from tests.support.log_lines import haystack, stream
+from tests.support.run_documents import run
 
 SERVICES = (
     *("cloudwatch", "ecr", "ec2", "events", "iam", "logs", "pricing", "s3", "sagemaker"),
@@ -62,6 +65,19 @@ def parse_service_models() -> None:
         _ = client.waiter_names
 
 
+def fill_caches() -> None:
+    """Do what the first command of a process would do: compile the expressions of signatures and of
+    credentials, and build the models of a run file.
+    """
+    from sm_train.estimators.config.load import load_document
+    from sm_train.toolkit.diagnose.diagnosis import diagnose
+    from sm_train.toolkit.submit.bundle import bundle_of
+
+    diagnose([stream(haystack("ValueError: x"))])
+    bundle_of(load_document(run(), (), "run"), Path())
+
+
 import_command_line()
 check_schemas_once()
 parse_service_models()
+fill_caches()

@@ -53,6 +53,7 @@ def rule_names(aws: Aws) -> list[str]:
     return [rule["Name"] for rule in aws.client("events").list_rules()["Rules"]]
 
 
+@pytest.mark.integration
 def test_alarms_are_created_follow_the_jobs_and_are_deleted(laptop: Laptop) -> None:
     aws = laptop.aws
     planned: dict[str, Any] = json.loads(laptop("alarms", "demo", "--dry-run").stdout)

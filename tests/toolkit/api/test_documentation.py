@@ -27,6 +27,7 @@ def outputs(notebook: Any) -> str:
     return "\n".join(shown)
 
 
+@pytest.mark.integration
 def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that raises fails the test; AWS is not needed."""
     import nbformat

@@ -67,6 +67,7 @@ def test_status_logs_and_metrics_of_a_live_job(
     assert ">0.5<" in metrics._repr_html_()
 
 
+@pytest.mark.integration
 def test_stop_and_wait(fake: FakeSageMaker) -> None:
     job = started()
     assert job.stop() == "Stopping"
@@ -75,6 +76,7 @@ def test_stop_and_wait(fake: FakeSageMaker) -> None:
     assert fake.tags(job.name)[STOPPED_TAG] == "user"
 
 
+@pytest.mark.integration
 def test_wait_raises_what_failed(fake: FakeSageMaker) -> None:
     job = started()
     fake.set_status(job.name, "Failed", reason="AlgorithmError: out of memory")
@@ -89,6 +91,7 @@ def test_unknown_jobs_are_usage_errors(fake: FakeSageMaker) -> None:
             getattr(sm_train.Job("nothing", REGION), call)()
 
 
+@pytest.mark.integration
 def test_a_local_run_is_reviewed_and_diagnosed(tmp_path: Path, cli: Cli) -> None:
     folder = tmp_path / "local-runs" / "demo"
     (folder / "256px").mkdir(parents=True)

@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.packing.shard_verification import verify_shard
 
@@ -183,6 +184,7 @@ def test_index_of_an_s3_prefix_is_written_next_to_it(cli: Cli, aws: Aws, tmp_pat
     )
 
 
+@pytest.mark.integration
 def test_submit_rejects_a_run_without_its_index(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The index channel would be empty, and the job would fail after its start."""
     aws.make_bucket("ai-bucket", **{f"set/shards/{n}.tar": b"x" for n in range(4)})

@@ -442,6 +442,7 @@ def test_stop_of_a_job_that_has_just_ended_succeeds(laptop: Laptop, status: str)
 
 
 def test_watch_survives_a_job_that_ends_before_it_is_stopped(laptop: Laptop) -> None:
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=4 * 3600)
     laptop.sagemaker.log_event(FIRST, "step", ago=4000, step=200, steps_per_second=1.0)
     laptop.sagemaker.before_stop = lambda name: laptop.sagemaker.set_status(
         name, "Failed", reason="InternalServerError: x", ended_ago=3600

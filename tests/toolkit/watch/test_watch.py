@@ -137,7 +137,7 @@ def test_unlogged_gpu_utilization_comes_from_cloudwatch(laptop: Laptop) -> None:
 
 
 def test_stall_exits_with_8_and_shows_its_reason(laptop: Laptop) -> None:
-    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=4 * 3600)
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=4200)
     laptop.sagemaker.log_event(FIRST, "step", ago=4100, step=190, loss=0.5)
     laptop.sagemaker.log_event(FIRST, "step", ago=4000, step=200, loss=None)
     laptop.sagemaker.log_event(
