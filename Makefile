@@ -32,8 +32,9 @@ test-newest: $(VENV)-newest/.installed
 # A limit for the whole run, after which the stacks of all processes are printed. A worker that a
 # test's own limit ends is not started again, so that several limits do not add up.
 # Compiled modules are kept: each worker and each program that a test starts imports them.
-RUN_TESTS = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/build/pycache $(BIN)/python tests/tiers/time_limit.py 2400 $(BIN)/python -m pytest -n 4 \
-	--dist worksteal --max-worker-restart 0
+RUN_TESTS = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/build/pycache \
+	$(BIN)/python tests/tiers/time_limit.py 2400 $(BIN)/python -m pytest -n 4 --dist worksteal \
+	--max-worker-restart 0
 
 test-slow: $(VENV)/.installed optional
 	$(BIN)/pytest -m slow -o faulthandler_timeout=0
