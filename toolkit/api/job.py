@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +157,10 @@ class Job:
         from sm_train.toolkit.runs.stop import stop_run
 
         session, run = open_run(self.name, self._options)
-        return stop_run(session, run, wait=wait).status
+        result = stop_run(session, run, wait=wait)
+        if result.warning is not None:
+            warnings.warn(result.warning, stacklevel=2)
+        return result.job.status
 
     def wait(self) -> str:
         """Wait until the job, or the run's newest job, has ended.

@@ -38,15 +38,20 @@ def command(
         _stop_local(local, after_stage=after_stage, wait=wait, as_json=as_json)
         return
     session, resolved = open_run(run, options)
+    warning = None
     if after_stage:
         job = pause_after_stage(session, resolved)
         message = f"{job.name} continues to the end of {job.stage}; no other stage starts"
     else:
-        job = stop_run(session, resolved, wait=wait)
+        result = stop_run(session, resolved, wait=wait)
+        job, warning = result.job, result.warning
         outcome = "saves a checkpoint and ends" if job.live else "has ended; no other job starts"
         message = f"{job.name} {outcome}"
     if as_json:
-        write_json({"training_job_name": job.name, "stage": job.stage, "status": job.status})
+        document = {"training_job_name": job.name, "stage": job.stage, "status": job.status}
+        write_json(document | {"warning": warning})
+    if warning is not None:
+        note(f"warning: {warning}")
     note(f"{message}. To continue: sm-train resume {resolved.name}")
 
 
@@ -58,7 +63,8 @@ def _stop_local(run: LocalRunFolder, *, after_stage: bool, wait: bool, as_json: 
     status = stop_local(run, wait=wait)
     if as_json:
         stage = run.stages[-1].name
-        write_json({"training_job_name": None, "stage": stage, "status": status})
+        document = {"training_job_name": None, "stage": stage, "status": status, "warning": None}
+        write_json(document)
     outcome = "saves a checkpoint and ends" if status == "Stopping" else "has ended"
     then = "" if status == "Completed" else f". To continue: {resume_command(run)}"
     note(f"{run.target} {outcome}{then}")

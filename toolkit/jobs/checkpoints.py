@@ -40,6 +40,8 @@ class StoredCheckpoint:
     """Prefix and region of that checkpoint: a stage that was relocated has several prefixes."""
     name: str | None = None
     """Its folder below the prefix."""
+    output: bool = False
+    """Whether the output of the newest job, if it was looked for, holds a file."""
 
 
 def latest_stored(
@@ -74,6 +76,20 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
     """
     newest = _newest_complete(*_list_files(session, uri, region))
     return replace(newest, uri=uri.rstrip("/"), region=region)
+
+
+def has_output(session: boto3.Session, job: TrainingJob) -> bool:
+    """Return whether SageMaker stored a file of the job's model or output folder.
+
+    Raises:
+        UserError: AWS returns an error.
+    """
+    uri = f"{job.description['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/"
+    bucket, prefix = split_uri(uri)
+    with translate_aws_errors(uri):
+        client = session.client("s3", region_name=job.region)
+        page = client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+    return bool(page.get("Contents"))
 
 
 def require_stored(session: boto3.Session, uri: str, region: str, folder: str) -> None:

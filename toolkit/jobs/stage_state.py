@@ -23,8 +23,10 @@ State = Literal[
     "stopping",
     "stopped",
     "failed",
+    "no-results",
     "done",
 ]
+"""``no-results``: SageMaker completed the newest job, and storage holds nothing that it made."""
 
 
 @dataclass(frozen=True)
@@ -79,24 +81,44 @@ def stage_state(
     """Return the stage's state; ``progress`` is its job's, ``stall_after`` the run file's timeout
     in seconds.
 
-    A run's own script (``own_script``) may end at any step; what it leaves at the end shows that
-    it is done.
+    A stage is done only with evidence: its final model, or a stored checkpoint of at least
+    ``max_steps``. A run's own script (``own_script``) may end at any step; evidence is what it
+    leaves at the end, or a checkpoint if it logged that it ended by itself.
     """
     job = live_or_newest(jobs)
     state: State = "waiting"
     if job is not None and job.live:
         state = _live_state(job, progress, now, stall_after)
     elif job is not None and job.status == "Completed":
-        # A job that gets SIGTERM without a stop request completes, but early.
-        early = stored.step is not None and stored.step < max_steps
-        if own_script:
-            early = not stored.final
-        state = "stopped" if early else "done"
+        state = _completed_state(stored, progress, max_steps, own_script=own_script)
     elif job is not None:
         state = "failed" if job.status == "Failed" else "stopped"
     elif stored.final and (own_script or (stored.step or 0) >= max_steps):
         state = "done"  # its jobs have been deleted
     return StageState(name, max_steps, state, tuple(jobs), stored, progress)
+
+
+def _completed_state(
+    stored: StoredCheckpoint, progress: Progress, max_steps: int, *, own_script: bool
+) -> State:
+    """Return the state after SageMaker's ``Completed``, which only says that the program exited
+    with 0: a job that gets SIGTERM without a stop request completes early.
+    """
+    if own_script:
+        saved = stored.step is not None and (
+            stored.step >= max_steps or progress.ended == _ENDED_BY_ITSELF
+        )
+        is_done = stored.final or stored.output or saved
+    else:
+        # The final model of fewer steps is that of a shorter stage.
+        is_done = stored.final if stored.step is None else stored.step >= max_steps
+    if is_done:
+        return "done"
+    return "no-results" if stored.step is None else "stopped"
+
+
+_ENDED_BY_ITSELF = "done"
+"""The reason in the ``end`` event of a program that nothing stopped."""
 
 
 def live_or_newest(jobs: Sequence[TrainingJob]) -> TrainingJob | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,12 +21,13 @@ from sm_train.estimators.request.training import (
     RUN_TAG,
     STAGE_TAG,
 )
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.errors import is_throttling, translate_aws_errors
+from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
     import boto3
     from types_boto3_sagemaker import SageMakerClient
-    from types_boto3_sagemaker.type_defs import FilterTypeDef
+    from types_boto3_sagemaker.type_defs import FilterTypeDef, TagTypeDef
 
 ENDED = ("Completed", "Failed", "Stopped", "Deleting")
 """Statuses of jobs that are no longer billed. A status not listed here may be billed."""
@@ -347,32 +349,65 @@ def server_time(session: boto3.Session) -> datetime:
     return parsedate_to_datetime(response["ResponseMetadata"]["HTTPHeaders"]["date"])
 
 
-def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> None:
-    """Stop the job after a checkpoint, and record ``reason`` in its tags for every watcher.
+def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> str | None:
+    """Stop the job after a checkpoint, then record ``reason`` in its tags for every watcher.
 
     A job that has ended meanwhile, or that something else stops, is left as it is: SageMaker
-    rejects the call for it.
+    rejects the call for it. The stop saves money, so it comes first and is repeated while SageMaker
+    throttles it; a tag that cannot be written is only reported.
+
+    Returns:
+        A warning if the reason could not be recorded.
+
+    Raises:
+        UserError: the job may still run.
     """
     from botocore.exceptions import ClientError
 
-    tag_job(session, job, STOPPED_TAG, reason)
     with translate_aws_errors("StopTrainingJob"):
         client = session.client("sagemaker", region_name=job.region)
         try:
-            client.stop_training_job(TrainingJobName=job.name)
+            _repeat_throttled(lambda: client.stop_training_job(TrainingJobName=job.name))
         except ClientError as error:
             if error.response["Error"]["Code"] != "ValidationException":
                 raise
             current = refresh(session, job)
             if current.live and current.status != "Stopping":
                 raise
+    try:
+        tag_job(session, job, STOPPED_TAG, reason)
+    except UserError as error:
+        return (
+            f"{job.name} is stopped, but not the reason recorded ({error}): if it fails while it "
+            "stops, a watcher may start another job"
+        )
+    return None
 
 
 def tag_job(session: boto3.Session, job: TrainingJob, key: str, value: str) -> None:
     """Set a tag of the job, where every laptop sees it."""
     with translate_aws_errors("AddTags"):
         client = session.client("sagemaker", region_name=job.region)
-        client.add_tags(ResourceArn=job.arn, Tags=[{"Key": key, "Value": value}])
+        tags: list[TagTypeDef] = [{"Key": key, "Value": value}]
+        _repeat_throttled(lambda: client.add_tags(ResourceArn=job.arn, Tags=tags))
+
+
+def _repeat_throttled(call: Callable[[], object]) -> None:
+    """Make a call, and repeat it while it is throttled, beyond the attempts of botocore."""
+    from botocore.exceptions import ClientError
+
+    for delay in _THROTTLED_SECONDS:
+        try:
+            call()
+            return
+        except ClientError as error:
+            if not is_throttling(error):
+                raise
+            time.sleep(delay)
+    call()
+
+
+_THROTTLED_SECONDS = (0.5, 1.0, 2.0, 4.0)
 
 
 def _parse_job(description: Mapping[str, Any], tags: dict[str, str]) -> TrainingJob | None:

@@ -146,6 +146,13 @@ def next_action(
         return Finish(ExitCode.OVER_BUDGET, message)
     if job is None:
         return _start_stage(stages, stage, policy)
+    if stage.state == "no-results":
+        return Finish(
+            ExitCode.JOB_FAILED,
+            f"{job.name}: ended without results: {job.checkpoint_uri} holds no complete checkpoint "
+            f"and no final model; check s3:PutObject of the job's role there, then "
+            f"`sm-train resume {job.run}`",
+        )
     cause = _cause(stage, job, cause_of)
     if not cause.retryable:
         code = ExitCode.OK if cause.code == USER else ExitCode.JOB_FAILED

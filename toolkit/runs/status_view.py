@@ -151,6 +151,8 @@ def _summary(state: RunState) -> list[str]:
         if job.live and stage.progress.last_activity is not None:
             age = state.now.timestamp() - stage.progress.last_activity
             lines.append(f"  last activity {age:.0f} s ago")
+        if stage.state == "no-results":
+            lines.append(f"  ended without results: nothing is stored below {job.checkpoint_uri}")
         lines += [f"  {folder} is skipped: {reason}" for folder, reason in stage.stored.skipped]
     lines.append(
         f"spent {format_usd(state.spent_usd)}, projected {format_usd(state.projected_usd)}"
@@ -167,7 +169,7 @@ def next_command(state: RunState) -> str | None:
         return None
     if stage.job is not None and stage.job.live:
         return f"sm-train {'watch' if stage.state != 'stopping' else 'status'} {name}"
-    if stage.state == "failed" and stage.job is not None:
+    if stage.state in ("failed", "no-results") and stage.job is not None:
         job = stage.job
         option = "" if job.region == state.run.region else f" --region {job.region}"
         return f"sm-train{option} diagnose {job.name}"

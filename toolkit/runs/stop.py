@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_train.toolkit.errors import UserError
@@ -24,8 +25,16 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 5.0
 
 
-def stop_run(session: boto3.Session, run: ResolvedRun, *, wait: bool) -> TrainingJob:
-    """Stop the run and return its newest job as it is afterwards.
+@dataclass(frozen=True)
+class StopResult:
+    """The run's newest job as it is after the stop, and a warning if not all was recorded."""
+
+    job: TrainingJob
+    warning: str | None = None
+
+
+def stop_run(session: boto3.Session, run: ResolvedRun, *, wait: bool) -> StopResult:
+    """Stop the run.
 
     If no job is live, because the last one failed or a stage is done, the newest job is tagged, so
     that no watcher starts the next.
@@ -33,16 +42,22 @@ def stop_run(session: boto3.Session, run: ResolvedRun, *, wait: bool) -> Trainin
     Raises:
         UserError: the run has no job, or AWS returns an error.
     """
-    job = newest_job(session, run)
+    job, not_tagged = newest_job(session, run), None
     if not job.live:
-        tag_job(session, job, STOPPED_TAG, USER)
-        tag_job(session, job, AUTO_ADVANCE_TAG, "off")
+        try:
+            tag_job(session, job, STOPPED_TAG, USER)
+            tag_job(session, job, AUTO_ADVANCE_TAG, "off")
+        except UserError as error:
+            not_tagged = error
         # A watcher may have started a job just before.
         job = newest_job(session, run)
+    warning = None
     # A job that is stopping already keeps its reason.
     if job.live and job.status != "Stopping":
-        stop_job(session, job, USER)
-    return wait_for_end(session, job) if wait else refresh(session, job)
+        warning = stop_job(session, job, USER)
+    elif not_tagged is not None:
+        raise not_tagged
+    return StopResult(wait_for_end(session, job) if wait else refresh(session, job), warning)
 
 
 def wait_for_end(session: boto3.Session, job: TrainingJob) -> TrainingJob:

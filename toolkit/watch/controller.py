@@ -153,7 +153,8 @@ def _stop_or_finish(
     session: boto3.Session, state: RunState, action: NoAction | StopJob | Finish
 ) -> str:
     if isinstance(action, StopJob):
-        stop_job(session, action.job, action.cause)
+        warning = stop_job(session, action.job, action.cause)
+        return action.message if warning is None else f"{action.message}; {warning}"
     if isinstance(action, Finish):
         return _with_alarms(session, state.run, action.message)
     return action.message

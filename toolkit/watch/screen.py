@@ -42,6 +42,7 @@ _STATE_STYLES = {
     "restarting": "cyan",
     "stalled": "red",
     "failed": "red",
+    "no-results": "red",
     "stopping": "yellow",
     "stopped": "yellow",
 }

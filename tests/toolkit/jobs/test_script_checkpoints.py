@@ -47,27 +47,39 @@ def test_damaged_marker_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("final", "step", "own_script", "state"),
+    ("stored", "ended", "own_script", "state"),
     [
         # The script's last checkpoint may be older than its end, or there is none.
-        (True, 500, True, "done"),
-        (True, None, True, "done"),
+        (StoredCheckpoint(500, (), final=True), None, True, "done"),
+        (StoredCheckpoint(None, (), final=True), None, True, "done"),
+        (StoredCheckpoint(500, (), final=False), "done", True, "done"),
+        (StoredCheckpoint(1000, (), final=False), None, True, "done"),
+        (StoredCheckpoint(None, (), final=False, output=True), None, True, "done"),
         # A job that got SIGTERM completes early, and leaves no final folder.
-        (False, 500, True, "stopped"),
-        (False, None, True, "stopped"),
-        (True, 500, False, "stopped"),
-        (True, 1000, False, "done"),
+        (StoredCheckpoint(500, (), final=False), "sigterm", True, "stopped"),
+        (StoredCheckpoint(500, (), final=False), None, True, "stopped"),
+        (StoredCheckpoint(None, (), final=False), "done", True, "no-results"),
+        (StoredCheckpoint(500, (), final=True), "done", False, "stopped"),
+        (StoredCheckpoint(1000, (), final=False), None, False, "done"),
+        (StoredCheckpoint(None, (), final=True), None, False, "done"),
+        (StoredCheckpoint(None, (), final=False), "done", False, "no-results"),
+        (
+            StoredCheckpoint(None, (("step-00001000", "no marker"),), final=False),
+            None,
+            False,
+            "no-results",
+        ),
     ],
 )
-def test_completed_job_of_an_own_script_is_done_if_the_script_ended(
-    final: bool, step: int | None, own_script: bool, state: str
+def test_completed_job_is_done_only_with_evidence(
+    stored: StoredCheckpoint, ended: str | None, own_script: bool, state: str
 ) -> None:
     stage = stage_state(
         "256px",
         1000,
         [job(1, "Completed")],
-        StoredCheckpoint(step, (), final),
-        Progress(),
+        stored,
+        Progress(ended=ended),
         now=datetime.now(UTC),
         stall_after=60,
         own_script=own_script,

@@ -119,6 +119,7 @@ def test_submit_rejects_a_stage_that_is_live_or_done(laptop: Laptop) -> None:
     assert f"{FIRST} is InProgress" in rejected.stderr
     assert laptop.sagemaker.names() == [FIRST]
     laptop.sagemaker.set_status(FIRST, "Completed")
+    laptop.sagemaker.checkpoint("256px", 1000)
     assert "is done" in laptop("submit", laptop.run_file, "--yes", code=2).stderr
 
 
@@ -255,19 +256,94 @@ def test_spent_budget_stops_the_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     assert laptop.sagemaker.names() == [FIRST]
 
 
+@pytest.mark.parametrize("code", ["AccessDeniedException", "ThrottlingException"])
+def test_job_is_stopped_although_its_tags_cannot_be_written(
+    laptop: Laptop, cli: Cli, aws: Aws, code: str
+) -> None:
+    """The stop saves money; what is not recorded is reported."""
+    laptop.aws.error_codes["AddTags"] = code
+    stopped = laptop("stop", "demo", "--json")
+    assert json.loads(stopped.stdout)["warning"] in stopped.stderr
+    assert f"{FIRST} is stopped, but not the reason recorded (AddTags: " in stopped.stderr
+    assert [body["TrainingJobName"] for body in aws.bodies("StopTrainingJob")] == [FIRST]
+    names = [name for name, _ in aws.calls if name in ("StopTrainingJob", "AddTags")]
+    assert names[0] == "StopTrainingJob"
+
+
+def test_budget_stop_is_sent_while_tags_are_denied_and_stops_throttled(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    laptop = Laptop(cli, aws, tmp_path, budget={"usd": 1})
+    laptop.sagemaker.log_event(FIRST, "step", step=200, steps_per_second=1.0)
+    aws.error_codes["AddTags"] = "AccessDeniedException"
+    stop, throttled = aws.responses["StopTrainingJob"], [1, 2, 3]
+
+    def throttle(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        if throttled:
+            throttled.pop()
+            return 400, {"__type": "ThrottlingException", "message": "Rate exceeded"}
+        return stop(body)
+
+    aws.responses["StopTrainingJob"] = throttle
+    document = laptop.json("watch", "demo", "--once", code=7)
+    assert document["action"] == "stop"
+    assert "not the reason recorded" in document["message"]
+    assert laptop.json("status", "demo")["state"] == "stopping"
+
+
+def test_stop_finds_the_job_that_a_watcher_starts_while_tags_are_denied(laptop: Laptop) -> None:
+    reason = "InternalServerError: try again"
+    laptop.sagemaker.set_status(FIRST, "Failed", reason=reason, ended_ago=3600)
+    laptop.aws.error_codes["AddTags"] = "AccessDeniedException"
+    error = laptop("stop", "demo", code=4).stderr
+    assert "AddTags" in error
+    del laptop.aws.error_codes["AddTags"]
+    laptop("watch", "demo", "--once")
+    laptop.aws.error_codes["AddTags"] = "AccessDeniedException"
+    laptop("stop", "demo")
+    assert [body["TrainingJobName"] for body in laptop.aws.bodies("StopTrainingJob")] == [SECOND]
+
+
+def test_completed_job_without_results_is_not_done_and_no_stage_follows(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    """SageMaker completes a job whose checkpoints never reached S3."""
+    laptop = Laptop(cli, aws, tmp_path, stages=[stage("a"), stage("b")])
+    laptop.sagemaker.set_status("demo--a-0001", "Completed")
+    tags = [{"Key": "sm-train:auto-advance", "Value": "on"}]
+    [arn] = [
+        job["TrainingJobArn"]
+        for job in aws.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]
+    ]
+    aws.client("sagemaker").add_tags(ResourceArn=arn, Tags=tags)
+    document = laptop.json("watch", "demo", "--once", code=6)
+    assert (document["state"], document["action"]) == ("no-results", "end")
+    assert (
+        "demo--a-0001: ended without results: s3://ai-bucket/demo/checkpoints/a"
+        in (document["message"])
+    )
+    assert laptop.sagemaker.names() == ["demo--a-0001"]
+    assert "ended without results" in laptop("status", "demo").stdout
+    laptop.sagemaker.checkpoint("a", 1000)
+    assert laptop.json("watch", "demo", "--once")["action"] == "start"
+
+
 def test_auto_advance_starts_later_stages_until_a_pause(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     stages = [stage("a"), stage("b"), stage("c")]
     laptop = Laptop(cli, aws, tmp_path, stages=stages)
     laptop.sagemaker.set_status("demo--a-0001", "Completed")
+    laptop.sagemaker.checkpoint("a", 1000)
     paused = laptop.json("watch", "demo", "--once")
     assert "paused before b" in paused["message"]
     laptop("resume", "demo", "--auto-advance", "--yes")
     laptop.sagemaker.set_status("demo--b-0001", "Completed")
+    laptop.sagemaker.checkpoint("b", 1000)
     # The newest job is the one created last.
     assert laptop.json("watch", "demo", "--once")["action"] == "start"
     assert laptop.sagemaker.names() == ["demo--a-0001", "demo--b-0001", "demo--c-0001"]
     laptop("stop", "demo", "--after-stage")
     laptop.sagemaker.set_status("demo--c-0001", "Completed")
+    laptop.sagemaker.checkpoint("c", 1000)
     assert laptop.json("status", "demo")["state"] == "done"
     assert laptop.json("watch", "demo", "--once")["message"] == "the run is done"
 

@@ -517,6 +517,8 @@ def test_follow_ends_with_the_job(
         started = start(response)
         name = started["TrainingJobArn"].rsplit("/", 1)[1]
         sagemaker.set_status(name, status, reason=reason, seconds=1.0)
+        if status == "Completed":
+            sagemaker.checkpoint("256px", 1000)
         return started
 
     aws.response_filters["CreateTrainingJob"] = end_at_once
