@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from sm_train.entrypoints.common.digests import message_key
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
+from sm_train.entrypoints.distributed.object_exchange import use_job_key
 from sm_train.entrypoints.monitoring.failures import SETTLE_SECONDS, is_disconnection
 from sm_train.entrypoints.monitoring.heartbeat import ExitState, HeartbeatWriter
 from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
@@ -62,6 +64,7 @@ def run_job(
         try:
             options = _parse_options(arguments)
             config = read_job_config(options.document, options.stage)
+            use_job_key(message_key(options.document))
             adopt_mpi_variables()
             prepare()
             _run_doctor(config, paths, options)

@@ -48,7 +48,7 @@ def test_torch_loads_weights_only() -> None:
     assert {file for file, _ in loads} == {"entrypoints/script/checkpointer.py"}
     assert [given.get("weights_only") for _, given in loads] == ["True"] * len(loads)
     pickles = {file for file, name, _ in calls() if re.match(r"(pickle|dill|joblib)\.load", name)}
-    # Between processes of one job, and never from a file.
+    # Between processes of one machine, or sealed with the key of the job; never from a file.
     assert pickles == {
         "entrypoints/images/decoder_pool.py",
         "entrypoints/distributed/object_exchange.py",

@@ -35,7 +35,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     parse_step_folder,
     step_folders,
 )
-from sm_train.entrypoints.common.file_digest import file_digest
+from sm_train.entrypoints.common.digests import file_digest
 from torch import Tensor
 
 MODEL, EMA = "model.", "ema."

@@ -3,7 +3,9 @@
 ``torch.distributed``'s object collectives send CPU or byte tensors through the backend. SMDDP is
 closed-source and may accept only CUDA tensors, so no object passes through a backend here.
 
-Values are pickled: the ranks of a job trust each other, as in torch's own object collectives.
+Values are pickled. Any host that reaches the rendezvous's port can write to the store, so every
+value carries a code that only the processes of the job can compute, for its key in the store, and
+any other value is refused before it is unpickled.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ import zlib
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
+
+from sm_train.entrypoints.common.digests import machine_key, seal, unseal
+from sm_train.entrypoints.common.error import Error
 
 T = TypeVar("T")
 
@@ -40,13 +45,21 @@ class Store(Protocol):
     def delete_key(self, key: str) -> bool: ...
 
 
+class ForgedValueError(Error):
+    """A value in the store was not written by a process of the job."""
+
+
 @dataclass
 class ObjectExchange:
-    """Exchanges of one rank with all others; every rank makes the same calls in the same order."""
+    """Exchanges of one rank with all others; every rank makes the same calls in the same order.
+
+    ``key`` is that of the job's messages; all ranks have the same.
+    """
 
     store: Store
     rank: int
     world_size: int
+    key: bytes
     timeout: timedelta = COLLECTIVE_TIMEOUT
     _calls: int = 0
     _own_keys: list[str] = field(default_factory=list)
@@ -78,11 +91,11 @@ class ObjectExchange:
         for index, chunk in enumerate(chunks):
             self._set(f"{prefix}/{self.rank}/{index}", chunk)
         # Written last: readers wait for the number of chunks, so all of them exist by then.
-        self._set(f"{prefix}/{self.rank}", str(len(chunks)))
+        self._set(f"{prefix}/{self.rank}", str(len(chunks)).encode())
         return prefix
 
-    def _set(self, key: str, value: bytes | str) -> None:
-        self.store.set(key, value)
+    def _set(self, key: str, value: bytes) -> None:
+        self.store.set(key, seal(value, self.key, key))
         self._own_keys.append(key)
 
     def _read(self, prefix: str) -> list[Any]:
@@ -91,8 +104,22 @@ class ObjectExchange:
         return [self._load(key) for key in keys]
 
     def _load(self, key: str) -> Any:
-        chunks = [self.store.get(f"{key}/{index}") for index in range(int(self.store.get(key)))]
+        chunks = [self._get(f"{key}/{index}") for index in range(int(self._get(key)))]
         return pickle.loads(zlib.decompress(b"".join(chunks)))
+
+    def _get(self, key: str) -> bytes:
+        """Return a value of the store.
+
+        Raises:
+            ForgedValueError: no process of the job wrote it.
+        """
+        value = unseal(bytes(self.store.get(key)), self.key, key)
+        if value is None:
+            raise ForgedValueError(
+                f"{key}: the value in the rendezvous's store was not written by a process of this "
+                "job; allow only the job's nodes to reach the port of its first node"
+            )
+        return value
 
     def _wait(self, keys: list[str]) -> None:
         """Poll: the store's own ``wait`` would block its connection for other threads."""
@@ -110,6 +137,18 @@ class ObjectExchange:
 
 
 _exchanges: dict[int, ObjectExchange] = {}
+_job_key: bytes | None = None
+
+
+def use_job_key(key: bytes) -> None:
+    """Make ``key`` that of all exchanges of this process."""
+    global _job_key
+    _job_key = key
+
+
+def job_key() -> bytes:
+    """Return the key of the job's messages; outside of a job, that of the user on this machine."""
+    return machine_key() if _job_key is None else _job_key
 
 
 def all_gather(value: T) -> list[T]:
@@ -135,5 +174,7 @@ def _default_exchange() -> ObjectExchange | None:
     if id(store) not in _exchanges:
         # A process has one default group; a test may create one after another.
         _exchanges.clear()
-        _exchanges[id(store)] = ObjectExchange(store, dist.get_rank(), dist.get_world_size())
+        _exchanges[id(store)] = ObjectExchange(
+            store, dist.get_rank(), dist.get_world_size(), job_key()
+        )
     return _exchanges[id(store)]

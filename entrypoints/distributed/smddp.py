@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sm_train.entrypoints.distributed.object_exchange import ObjectExchange
+from sm_train.entrypoints.distributed.object_exchange import ObjectExchange, job_key
 
 SELF_TEST_SECONDS = 180.0
 """The first collective opens all connections: about a minute for NCCL on 128 GPUs."""
@@ -29,7 +29,8 @@ def join_smddp(timeout: timedelta, on_hang: Callable[[str], None]) -> str | None
     # Unlike a collective, an exchange through the store works whatever the backend does.
     distributed: Any = dist
     store, rank, world_size = next(distributed.rendezvous("env://", timeout=timeout))
-    exchange = ObjectExchange(distributed.PrefixStore("self-test", store), rank, world_size)
+    own_store = distributed.PrefixStore("self-test", store)
+    exchange = ObjectExchange(own_store, rank, world_size, job_key())
     message = _FAILED.format(seconds=SELF_TEST_SECONDS)
     timer = threading.Timer(SELF_TEST_SECONDS, on_hang, [message])
     timer.daemon = True

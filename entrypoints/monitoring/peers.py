@@ -12,17 +12,15 @@ only itself.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import json
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.common.digests import seal, unseal
 from sm_train.entrypoints.monitoring.failures import KINDS, Failure
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.stall_detector import RankStatus
@@ -41,9 +39,6 @@ _MAX_TEXT_LENGTH = 1000
 _MAX_AGE_NS = 3600 * 10**9
 """Age of a node's first message, at most. An older one repeats an earlier attempt of the job, whose
 key is the same; clocks of nodes differ by less."""
-
-_CODE_BYTES = 16
-"""Length of the truncated HMAC-SHA256 before each message (RFC 2104, section 5: half or more)."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +174,8 @@ class PeerLink:
 
     def _parse(self, message: bytes) -> int | None:
         """Record a datagram of this job; returns its node, or None for any other datagram."""
-        content = message[_CODE_BYTES:]
-        if not hmac.compare_digest(seal(content, self._key), message):
+        content = unseal(message, self._key)
+        if content is None:
             return None
         try:
             document = json.loads(content)
@@ -201,16 +196,6 @@ class PeerLink:
         self._sent_ns[node] = sent_ns
         self._received_at[node], self._received[node] = self._clock(), status
         return node
-
-
-def message_key(document: Path) -> bytes:
-    """Return the key of a job's messages, derived from the run document that its nodes have."""
-    return hashlib.sha256(document.read_bytes()).digest()
-
-
-def seal(content: bytes, key: bytes) -> bytes:
-    """Return ``content`` after the code that proves that its sender has ``key``."""
-    return hmac.digest(key, content, "sha256")[:_CODE_BYTES] + content
 
 
 def _parse_node_status(document: Mapping[str, Any]) -> NodeStatus:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sm_train.entrypoints.common import procfs
+from sm_train.entrypoints.common.digests import message_key
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
@@ -53,7 +54,6 @@ from sm_train.entrypoints.monitoring.peers import (
     NodeStatus,
     PeerLink,
     PeerStall,
-    message_key,
     rendezvous_address,
 )
 from sm_train.entrypoints.monitoring.stall_detector import (

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.entrypoints.common.file_digest import file_digest
+from sm_train.entrypoints.common.digests import file_digest
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.data.tar_reader import TarScan, scan_tar

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sm_train.entrypoints.common.file_digest import file_digest
+from sm_train.entrypoints.common.digests import file_digest
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.data.tar_reader import TarScan, scan_tar
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import CheckpointFile, CheckpointMarker
-from sm_train.entrypoints.distributed.object_exchange import ObjectExchange, Store
+from sm_train.entrypoints.distributed.object_exchange import ObjectExchange, Store, job_key
 from sm_train.entrypoints.monitoring.heartbeat import heartbeat_folder
 from sm_train.entrypoints.script import saved_states
 
@@ -124,7 +124,7 @@ def agree_on_states(
     """
     if store is None:
         return list(states)
-    exchange = ObjectExchange(store, info.rank, info.world_size)
+    exchange = ObjectExchange(store, info.rank, info.world_size, job_key())
     held = exchange.all_gather(list(states) if info.leads_node else None)
     by_node = [one for one in held if one is not None]
     return [state for state in by_node[0] if all(state in one for one in by_node)]

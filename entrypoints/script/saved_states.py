@@ -22,7 +22,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     CheckpointMarker,
     MarkerError,
 )
-from sm_train.entrypoints.common.file_digest import file_digest
+from sm_train.entrypoints.common.digests import file_digest
 
 INCOMPLETE = "incomplete.json"
 """The file in a folder that ``save_state`` writes to."""

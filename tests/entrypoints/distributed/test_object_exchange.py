@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import pickle
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sm_train.entrypoints.common.digests import machine_key, seal
+from sm_train.entrypoints.common.error import Error
 from sm_train.entrypoints.distributed import object_exchange
-from sm_train.entrypoints.distributed.object_exchange import ObjectExchange
+from sm_train.entrypoints.distributed.object_exchange import ForgedValueError, ObjectExchange
 from sm_train.entrypoints.distributed.rendezvous import serve_store
 
 from tests.support.deadline import DEADLINE
 
 TCPStore: Any = torch.distributed.TCPStore
+KEY = b"the job's key"
 
 
 @contextmanager
@@ -29,6 +35,7 @@ def ranks(world_size: int, timeout: float = DEADLINE) -> Iterator[list[ObjectExc
             TCPStore("127.0.0.1", port, None, False, timedelta(seconds=DEADLINE)),
             rank,
             world_size,
+            KEY,
             timedelta(seconds=timeout),
         )
         for rank in range(world_size)
@@ -79,6 +86,50 @@ def test_absent_rank_is_named() -> None:
     absent = pytest.raises(TimeoutError, match="ranks 1, 2 did not take part")
     with ranks(3, timeout=0.2) as exchanges, absent:
         exchanges[0].all_gather("here")
+
+
+class Payload:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._file,)
+
+
+@pytest.mark.parametrize("name", ["objects/1/1", "objects/1/1/0"])
+@pytest.mark.parametrize("attack", ["forged", "replayed", "cut"])
+def test_value_of_another_host_is_refused_before_it_is_unpickled(
+    tmp_path: Path, name: str, attack: str
+) -> None:
+    """A third connection to the rendezvous's port replaces what rank 1 has written."""
+    with ranks(2) as exchanges:
+        intruder: Any = exchanges[1].store
+        exchanges[1]._publish("honest")
+        payload = zlib.compress(pickle.dumps(Payload(tmp_path / "executed")))
+        values = {
+            "forged": payload,
+            "replayed": seal(payload, KEY, "objects/2/1/0"),
+            "cut": bytes(intruder.get(name))[:-1],
+        }
+        intruder.set(name, values[attack])
+        exchanges[0]._publish("own")
+        with pytest.raises(ForgedValueError, match=r"was not written by a process of this job"):
+            exchanges[0]._read("objects/1")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_processes_outside_of_a_job_share_a_key_that_others_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert machine_key() == machine_key()
+    [file] = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)
+    with pytest.raises(Error, match="others can read it; remove it"):
+        machine_key()
 
 
 def test_single_process_receives_its_own_value() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sm_train.entrypoints.common.digests import message_key, seal
 from sm_train.entrypoints.monitoring.failures import Failure
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.peers import (
@@ -20,9 +21,7 @@ from sm_train.entrypoints.monitoring.peers import (
     NodeStatus,
     PeerLink,
     PeerStall,
-    message_key,
     rendezvous_address,
-    seal,
 )
 from sm_train.entrypoints.monitoring.stall_detector import RankStatus
 from sm_train.entrypoints.monitoring.stragglers import BusyTotals
