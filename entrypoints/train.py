@@ -97,7 +97,7 @@ def _train(process: TrainingProcess) -> None:
     writer.enter(Phase.START, 0)
     if accelerator.is_main_process:
         source = _existing(paths.channel("model"))
-        record = _training_record(config, components, shards.digest, source)
+        record = _training_record(config, components, shards, source)
         folder = paths.checkpoints / COMPONENTS_FOLDER
         save_components(components, source, record, folder, config.training.seed)
     trainer = Trainer(config, components, accelerator, paths, events, shards, data_rank, validation)
@@ -108,7 +108,10 @@ def _train(process: TrainingProcess) -> None:
 
 
 def _training_record(
-    config: JobConfig, components: ModelComponents, data_digest: str, source: Path | None
+    config: JobConfig,
+    components: ModelComponents,
+    shards: ShardCatalog | ShardStream,
+    source: Path | None,
 ) -> TrainingRecord:
     """Return what the final model's card says about this job."""
     from sm_train.entrypoints.models.component_files import LocalComponents
@@ -125,7 +128,8 @@ def _training_record(
         prediction_type=components.objective.prediction_type,
         resolution=config.stage.resolution,
         license=config.license,
-        data_digest=data_digest,
+        data_digest=shards.digest,
+        data_digest_covers=shards.digest_covers,
         bundle=bundle,
         commit=commit,
         prompts=config.evaluation.prompts,

@@ -153,3 +153,7 @@ class EventLog:
     def warn(self, code: str, message: str, **fields: Any) -> None:
         """Write a ``warning`` event."""
         self.write("warning", f"warning: {message}", code=code, message=message, **fields)
+
+    def warn_of_bad_samples(self, message: str, reasons: dict[str, int], samples: int) -> None:
+        """Write a warning about skipped samples; ``reasons`` count them, ``samples`` is of all."""
+        self.warn("bad-sample", message, reasons=reasons, samples=samples)

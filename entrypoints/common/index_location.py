@@ -1,8 +1,9 @@
 """Where the index of a set of shards lies, on disk and on S3.
 
-A packed folder holds ``shards/`` and, next to it, ``index.parquet``. The index never lies among
-the shards: with ``ShardedByS3Key`` every object below the data channel's prefix is assigned to one
-instance, so any other file among the tars would take a shard's place.
+A packed folder holds ``shards/`` and, next to it, ``index.parquet``. The index of any other folder
+``NAME`` lies next to it as ``NAME.index.parquet``, so that each folder has an index of its own. The
+index never lies among the shards: with ``ShardedByS3Key`` every object below the data channel's
+prefix is assigned to one instance, so any other file among the tars would take a shard's place.
 
 This module has no dependencies, because ``estimators`` imports it too.
 """
@@ -27,9 +28,16 @@ def find_index(folder: Path) -> Path | None:
     return next(iter(sorted(folder.rglob("*.parquet"))), None)
 
 
+def index_name(shards: str) -> str:
+    """Return the file name of the index of a folder or prefix whose last part is ``shards``."""
+    return INDEX_NAME if shards == SHARDS_FOLDER else f"{shards}.{INDEX_NAME}"
+
+
 def index_path(shards: Path) -> Path:
     """Return where the index of the local folder ``shards`` lies."""
-    return shards.parent / INDEX_NAME
+    if shards.name in ("", ".."):
+        shards = shards.resolve()
+    return shards.with_name(index_name(shards.name))
 
 
 def index_uri(shards_uri: str) -> str | None:
@@ -37,5 +45,5 @@ def index_uri(shards_uri: str) -> str | None:
 
     None if the prefix is a whole bucket: nothing lies next to it.
     """
-    parent = shards_uri.rstrip("/").rpartition("/")[0]
-    return f"{parent}/{INDEX_NAME}" if parent.count("/") > 1 else None
+    parent, _, name = shards_uri.rstrip("/").rpartition("/")
+    return f"{parent}/{index_name(name)}" if parent.count("/") > 1 else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
@@ -28,7 +28,13 @@ from sm_train.entrypoints.common.parent_death import exit_at_sigterm_of_parent, 
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes
-from sm_train.entrypoints.data.batches import Batch, BatchPipeline, Reader, Tokenize
+from sm_train.entrypoints.data.batches import (
+    BadSampleTracker,
+    Batch,
+    BatchPipeline,
+    Reader,
+    Tokenize,
+)
 from sm_train.entrypoints.data.buffer_pool import (
     BufferHandle,
     LocalBufferPool,
@@ -66,6 +72,9 @@ _WAIT_SECONDS = 0.002
 _OWN_DECODE_THREADS = 2
 """Threads that decode in the trainer's process, which waits meanwhile: PyTorch scales one image
 while libjpeg-turbo decodes the next."""
+
+BadSampleReport = Callable[[str, dict[str, int], int], None]
+"""Takes a message about bad samples, their number by reason, and the number of all samples."""
 
 _EMPTY = torch.empty(0)
 _link_ids = count()
@@ -207,6 +216,7 @@ def open_loader(
     rng: SampleRng | None = None,
     tokenize: Tokenize | None = None,
     pin_memory: bool = False,
+    report: BadSampleReport | None = None,
 ) -> Loader:
     """Plan the reading of ``shards`` and return the loader; nothing is read yet.
 
@@ -214,6 +224,7 @@ def open_loader(
     all nodes see all shards: the same samples form the batch of an optimizer step whatever the
     number of ranks; else ``order_note`` of the reader says why not. Without ``decode_workers`` (0)
     everything runs in this process. ``state`` is what :meth:`Loader.state_bytes` returned.
+    ``report`` is told of bad samples: at the first, and whenever their number has doubled.
 
     Raises:
         DataError: the configuration does not fit the shards, or ``state`` is of another reader.
@@ -266,19 +277,32 @@ def open_loader(
         start_fork_server()
     affordable = _PREFETCH_BYTES // (batch_size * resolution * resolution * 3)
     max_depth = max(FIRST_DEPTH, min(MAX_DEPTH, affordable))
-    return Loader(pipeline, decode_workers, max_depth, pin_memory=pin_memory)
+    bad_samples = BadSampleTracker(config.max_bad_fraction)
+    return Loader(pipeline, decode_workers, max_depth, bad_samples, report, pin_memory=pin_memory)
 
 
 class Loader:
     """Yields a rank's batches without end, starting where the reader's state left off.
 
     ``position`` is that of the last batch yielded. ``prefetch_depth`` is the number of batches
-    made ahead, which grows up to ``max_depth``.
+    made ahead, which grows up to ``max_depth``. ``bad_samples`` counts the samples of the yielded
+    batches that could not be used.
+
+    Raises:
+        DataError: while it iterates, if more samples are bad than ``data.max_bad_fraction`` allows.
     """
 
     def __init__(
-        self, pipeline: BatchPipeline, decode_workers: int, max_depth: int, *, pin_memory: bool
+        self,
+        pipeline: BatchPipeline,
+        decode_workers: int,
+        max_depth: int,
+        bad_samples: BadSampleTracker,
+        report: BadSampleReport | None,
+        *,
+        pin_memory: bool,
     ) -> None:
+        self.bad_samples, self._report = bad_samples, report
         self._pipeline, self._decode_workers = pipeline, decode_workers
         self._max_depth, self._pin_memory = max_depth, pin_memory
         self.reader = pipeline.reader
@@ -346,8 +370,17 @@ class Loader:
             if isinstance(batch, _SharedBatch):  # not opened yet, because it was not pinned
                 batch = batch.open()
             is_first = False
+            self.bad_samples.add(batch)
+            if self.bad_samples.report_is_due:
+                self.report_bad_samples()
             self.position = batch.position
             yield batch
+
+    def report_bad_samples(self) -> None:
+        """Report the bad samples since the last report, if there are any."""
+        if self._report is not None and (found := self.bad_samples.report()) is not None:
+            message, reasons = found
+            self._report(message, reasons, self.bad_samples.num_seen)
 
     def _increase_prefetch(self, credit: Semaphore) -> None:
         if self.prefetch_depth < self._max_depth:

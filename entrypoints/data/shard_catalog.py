@@ -91,6 +91,11 @@ class ShardCatalog:
     options: dict[str, Any]
     mixture: Mixture | None = None
 
+    @property
+    def digest_covers(self) -> str:
+        """What two data sets with equal digests have in common."""
+        return "content" if self.indexed else "names and sample counts of the shards"
+
 
 def build_catalog(
     channel: Path, index: Path | None, rank: DataRank, all_gather: AllGather, scan_folder: Path
@@ -213,7 +218,10 @@ ShardNames: TypeAlias = list[str] | pa.Array
 
 @dataclass(frozen=True, eq=False)
 class _ShardListing:
-    """All shards, sorted by name; ``visible`` are the numbers of this node's shards by name."""
+    """All shards, sorted by name; ``visible`` are the numbers of this node's shards by name.
+
+    ``content`` are the BLAKE3 hashes of the shards, None if there is no index.
+    """
 
     names: ShardNames
     shard_sizes: Ints
@@ -223,16 +231,22 @@ class _ShardListing:
     shapes: BatchShapes
     options: dict[str, Any]
     damage: tuple[tuple[str, str], ...] = ()
+    content: pa.Array | None = None
 
 
 def _digest(listing: _ShardListing) -> str:
-    """Return a digest of the names and the sizes of all shards."""
+    """Return a digest of the names and sample counts of all shards, and of their bytes if an index
+    has their hashes: without one, the shards are not read for it.
+    """
     digest = hashlib.sha256()
     for first in range(0, len(listing.names), _DIGEST_BATCH):
         names = listing.names[first : first + _DIGEST_BATCH]
         texts = names if isinstance(names, list) else names.to_pylist()
         digest.update("\0".join(["", *texts]).encode("utf-8", "surrogateescape"))
     digest.update(listing.shard_sizes.astype("<i8").tobytes())
+    if listing.content is not None:
+        for first in range(0, len(listing.content), _DIGEST_BATCH):
+            digest.update(b"".join(listing.content[first : first + _DIGEST_BATCH].to_pylist()))
     return digest.hexdigest()[:16]
 
 
@@ -294,6 +308,7 @@ def _list_by_index(
     try:
         index = ShardIndex(index_file)
         names, shard_sizes = index.name_column(), index.samples
+        content = index.content_hashes()
     except (OSError, ShardError) as error:
         problem = f"{error}; run `sm-train index` again, or set data.index to false"
     _raise_on_all_ranks(all_gather, problem)
@@ -319,6 +334,7 @@ def _list_by_index(
         offsets=_IndexedOffsets(index, rows),
         shapes=IndexedShapes(index, rows),
         options=index.header.options,
+        content=content.take(order),
     )
 
 

@@ -27,10 +27,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 
 FORMAT = "sm-train-index"
-VERSION = 3
+VERSION = 4
 
 GROUP_SAMPLES, GROUP_ROWS = 2**16, 2**12
 """Samples or rows at which a row group is closed; looking up one shard decodes a whole group."""
@@ -79,7 +80,8 @@ class IndexHeader:
     ``rejected`` counts the rejected inputs. ``target_bytes`` is the requested shard size,
     ``inputs`` a digest of the names and sizes of all inputs, and ``options`` everything else that
     determines the result. The first two are None for shards that sm-train did not pack.
-    ``appended`` are the digests of the inputs that were added since, in order.
+    ``appended`` are the digests of the inputs that were added since, in order. ``prefix`` is the
+    name of the folder or prefix that holds the shards.
     """
 
     shards: int = 0
@@ -90,6 +92,7 @@ class IndexHeader:
     inputs: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     appended: list[str] = field(default_factory=list)
+    prefix: str = SHARDS_FOLDER
 
 
 class IndexWriter:
@@ -107,8 +110,10 @@ class IndexWriter:
         inputs: str | None = None,
         options: dict[str, Any] | None = None,
         appended: Sequence[str] = (),
+        prefix: str = SHARDS_FOLDER,
     ) -> None:
         self._parameters = {
+            "prefix": prefix,
             "target_bytes": target_bytes,
             "inputs": inputs,
             "options": options or {},
@@ -203,6 +208,7 @@ def write_index(
     target_bytes: int | None = None,
     inputs: str | None = None,
     options: dict[str, Any] | None = None,
+    prefix: str = SHARDS_FOLDER,
 ) -> None:
     """Write an index and flush it to disk.
 
@@ -211,7 +217,9 @@ def write_index(
         ShardError: a shard's name is not UTF-8.
     """
     with path.open("wb") as file:
-        writer = IndexWriter(file, target_bytes=target_bytes, inputs=inputs, options=options)
+        writer = IndexWriter(
+            file, target_bytes=target_bytes, inputs=inputs, options=options, prefix=prefix
+        )
         with writer:
             for shard in shards:
                 writer.add(shard)
@@ -266,6 +274,10 @@ class ShardIndex:
     @cached_property
     def samples(self) -> NDArray[np.int64]:
         return np.asarray(self._all_shards("samples").to_numpy(), np.int64)
+
+    def content_hashes(self) -> pa.Array:
+        """Return the BLAKE3 hash of each shard's bytes, an Arrow array of 32 bytes each."""
+        return self._all_shards("blake3").combine_chunks()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,)
@@ -397,7 +409,10 @@ def _parse_header(path: Path | str, metadata: dict[bytes, bytes]) -> IndexHeader
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ShardError(f"{path}: not a shard index")
     if (version := content.pop("version", None)) != VERSION:
-        raise ShardError(f"{path}: index version {version}; this sm-train reads version {VERSION}")
+        raise ShardError(
+            f"{path}: index version {version}; this sm-train reads version {VERSION}: run "
+            "`sm-train index`"
+        )
     try:
         header = IndexHeader(**content)
         totals = map(index, (header.shards, header.samples, header.bytes, header.rejected))

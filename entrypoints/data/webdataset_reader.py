@@ -69,6 +69,8 @@ class ShardStream:
     digest: str
     options: dict[str, Any] = field(default_factory=dict)
     sources: tuple[tuple[int, DataSource], ...] = ()
+    digest_covers: ClassVar[str] = "names of the shards"
+    """What two data sets with equal digests have in common."""
 
 
 def list_stream(channel: Path, rank: DataRank, all_gather: AllGather) -> ShardStream:

@@ -23,7 +23,8 @@ UNKNOWN_LICENSE = "unknown"
 class TrainingRecord:
     """Where a model comes from; None is unknown.
 
-    ``data_digest`` identifies the shards, ``bundle`` is the SHA-256 of the job's source bundle,
+    ``data_digest`` identifies the shards by what ``data_digest_covers`` says, ``bundle`` is the
+    SHA-256 of the job's source bundle,
     ``commit`` that of the run file's repository. ``base_model`` is the Hub repository of the
     network that training started from.
     """
@@ -35,6 +36,7 @@ class TrainingRecord:
     resolution: int
     license: str | None
     data_digest: str
+    data_digest_covers: str
     bundle: str | None
     commit: str | None
     prompts: tuple[str, ...]
@@ -156,7 +158,7 @@ def _facts(record: TrainingRecord, step: int, weights: str) -> Iterator[tuple[st
     yield "optimizer steps", f"{step:,} in this stage"
     yield "weights", averaged
     yield "predicts", f"`{record.prediction_type}`"
-    yield "data digest", f"`{record.data_digest}`"
+    yield "data digest", f"`{record.data_digest}`, of the {record.data_digest_covers}"
     yield "source bundle (SHA-256)", f"`{record.bundle}`" if record.bundle else "not recorded"
     yield "commit", f"`{record.commit}`" if record.commit else "not recorded"
 

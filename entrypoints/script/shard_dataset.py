@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,6 +58,9 @@ class ShardDataset(IterableDataset[ImageBatch]):
     or use ``DataLoader(dataset, batch_size=None)``. ``state_dict`` is the position after the last
     batch that the loop has taken; it is equal on all ranks, and a job with another number of ranks
     continues the epoch.
+
+    A sample that cannot be used is replaced by another one, counted in :attr:`bad_samples` and
+    reported: as an event of the job, or as a Python warning outside of one.
     """
 
     def __init__(
@@ -103,6 +107,11 @@ class ShardDataset(IterableDataset[ImageBatch]):
         self._loader: Loader | None = None
 
     def __iter__(self) -> Iterator[ImageBatch]:
+        """Yield batches.
+
+        Raises:
+            DataError: more samples are bad than ``data.max_bad_fraction`` allows: 1 % by default.
+        """
         if get_worker_info() is not None:
             raise Error(
                 "ShardDataset reads and decodes ahead itself; use num_workers=0, or iterate over it"
@@ -137,6 +146,7 @@ class ShardDataset(IterableDataset[ImageBatch]):
             source.config,
             state=self._state,
             pin_memory=torch.cuda.is_available(),
+            report=_warn if source.process is None else source.process.events.warn_of_bad_samples,
             **self._options,
         )
         process = source.process
@@ -163,6 +173,11 @@ class ShardDataset(IterableDataset[ImageBatch]):
         """The epoch of the last batch, from 0."""
         return 0 if self._loader is None else self._loader.epoch
 
+    @property
+    def bad_samples(self) -> dict[str, int]:
+        """The samples of this iteration that could not be used, by reason."""
+        return {} if self._loader is None else dict(self._loader.bad_samples.reasons)
+
     def state_dict(self) -> dict[str, str]:
         """Return the position after the last batch that the loop has taken, as JSON values."""
         position = self._position()
@@ -175,6 +190,10 @@ class ShardDataset(IterableDataset[ImageBatch]):
 
     def _position(self) -> bytes | None:
         return self._state if self._loader is None else self._loader.state_bytes()
+
+
+def _warn(message: str, reasons: dict[str, int], samples: int) -> None:
+    warnings.warn(message, stacklevel=2)
 
 
 def _channels_first(kind: ExtraKind, tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
-from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.data.batches import BadSampleTracker, Batch
 from sm_train.entrypoints.data.loader import open_loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.distributed.object_exchange import gather
@@ -32,7 +32,6 @@ from sm_train.entrypoints.models.image_grid import draw_grid, png
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
 from sm_train.entrypoints.models.sampling import SAMPLES
 from sm_train.entrypoints.monitoring.heartbeat import Phase
-from sm_train.entrypoints.training.bad_samples import BadSampleTracker
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.train_state import TrainState
 from sm_train.entrypoints.training.training_loss import TrainingLoss
@@ -144,17 +143,15 @@ class Evaluator:
         )
         # One sum per level, and the number of samples.
         sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
-        skipped = BadSampleTracker(max_fraction=1.0)
         for batch in islice(loader, loader.epoch_size().steps):
             before_batch(Phase.EVALUATION)
-            skipped.add(batch)
             # Every sample of the set counts once, whatever the number of ranks.
             is_new = torch.from_numpy(batch.is_new).to(device)
             for index, level in enumerate(LEVELS):
                 losses = self._sample_losses(batch, level).double()
                 sums[index] += torch.where(is_new, losses, 0.0).sum()
             sums[-1] += is_new.sum()
-        self._report_skipped(skipped)
+        self._report_skipped(loader.bad_samples)
         *totals, count = self._accelerator.reduce(sums, "sum").tolist()
         return {str(level): total / count for level, total in zip(LEVELS, totals, strict=True)}
 

@@ -16,7 +16,6 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.planning.mfu import mfu_meter
-from sm_train.entrypoints.training.bad_samples import BadSampleTracker
 from torch import Tensor
 
 MAX_LISTED = 5
@@ -130,7 +129,6 @@ class MetricsLogger:
         self._config, self._accelerator = config, accelerator
         self._events, self._loader = events, loader
         self._mfu_meter = mfu_meter(config, accelerator.device)
-        self.bad_samples = BadSampleTracker(config.data.max_bad_fraction)
         self._logged_epoch: int | None = None
         self.consecutive_skips = 0
         self.last_nonfinite_loss = ""
@@ -170,11 +168,7 @@ class MetricsLogger:
 
         A collective: all ranks call it after the same step.
         """
-        if (report := self.bad_samples.report()) is not None:
-            message, reasons = report
-            self._events.warn(
-                "bad-sample", message, reasons=reasons, samples=self.bad_samples.num_seen
-            )
+        self._loader.report_bad_samples()
         sums: Tensor = self._accelerator.reduce(window.sums(), "mean")
         metrics = window.means(sums.tolist())
         steps_per_second = len(window) / metrics.seconds

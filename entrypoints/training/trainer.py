@@ -143,6 +143,7 @@ class Trainer:
             ),
             tokenize=components.text_encoders.tokenize,
             pin_memory=self.device.type == "cuda",
+            report=events.warn_of_bad_samples,
         )
         self.metrics = MetricsLogger(config, accelerator, events, self.loader)
         self.evaluator = Evaluator(
@@ -268,7 +269,6 @@ class Trainer:
             batch = next(batches)
             heartbeat.enter(Phase.STEP, state.step)
             window.data_wait_seconds += time.perf_counter() - wait_started
-            self.metrics.bad_samples.add(batch)
             samples += batch.names
             self.metrics.log_epoch()
             last = index == micro_batches - 1

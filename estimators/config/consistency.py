@@ -116,10 +116,7 @@ def _source_problems(
         elif uri := known[source.channel]:
             other = indexes.setdefault(index_uri(uri), source.channel)
             if has_index and other != source.channel:
-                reason = (
-                    f"its index {index_uri(uri)} is that of {other}; move the shards to "
-                    f"{uri.rstrip('/')}/shards/"
-                )
+                reason = f"has the shards of {other}; list one of them, with the sum of the weights"
                 yield Problem(where, source.channel, reason)
 
 

@@ -15,14 +15,13 @@ import torch
 import yaml
 from PIL import Image
 from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.data.batches import BadSampleTracker, Batch
 from sm_train.entrypoints.data.indexed_reader import (
     EARLY_BATCHES,
     READ_BYTES,
     SHUFFLE_BLOCK_BYTES,
 )
 from sm_train.entrypoints.data.shard_catalog import DataError
-from sm_train.entrypoints.training.bad_samples import BadSampleTracker
 from sm_train.toolkit.jobs.events import read_events
 
 from tests.conftest import Cli

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -120,8 +122,8 @@ def index_folder(folder: Path, check: SampleCheck, workers: int, progress: Progr
     if location.exists() and not location.is_file():
         raise UserError(f"{location}: is no file; remove it")
     _require_no_unfinished_pack(str(location.parent), S3Access())
-    contents = _Contents(str(folder), listed, compressed, check)
-    if (current := _load_if_current(location, contents)) is not None:
+    contents = _Contents(str(folder), folder.resolve().name, listed, compressed, check)
+    if (current := _load_if_current(location, contents, str(location))) is not None:
         return _up_to_date(str(location), current)
     describe = partial(_describe_in_folder, folder, check)
     final = location.resolve()  # a link is followed
@@ -160,10 +162,11 @@ def index_prefix(
         compressed = [
             key.removeprefix(prefix) for key in listing.others if key.endswith(COMPRESSED_SUFFIXES)
         ]
-        contents = _Contents(uri, listing.shards, compressed, check)
+        name = prefix.rstrip("/").rpartition("/")[2]
+        contents = _Contents(uri, name, listing.shards, compressed, check)
         path = Path(folder) / INDEX_NAME
         if _download_if_exists(s3, bucket, key, path):
-            current = _load_if_current(path, contents)
+            current = _load_if_current(path, contents, location)
             if current is not None:
                 return _up_to_date(location, current)
         describe = partial(_describe_in_s3, profile, region, bucket, prefix, check)
@@ -188,25 +191,44 @@ def _require_no_unfinished_pack(address: str, access: S3Access) -> None:
 
 @dataclass(frozen=True)
 class _Contents:
-    """What ``source`` contains, and which of its samples can be trained on."""
+    """What ``source`` contains, and which of its samples can be trained on.
+
+    ``prefix`` is the last part of ``source``, which the index names.
+    """
 
     source: str
+    prefix: str
     listed: Sequence[ListedShard]
     compressed: Sequence[str]
     check: SampleCheck
 
     def options(self) -> dict[str, Any]:
         """Return what the index stores of it, without the unusable samples."""
-        return {"samples": self.check.options(), "compressed": list(self.compressed)}
+        versions = json.dumps([(one.name, one.version) for one in self.listed]).encode()
+        return {
+            "samples": self.check.options(),
+            "compressed": list(self.compressed),
+            "versions": hashlib.sha256(versions).hexdigest(),
+        }
 
 
-def _load_if_current(path: Path, contents: _Contents) -> ShardIndex | None:
-    """Return the index at ``path`` if it lists exactly these shards and the image sizes."""
+def _load_if_current(path: Path, contents: _Contents, location: str) -> ShardIndex | None:
+    """Return the index at ``path``, stored at ``location``, if it lists exactly these shards and
+    the image sizes.
+
+    Raises:
+        UserError: it is the index of other shards.
+    """
     try:
         index = ShardIndex(path)
         indexed = dict(zip(index.names, index.bytes.tolist(), strict=True))
     except (OSError, ShardError):
         return None
+    if index.header.prefix != contents.prefix:
+        raise UserError(
+            f"{location}: is the index of other shards, of {index.header.prefix}/; move it or "
+            f"rename {contents.prefix}/"
+        )
     has_sizes = len(index) == 0 or index.image_sizes(0) is not None
     # Shards of `sm-train pack` have all files, and their index more than this one would.
     is_packed = index.header.inputs is not None
@@ -261,7 +283,7 @@ def _write(
         options["unusable"] = {reason: asdict(samples) for reason, samples in unusable.items()}
 
     # write_index reads `damage` and `options` after the shards, when they are complete.
-    write_index(path, described_shards(), damage, options=options)
+    write_index(path, described_shards(), damage, options=options, prefix=contents.prefix)
     return ShardIndex(path).header, tuple(damage), unusable
 
 

@@ -20,10 +20,14 @@ COMPRESSED_SUFFIXES = (".tar.gz", ".tgz")
 
 @dataclass(frozen=True)
 class ListedShard:
-    """A shard: its path below the data set's folder or prefix, and its size in bytes."""
+    """A shard: its path below the data set's folder or prefix, and its size in bytes.
+
+    ``version`` changes with its content: the time of its modification in a folder, the ETag in S3.
+    """
 
     name: str
     bytes: int
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,8 @@ class ShardListing:
 
 def list_folder(folder: Path) -> list[ListedShard]:
     """Return every shard in a folder, sorted by name."""
-    return [
-        ListedShard(name, path.stat().st_size) for name, path in sorted(find_shards(folder).items())
-    ]
+    found = [(name, path.stat()) for name, path in sorted(find_shards(folder).items())]
+    return [ListedShard(name, status.st_size, str(status.st_mtime_ns)) for name, status in found]
 
 
 def list_compressed(folder: Path) -> list[str]:
@@ -79,7 +82,8 @@ def list_prefix(
         for entry in page.get("Contents", []):
             key = entry["Key"]
             if key.endswith(SUFFIX):
-                shards.append(ListedShard(key.removeprefix(prefix), entry["Size"]))
+                name, etag = key.removeprefix(prefix), entry.get("ETag", "")
+                shards.append(ListedShard(name, entry["Size"], etag))
             elif entry["Size"] or not key.endswith("/"):  # not a folder marker of the S3 console
                 others.append(key)
         count += page.get("KeyCount", 0)

@@ -25,14 +25,13 @@ from PIL import Image
 from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data import indexed_reader
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
-from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.data.batches import BadSampleTracker, Batch
 from sm_train.entrypoints.data.loader import FIRST_DEPTH
 from sm_train.entrypoints.data.sampler import DataPosition, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataError
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.data.shard_reader import BadSample
 from sm_train.entrypoints.packing.shard_verification import scan_shard
-from sm_train.entrypoints.training.bad_samples import BadSampleTracker
 
 from tests.support.cluster.training_jobs import png, sample, write_shard, write_shards
 from tests.support.data_channels import (
@@ -460,7 +459,8 @@ def test_damage_costs_only_the_samples_it_touches(
     folder = tmp_path / "shards"
     write_shards(folder, shards=2, each=20)
     write_folder_index(folder)
-    [loader] = Cluster([folder], 1, tmp_path / "scan", tmp_path / "index.parquet").loaders()
+    cluster = Cluster([folder], 1, tmp_path / "scan", tmp_path / "index.parquet")
+    [loader] = cluster.loaders(replace(DATA_CONFIG, max_bad_fraction=1.0))
     inject_fault(folder / "shard-000.tar")
     batches = rest_of_epoch(loader)
     assert len(batches) == 20

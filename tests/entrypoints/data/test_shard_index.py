@@ -17,12 +17,16 @@ from hypothesis import strategies as st
 from sm_train.entrypoints.data import shard_index
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.data.shard_index import (
+    VERSION,
     IndexHeader,
     IndexWriter,
     RejectedInput,
     ShardIndex,
     write_index,
 )
+
+from tests.support.cluster.training_jobs import sample, write_shard
+from tests.support.data_channels import Cluster, write_folder_index
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -97,7 +101,7 @@ def foreign_parquet(**metadata: str) -> bytes:
 
 
 def header(**fields: object) -> str:
-    return json.dumps({"format": "sm-train-index", "version": 3, **fields})
+    return json.dumps({"format": "sm-train-index", "version": VERSION, **fields})
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def header(**fields: object) -> str:
         (foreign_parquet(**{"sm-train": header(samples=-1)}), "damaged"),
         (
             foreign_parquet(**{"sm-train": json.dumps({"format": "sm-train-index", "version": 7})}),
-            "index version 7; this sm-train reads version 3",
+            f"index version 7; this sm-train reads version {VERSION}: run `sm-train index`",
         ),
     ],
 )
@@ -160,3 +164,20 @@ def test_unfinished_index_cannot_be_read(tmp_path: Path) -> None:
         interrupt_writing()
     with pytest.raises(ShardError, match="not a shard index"):
         ShardIndex(path)
+
+
+def test_data_digest_covers_the_content_of_the_shards(tmp_path: Path) -> None:
+    """Two packs of different pictures with equal names and counts are different data."""
+    catalogs = []
+    for number, color in enumerate((0, 50)):
+        folder = tmp_path / str(number) / "shards"
+        folder.mkdir(parents=True)
+        write_shard(folder / "a.tar", {f"{n:04d}": sample(color + n) for n in range(4)})
+        for index in (write_folder_index(folder), None):
+            [(_, catalog)] = Cluster([folder], 1, tmp_path / "scan", index).build_catalogs()
+            catalogs.append(catalog)
+    first, first_scanned, second, second_scanned = catalogs
+    assert first.digest != second.digest
+    assert first.digest_covers == "content"
+    assert first_scanned.digest == second_scanned.digest
+    assert first_scanned.digest_covers == "names and sample counts of the shards"

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.data.batches import BadSampleTracker, Batch
 from sm_train.entrypoints.data.loader import Loader, open_loader
 from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank
 from sm_train.entrypoints.data.webdataset_reader import list_stream
-from sm_train.entrypoints.training.bad_samples import BadSampleTracker
 
 from tests.support.cluster.training_jobs import write_shard
 from tests.support.data_channels import DATA_CONFIG, Cluster, take_batches
 
-STREAMED = replace(DATA_CONFIG, reader="webdataset", epoch_samples=12, shuffle_buffer=10)
+STREAMED = replace(
+    DATA_CONFIG, max_bad_fraction=1.0, reader="webdataset", epoch_samples=12, shuffle_buffer=10
+)
 SHARDS, EACH = 3, 20
 
 
@@ -226,7 +227,7 @@ def test_a_transform_changes_the_files_of_a_sample(
             opened = loader(channel, config={"transform": transform}, decode_workers=decode_workers)
         else:
             cluster = Cluster([channel], 1, tmp_path / "scan")
-            config = replace(DATA_CONFIG, transform=transform)
+            config = replace(DATA_CONFIG, transform=transform, max_bad_fraction=1.0)
             [opened] = cluster.loaders(config, decode_workers=decode_workers)
         return take_batches(opened, count)
 

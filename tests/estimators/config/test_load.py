@@ -174,10 +174,10 @@ CASES = {
     ),
     "sources_with_one_index": (
         VALID.replace("shards/\n", "shards/\n  sources: [{channel: art}, {channel: train}]\n")
-        + "channels: {art: {uri: s3://my-bucket/art/}}\n",
+        + "channels: {art: {uri: s3://my-bucket/shards}}\n",
         [
-            "run.yaml:6: data.sources[1].channel: 'train': its index s3://my-bucket/index.parquet "
-            "is that of art; move the shards to s3://my-bucket/shards/shards/",
+            "run.yaml:6: data.sources[1].channel: 'train': has the shards of art; list one of "
+            "them, with the sum of the weights",
         ],
     ),
     "extras_of_the_built_in_training": (

@@ -29,6 +29,7 @@ def record(**changes: Any) -> TrainingRecord:
         "resolution": 64,
         "license": "apache-2.0",
         "data_digest": "d1",
+        "data_digest_covers": "content",
         "bundle": "b1",
         "commit": None,
         "prompts": ("a grey of 3",),

@@ -63,6 +63,49 @@ def test_an_up_to_date_index_is_not_rewritten(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(cli("index", "shards", "--json").stdout)["shards"] == 3
 
 
+def test_each_folder_has_an_index_of_its_own(cli: Cli, tmp_path: Path) -> None:
+    """img2dataset gives the shards of every folder the same names."""
+    for name, count in (("train", 3), ("val", 2)):
+        write_shards(tmp_path / "data" / name, shards=2, each=count)
+    for name, count in (("train", 3), ("val", 2), ("train", 3)):
+        result = json.loads(cli("index", f"data/{name}", "--json").stdout)
+        assert result["index"] == f"data/{name}.index.parquet"
+        assert result["samples"] == 2 * count
+    assert not list((tmp_path / "data").glob("*/*.parquet")), "never among the shards"
+    # From inside the folder, and with a slash.
+    for arguments, folder in ((("index", "."), "data/val"), (("index", "val/"), "data")):
+        again = cli(*arguments, "--json", cwd=tmp_path / folder)
+        assert json.loads(again.stdout)["up_to_date"] is True, again.stderr
+    header = ShardIndex(tmp_path / "data" / "val.index.parquet").header
+    assert header.prefix == "val"
+
+
+def test_an_index_of_other_shards_is_not_overwritten(cli: Cli, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        write_shards(tmp_path / name, shards=1, each=2)
+    assert cli("index", "train").returncode == 0
+    index = (tmp_path / "train.index.parquet").rename(tmp_path / "val.index.parquet")
+    content = index.read_bytes()
+    refused = cli("index", "val")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "sm-train: val.index.parquet: is the index of other shards, of train/; move it or rename "
+        "val/\n"
+    )
+    assert index.read_bytes() == content
+
+
+def test_a_shard_replaced_by_one_of_equal_size_is_indexed_again(cli: Cli, tmp_path: Path) -> None:
+    write_shards(tmp_path / "photos", shards=2, each=3)
+    assert cli("index", "photos").returncode == 0
+    shard, index = tmp_path / "photos" / "shard-000.tar", tmp_path / "photos.index.parquet"
+    before, size = ShardIndex(index).content_hashes()[0], shard.stat().st_size
+    write_shard(shard, {f"{number:04d}": sample(number + 100) for number in range(3)})
+    assert shard.stat().st_size == size
+    assert json.loads(cli("index", "photos", "--json").stdout)["up_to_date"] is False
+    assert ShardIndex(index).content_hashes()[0] != before
+
+
 def test_an_existing_index_keeps_its_mode_and_what_is_no_file_stays(
     cli: Cli, tmp_path: Path
 ) -> None:
