@@ -59,7 +59,8 @@ test-torch-2.5 test-torch-2.3: $(VENV)/.installed
 		tests/cluster/test_smddp.py tests/entrypoints/script
 
 # mypy does not follow the package_dir map of an editable install, so it reads a folder of links.
-# vulture reads the product alone, so that it also reports code that only tests use.
+# Its second run finds calls that macOS does not have. vulture reads the product alone, so that it
+# also reports code that only tests use.
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -68,6 +69,7 @@ lint: $(VENV)/.installed
 		ln -sfn $(CURDIR)/$$folder build/types/sm_train/$$folder; done
 	ln -sfn $(CURDIR)/entrypoints/api/__init__.py build/types/sm_train/__init__.py
 	MYPYPATH=build/types $(BIN)/mypy
+	MYPYPATH=build/types $(BIN)/mypy --platform darwin
 	$(BIN)/vulture
 
 # The text of every screen at 80 and 120 columns, which tests compare: look at the difference.
@@ -183,12 +185,11 @@ $(VENV)/.installed: $(VENV)/.torch setup.cfg pyproject.toml tests/environments/t
 	$(BIN)/pip install $(PIP_OPTIONS) --no-deps --no-build-isolation -e .
 	touch $@ $(VENV)/.demo
 
-# The newest versions that setup.cfg allows, without the pins.
-$(VENV)-newest/.installed: setup.cfg pyproject.toml
+# The newest versions that setup.cfg allows, without the pins. pip would try versions for an hour.
+$(VENV)-newest/.installed: setup.cfg pyproject.toml $(VENV)-audit/.installed
 	$(PYTHON) -m venv $(VENV)-newest
 	$(VENV)-newest/bin/pip install $(PIP_OPTIONS) --quiet $(or $(TORCH),torch==2.13.0)
-	$(VENV)-newest/bin/pip install $(PIP_OPTIONS) --quiet --upgrade --upgrade-strategy eager \
-		-e ".[$(TEST_EXTRAS)]"
+	$(VENV)-audit/bin/uv pip install --quiet --python $(VENV)-newest/bin/python -e ".[$(TEST_EXTRAS)]"
 	touch $@
 
 # uv compiles requirements, cyclonedx-bom writes SBOMs, pip-audit reads advisory databases.

@@ -42,8 +42,10 @@ def exit_at_sigterm_of_parent() -> None:
     # The signal stays pending until the thread takes it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
+    wait_for = signal.sigwaitinfo
+
     def wait_for_signal() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+        while wait_for({signal.SIGTERM}).si_pid != parent.pid:
             pass
         os._exit(0)  # PyTorch reports any other exit code as a failure of the DataLoader
 

@@ -1,19 +1,40 @@
-"""Reads the state of processes on this node from ``/proc``."""
+"""Reads the state of processes on this node from ``/proc``, which macOS does not have.
+
+There a process's end is known, and nothing else of it: every other question has no answer.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+UNKNOWN = "?"
+"""State of a process that exists, where nothing else is known."""
+
 _PROC = Path("/proc")
 
 
 def state(pid: int) -> str:
-    """Return the process's state letter (R, S, D, T, Z …); X if there is no such process."""
+    """Return the process's state letter (R, S, D, T, Z …); X if there is no such process.
+
+    :data:`UNKNOWN` without ``/proc``, for a process that exists.
+    """
+    if not _PROC.is_dir():
+        return UNKNOWN if _exists(pid) else "X"
     try:
         return _stat_fields(pid)[0]
     except (OSError, IndexError):
         return "X"
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def exit_code(pid: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Installs the packages of the user code, once per node.
+"""Installs the packages of the user code, once in each Python environment.
 
 The packages of sm-train are installed before, with hashes. pip then rejects every package without
 one, so the user's own are installed separately. A user's version of a package wins.
@@ -10,11 +10,13 @@ import fcntl
 import hashlib
 import importlib
 import os
+import site
 import subprocess
 import sys
-import tempfile
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 USER_REQUIREMENTS = "requirements-user.txt"
 """File of the bundle with the lines of the user's requirements.txt."""
@@ -36,7 +38,7 @@ def install_user_packages(bundle: Path = _BUNDLE) -> None:
     if not requirements.exists():
         return
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:16]
-    with Path(tempfile.gettempdir(), f"sm-train-packages-{digest}").open("a+") as marker:
+    with _open_marker(f"sm-train-packages-{digest}") as marker:
         fcntl.flock(marker, fcntl.LOCK_EX)
         # The position of `marker` is that of its opening, before the wait for the lock.
         if os.fstat(marker.fileno()).st_size:
@@ -49,6 +51,28 @@ def install_user_packages(bundle: Path = _BUNDLE) -> None:
                 "correct requirements.txt in the folder of code:"
             )
         marker.write("installed\n")
+
+
+def _open_marker(name: str) -> IO[str]:
+    """Open a file in the folder that pip installs packages to.
+
+    There it lives and dies with the packages: the next container on the node, another environment
+    and another user find theirs missing.
+
+    Raises:
+        PackageInstallError: neither the environment nor the user's own packages can be written to.
+    """
+    folder = Path(os.environ.get("PIP_TARGET") or sysconfig.get_path("purelib"))
+    if folder.exists() and not os.access(folder, os.W_OK):  # then pip installs for the user
+        folder = Path(site.getusersitepackages())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / name).open("a+")
+    except OSError as error:
+        raise PackageInstallError(
+            f"{USER_REQUIREMENTS} cannot be installed: {folder}: {error.strerror}; use an image "
+            "whose Python environment the job's user can write to"
+        ) from None
 
 
 def install_under_mpi(environment: Mapping[str, str] = os.environ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tarfile
 import tempfile
 import time
@@ -92,8 +93,9 @@ def read_bytes_per_second(files: list[Path]) -> float | None:
     size, started = 0, time.perf_counter()
     for path in files:
         with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
-            # Drops the page cache: what an earlier run read would come from memory.
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if sys.platform == "linux":
+                # Drops the page cache: what an earlier run read would come from memory.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while block := file.read(BLOCK_BYTES):
                 size += len(block)
                 if size >= READ_BYTES or time.perf_counter() - started > READ_SECONDS:

@@ -227,7 +227,7 @@ def _pixels_offset(content_bytes: int) -> int:
 def _shared_file() -> int:
     """Return the descriptor of a file in memory or, where the system has none, on disk."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("decoder")
+        return int(os.memfd_create("decoder"))
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

@@ -22,14 +22,17 @@ class ExitWatcher:
         self._descriptors: dict[int, int] = {}
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Watch further processes; an older kernel than Linux 5.3 cannot, and nothing wakes up."""
+        """Watch further processes; macOS and Linux before 5.3 cannot, and nothing wakes up."""
         for pid in pids:
             if pid in self._descriptors.values() or pid in self.exit_codes:
                 continue
             try:
-                self._descriptors[os.pidfd_open(pid)] = pid
-            except (OSError, AttributeError):
-                self.exit_codes[pid] = procfs.exit_code(pid)
+                if hasattr(os, "pidfd_open"):
+                    self._descriptors[os.pidfd_open(pid)] = pid
+                    continue
+            except OSError:
+                pass
+            self.exit_codes[pid] = procfs.exit_code(pid)
 
     def wait(self, source: TextIO, seconds: float) -> bool:
         """Wait until a process ends, at most ``seconds``; return whether ``source`` was closed."""

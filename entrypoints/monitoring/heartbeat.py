@@ -19,6 +19,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from struct import Struct
+from typing import IO
 
 from sm_train.entrypoints.common.procfs import state
 
@@ -212,8 +213,7 @@ class HeartbeatWriter:
         # read, and a reader never sees a partial one.
         temporary = path.with_suffix(f".{os.getpid()}")
         with temporary.open("wb") as file:
-            # Allocates every page: a write to a hole in a full file system would raise SIGBUS.
-            os.posix_fallocate(file.fileno(), 0, _TOTAL_WORDS * _WORD_BYTES)
+            _allocate(file, _TOTAL_WORDS * _WORD_BYTES)
         with temporary.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _TOTAL_WORDS * _WORD_BYTES)
         self._words = memoryview(self._map).cast("q")
@@ -351,6 +351,14 @@ def heartbeat_folder() -> Path:
         # Under MPI each process has a launcher of its own.
         job, launcher = re.sub(r"\W", "", namespace), 1
     return base / f"sm-train-{os.getuid()}-{launcher}-{job}"
+
+
+def _allocate(file: IO[bytes], size: int) -> None:
+    """Allocate every page of a file: a write to a hole in a full file system would raise SIGBUS."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:  # macOS
+        file.write(bytes(size))
 
 
 def stale_dirs(folder: Path) -> list[Path]:

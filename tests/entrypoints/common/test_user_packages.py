@@ -97,6 +97,48 @@ def test_ranks_that_mpi_started_install_the_packages_once(tmp_path: Path) -> Non
         wheel.unlink(missing_ok=True)
 
 
+def test_each_environment_of_a_node_gets_the_packages(tmp_path: Path) -> None:
+    """A Slurm node keeps its temporary folder: the next image must not find another one's mark."""
+    bundle = unpack_bundle(tmp_path / "code", f"smtown @ {write_wheel(tmp_path).as_uri()}")
+    program = (
+        "from sm_train.entrypoints.common.user_packages import install_user_packages\n"
+        "install_user_packages()\n"
+        "import importlib; importlib.invalidate_caches(); import own\n"
+    )
+    for name in ("first", "second", "first"):
+        site = {"PIP_TARGET": str(tmp_path / name), "PYTHONPATH": str(tmp_path / name)}
+        ran = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=bundle,
+            env=environment(tmp_path) | site,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ran.returncode, ran.stdout) == (0, "value 7\n"), ran.stderr
+        if name == "second":  # the third time nothing is installed
+            (tmp_path / "smtown-1.0-py3-none-any.whl").unlink()
+
+
+def test_environment_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    bundle = unpack_bundle(tmp_path / "code", "smtown==9.9")
+    (tmp_path / "file").touch()
+    program = (
+        "from sm_train.entrypoints.common.user_packages import install_user_packages\n"
+        "install_user_packages()\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=bundle,
+        env=environment(tmp_path) | {"PIP_TARGET": str(tmp_path / "file" / "below")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "use an image whose Python environment the job's user can write to" in ran.stderr
+
+
 def test_no_rank_installs_packages_where_the_launcher_does(tmp_path: Path) -> None:
     bundle = unpack_bundle(tmp_path / "code", "smtown==9.9")
     program = (

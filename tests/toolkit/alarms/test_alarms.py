@@ -91,6 +91,7 @@ def test_alarms_are_created_follow_the_jobs_and_are_deleted(laptop: Laptop) -> N
     assert sorted(stored_alarms(aws)) == alarm_names(SECOND)
 
     laptop.sagemaker.set_status(SECOND, "Completed")
+    laptop.sagemaker.checkpoint("256px", 1000)
     laptop("watch", "demo", "--once")
     assert stored_alarms(aws) == {}
     ended = laptop("alarms", "demo", "--yes").stderr

@@ -74,6 +74,7 @@ def test_a_local_run_from_its_first_steps_to_a_picture(cli: Cli, tmp_path: Path)
         "training_job_name": None,
         "stage": "8px",
         "status": "Completed",
+        "warning": None,
     }
     assert stopped.stderr == f"{RUN} has ended\n"
     refused = cli("stop", RUN, "--after-stage")

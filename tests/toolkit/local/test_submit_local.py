@@ -56,6 +56,62 @@ def test_a_link_as_lock_does_not_empty_its_target(tmp_path: Path) -> None:
     assert precious.read_text() == "content"
 
 
+MACOS = """
+import os, pathlib, signal
+
+for module, names in (
+    (os, "posix_fallocate pidfd_open posix_fadvise sched_getaffinity memfd_create"),
+    (signal, "sigwaitinfo sigtimedwait pidfd_send_signal"),
+):
+    for name in names.split():
+        delattr(module, name)
+
+def without_proc(method):
+    def call(self, *arguments, **options):
+        if self.parts[:2] == ("/", "proc"):
+            if method.__name__ == "glob":
+                return iter(())
+            if method.__name__ in ("is_dir", "exists"):
+                return False
+            raise FileNotFoundError(str(self))
+        return method(self, *arguments, **options)
+    return call
+
+for name in ("open", "is_dir", "exists", "glob"):
+    setattr(pathlib.Path, name, without_proc(getattr(pathlib.Path, name)))
+open(os.environ["EMULATED"], "a").write(f"{os.getpid()}\\n")
+"""
+"""Removes from every Python process what macOS does not have."""
+
+
+def test_local_run_trains_on_macos(tmp_path: Path) -> None:
+    """Without /proc, a running rank is not taken for dead."""
+    write_shards(tmp_path / "shards", shards=2, each=8)
+    (tmp_path / "emulation").mkdir()
+    (tmp_path / "emulation" / "sitecustomize.py").write_text(MACOS)
+    run = write_tiny(tmp_path, max_steps=40, checkpoint_every=20)
+    command = [sys.executable, "-m", "sm_train.toolkit", "submit", run, "--local", "--nodes", "1"]
+    environment = clean_environment(tmp_path) | {
+        "PYTHONPATH": f"{tmp_path / 'emulation'}:{os.environ.get('PYTHONPATH', '')}",
+        "EMULATED": str(tmp_path / "emulated"),
+    }
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert len((tmp_path / "emulated").read_text().split()) >= 3, "not all processes are emulated"
+    events = list(read_events(tmp_path / "local-runs" / "tiny" / "8px"))
+    assert "rank-died" not in {event.get("code") for event in events}
+    [end] = [event for event in events if event["kind"] == "end"]
+    assert (end["reason"], end["step"]) == ("done", 40)
+
+
 def test_user_code_runs_instead_of_ours(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=2, each=2)
     (tmp_path / "masks").mkdir()

@@ -473,6 +473,7 @@ def test_throttling_delays_a_watch_without_ending_it(laptop: Laptop) -> None:
         if len(calls) < 6:
             return 400, {"__type": "ThrottlingException", "message": "Rate exceeded"}
         laptop.sagemaker.set_status(FIRST, "Completed")
+        laptop.sagemaker.checkpoint("256px", 1000)
         return None
 
     laptop.aws.responses["DescribeTrainingJob"] = throttle

@@ -269,6 +269,7 @@ def test_actions_are_printed_above_the_live_view(laptop: Laptop) -> None:
         screen.wait_for(f"started {SECOND} from step 0")
         screen.wait_for("starting")
         laptop.sagemaker.set_status(SECOND, "Completed")
+        laptop.sagemaker.checkpoint("256px", 1000)
         assert screen.end() == 0
     assert "the run is done" in screen.text
 
@@ -291,6 +292,7 @@ def test_without_a_terminal_each_poll_prints_a_line(laptop: Laptop) -> None:
         polls.append(1)
         if len(polls) == 3:
             laptop.sagemaker.set_status(FIRST, "Completed")
+            laptop.sagemaker.checkpoint("256px", 1000)
         if len(polls) in (2, 3):
             return 400, {"__type": "ThrottlingException", "message": "Rate exceeded"}
         return None
@@ -327,6 +329,7 @@ def test_followed_log_survives_errors_and_empty_pages(laptop: Laptop) -> None:
         if len(calls) == 2:
             assert body["nextToken"] == "more"
             laptop.sagemaker.set_status(FIRST, "Completed")
+            laptop.sagemaker.checkpoint("256px", 1000)
             return 400, {"__type": "ThrottlingException", "message": "Rate exceeded"}
         return None
 
