@@ -249,7 +249,8 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         for pid in self.workers():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # has just ended
+                os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         self.sync.finish()
