@@ -224,7 +224,7 @@ def open_loader(
     all nodes see all shards: the same samples form the batch of an optimizer step whatever the
     number of ranks; else ``order_note`` of the reader says why not. Without ``decode_workers`` (0)
     everything runs in this process. ``state`` is what :meth:`Loader.state_bytes` returned.
-    ``report`` is told of bad samples: at the first, and whenever their number has doubled.
+    ``report`` is called with bad samples: at the first, and whenever their number has doubled.
 
     Raises:
         DataError: the configuration does not fit the shards, or ``state`` is of another reader.

@@ -83,7 +83,7 @@ def stage_state(
 
     A stage is done only with evidence: its final model, or a stored checkpoint of at least
     ``max_steps``. A run's own script (``own_script``) may end at any step; evidence is what it
-    leaves at the end, or a checkpoint if it logged that it ended by itself.
+    leaves at the end, or a checkpoint if it logged that nothing stopped it.
     """
     job = live_or_newest(jobs)
     state: State = "waiting"
@@ -106,7 +106,7 @@ def _completed_state(
     """
     if own_script:
         saved = stored.step is not None and (
-            stored.step >= max_steps or progress.ended == _ENDED_BY_ITSELF
+            stored.step >= max_steps or progress.ended == _NOT_STOPPED
         )
         is_done = stored.final or stored.output or saved
     else:
@@ -117,7 +117,7 @@ def _completed_state(
     return "no-results" if stored.step is None else "stopped"
 
 
-_ENDED_BY_ITSELF = "done"
+_NOT_STOPPED = "done"
 """The reason in the ``end`` event of a program that nothing stopped."""
 
 
