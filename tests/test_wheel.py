@@ -66,7 +66,7 @@ def test_the_wheel_holds_every_tracked_file(wheel: Path) -> None:
         packed = {name for name in archive.namelist() if name.startswith("sm_train/")}
     expected = {f"sm_train/{name}" for name in tracked_files() if name.partition("/")[0] in FOLDERS}
     # entrypoints/api is also the package itself.
-    assert packed == {*expected, "sm_train/__init__.py"}
+    assert packed == {*expected, "sm_train/__init__.py", "sm_train/py.typed"}
 
 
 def test_setup_cfg_lists_every_package() -> None:

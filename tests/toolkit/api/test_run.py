@@ -7,9 +7,10 @@ import json
 import subprocess
 import sys
 import tarfile
+import venv
+import zipfile
 from dataclasses import FrozenInstanceError
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sm_train
@@ -22,6 +23,7 @@ from tests.support.image_files import write_album
 from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import run, stage
 from tests.support.run_files import write_run
+from tests.wheel_files import build_wheel
 
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 STAGES = [stage("a"), stage("b", resolution=512, steps_per_second=None)]
@@ -282,7 +284,7 @@ from sm_train import sample
     assert "Error: sm_train.sample works on a laptop" in result.stderr.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_users_program_type_checks_in_strict_mode(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -302,19 +304,16 @@ version: str = sm_train.__version__
 run.cost(stages=1)
 """
     )
-    # mypy does not follow an editable install: it gets a folder of links, as an installed package.
-    package, root = tmp_path / "types/sm_train", Path(__file__).parents[3]
-    package.mkdir(parents=True)
-    for name in ("toolkit", "estimators", "cost", "entrypoints"):
-        (package / name).symlink_to(root / name)
-    (package / "__init__.py").symlink_to(root / "entrypoints/api/__init__.py")
-    (package / "py.typed").touch()
-    environment: dict[str, Any] = clean_environment(tmp_path)
-    environment["MYPYPATH"] = str(package.parent)
+    # What the wheel installs, in an environment of its own: mypy reads only typed packages there.
+    venv.create(tmp_path / "venv", with_pip=False)
+    [site] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    with zipfile.ZipFile(build_wheel(tmp_path / "wheel")) as archive:
+        archive.extractall(site)
+    python = tmp_path / "venv" / "bin" / "python"
     result = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(program)],
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, program],
         cwd=tmp_path,
-        env=environment,
+        env=clean_environment(tmp_path),
         capture_output=True,
         text=True,
         check=False,
