@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 
+from sm_train.entrypoints.common import procfs
 from sm_train.entrypoints.packing.shard_builder import PACK_STATE
 from sm_train.entrypoints.packing.storage import S3Prefix, is_missing, s3_client
 
@@ -55,7 +55,7 @@ class PackClaim:
     def of_this_process(cls) -> PackClaim:
         """Return a new claim of this process."""
         process = os.getpid()
-        return cls(uuid.uuid4().hex, socket.gethostname(), process, _start_time(process))
+        return cls(uuid.uuid4().hex, socket.gethostname(), process, procfs.start_time(process))
 
     @classmethod
     def of_job(cls, job: str) -> PackClaim:
@@ -71,27 +71,7 @@ class PackClaim:
         """Whether the claim is that of a process on this computer that has ended."""
         if self.job or self.host != socket.gethostname():
             return False
-        return self.started != _start_time(self.process)
-
-
-def _start_time(process: int) -> str:
-    """Return when a process was started, as the kernel counts; empty if it does not run."""
-    try:
-        status = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return "" if not _runs(process) else "running"
-    # Fields after the name, which may contain anything, in parentheses: the 20th (proc(5)).
-    return status.rpartition(")")[2].split()[19]
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return self.started != procfs.start_time(self.process)
 
 
 @contextmanager

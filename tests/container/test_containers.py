@@ -145,7 +145,10 @@ def test_two_containers_train_the_demo_and_resume_exactly(
     with submitted(tmp_path, nodes=2) as running:
         wait_for(running, "checkpoint at step 10$")
         wait_for(running, r"step \d+/40")
-        container = docker("ps", "-q", "--filter", "name=algo-2").strip()
+        # Other tests run containers with such names at the same time, without docker compose.
+        container = docker(
+            "ps", "-q", "--filter", "label=com.docker.compose.service=algo-2"
+        ).strip()
         mounts = docker(
             "inspect", "-f", "{{range .Mounts}}{{.Destination}}={{.RW}} {{end}}", container
         )

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_logs import search
-from sm_train.toolkit.aws.errors import translate_aws_errors
-from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.doctor.canary import CanaryJob
 from sm_train.toolkit.doctor.canary_run import STAGE, Canary
 from sm_train.toolkit.errors import ExitCode
-from sm_train.toolkit.jobs.checkpoints import local_checkpoints, stored_checkpoints
+from sm_train.toolkit.jobs.checkpoints import local_checkpoints, output_keys, stored_checkpoints
 from sm_train.toolkit.jobs.events import LOG_NAME, parse_events
 from sm_train.toolkit.jobs.live_events import EVENT_PATTERN
 from sm_train.toolkit.jobs.training_job import (
@@ -67,7 +65,7 @@ class SageMakerPlatform:
         assert self._job is not None
         job = self._job = refresh(self._session, self._job)
         entries = search(self._session, f"{job.name}/", region=job.region, pattern=EVENT_PATTERN)
-        files, archives = (None, None) if job.live else self._model_output(job)
+        output = None if job.live else output_keys(self._session, job)
         return CanaryJob(
             name=job.name,
             status=f"{job.status} ({job.secondary_status})" if job.live else job.status,
@@ -80,8 +78,8 @@ class SageMakerPlatform:
             ended=_timestamp(job.ended),
             phases=_phases(job),
             billable_seconds=None if job.live else job.billable_seconds(server_time(self._session)),
-            model_files=files,
-            model_archives=archives,
+            model_files=None if output is None else len(output),
+            model_archives=None if output is None else _count_archives(output),
         )
 
     def stop(self) -> None:
@@ -92,15 +90,9 @@ class SageMakerPlatform:
     def now(self) -> float:
         return server_time(self._session).timestamp()
 
-    def _model_output(self, job: TrainingJob) -> tuple[int, int]:
-        """Return the number of files in the job's output, and how many of them are archives."""
-        uri = f"{job.description['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/"
-        bucket, prefix = split_uri(uri)
-        with translate_aws_errors(uri):
-            client = self._session.client("s3", region_name=job.region)
-            page = client.list_objects_v2(Bucket=bucket, Prefix=prefix)
-        keys = [entry["Key"] for entry in page.get("Contents", [])]
-        return len(keys), sum(key.endswith(_ARCHIVES) for key in keys)
+
+def _count_archives(keys: list[str]) -> int:
+    return sum(key.endswith(_ARCHIVES) for key in keys)
 
 
 def _timestamp(moment: datetime | None) -> float | None:
@@ -111,9 +103,9 @@ def _phases(job: TrainingJob) -> tuple[tuple[str, float], ...]:
     """Return SageMaker's secondary statuses with the seconds that each took."""
     transitions: list[dict[str, Any]] = job.description.get("SecondaryStatusTransitions", [])
     return tuple(
-        (one["Status"], (one["EndTime"] - one["StartTime"]).total_seconds())
-        for one in transitions
-        if "EndTime" in one
+        (transition["Status"], (transition["EndTime"] - transition["StartTime"]).total_seconds())
+        for transition in transitions
+        if "EndTime" in transition
     )
 
 

@@ -78,8 +78,8 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
     return replace(newest, uri=uri.rstrip("/"), region=region)
 
 
-def has_output(session: boto3.Session, job: TrainingJob) -> bool:
-    """Return whether SageMaker stored a file of the job's model or output folder.
+def output_keys(session: boto3.Session, job: TrainingJob) -> list[str]:
+    """Return the keys that SageMaker stored of the job's model and output folder, at most 1,000.
 
     Raises:
         UserError: AWS returns an error.
@@ -88,8 +88,8 @@ def has_output(session: boto3.Session, job: TrainingJob) -> bool:
     bucket, prefix = split_uri(uri)
     with translate_aws_errors(uri):
         client = session.client("s3", region_name=job.region)
-        page = client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
-    return bool(page.get("Contents"))
+        page = client.list_objects_v2(Bucket=bucket, Prefix=prefix)
+    return [entry["Key"] for entry in page.get("Contents", [])]
 
 
 def require_stored(session: boto3.Session, uri: str, region: str, folder: str) -> None:

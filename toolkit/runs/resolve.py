@@ -17,7 +17,7 @@ from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import known_spent_usd, spent_usd
 from sm_train.toolkit.costing.worst_case import projected_usd
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.checkpoints import has_output, latest_stored
+from sm_train.toolkit.jobs.checkpoints import latest_stored, output_keys
 from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
 from sm_train.toolkit.jobs.live_events import progress_of, read_live
 from sm_train.toolkit.jobs.live_state import LiveState
@@ -172,7 +172,7 @@ def _stage(
     stored = latest_stored(session, checkpoint_uri(run.config, stage, run.bucket), stage_jobs)
     own_script, newest = run.config.entry is not None, live_or_newest(stage_jobs)
     if own_script and not stored.final and newest and newest.status == "Completed":
-        stored = replace(stored, output=has_output(session, newest))
+        stored = replace(stored, output=bool(output_keys(session, newest)))
     return stage_state(
         stage.name,
         stage.max_steps,
