@@ -7,6 +7,7 @@ exhausts the stack of every recursive function that visits the values.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import yaml
@@ -47,7 +48,7 @@ def check_limits(text: str, loader: type[yaml.SafeLoader]) -> None:
     """
     anchors = dict[str, int]()
     open_collections = [_Collection(None)]
-    for event in yaml.parse(text, loader):
+    for event in _parse(text, loader):
         if isinstance(event, yaml.CollectionStartEvent):
             open_collections.append(_Collection(event.anchor))
             added = 0
@@ -70,11 +71,26 @@ def check_limits(text: str, loader: type[yaml.SafeLoader]) -> None:
         if isinstance(event, yaml.ScalarEvent) and _is_long_integer(event):
             raise YamlLimitError(line, f"a number of more than {MAX_DIGITS} digits; quote it")
         if len(open_collections) > MAX_DEPTH:
-            raise YamlLimitError(line, f"is nested in more than {MAX_DEPTH} levels")
+            raise _too_deep(line)
         if sum(collection.nodes for collection in open_collections) > MAX_NODES:
             raise YamlLimitError(
                 line, f"has more than {MAX_NODES:,} values; an alias counts as what it repeats"
             )
+
+
+def _parse(text: str, loader: type[yaml.SafeLoader]) -> Iterator[yaml.Event]:
+    try:
+        yield from yaml.parse(text, loader)
+    except yaml.MarkedYAMLError as error:
+        # The libyaml of PyYAML 6.0.4 has a limit of its own, 1000 levels, which its scanner reports
+        # before the parser returns the first of them.
+        if error.problem_mark and "maximum nesting depth" in (error.problem or ""):
+            raise _too_deep(error.problem_mark.line + 1) from None
+        raise
+
+
+def _too_deep(line: int) -> YamlLimitError:
+    return YamlLimitError(line, f"is nested in more than {MAX_DEPTH} levels")
 
 
 def _is_long_integer(event: yaml.ScalarEvent) -> bool:
