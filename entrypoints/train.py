@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, UPLOAD_NOTES
+from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SETTINGS_FILE, UPLOAD_NOTES
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.job import TrainingProcess, exit_now, run_job
@@ -21,6 +22,7 @@ from sm_train.entrypoints.training.gpu_settings import set_allocator
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from sm_train.entrypoints.checkpointing.manifest import CheckpointInfo
     from sm_train.entrypoints.common.job_config import JobConfig
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
@@ -93,18 +95,68 @@ def _train(process: TrainingProcess) -> None:
         config.stage.resolution,
         components=_existing(paths.channel("model")),
         previous=_existing(paths.channel("previous")),
+        prediction_type=config.stage.prediction_type,
     )
     writer.enter(Phase.START, 0)
+    # Before the components are written: those of another target would describe, from then on, the
+    # checkpoints that exist.
+    checkpoint = _find_checkpoint(config, components, paths, data_rank, accelerator, events)
     if accelerator.is_main_process:
         source = _existing(paths.channel("model"))
         record = _training_record(config, components, shards, source)
         folder = paths.checkpoints / COMPONENTS_FOLDER
         save_components(components, source, record, folder, config.training.seed)
-    trainer = Trainer(config, components, accelerator, paths, events, shards, data_rank, validation)
+    trainer = Trainer(
+        config,
+        components,
+        accelerator,
+        paths,
+        events,
+        shards,
+        data_rank,
+        validation=validation,
+        checkpoint=checkpoint,
+    )
     if accelerator.is_main_process:
         _log_start(trainer, backend, resources)
     _run(trainer, writer, stop)
     accelerator.wait_for_everyone()
+
+
+def _find_checkpoint(
+    config: JobConfig,
+    components: ModelComponents,
+    paths: SageMakerPaths,
+    data_rank: DataRank,
+    accelerator: Accelerator,
+    events: EventLog,
+) -> CheckpointInfo | None:
+    """Return the checkpoint to resume from, the same on all nodes, and whole on each.
+
+    What the run file has changed since, or since the previous stage, is logged.
+
+    Raises:
+        CheckpointError: the checkpoint or the previous stage was trained for another target.
+    """
+    from sm_train.entrypoints.checkpointing.async_checkpointer import CheckpointRank
+    from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest
+    from sm_train.entrypoints.distributed.object_exchange import all_gather
+    from sm_train.entrypoints.training import run_settings
+
+    rank = CheckpointRank.of(data_rank, accelerator.process_index, accelerator.num_processes)
+    nodes = Nodes(rank, all_gather, accelerator.device)
+    checkpoint = find_latest(paths.checkpoints, nodes, events.warn)
+    target = run_settings.target(config, components)
+    previous = paths.channel("previous")
+    changes: list[str] = []
+    if checkpoint is not None:
+        run_settings.require_same_target(checkpoint.folder, target)
+    elif previous.is_dir():
+        changes = run_settings.target_changes(previous, target, config.stage)
+    if changes and accelerator.is_main_process:
+        message = f"since the previous stage: {'; '.join(changes)}"
+        events.warn("target-changed", message)
+    return checkpoint
 
 
 def _training_record(
@@ -346,6 +398,7 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     save_model(components, weights, paths.model, grid=grid)
     final = paths.checkpoints / FINAL_MODEL
     share_model(components, paths.model, final)
+    write_atomic(final / SETTINGS_FILE, trainer.settings_file())
     if (doctor_results := paths.checkpoints / "doctor").is_dir():
         # The next stage's doctor compares with the results on these instances.
         ignore = shutil.ignore_patterns(UPLOAD_NOTES)

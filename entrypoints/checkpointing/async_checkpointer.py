@@ -32,6 +32,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     step_folder_name,
 )
 from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.data.shard_catalog import DataRank
 from sm_train.entrypoints.distributed.local_shard import LocalShard
 
 AllGatherObject = Callable[[Any], list[Any]]
@@ -47,6 +48,12 @@ class CheckpointRank:
     node_rank: int
     local_rank: int
     local_world_size: int
+
+    @classmethod
+    def of(cls, data_rank: DataRank, rank: int, world_size: int) -> CheckpointRank:
+        """Return the writer that is ``rank`` of ``world_size``, on its node as ``data_rank``."""
+        node = (data_rank.node_rank, data_rank.local_rank, data_rank.local_world_size)
+        return cls(rank, world_size, *node)
 
     @property
     def local_main(self) -> bool:

@@ -5,9 +5,10 @@ A stage's checkpoint folder, locally and in S3::
     step-00000100/
         tensors-00000.safetensors   one file per rank with its shards of the tensors
         progress.json               schedule and EMA counters
+        settings.json               what is learned, and how: not to be changed unnoticed
         data.npz                    sampler state
         complete.json               marker, written last
-    final/                          the finished model
+    final/                          the finished model, with settings.json
 
 Standard library only: the laptop reads markers from S3 without PyTorch.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 MARKER = "complete.json"
 """The file that makes a checkpoint complete. It lists all other files with size and digest."""
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 FINAL_MODEL = "final"
 """The folder of a stage's final model, next to its step folders."""
@@ -35,6 +36,7 @@ after it (aws/sagemaker-xgboost-container, checkpointing.py, read 2026-11). They
 the folder is read."""
 
 PROGRESS_FILE = "progress.json"
+SETTINGS_FILE = "settings.json"
 SAMPLER_FILE = "data.npz"
 
 STEP_PREFIX = "step-"

@@ -153,7 +153,11 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class StageConfig:
-    """One resolution and batch size: what one training job runs."""
+    """One resolution and batch size: what one training job runs.
+
+    ``prediction_type`` and ``objective`` are what the run file states for this stage; None takes
+    those of all stages.
+    """
 
     name: str
     resolution: int
@@ -165,6 +169,8 @@ class StageConfig:
     activation_checkpointing: bool
     init_from: InitFrom
     optimizer_state: OptimizerState
+    prediction_type: PredictionType | None = None
+    objective: str | None = None
 
 
 @dataclass(frozen=True)

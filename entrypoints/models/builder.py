@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig, TrainingConfig
+from sm_train.entrypoints.common.job_config import (
+    JobConfigError,
+    ModelConfig,
+    PredictionType,
+    TrainingConfig,
+)
 from sm_train.entrypoints.common.lora_layers import TRAINS_TEXT_ENCODER
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.models.component_check import component_problems, pretrained_scheduler
@@ -141,6 +146,16 @@ class ModelComponents:
         """Pixels of an image's side for one pixel of the network's input."""
         return downsampling(None if self.vae is None else self.vae.config)
 
+    def latent_scale(self) -> dict[str, float | None]:
+        """Return how the autoencoder's latents are scaled; empty without one."""
+        if self.vae is None:
+            return {}
+        config = self.vae.config
+        return {
+            "vae.scaling_factor": config.scaling_factor,
+            "vae.shift_factor": getattr(config, "shift_factor", None),
+        }
+
     @property
     def is_conditioned_on_sizes(self) -> bool:
         """Whether the network gets each image's original size and crop, as SDXL does."""
@@ -178,13 +193,19 @@ class ModelComponents:
 
 
 def build_components(
-    model: ModelConfig, resolution: int, *, components: Path | None, previous: Path | None
+    model: ModelConfig,
+    resolution: int,
+    *,
+    components: Path | None,
+    previous: Path | None,
+    prediction_type: PredictionType | None = None,
 ) -> ModelComponents:
     """Build a preset for images of ``resolution`` pixels.
 
     ``components`` is a folder with frozen components and, optionally, a network to start from.
     ``previous`` is the final model of the previous stage, or its adapter; its trained components
-    take precedence.
+    take precedence. ``prediction_type`` is what the stage learns in place of what an earlier stage
+    learned.
 
     Raises:
         JobConfigError: there is no such preset, or a folder holds another model.
@@ -233,7 +254,7 @@ def build_components(
         network_init=network,
         text_encoders=text_encoders,
         vae=vae,
-        objective=build_objective(preset, model, resolution, scheduler),
+        objective=build_objective(preset, model, resolution, scheduler, prediction_type),
         train_text_encoder=train_text,
         random_frozen=tuple(random_frozen),
     )

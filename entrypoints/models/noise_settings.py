@@ -124,6 +124,17 @@ def _prediction_type(scheduler: Mapping[str, Any]) -> str:
     return str(scheduler.get("prediction_type", "epsilon"))
 
 
+def relearned(scheduler: Mapping[str, Any], prediction_type: str) -> dict[str, Any] | None:
+    """Return the configuration of a pretrained scheduler for another prediction type.
+
+    None between diffusion and flow, which have no noise levels in common: take the preset's.
+    """
+    is_flow = scheduler.get("_class_name") in _FLOW_SCHEDULERS
+    if is_flow or prediction_type == "flow":
+        return dict(scheduler) if is_flow and prediction_type == "flow" else None
+    return {**scheduler, "prediction_type": prediction_type}
+
+
 def _unsupported(key: str, value: object) -> ContradictionError:
     return ContradictionError(
         f"{SCHEDULER_CONFIG}: {key} {str(value)[:60]} is not supported: the network learned other "

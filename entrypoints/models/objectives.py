@@ -7,19 +7,20 @@ samples from the trained model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  the field's own name for it
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
+from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig, PredictionType
 from sm_train.entrypoints.models.device_copy import copy_to_device
 from sm_train.entrypoints.models.noise_settings import (
     ContradictionError,
     NoiseSettings,
     noise_settings,
+    relearned,
 )
 from torch import Tensor
 
@@ -50,6 +51,10 @@ class Objective(Protocol):
         """What the network predicts, as ``model.prediction_type`` names it."""
         ...
 
+    def noise_levels(self) -> dict[str, Any]:
+        """Return the settings that determine the noise levels, as JSON can hold them."""
+        ...
+
     def make_target(
         self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]
     ) -> DiffusionTarget:
@@ -64,20 +69,30 @@ class Objective(Protocol):
         ...
 
 
+def default_shift(resolution: int) -> float:
+    """Return the shift of a flow's timesteps for images of ``resolution`` pixels."""
+    return resolution / _BASE_SIDE
+
+
 def build_objective(
     preset: Mapping[str, Any],
     model: ModelConfig,
     resolution: int,
     scheduler: Mapping[str, Any] | None = None,
+    prediction_type: PredictionType | None = None,
 ) -> Objective:
     """Build the objective of ``preset`` at ``resolution`` pixels with the run file's options.
 
     ``scheduler`` is the configuration of a pretrained network's scheduler: its noise levels and
-    prediction type replace the preset's.
+    prediction type replace the preset's. ``prediction_type`` is what the stage learns instead, None
+    if it is the same.
 
     Raises:
         JobConfigError: the preset cannot be trained with the options.
     """
+    if prediction_type is not None:
+        model = replace(model, prediction_type=prediction_type)
+        scheduler = scheduler and relearned(scheduler, prediction_type)
     try:
         settings = noise_settings(preset, model, scheduler)
     except ContradictionError as error:
@@ -87,7 +102,7 @@ def build_objective(
     if not needed:
         raise JobConfigError(f"model.prediction_type: {model.preset} cannot learn {prediction}")
     if prediction == "flow":
-        return RectifiedFlow(settings.shift or resolution / _BASE_SIDE)
+        return RectifiedFlow(settings.shift or default_shift(resolution))
     return DiffusionObjective.from_settings(settings, model)
 
 
@@ -107,6 +122,19 @@ class DiffusionObjective:
     def prediction_type(self) -> str:
         """See :attr:`Objective.prediction_type`."""
         return str(self.scheduler.config.prediction_type)
+
+    def noise_levels(self) -> dict[str, Any]:
+        """See :meth:`Objective.noise_levels`."""
+        config = self.scheduler.config
+        betas = config.trained_betas
+        return {
+            "zero_terminal_snr": config.rescale_betas_zero_snr,
+            "num_train_timesteps": config.num_train_timesteps,
+            "beta_schedule": config.beta_schedule,
+            "beta_start": config.beta_start,
+            "beta_end": config.beta_end,
+            "trained_betas": None if betas is None else list(betas),
+        }
 
     @classmethod
     def from_settings(cls, settings: NoiseSettings, model: ModelConfig) -> DiffusionObjective:
@@ -181,6 +209,10 @@ class RectifiedFlow:
     def prediction_type(self) -> str:
         """See :attr:`Objective.prediction_type`."""
         return "flow"
+
+    def noise_levels(self) -> dict[str, Any]:
+        """See :meth:`Objective.noise_levels`."""
+        return {"timestep_shift": self.shift}
 
     def make_target(
         self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]

@@ -92,6 +92,8 @@ class LearningRate:
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._base = [float(group["lr"]) for group in self._groups]
         self._schedule = schedule
+        self.last = 0.0
+        """The learning rate of the last step; 0 before the first one."""
         self.set(0)
 
     @property
@@ -101,6 +103,7 @@ class LearningRate:
 
     def advance(self) -> None:
         """Set the rates for the next step."""
+        self.last = self.current
         self.set(self.steps + 1)
 
     def set(self, steps: int) -> None:

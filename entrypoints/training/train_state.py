@@ -71,6 +71,12 @@ class TrainState:
 
     @property
     def learning_rate(self) -> float:
+        """The learning rate of the last step, of the first group of weights."""
+        return self._rate.last
+
+    @property
+    def next_learning_rate(self) -> float:
+        """The learning rate of the next step, of the first group of weights."""
         return self._rate.current
 
     def update(self, norm: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ import torch
 from accelerate import Accelerator
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
-from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
-from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, SAMPLER_FILE
+from sm_train.entrypoints.checkpointing.manifest import CheckpointInfo
+from sm_train.entrypoints.checkpointing.resume import remove_later
+from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, SAMPLER_FILE, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.rng import hash64
@@ -33,6 +34,7 @@ from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.export import TrainedWeights
 from sm_train.entrypoints.models.weight_files import TensorSpec
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
+from sm_train.entrypoints.training import run_settings
 from sm_train.entrypoints.training.busy_time import (
     BusyTimer,
     GradientOrder,
@@ -68,7 +70,7 @@ WRITTEN_CHECK_SECONDS = 1.0
 
 
 class Trainer:
-    """Trains one stage, from its latest complete checkpoint if there is one.
+    """Trains one stage, from ``checkpoint`` if there is one.
 
     ``model`` is ``state.module``, wrapped by DDP or sharded.
     """
@@ -83,6 +85,7 @@ class Trainer:
         shards: ShardCatalog | ShardStream,
         data_rank: DataRank,
         validation: ValidationSet | None = None,
+        checkpoint: CheckpointInfo | None = None,
     ) -> None:
         self.config, self.components, self.accelerator = config, components, accelerator
         self.paths, self.events = paths, events
@@ -106,10 +109,10 @@ class Trainer:
         self.state = TrainState(config, module, base_digest)
         self._loss = TrainingLoss(config.training.objective)
         self._checkpointer = self._create_checkpointer(data_rank)
-        checkpoint = self._find_latest_checkpoint()
         previous_stage = paths.channel("previous_state")
         if checkpoint is not None:
             self.state.restore(checkpoint)
+            self._warn_of_changes(checkpoint)
             # A rollback before this job's first checkpoint returns here.
             snapshot = self._checkpointer.snapshot
             snapshot.take(self.state.step, self.state.tensors(), self.state.progress())
@@ -154,12 +157,8 @@ class Trainer:
     def _create_checkpointer(self, data_rank: DataRank) -> AsyncCheckpointer:
         return AsyncCheckpointer(
             self.paths.checkpoints,
-            CheckpointRank(
-                self.accelerator.process_index,
-                self.accelerator.num_processes,
-                data_rank.node_rank,
-                data_rank.local_rank,
-                data_rank.local_world_size,
+            CheckpointRank.of(
+                data_rank, self.accelerator.process_index, self.accelerator.num_processes
             ),
             fingerprint=self.state.fingerprint,
             keep=self.config.checkpoint.keep_last,
@@ -359,6 +358,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             files = {
                 PROGRESS_FILE: manifest.save_bytes(json.dumps(progress).encode()),
+                SETTINGS_FILE: manifest.save_bytes(self.settings_file()),
                 SAMPLER_FILE: manifest.save_bytes(self.loader.state_bytes()),
             }
         self._checkpointer.save_async(self.state.step, self.state.tensors(), progress, files)
@@ -397,14 +397,23 @@ class Trainer:
                 step=snapshot.step,
             )
 
-    def _find_latest_checkpoint(self) -> manifest.CheckpointInfo | None:
-        """Return the checkpoint to resume from; the same on all nodes, and whole on each."""
+    def settings_file(self) -> bytes:
+        """Return what a checkpoint records of the settings of this training."""
+        return run_settings.settings_file(
+            run_settings.target(self.config, self.components),
+            run_settings.course(self.config, self.accelerator.num_processes),
+            self.config.stage.resolution,
+            self.state.next_learning_rate,
+        )
 
-        def warn(code: str, message: str) -> None:
-            self.events.warn(code, message)
-
-        nodes = Nodes(self._checkpointer.rank, all_gather, self.device)
-        return find_latest(self.paths.checkpoints, nodes, warn)
+    def _warn_of_changes(self, checkpoint: CheckpointInfo) -> None:
+        """Log what the run file has changed since the checkpoint."""
+        course = run_settings.course(self.config, self.accelerator.num_processes)
+        rate = self.state.next_learning_rate
+        changes = run_settings.course_changes(checkpoint.folder, course, rate)
+        if changes and self.accelerator.is_main_process:
+            message = f"since the checkpoint of step {checkpoint.step}: {'; '.join(changes)}"
+            self.events.warn("settings-changed", message)
 
 
 class DivergedError(RuntimeError):

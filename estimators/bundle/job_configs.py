@@ -44,7 +44,7 @@ def _job_config(
         data=replace(config.data.job_config(), sources=_sources(config, stage)),
         model=config.model.job_config(),
         stage=stage.job_config(),
-        training=config.training.job_config(),
+        training=replace(config.training.job_config(), objective=config.objective_of(stage)),
         evaluation=config.evaluation.job_config(),
         checkpoint=config.checkpoint.job_config(),
         heartbeat=config.heartbeat.job_config(),

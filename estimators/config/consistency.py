@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
 from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.common.index_location import index_channel, index_uri
 from sm_train.entrypoints.common.optimizer_rules import problem
@@ -74,6 +75,7 @@ def cross_section_problems(
         problems += _job_name_problems(run, stage, path)
         if model is not None and not own_script:
             problems += _resolution_problems(stage, model, path)
+            problems += _prediction_problems(stage, model, path)
         if data is not None:
             problems += _source_problems(stage.sources, data, channels, path)
         if index == 0:
@@ -136,6 +138,20 @@ def _resolution_problems(
         )
 
 
+def _prediction_problems(
+    stage: StageSection, model: ModelSection, path: KeyPath
+) -> Iterator[Problem]:
+    """Check that the model's settings fit what a stage predicts in place of the model's own."""
+    if stage.prediction_type is None:
+        return
+    settings = model.model_dump() | {"prediction_type": stage.prediction_type}
+    try:
+        ModelSection.model_validate(settings)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, prediction_type: ")
+        yield Problem((*path, "prediction_type"), stage.prediction_type, message)
+
+
 def _adapter_problems(model: ModelSection, training: TrainingSection) -> Iterator[Problem]:
     if model.lora is not None and training.optimizer.name == "muon":
         reason = (
@@ -157,7 +173,7 @@ def _job_name_problems(run: str, stage: StageSection, path: KeyPath) -> Iterator
 
 
 def _first_stage_problems(stage: StageSection, path: KeyPath) -> Iterator[Problem]:
-    for key in ("init_from", "optimizer_state"):
+    for key in ("init_from", "optimizer_state", "prediction_type", "objective"):
         value = getattr(stage, key)
         if value != StageSection.model_fields[key].default:
             yield Problem(

@@ -40,7 +40,7 @@ from sm_train.estimators.config.operations import (
 )
 from sm_train.estimators.config.platforms import KubernetesSection, SlurmSection
 from sm_train.estimators.config.recovery import RecoverySection
-from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.config.stage import PRESET_OBJECTIVE, StageSection
 from sm_train.estimators.config.trackers import TrackersField, TrackersSection
 from sm_train.estimators.config.training import (
     CheckpointSection,
@@ -176,6 +176,11 @@ class RunConfig(Section):
     def sources_of(self, stage: StageSection) -> list[SourceSection]:
         """Return the sources that a stage mixes; empty if it reads `data.uri` alone."""
         return stage.sources or self.data.sources
+
+    def objective_of(self, stage: StageSection) -> str | None:
+        """Return the function that computes a stage's loss; None is the preset's."""
+        objective = stage.objective or self.training.objective
+        return None if objective == PRESET_OBJECTIVE else objective
 
     @property
     def source_channels(self) -> dict[str, ChannelSection]:

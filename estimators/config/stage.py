@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 from sm_train.entrypoints.common.job_config import (
     InitFrom,
     OptimizerState,
+    PredictionType,
     Sharding,
     StageConfig,
 )
 from sm_train.estimators.config.data import SourceSection
 from sm_train.estimators.config.fields import (
+    FunctionName,
     Name,
     PositiveFloat,
     PositiveInt,
     Section,
     reject_bool,
 )
+
+PRESET_OBJECTIVE = "preset"
+"""The value of a stage's ``objective`` for the preset's loss."""
 
 
 class StageSection(Section):
@@ -64,6 +69,16 @@ class StageSection(Section):
         default="reset",
         description="Whether to keep AdamW's state of the previous stage or to reset it.",
     )
+    prediction_type: PredictionType | None = Field(
+        default=None,
+        description="What the network predicts in this stage, in place of model.prediction_type. "
+        "It has to unlearn what an earlier stage trained. Not for the first stage.",
+    )
+    objective: FunctionName | None = Field(
+        default=None,
+        description="Loss of this stage in place of training.objective: module:function of `code`, "
+        "or `preset` for the preset's. Not for the first stage.",
+    )
     sources: list[SourceSection] = Field(
         default_factory=list,
         max_length=10,
@@ -74,6 +89,16 @@ class StageSection(Section):
         description="Optimizer steps per second, measured on exactly this stage. The cost "
         "estimate uses it.",
     )
+
+    @field_validator("objective")
+    @classmethod
+    def _check_objective(cls, objective: str | None) -> str | None:
+        if objective not in (None, PRESET_OBJECTIVE) and ":" not in str(objective):
+            raise ValueError(
+                f"must be a module:function of your code, such as losses:huber, or "
+                f"{PRESET_OBJECTIVE}"
+            )
+        return objective
 
     def job_config(self) -> StageConfig:
         return StageConfig(
@@ -87,4 +112,6 @@ class StageSection(Section):
             activation_checkpointing=self.activation_checkpointing,
             init_from=self.init_from,
             optimizer_state=self.optimizer_state,
+            prediction_type=self.prediction_type,
+            objective=self.objective,
         )

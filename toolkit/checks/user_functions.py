@@ -16,9 +16,9 @@ from sm_train.toolkit.checks.finding import Check, Finding
 USER_FUNCTION = Check(
     "user-function",
     ("error", "warning"),
-    means="`training.optimizer`, `training.lr_schedule`, `training.objective` or `data.transform` "
-    "names a `module:function` that is not in the folder `code`. It is a warning if the module may "
-    "belong to a package that the job installs or to the run's own image.",
+    means="`training.optimizer`, `training.lr_schedule`, `training.objective`, `data.transform` or "
+    "a stage's `objective` names a `module:function` that is not in the folder `code`. It is a "
+    "warning if the module may belong to a package that the job installs or to the run's image.",
     impact="The job fails when it imports the function, after instances, image and data were paid "
     "for.",
     fix="Correct the name, or add the module to the folder of `code`, or its package to the "
@@ -34,6 +34,10 @@ def user_function_findings(config: RunConfig, base: Path) -> Iterator[Finding]:
         "training.lr_schedule.name": training.lr_schedule.name,
         "training.objective": training.objective or "",
         "data.transform": config.data.transform or "",
+    }
+    named |= {
+        f"stages[{index}].objective": stage.objective or ""
+        for index, stage in enumerate(config.stages)
     }
     functions = {key: name for key, name in named.items() if ":" in name}
     if not functions:

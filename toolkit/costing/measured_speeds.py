@@ -76,7 +76,7 @@ def work_digest(config: RunConfig, stage: StageSection) -> str:
         "precision": [training.precision, training.reduce_dtype, training.vae_precision],
         "compile": training.compile,
         "optimizer": training.optimizer.name,
-        "objective": training.objective,
+        "objective": config.objective_of(stage),
         "ema": training.ema_decay > 0,
         "image": [cluster.backend, cluster.image, cluster.framework_version],
     }

@@ -37,7 +37,7 @@ def flip_last_bit(path: Path) -> None:
 
 
 def set_format(path: Path, version: int) -> None:
-    path.write_text(path.read_text().replace('"format": 3', f'"format": {version}'))
+    path.write_text(path.read_text().replace('"format": 4', f'"format": {version}'))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def set_format(path: Path, version: int) -> None:
     [
         (lambda folder: (folder / MARKER).unlink(), "incomplete"),
         (lambda folder: truncate(folder / MARKER), "damaged"),
-        (lambda folder: set_format(folder / MARKER, 4), "format 4, this version reads 3"),
+        (lambda folder: set_format(folder / MARKER, 5), "format 5, this version reads 4"),
         (lambda folder: (folder / SHARD).unlink(), "is missing"),
         (lambda folder: truncate(folder / SHARD), "bytes of"),
         (lambda folder: flip_last_bit(folder / SHARD), "does not match the marker"),

@@ -58,7 +58,7 @@ def test_checkpoint_of_another_format_stops_the_job(tmp_path: Path) -> None:
     """Training from the start would cost money, and remove the checkpoints in the end."""
     for step in (10, 20):
         write_checkpoint(tmp_path, step)
-    set_format(tmp_path / step_folder_name(20) / MARKER, 4)
-    with pytest.raises(FormatError, match="format 4, this version reads 3: resume it with the"):
+    set_format(tmp_path / step_folder_name(20) / MARKER, 5)
+    with pytest.raises(FormatError, match="format 5, this version reads 4: resume it with the"):
         find_latest(tmp_path, ALONE, lambda code, message: None)
     assert steps(tmp_path) == ["step-00000010", "step-00000020"]

@@ -59,8 +59,8 @@ def test_marker_parses_back_with_files_sorted() -> None:
     [
         (b"", "complete.json is damaged"),
         (b"[]", "complete.json is damaged"),
-        (b'{"format": 3, "step": 1}', "complete.json is damaged"),
-        (b'{"format": 1}', "format 1, this version reads 3"),
+        (b'{"format": 4, "step": 1}', "complete.json is damaged"),
+        (b'{"format": 1}', "format 1, this version reads 4"),
     ],
 )
 def test_unusable_marker_is_an_error(content: bytes, message: str) -> None:

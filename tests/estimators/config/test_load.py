@@ -299,6 +299,31 @@ CASES = {
             "stage, which has no previous one"
         ],
     ),
+    "first_stage_learns_something_else": (
+        VALID.replace("    instances: 4", "    instances: 4\n    prediction_type: epsilon"),
+        [
+            "run.yaml:12: stages[0].prediction_type: 'epsilon': does not apply to the first "
+            "stage, which has no previous one"
+        ],
+    ),
+    "stage_predicts_what_the_preset_cannot": (
+        VALID.replace(
+            "cluster:",
+            VALID[VALID.index("  - name") : VALID.index("cluster:")].replace("256px", "512px")
+            + "    prediction_type: flow\ncluster:",
+        ),
+        [
+            "run.yaml:23: stages[1].prediction_type: 'flow': sd2 supports "
+            "v_prediction or epsilon, not flow; remove it"
+        ],
+    ),
+    "stage_objective_without_a_function": (
+        VALID.replace("    instances: 4", "    instances: 4\n    objective: huber"),
+        [
+            "run.yaml:12: stages[0].objective: 'huber': must be a module:function of your code, "
+            "such as losses:huber, or preset"
+        ],
+    ),
     "epsilon_for_transformer": (
         VALID.replace("preset: sd2", "preset: mmdit-2b\n  prediction_type: epsilon"),
         ["run.yaml:8: model.prediction_type: mmdit-2b supports flow, not epsilon; remove it"],
