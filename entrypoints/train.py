@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SETTINGS_FILE, UPLOAD_NOTES
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.job import TrainingProcess, exit_now, run_job
@@ -19,6 +19,7 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     heartbeat_folder,
 )
 from sm_train.entrypoints.training.gpu_settings import set_allocator
+from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -32,7 +32,7 @@ SHARED_WITH_ESTIMATORS = "sm_train.entrypoints.common"
 LEVELS = {
     "entrypoints": [
         {"common"},
-        {"images"},
+        {"images", "uploads"},
         {"data", "deduplication", "distributed", "monitoring"},
         {"checkpointing", "tracking"},
         {"models"},
@@ -93,6 +93,8 @@ TORCH_FREE = [
     "node_start.worker",
     "monitoring.watchdog",
     "packing.describe_shard",
+    "uploads.lag",
+    "uploads.notes",
     "packing.lambda_handler",
     "packing.pack",
     "packing.processing_job",

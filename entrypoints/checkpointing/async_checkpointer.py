@@ -24,6 +24,7 @@ from typing import Any
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
+from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
 from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX
 from sm_train.entrypoints.common.background import BackgroundWork, lower_priority
 from sm_train.entrypoints.common.checkpoint_layout import (
@@ -86,11 +87,12 @@ class AsyncCheckpointer:
         events: EventLog,
         all_gather: AllGatherObject,
         background: BackgroundWork,
+        stored: StoredSteps,
     ) -> None:
         self._checkpoints, self.rank = checkpoints, rank
         self._fingerprint, self._keep = fingerprint, keep
         self._events, self._all_gather, self._background = events, all_gather, background
-        self.snapshot = HostSnapshot(background)
+        self.snapshot, self.stored = HostSnapshot(background), stored
         self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=lower_priority)
         self._pending: _PendingCheckpoint | None = None
         self._committed: int | None = None
@@ -135,15 +137,16 @@ class AsyncCheckpointer:
     def _prune(self, step: int, folder: Path, shards: str) -> Path | None:
         """Remove old checkpoints; keep one file of this rank, to be overwritten.
 
-        Not when the previous checkpoint became complete here: its upload takes a while, and S3 must
-        always hold a complete one. The memory and disk blocks of a file are worth more than its
-        content: see :func:`save_shards`.
+        Not when the previous checkpoint became complete here: its upload takes a while. The memory
+        and disk blocks of a file are worth more than its content: see :func:`save_shards`.
         """
         reusable = folder / f".{shards}{NOT_UPLOADED_SUFFIX}"
         reusable.unlink(missing_ok=True)
         found = False
         # The node's first rank may still be writing the marker of the last commit.
-        for old in manifest.surplus(self._checkpoints, self._keep, step, self._committed):
+        for old in manifest.surplus(
+            self._checkpoints, self._keep, step, self._committed, self.stored.protected
+        ):
             if self.rank.local_main:
                 manifest.invalidate(old)
             # The node's other ranks do the same at about this time.
@@ -183,7 +186,9 @@ class AsyncCheckpointer:
         error = pending.files.exception()
         # Each rank contributes the list of its files or, as a string, the reason of its failure.
         outcome = pending.files.result() if error is None else _describe(error)
-        outcomes = self._all_gather(outcome)
+        uploads = self.stored.own_uploads() if self.rank.local_main else None
+        gathered = self._all_gather((outcome, uploads))
+        outcomes = [outcome for outcome, _ in gathered]
         failures = [outcome for outcome in outcomes if isinstance(outcome, str)]
         all_files = [file for files in outcomes if isinstance(files, list) for file in files]
         if not failures and self.rank.local_main:
@@ -195,6 +200,7 @@ class AsyncCheckpointer:
             self._abandon(pending, failures[0])
             return
         self._committed = pending.step
+        self.stored.committed(pending.step, [uploads for _, uploads in gathered])
         if self.rank.rank == 0:
             self._log(pending, sum(file.bytes for file in all_files))
 
@@ -213,6 +219,7 @@ class AsyncCheckpointer:
             f"checkpoint at step {pending.step}: training paused for {blocked:.2f} s, "
             f"{size / 1e9:.2f} GB written in {writing:.1f} s",
             step=pending.step,
+            stored_step=self.stored.newest,
             path=str(pending.folder),
             bytes=size,
             seconds=blocked,

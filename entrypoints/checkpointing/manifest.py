@@ -20,7 +20,7 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,10 +181,17 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def surplus(checkpoints: Path, keep: int, step: int, committed: int | None = None) -> list[Path]:
+def surplus(
+    checkpoints: Path,
+    keep: int,
+    step: int,
+    committed: int | None = None,
+    protected: Collection[int] = (),
+) -> list[Path]:
     """Return the folders that go before the checkpoint of ``step`` is written.
 
-    Of the earlier steps the newest ``keep`` complete ones stay. Those of later steps go as well:
+    Of the earlier steps the newest ``keep`` complete ones and the ``protected`` ones stay. Those of
+    later steps go as well:
     the job skipped them when it resumed, and they would count as the newest. The checkpoint of
     ``committed`` counts as complete although another process may still be writing its marker.
     """
@@ -194,7 +201,7 @@ def surplus(checkpoints: Path, keep: int, step: int, committed: int | None = Non
         number = parse_step_folder(folder.name)
         assert number is not None
         is_complete = number == committed or (folder / MARKER).exists()
-        if number < step and complete < keep and is_complete:
+        if number < step and is_complete and (complete < keep or number in protected):
             complete += 1
         elif number != step:
             folders.append(folder)

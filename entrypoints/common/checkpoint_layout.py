@@ -29,12 +29,6 @@ FORMAT_VERSION = 4
 FINAL_MODEL = "final"
 """The folder of a stage's final model, next to its step folders."""
 
-UPLOAD_NOTES = "*.sagemaker-*"
-"""Glob pattern of files in a node's checkpoint folder that are no content. SageMaker puts an empty
-``FILE.sagemaker-uploading`` next to each file during its upload, and ``FILE.sagemaker-uploaded``
-after it (aws/sagemaker-xgboost-container, checkpointing.py, read 2026-11). They come and go while
-the folder is read."""
-
 PROGRESS_FILE = "progress.json"
 SETTINGS_FILE = "settings.json"
 SAMPLER_FILE = "data.npz"

@@ -8,7 +8,10 @@ cluster in files. On Kubernetes and Slurm, the start script of each node does th
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
+
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 
 NODE_VARIABLE = "SM_TRAIN_NODE"
 """Environment variable with the JSON of a :class:`NodeDescription`."""
@@ -66,3 +69,14 @@ class NodeDescription:
     def syncs_checkpoints(self) -> bool:
         """Return whether each node has its own checkpoint folder, which is copied to S3."""
         return self.checkpoints.startswith("s3://")
+
+
+def uploads_checkpoints(paths: SageMakerPaths) -> bool:
+    """Return whether this node's checkpoint folder is copied to storage, which leaves notes.
+
+    SageMaker and local runs copy it, and so does the start script where nodes share no folder.
+    Nothing copies it in a job that was started by hand.
+    """
+    if NODE_VARIABLE in os.environ:
+        return NodeDescription.from_json(os.environ[NODE_VARIABLE]).syncs_checkpoints
+    return paths.resources.exists()

@@ -56,6 +56,11 @@ class SageMakerPaths:
         return self.base / "input" / "config"
 
     @property
+    def resources(self) -> Path:
+        """The platform's file that describes the cluster."""
+        return self.input_config / _RESOURCE_FILE
+
+    @property
     def checkpoints(self) -> Path:
         """Continuously copied to CheckpointConfig.S3Uri, and from there on a restart."""
         return self.base / "checkpoints"
@@ -100,7 +105,7 @@ class ResourceConfig:
     @classmethod
     def read(cls, paths: SageMakerPaths) -> ResourceConfig:
         """Read the platform's file; without one return a single host called ``algo-1``."""
-        path = paths.input_config / _RESOURCE_FILE
+        path = paths.resources
         if not path.exists():
             return cls("algo-1", ("algo-1",))
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -119,7 +124,7 @@ class ResourceConfig:
             "current_instance_type": self.instance_type,
             IN_RANK_ORDER: True,
         }
-        path = paths.input_config / _RESOURCE_FILE
+        path = paths.resources
         write_atomic(path, json.dumps(document).encode())
 
     @property

@@ -355,7 +355,7 @@ class _Process:
 
 def _network_interface(paths: SageMakerPaths) -> str | None:
     """Return the network interface that the platform names."""
-    path = paths.input_config / "resourceconfig.json"
+    path = paths.resources
     if not path.exists():
         return None
     name: str | None = json.loads(path.read_text()).get("network_interface_name")

@@ -24,7 +24,6 @@ from sm_train.entrypoints.checkpointing.manifest import (
     shard_files,
 )
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, TensorReader
-from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
 from sm_train.entrypoints.models.export import TrainedWeights, merged_weights, save_model
 from sm_train.entrypoints.models.model_card import TrainingRecord
 from sm_train.entrypoints.models.network import network_folder
@@ -36,6 +35,7 @@ from sm_train.entrypoints.models.weight_files import (
     read_layout,
     read_tensors,
 )
+from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 from torch import Tensor
 
 ExportFormat = Literal["diffusers", "single-file", "dcp"]

@@ -16,7 +16,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
-from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
+from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 
 _MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors library."""

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
-from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
 from sm_train.entrypoints.common.job_config import LoraConfig
 from sm_train.entrypoints.models import pipeline as pipeline_module
 from sm_train.entrypoints.models.builder import (
@@ -62,6 +61,7 @@ from sm_train.entrypoints.models.weight_files import (
     write_network,
     write_tensors,
 )
+from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 from torch import Tensor, nn
 
 _PIPELINE_FILE = "pipeline.py"

@@ -7,24 +7,29 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folders
+from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.failures import Failure
 from sm_train.entrypoints.monitoring.stall_detector import Culprit
 from sm_train.entrypoints.monitoring.stragglers import Straggler
 from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
+from sm_train.entrypoints.uploads.notes import read_uploads
 
 _DISK_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
 class AlertFormatter:
-    """Formats the alerts of a job of ``nodes`` nodes; ``checkpoints`` is its checkpoint folder."""
+    """Formats the alerts of a job of ``nodes`` nodes.
+
+    ``checkpoints`` is this node's checkpoint folder, ``uploads`` whether it is copied to storage.
+    """
 
     config: JobConfig
     nodes: int
     checkpoints: Path
+    uploads: bool = True
 
     def stall(self, symptom: str, culprit: Culprit, silent: float) -> Alert:
         """Return the alert for a stall after ``silent`` seconds."""
@@ -63,6 +68,19 @@ class AlertFormatter:
             symptom,
             level="warning",
             worst=f"node {straggler.node}{rank}",
+        )
+
+    def not_stored(self, symptom: str, node: int, *, resolved: bool = False) -> Alert:
+        """Return the alert for checkpoints that a node does not upload, or that resolves it."""
+        title = "checkpoints reach storage again" if resolved else "checkpoints are not stored"
+        return self._alert(
+            f"storage {node}",
+            title,
+            symptom,
+            level="warning",
+            worst=f"node {node}",
+            command=None if resolved else f"sm-train status {self.config.run}",
+            resolved=resolved,
         )
 
     def ended(self, step: int) -> Alert:
@@ -110,8 +128,20 @@ class AlertFormatter:
         return price * self.nodes * seconds / 3600
 
     def _last_checkpoint(self) -> str | None:
-        folders = step_folders(self.checkpoints)
-        return next((folder.name for folder in folders if (folder / MARKER).exists()), None)
+        """Describe the newest checkpoint in this node's folder, and what it has uploaded."""
+        uploads = read_uploads(self.checkpoints)
+        if uploads.newest is None:
+            return None
+        name = step_folder_name(uploads.newest)
+        if not self.uploads:
+            return name
+        if uploads.newest in uploads.uploaded:
+            return f"{name}, uploaded"
+        if not uploads.has_notes:
+            return f"{name}; whether it is uploaded is unknown"
+        uploaded = max(uploads.uploaded, default=None)
+        stored = "none" if uploaded is None else step_folder_name(uploaded)
+        return f"{name}, not uploaded; newest uploaded: {stored}"
 
 
 def _describe_culprit(culprit: Culprit) -> str:

@@ -24,6 +24,7 @@ from sm_train.entrypoints.common import procfs
 from sm_train.entrypoints.common.digests import message_key
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
+from sm_train.entrypoints.common.node_description import uploads_checkpoints
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.monitoring import stall_report
 from sm_train.entrypoints.monitoring.alert_messages import AlertFormatter
@@ -64,6 +65,7 @@ from sm_train.entrypoints.monitoring.stall_detector import (
     TimeoutBounds,
     find_culprit,
 )
+from sm_train.entrypoints.monitoring.storage_report import STORAGE_CHECK_SECONDS, StorageReport
 from sm_train.entrypoints.monitoring.straggler_report import StragglerReport
 from sm_train.entrypoints.monitoring.stragglers import BusyTotals
 from sm_train.entrypoints.monitoring.timeouts import NonBlockingStdout, call_with_timeout
@@ -117,15 +119,29 @@ class Watchdog:
         dispatcher: AlertDispatcher,
         peers: PeerLink | None,
         exit_codes: Mapping[int, int | None] | None = None,
+        uploads: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a watchdog; ``exit_codes`` maps pids of ended processes to exit codes."""
+        """Create a watchdog; ``exit_codes`` maps pids of ended processes to exit codes.
+
+        ``uploads`` is whether the node's checkpoint folder is copied to storage.
+        """
         heartbeat = config.heartbeat
         self._heartbeat_config, self._paths, self._info = heartbeat, paths, info
         self._heartbeats, self._events, self._dispatcher = heartbeats, events, dispatcher
         self._peers, self._clock = peers, clock
         self._exit_codes = exit_codes if exit_codes is not None else {}
-        self._formatter = AlertFormatter(config, info.nodes, paths.checkpoints)
+        self._formatter = AlertFormatter(config, info.nodes, paths.checkpoints, uploads)
+        self._storage: StorageReport | None = None
+        if uploads and config.checkpoint.save:
+            self._storage = StorageReport(
+                config,
+                paths.checkpoints,
+                info.node,
+                events=events,
+                dispatcher=dispatcher,
+                formatter=self._formatter,
+            )
         self._stragglers = StragglerReport(events, dispatcher, self._formatter)
         self._report = NodeReport(events, info.node)
         max_gap = max(5.0, 5 * poll_seconds(config))
@@ -139,6 +155,7 @@ class Watchdog:
             "heartbeat": now + heartbeat.interval,
             "measure": now,
             "remind": now,
+            "storage": now,
         }
         self._stall: StallState | None = None
         self._own_stall: PeerStall | None = None
@@ -182,6 +199,8 @@ class Watchdog:
             self._dispatcher.send(
                 replace(self._stall.alert, silent_seconds=silent, burned_usd=burned)
             )
+        if self._storage is not None and self._is_due("storage", now, STORAGE_CHECK_SECONDS):
+            self._storage.check(now)
         if self._is_due("heartbeat", now, self._heartbeat_config.interval):
             self._log_heartbeat(samples, now)
         if self._is_due("measure", now, self._heartbeat_config.metrics_interval):
@@ -514,6 +533,7 @@ def _watch(config: JobConfig, key: bytes, heartbeats: Path, stdout: NonBlockingS
         dispatcher=AlertDispatcher(config.alerts, events.warn),
         peers=_open_peer_link(config, info, events, key),
         exit_codes=exits.exit_codes,
+        uploads=uploads_checkpoints(paths),
     )
     parent, seconds = os.getppid(), poll_seconds(config)
     # Standard input closes when the process that started this one ends.

@@ -2,23 +2,28 @@
 
 All nodes copy to one prefix. A checkpoint's marker is uploaded last: only when S3 holds every file
 that it lists, also those of other nodes. So a checkpoint with a marker in S3 is complete, whenever
-nodes are lost. What training deletes is deleted in S3, the marker first.
+nodes are lost. Each uploaded file gets the note that SageMaker leaves
+(``entrypoints/uploads/notes.py``).
+
+What training deletes is deleted in S3, the marker first. The newest checkpoint that is complete in
+S3 stays until a newer one is: uploads of another node may fail.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 
-from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointMarker,
     MarkerError,
 )
 from sm_train.entrypoints.node_start.object_store import ObjectStore
+from sm_train.entrypoints.uploads.notes import UPLOADED_SUFFIX, is_upload_note, note
 
 POLL_SECONDS = 5.0
 """Polling interval of the folder."""
@@ -64,6 +69,8 @@ class CheckpointUploads:
         self._uploaded = {
             name: version for name, version in _files(folder) if sizes.get(name) == version[1]
         }
+        self._steps: dict[str, int] = {}
+        """Folder of each checkpoint that was complete here → its step."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -101,10 +108,15 @@ class CheckpointUploads:
     def _upload_changes(self) -> list[str]:
         """Upload and delete once; returns the markers that wait for files of other nodes."""
         present = dict(_files(self._folder))
-        removed = self._uploaded.keys() - present.keys()
-        for name in sorted(removed, key=lambda name: not _is_marker(name)):
-            self._store.delete(name)
-            del self._uploaded[name]
+        self._read_steps(present)
+        # Before new files of the same names are uploaded, under the marker of the old ones.
+        self._delete_removed(present)
+        waiting = self._upload_changed(present)
+        # What waited for the checkpoint that is complete now.
+        self._delete_removed(present)
+        return waiting
+
+    def _upload_changed(self, present: Mapping[str, _Version]) -> list[str]:
         changed = [name for name, version in present.items() if self._uploaded.get(name) != version]
         for name in (one for one in changed if not _is_marker(one)):
             self._upload(name, present[name])
@@ -120,12 +132,61 @@ class CheckpointUploads:
                 waiting.append(name)
         return waiting
 
+    def _read_steps(self, present: Mapping[str, _Version]) -> None:
+        for name in filter(_is_marker, present):
+            with contextlib.suppress(FileNotFoundError, MarkerError):
+                marker = CheckpointMarker.parse((self._folder / name).read_bytes())
+                self._steps[name.rpartition("/")[0]] = marker.step
+
+    def _delete_removed(self, present: Mapping[str, _Version]) -> None:
+        """Delete in S3 what training has removed, except what S3 must keep for now."""
+        removed = self._uploaded.keys() - present.keys()
+        if not removed:
+            return
+        stored = self._store.sizes()
+        for name in sorted(removed, key=lambda name: not _is_marker(name)):
+            folder = self._checkpoint_of(name)
+            if folder is None or self._may_delete(folder, present, stored):
+                self._store.delete(name)
+                del self._uploaded[name]
+                stored.pop(name, None)
+
+    def _checkpoint_of(self, name: str) -> str | None:
+        """Return the folder of the checkpoint that a file belongs to; None if it is of none."""
+        parents = (parent.as_posix() for parent in PurePosixPath(name).parents)
+        return next((parent for parent in parents if parent in self._steps), None)
+
+    def _may_delete(
+        self, folder: str, present: Mapping[str, _Version], stored: Mapping[str, int]
+    ) -> bool:
+        """Return whether S3 can resume the job without the checkpoint in ``folder``.
+
+        It needs a newer one that is complete there. A job that resumed from an earlier checkpoint
+        has refused this one: then it needs that earlier one.
+        """
+        step = self._steps[folder]
+        if f"{folder}/{MARKER}" not in stored:
+            return True  # it is not complete there
+        others = {
+            self._steps[other]: f"{other}/{MARKER}" for other in self._steps if other != folder
+        }
+        if any(other > step and marker in stored for other, marker in others.items()):
+            return True
+        newest_here = max(
+            (one for one, marker in others.items() if marker in present), default=step
+        )
+        return newest_here < step and others[newest_here] in stored
+
     def _upload(self, name: str, version: _Version) -> None:
+        path = self._folder / name
         try:
-            self._store.upload(name, self._folder / name)
+            self._store.upload(name, path)
         except FileNotFoundError:  # removed since it was listed
             return
         self._uploaded[name] = version
+        # Training may have removed the folder.
+        with contextlib.suppress(FileNotFoundError):
+            note(path, UPLOADED_SUFFIX).touch()
 
     def _is_complete(self, name: str, sizes: dict[str, int]) -> bool:
         """Return whether S3 holds every file of the marker ``name``, in its size."""
@@ -144,7 +205,7 @@ def _is_marker(name: str) -> bool:
 def _files(folder: Path) -> Iterator[tuple[str, _Version]]:
     """Yield the files that belong to checkpoints, not those that are being written."""
     for path in sorted(folder.rglob("*")):
-        if path.name.endswith(NOT_UPLOADED_SUFFIX) or path.name.startswith("."):
+        if path.name.startswith(".") or is_upload_note(path.name):
             continue
         try:
             if path.is_file():

@@ -13,9 +13,9 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
+from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointFile,
@@ -23,6 +23,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     MarkerError,
 )
 from sm_train.entrypoints.common.digests import file_digest
+from sm_train.entrypoints.uploads.notes import is_upload_note
 
 INCOMPLETE = "incomplete.json"
 """The file in a folder that ``save_state`` writes to."""
@@ -95,7 +96,7 @@ def list_files(folder: Path) -> list[CheckpointFile]:
     files = []
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in (MARKER, INCOMPLETE) and not _is_note(name):
+        if path.is_file() and name not in (MARKER, INCOMPLETE) and not is_upload_note(name):
             with path.open("rb") as file:
                 files.append(CheckpointFile(name, path.stat().st_size, file_digest(file)))
     return files
@@ -141,15 +142,6 @@ def _state_folders(checkpoints: Path) -> Iterator[Path]:
             folders.clear()
         if len(folder.relative_to(checkpoints).parts) >= _DEPTH:
             folders.clear()
-
-
-def _is_note(name: str) -> bool:
-    """Return whether SageMaker, or a file that is being written, left it."""
-    return PurePosixPath(name).suffix in (
-        ".sagemaker-uploading",
-        ".sagemaker-uploaded",
-        NOT_UPLOADED_SUFFIX,
-    )
 
 
 def _split_number(name: str) -> tuple[str, int]:

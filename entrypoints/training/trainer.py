@@ -17,9 +17,11 @@ from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.manifest import CheckpointInfo
 from sm_train.entrypoints.checkpointing.resume import remove_later
+from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
 from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, SAMPLER_FILE, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.node_description import uploads_checkpoints
 from sm_train.entrypoints.common.rng import hash64
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
@@ -112,6 +114,7 @@ class Trainer:
         previous_stage = paths.channel("previous_state")
         if checkpoint is not None:
             self.state.restore(checkpoint)
+            self._checkpointer.stored.restored(checkpoint.step)
             self._warn_of_changes(checkpoint)
             # A rollback before this job's first checkpoint returns here.
             snapshot = self._checkpointer.snapshot
@@ -165,6 +168,7 @@ class Trainer:
             events=self.events,
             all_gather=all_gather,
             background=self.state.background,
+            stored=StoredSteps(self.paths.checkpoints, uploads=uploads_checkpoints(self.paths)),
         )
 
     def _warm_up_ddp_buckets(self) -> Tensor:

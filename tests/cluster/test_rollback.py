@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     shard_file_name,
     step_folder_name,
 )
+from sm_train.toolkit.local.checkpoint_sync import BetweenBlocks, CheckpointSync, NodeUploads
 
 from tests.support.cluster import diverging_train
 from tests.support.cluster.training_jobs import (
@@ -291,3 +293,45 @@ def test_lost_instances_resume_from_what_was_uploaded(
     assert min(resumed, default=STEPS + 1) == start["resumed_from_step"] + 1
     assert resumed == {step: expected.losses[step] for step in resumed}
     assert shard_digests(nodes[0], STEPS) == expected.digests
+
+
+class OneNodeCannotUpload(CheckpointSync):
+    """Every upload of the last node fails; its deletions, and the other nodes, do not."""
+
+    @staticmethod
+    def _upload_all(node: NodeUploads, between_blocks: BetweenBlocks) -> None:
+        if node.folder.parent.name == "algo-2":
+            node.delete_removed()
+            raise OSError("AccessDenied")
+        CheckpointSync._upload_all(node, between_blocks)
+
+
+@pytest.mark.integration
+def test_stored_checkpoint_survives_a_node_that_cannot_upload(tmp_path: Path) -> None:
+    nodes = Layout(2, 1).create(tmp_path)
+    change_steps(nodes, max_steps=4, every_steps=2)
+    assert {event["step"] for event in run_nodes(nodes, 1) if event["kind"] == "checkpoint"} == {
+        2,
+        4,
+    }
+    change_steps(nodes, max_steps=20, every_steps=1)
+    folders = [node.node_checkpoints for node in nodes]
+    for folder in folders:
+        shutil.rmtree(folder)
+    sync = OneNodeCannotUpload(nodes[0].checkpoints, folders)
+    events = run_nodes(nodes, 1, sync=sync)
+    saved = [event for event in events if event["kind"] == "checkpoint"]
+    assert [event["step"] for event in saved] == list(range(5, 21))
+    assert {event["stored_step"] for event in saved} == {4}
+    latest = manifest.latest_complete(nodes[0].checkpoints, lambda folder, reason: None)
+    assert latest is not None
+    assert latest.step == 4
+
+
+def change_steps(nodes: list[Job], *, max_steps: int, every_steps: int) -> None:
+    for node in nodes:
+        file = node.bundle / "job.json"
+        document = json.loads(file.read_text())
+        document["8px"]["stage"]["max_steps"] = max_steps
+        document["8px"]["checkpoint"]["every_steps"] = every_steps
+        file.write_text(json.dumps(document))

@@ -70,6 +70,7 @@ class SimulatedJob:
 
     def lines(self) -> list[tuple[str | None, str]]:
         rng, events = random.Random(self.seed), []
+        self._saved: list[int] = []
         step = 0
         for number in range(self.intervals):
             share, at = number / self.intervals, self.start_up + 60.0 * (number + 1)
@@ -91,10 +92,18 @@ class SimulatedJob:
                 )
             )
             events += [self._node(node, at) for node in range(self.nodes)]
+            if number % 60 == 59:
+                events.append(self._checkpoint(at, step))
         end = self.start_up + 60.0 * self.intervals
         events.append(line("end", end + 5, step=step, reason="done"))
         events.insert(0, self._start(step + self.missing_steps))
         return [*((None, event) for event in (*events, *self.extra_events)), *self.other_lines]
+
+    def _checkpoint(self, at: float, step: int) -> str:
+        """Return the event of a checkpoint, an hour after the one before, which is stored."""
+        self._saved.append(step)
+        stored = [None, *self._saved][-2]
+        return line("checkpoint", at, step=step, path="p", bytes=1, seconds=0.1, stored_step=stored)
 
     def _start(self, max_steps: int) -> str:
         return line(

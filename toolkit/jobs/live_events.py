@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.uploads.lag import StorageLag, storage_lag
 from sm_train.toolkit.aws.cloudwatch_logs import LogEntry, newest_line, search
 from sm_train.toolkit.jobs.events import parse_event
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
@@ -54,6 +56,18 @@ def live_of(entries: Iterable[LogEntry]) -> LiveState:
     """Return the state of the events among ``entries``."""
     parsed = ((entry.node, parse_event(entry.message)) for entry in entries)
     return fold_events((node, event) for node, event in parsed if event is not None)
+
+
+def lag_of(live: LiveState, stored: int | None, every_steps: int, now: float) -> StorageLag | None:
+    """Return how far storage is behind the checkpoints that the job logged; None if it is not.
+
+    ``stored`` is the newest stored step. A script of the user's own may save less often than every
+    ``every_steps``.
+    """
+    saved = [(one.time, int(one.event["step"])) for one in live.checkpoints]
+    steps = sorted({step for _, step in saved})
+    gaps = [later - earlier for earlier, later in pairwise(steps)]
+    return storage_lag(saved, stored, max((every_steps, *gaps)), now)
 
 
 def progress_of(live: LiveState) -> Progress:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from sm_train.entrypoints.common.sagemaker_paths import host_name
 from sm_train.toolkit.jobs.events import Event
 
-_MAX_STEPS, _MAX_NOTICES = 720, 200
-"""Step events (an hour at one every five seconds), and warnings and errors, that are kept."""
+_MAX_STEPS, _MAX_NOTICES, _MAX_CHECKPOINTS = 720, 200, 200
+"""Step events (an hour at one every five seconds), warnings and errors, and checkpoint events, that
+are kept."""
 
 _ACTIVITY = ("start", "step", "checkpoint", "eval", "end", "epoch")
 """Kinds of events that show that the job makes progress."""
@@ -42,6 +43,7 @@ class LiveState:
 
     steps: tuple[LoggedEvent, ...] = ()
     notices: tuple[LoggedEvent, ...] = ()
+    checkpoints: tuple[LoggedEvent, ...] = ()
     heartbeats: Mapping[str, LoggedEvent] = field(default_factory=dict)
     node_metrics: Mapping[str, LoggedEvent] = field(default_factory=dict)
     newest: Mapping[str, LoggedEvent] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class LiveState:
 
 def fold_events(events: Iterable[tuple[str, Event]]) -> LiveState:
     """Return the state after ``events``, each given with its node."""
-    steps, notices = set[LoggedEvent](), set[LoggedEvent]()
+    steps, notices, checkpoints = set[LoggedEvent](), set[LoggedEvent](), set[LoggedEvent]()
     heartbeats: dict[str, LoggedEvent] = {}
     node_metrics: dict[str, LoggedEvent] = {}
     newest: dict[str, LoggedEvent] = {}
@@ -74,11 +76,14 @@ def fold_events(events: Iterable[tuple[str, Event]]) -> LiveState:
             newest[kind] = max(newest.get(kind, logged), logged)
         if kind == "step":
             steps.add(logged)
+        if kind == "checkpoint":
+            checkpoints.add(logged)
         if kind in _ACTIVITY or kind == "heartbeat":
             last_activity = max(moment, last_activity if last_activity is not None else moment)
     return LiveState(
         tuple(sorted(steps)[-_MAX_STEPS:]),
         tuple(sorted(notices)[-_MAX_NOTICES:]),
+        tuple(sorted(checkpoints)[-_MAX_CHECKPOINTS:]),
         heartbeats,
         node_metrics,
         newest,
@@ -92,6 +97,7 @@ def merge(first: LiveState, second: LiveState) -> LiveState:
     return LiveState(
         tuple(sorted({*first.steps, *second.steps})[-_MAX_STEPS:]),
         tuple(sorted({*first.notices, *second.notices})[-_MAX_NOTICES:]),
+        tuple(sorted({*first.checkpoints, *second.checkpoints})[-_MAX_CHECKPOINTS:]),
         _newer(first.heartbeats, second.heartbeats),
         _newer(first.node_metrics, second.node_metrics),
         _newer(first.newest, second.newest),

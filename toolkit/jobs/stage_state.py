@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from sm_train.entrypoints.uploads.lag import StorageLag
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.live_events import Progress
 from sm_train.toolkit.jobs.training_job import TrainingJob
@@ -43,6 +44,8 @@ class StageState:
     jobs: tuple[TrainingJob, ...]
     stored: StoredCheckpoint
     progress: Progress
+    lag: StorageLag | None = None
+    """How far storage is behind the checkpoints that the newest job logged; None if it is not."""
 
     @property
     def job(self) -> TrainingJob | None:

@@ -6,9 +6,8 @@ all nodes to one prefix, and deletes in S3 what the job deletes. Nothing is down
 running node.
 
 What users of SageMaker report: the uploads are single files in no particular order and take longer
-than the writing. A file that is being uploaded has an empty ``FILE.sagemaker-uploading`` next to
-it, and ``FILE.sagemaker-uploaded`` afterwards; files called ``*.sagemaker-ignore`` stay
-(aws/sagemaker-xgboost-container, ``checkpointing.py``).
+than the writing. They leave notes (``entrypoints/uploads/notes.py``); files called
+``*.sagemaker-ignore`` stay.
 
 Local runs and the tests of training jobs use this module.
 """
@@ -23,13 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX
+from sm_train.entrypoints.uploads.notes import UPLOADED_SUFFIX, UPLOADING_SUFFIX, note
+
 POLL_SECONDS = 0.2
 _BLOCK_BYTES = 2**20
-_IGNORED, _UPLOADING, _UPLOADED = (
-    ".sagemaker-ignore",
-    ".sagemaker-uploading",
-    ".sagemaker-uploaded",
-)
 
 BetweenBlocks = Callable[[int], bool]
 """Called after each block of an upload with its size in bytes; False cuts the upload short."""
@@ -117,7 +114,7 @@ class NodeUploads:
     def __init__(
         self, prefix: Path, folder: Path, lock: threading.Lock, randomness: random.Random
     ) -> None:
-        self._prefix, self._folder = prefix, folder
+        self._prefix, self.folder = prefix, folder
         self._lock, self._random = lock, randomness
         prefix.mkdir(parents=True, exist_ok=True)
         shutil.copytree(prefix, folder, dirs_exist_ok=True)
@@ -134,16 +131,16 @@ class NodeUploads:
 
         The object appears when all bytes have arrived. A file that is removed meanwhile is skipped.
         """
-        path = self._folder / name
+        path = self.folder / name
         with suppress(FileNotFoundError):
             version = _version(path)
-            _note(path, _UPLOADING).touch()
+            note(path, UPLOADING_SUFFIX).touch()
             uploaded = self._put(path, name, between_blocks)
-            _note(path, _UPLOADING).unlink(missing_ok=True)
+            note(path, UPLOADING_SUFFIX).unlink(missing_ok=True)
             if not uploaded:
                 return False
             self._uploaded[name] = version
-            _note(path, _UPLOADED).touch()
+            note(path, UPLOADED_SUFFIX).touch()
         return True
 
     def _put(self, path: Path, name: str, between_blocks: BetweenBlocks) -> bool:
@@ -166,7 +163,7 @@ class NodeUploads:
         present = {name for name, _ in self._files()}
         for name in self._uploaded.keys() - present:
             del self._uploaded[name]
-            _note(self._folder / name, _UPLOADED).unlink(missing_ok=True)
+            note(self.folder / name, UPLOADED_SUFFIX).unlink(missing_ok=True)
             with self._lock:
                 (self._prefix / name).unlink(missing_ok=True)
                 self._remove_empty(self._prefix / PurePosixPath(name).parent)
@@ -180,19 +177,15 @@ class NodeUploads:
 
     def _files(self) -> Iterator[tuple[str, _Version]]:
         """Yield path, relative to the folder, and version of each file that SageMaker uploads."""
-        for parent, _, names in os.walk(self._folder):
+        for parent, _, names in os.walk(self.folder):
             for name in names:
                 path = Path(parent, name)
-                if path.suffix not in (_IGNORED, _UPLOADING, _UPLOADED):
+                if path.suffix not in (NOT_UPLOADED_SUFFIX, UPLOADING_SUFFIX, UPLOADED_SUFFIX):
                     # The job may remove it at any time.
                     with suppress(FileNotFoundError):
-                        yield path.relative_to(self._folder).as_posix(), _version(path)
+                        yield path.relative_to(self.folder).as_posix(), _version(path)
 
 
 def _version(path: Path) -> _Version:
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _note(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)

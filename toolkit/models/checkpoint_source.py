@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.checkpoint_layout import (
     FINAL_MODEL,
-    UPLOAD_NOTES,
     parse_step_folder,
 )
 from sm_train.entrypoints.common.lora_layers import LORA_FILE, PEFT_FILE
 from sm_train.entrypoints.common.sagemaker_paths import stays_below
+from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 from sm_train.estimators.config.naming import checkpoint_uri
 from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
 from sm_train.toolkit.aws.s3_download import StoredObject, download_all, list_objects

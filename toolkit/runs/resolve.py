@@ -19,7 +19,7 @@ from sm_train.toolkit.costing.worst_case import projected_usd
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.checkpoints import latest_stored, output_keys
 from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
-from sm_train.toolkit.jobs.live_events import progress_of, read_live
+from sm_train.toolkit.jobs.live_events import lag_of, progress_of, read_live
 from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.jobs.local_folder import DEFAULT_FOLDER, find_local_run
 from sm_train.toolkit.jobs.stage_state import StageState, current, live_or_newest, stage_state
@@ -173,7 +173,7 @@ def _stage(
     own_script, newest = run.config.entry is not None, live_or_newest(stage_jobs)
     if own_script and not stored.final and newest and newest.status == "Completed":
         stored = replace(stored, output=bool(output_keys(session, newest)))
-    return stage_state(
+    state = stage_state(
         stage.name,
         stage.max_steps,
         stage_jobs,
@@ -183,6 +183,8 @@ def _stage(
         stall_after=run.config.heartbeat.max_timeout,
         own_script=own_script,
     )
+    lag = lag_of(live, stored.step, run.config.checkpoint.every_steps, now.timestamp())
+    return replace(state, lag=lag)
 
 
 def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, ResolvedRun]:

@@ -30,12 +30,21 @@ class IncompleteCheckpoint(TypedDict):
     reason: str
 
 
+class StorageLagDocument(TypedDict):
+    """How far storage is behind the checkpoints that the job logged."""
+
+    saved: int
+    stored: int | None
+    seconds: float
+
+
 class StageStatus(TypedDict):
     name: str
     state: State
     max_steps: int
     step: int
     checkpoint_step: int | None
+    storage_lag: StorageLagDocument | None
     steps_per_second: float | None
     loss: float | None
     remaining_seconds: float | None
@@ -82,6 +91,13 @@ def stage_status(stage: StageState, now: float) -> StageStatus:
         "max_steps": stage.max_steps,
         "step": stage.step,
         "checkpoint_step": stage.stored.step,
+        "storage_lag": None
+        if stage.lag is None
+        else {
+            "saved": stage.lag.saved,
+            "stored": stage.lag.stored,
+            "seconds": stage.lag.seconds,
+        },
         "steps_per_second": progress.steps_per_second,
         "loss": progress.loss,
         "remaining_seconds": stage.remaining_seconds,
@@ -153,6 +169,8 @@ def _summary(state: RunState) -> list[str]:
             lines.append(f"  last activity {age:.0f} s ago")
         if stage.state == "no-results":
             lines.append(f"  ended without results: nothing is stored below {job.checkpoint_uri}")
+        if stage.lag is not None and stage.lag.is_too_long:
+            lines.append(f"  WARNING: {stage.lag.describe()}")
         lines += [f"  {folder} is skipped: {reason}" for folder, reason in stage.stored.skipped]
     lines.append(
         f"spent {format_usd(state.spent_usd)}, projected {format_usd(state.projected_usd)}"

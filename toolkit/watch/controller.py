@@ -82,7 +82,14 @@ def reconcile(session: boto3.Session, run: ResolvedRun, *, dry_run: bool) -> Wat
         done = started
     else:
         done = _stop_or_finish(session, state, action)
-    return WatchResult(state, action, done, budget_warning(state))
+    return WatchResult(state, action, done, _warning(state))
+
+
+def _warning(state: RunState) -> str | None:
+    """Return what endangers the run or its budget; None if nothing does."""
+    lag = state.current and state.current.lag
+    not_stored = lag.describe() if lag and lag.is_too_long else None
+    return "; ".join(filter(None, (not_stored, budget_warning(state)))) or None
 
 
 def budget_warning(state: RunState) -> str | None:

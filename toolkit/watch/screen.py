@@ -226,11 +226,14 @@ def _remaining(live: LiveState, stage: StageState, step: int, now: float) -> str
 
 
 def _saved(live: LiveState, stage: StageState, now: float) -> str:
-    """Describe the newest checkpoint: the last one logged, else the complete one in S3."""
-    logged = live.newest.get("checkpoint")
-    if logged is not None:
-        return f"step {logged.event['step']:,}, {brief(now - logged.time)} ago"
-    return "nothing yet" if stage.stored.step is None else f"step {stage.stored.step:,}"
+    """Describe the newest checkpoint that was logged, and the newest complete one in storage."""
+    logged, stored = live.newest.get("checkpoint"), stage.stored.step
+    if logged is None:
+        return "nothing yet" if stored is None else f"step {stored:,}, stored"
+    step = int(logged.event["step"])
+    held = "not stored yet" if stored is None else f"stored: step {stored:,}"
+    held = "stored" if stored is not None and stored >= step else held
+    return f"step {step:,}, {brief(now - logged.time)} ago; {held}"
 
 
 def _cost(model: ScreenState) -> Text:

@@ -10,6 +10,7 @@ import torch
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, load_full
+from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
 from sm_train.entrypoints.common.background import BackgroundWork
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name, step_folder_name
 from sm_train.entrypoints.common.events import EventLog
@@ -36,6 +37,7 @@ class Training:
             events=EventLog(node=0, rank=0, stream=self._log),
             all_gather=lambda value: [value],
             background=self._background,
+            stored=StoredSteps(folder, uploads=False),
         )
 
     def save(self, step: int) -> None:

@@ -10,6 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    CheckpointFile,
+    CheckpointMarker,
+    shard_file_name,
+    step_folder_name,
+)
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
@@ -22,6 +29,8 @@ from sm_train.entrypoints.monitoring.heartbeat import (
 )
 from sm_train.entrypoints.monitoring.peers import PeerLink
 from sm_train.entrypoints.monitoring.watchdog import NodeInfo, Watchdog
+from sm_train.entrypoints.uploads.lag import MAX_LAG_SECONDS
+from sm_train.entrypoints.uploads.notes import UPLOADED_SUFFIX, UPLOADING_SUFFIX
 from sm_train.toolkit.jobs.events import parse_event
 
 from tests.entrypoints.monitoring.test_peers import free_port
@@ -185,3 +194,63 @@ def test_long_stall_is_reported_again_with_its_cost(
     burned = float(reminder["attachments"][0]["text"].split("burned since: $")[1].split("\n")[0])
     assert 36 <= burned <= 40
     assert os.environ[SLACK_VARIABLE] not in "".join(one.getvalue() for one in cluster.streams)
+
+
+def save(base: Path, node: int, step: int, *notes: str) -> None:
+    """Save a checkpoint on a node, with upload notes on its files."""
+    folder = base / f"algo-{node + 1}" / "checkpoints" / step_folder_name(step)
+    folder.mkdir(parents=True)
+    file = CheckpointFile(shard_file_name(node), 1, "digest")
+    (folder / file.name).write_bytes(b"x")
+    (folder / MARKER).write_text(CheckpointMarker(step, NODES, "same", (file,)).to_json())
+    for name in (file.name, MARKER):
+        for note in notes:
+            (folder / f"{name}{note}").touch()
+
+
+def test_checkpoints_that_a_node_does_not_upload_are_an_alert(
+    tmp_path: Path, start_cluster: Callable[..., WatchedCluster], server: WebhookServer
+) -> None:
+    cluster = start_cluster()
+    interval = cluster.settings.checkpoint.every_steps
+    for node in range(NODES):
+        save(tmp_path, node, interval, UPLOADED_SUFFIX)
+    cluster.run(60, 0, 1)
+    for count in (2, 3):
+        save(tmp_path, 0, count * interval, UPLOADED_SUFFIX)
+        save(tmp_path, 1, count * interval, UPLOADING_SUFFIX)
+    cluster.run(MAX_LAG_SECONDS - 60, 0, 1)
+    assert cluster.events(1, "checkpoints-not-stored") == []
+    cluster.run(120, 0, 1)
+    [event] = cluster.events(1, "checkpoints-not-stored")
+    assert (event["step"], event["stored_step"]) == (3 * interval, interval)
+    assert cluster.events(0, "checkpoints-not-stored") == []
+    [alert] = server.wait_for(1)
+    text = alert["attachments"][0]["text"]
+    assert alert["text"].endswith("checkpoints are not stored")
+    saved, stored = step_folder_name(3 * interval), step_folder_name(interval)
+    assert f"node 1 has saved {saved}, and uploaded only {stored} for 15 min" in text
+    assert f"last checkpoint: {saved}, not uploaded; newest uploaded: {stored}" in text
+
+    for count in (2, 3):
+        folder = tmp_path / "algo-2" / "checkpoints" / step_folder_name(count * interval)
+        for name in (shard_file_name(1), MARKER):
+            (folder / f"{name}{UPLOADED_SUFFIX}").touch()
+    cluster.run(60, 0, 1)
+    _, resolved = server.wait_for(2)
+    assert resolved["text"].startswith("[resolved]")
+
+
+def test_uploads_that_nothing_notes_are_unknown(
+    tmp_path: Path, start_cluster: Callable[..., WatchedCluster], server: WebhookServer
+) -> None:
+    cluster = start_cluster()
+    interval = cluster.settings.checkpoint.every_steps
+    cluster.run(40, 0, 1)
+    for count in (1, 2):
+        save(tmp_path, 0, count * interval)
+    cluster.run(MAX_LAG_SECONDS + 60, 0, 1)
+    [alert] = server.wait_for(1)
+    text = alert["attachments"][0]["text"]
+    assert "and nothing notes an upload for 15 min" in text
+    assert "whether it is uploaded is unknown" in text

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path, PurePosixPath
 
 import pytest
 from sm_train.entrypoints.common.checkpoint_layout import (
@@ -15,6 +19,7 @@ from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads, r
 from sm_train.entrypoints.node_start.object_store import ObjectStore
 
 from tests.conftest import Aws
+from tests.support.deadline import DEADLINE
 
 URI = "s3://ai-bucket/demo/checkpoints/256px/"
 STEP = step_folder_name(10)
@@ -29,16 +34,56 @@ def store(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     return ObjectStore(URI)
 
 
-def write(folder: Path, name: str, content: bytes) -> CheckpointFile:
-    path = folder / STEP / name
+def write(folder: Path, name: str, content: bytes, step: int = 10) -> CheckpointFile:
+    path = folder / step_folder_name(step) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return CheckpointFile(name, len(content), "digest")
 
 
-def write_marker(folder: Path, *files: CheckpointFile) -> None:
-    text = CheckpointMarker(10, len(files), "fingerprint", files).to_json()
-    write(folder, MARKER, text.encode())
+def write_marker(folder: Path, *files: CheckpointFile, step: int = 10) -> None:
+    text = CheckpointMarker(step, len(files), "fingerprint", files).to_json()
+    write(folder, MARKER, text.encode(), step)
+
+
+def save(nodes: list[Path], step: int) -> None:
+    """Save a checkpoint to which each node contributes a file."""
+    files = [
+        write(folder, f"tensors-{rank:05d}.safetensors", b"own %d" % step, step)
+        for rank, folder in enumerate(nodes)
+    ]
+    for folder in nodes:
+        write_marker(folder, *files, step=step)
+
+
+def remove(nodes: list[Path], step: int) -> None:
+    for folder in nodes:
+        shutil.rmtree(folder / step_folder_name(step))
+
+
+def sync(store: ObjectStore, folder: Path) -> None:
+    """Upload and delete once, without waiting for other nodes."""
+    node = CheckpointUploads(store, folder, lambda text: None, last_upload_seconds=0.0)
+    node.start()
+    node.finish()
+
+
+def stored(store: ObjectStore) -> list[int]:
+    """Return the steps of the checkpoints that are complete in S3."""
+    names = [PurePosixPath(name) for name in store.sizes()]
+    folders = [name.parent.name for name in names if name.name == MARKER]
+    return sorted(int(folder.rpartition("-")[2]) for folder in folders)
+
+
+def is_stored(store: ObjectStore, name: str) -> bool:
+    return name in store.sizes()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def uploads(store: ObjectStore, folder: Path, warnings: list[str]) -> CheckpointUploads:
@@ -96,18 +141,84 @@ def test_a_file_of_another_size_is_not_the_marker_s(store: ObjectStore, tmp_path
 def test_what_training_deletes_is_deleted_in_s3(store: ObjectStore, tmp_path: Path) -> None:
     folder = tmp_path / "node"
     restore(store, folder)
-    write_marker(folder, write(folder, "tensors-00000.safetensors", b"own"))
+    save([folder], 10)
     write(folder, ".data.npz.1234.sagemaker-ignore", b"being written")
-    first = uploads(store, folder, [])
+    (folder / "samples").mkdir()
+    (folder / "samples" / "1.png").write_bytes(b"picture")
+    node = uploads(store, folder, [])
+    node.start()
+    wait_until(lambda: len(store.sizes()) == 3)
+    save([folder], 20)
+    remove([folder], 10)
+    (folder / "samples" / "1.png").unlink()
+    assert node.finish()
+    assert stored(store) == [20]
+    assert {name.partition("/")[0] for name in store.sizes()} == {step_folder_name(20)}
+    notes = {path.name for path in (folder / step_folder_name(20)).glob("*.sagemaker-*")}
+    assert notes == {
+        "complete.json.sagemaker-uploaded",
+        "tensors-00000.safetensors.sagemaker-uploaded",
+    }
+
+
+def test_newest_checkpoint_in_s3_stays_until_a_newer_one_is_complete(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second node's requests fail meanwhile."""
+    other = ObjectStore(URI)
+    nodes = [tmp_path / "first", tmp_path / "second"]
+    for folder in nodes:
+        restore(store, folder)
+    first, second = uploads(store, nodes[0], []), uploads(other, nodes[1], [])
+    save(nodes, 10)
     first.start()
-    assert first.finish()
-    assert len(store.sizes()) == 2
-    second = uploads(store, folder, [])
-    for path in (folder / STEP).iterdir():
-        path.unlink()
     second.start()
+    wait_until(lambda: stored(store) == [10])
+    monkeypatch.setattr(other, "_bucket", "no-such-bucket")
+    for step in range(20, 60, 10):
+        save(nodes, step)
+        remove(nodes, step - 10)
+        own = f"{step_folder_name(step)}/tensors-00000.safetensors"
+        wait_until(partial(is_stored, store, own))
+        assert stored(store) == [10]
+    monkeypatch.setattr(other, "_bucket", "ai-bucket")
+    wait_until(lambda: stored(store) == [50])
+    assert first.finish()
     assert second.finish()
-    assert store.sizes() == {}
+    # A node that comes back has no file of an incomplete one.
+    assert restore(store, tmp_path / "new") == 3
+
+
+def test_last_checkpoint_of_a_removed_folder_stays_in_s3(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    folder = tmp_path / "node"
+    restore(store, folder)
+    save([folder], 10)
+    node = uploads(store, folder, [])
+    node.start()
+    wait_until(lambda: stored(store) == [10])
+    remove([folder], 10)
+    assert node.finish()
+    assert stored(store) == [10]
+
+
+def test_checkpoint_that_a_resumed_job_refused_is_deleted(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    """Its content is damaged: it must not count as the newest while it is written again."""
+    folder = tmp_path / "node"
+    restore(store, folder)
+    save([folder], 10)
+    save([folder], 20)
+    sync(store, folder)
+    resumed = tmp_path / "resumed"
+    restore(store, resumed)
+    node = uploads(store, resumed, [])
+    node.start()
+    remove([resumed], 20)
+    assert node.finish()
+    assert stored(store) == [10]
 
 
 def test_failed_uploads_are_warnings(

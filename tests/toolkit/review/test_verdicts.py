@@ -46,6 +46,27 @@ def test_noise_is_not_reported_as_a_problem(seed: int, noise: float) -> None:
     assert found["loss"].level == "good"
 
 
+def test_checkpoints_that_do_not_reach_storage_are_found() -> None:
+    """A checkpoint every five minutes; after the second one nothing is stored."""
+
+    def saved(number: int, stored: int | None) -> str:
+        step, at = 500 * number, 300.0 * number
+        values = {"path": "p", "bytes": 1, "seconds": 0.1}
+        return line("checkpoint", at, step=step, stored_step=stored, **values)
+
+    stuck = [saved(number, 1000 if number > 2 else None) for number in range(1, 13)]
+    found = verdicts(SimulatedJob(), log=parse_lines([(None, one) for one in stuck]))["storage"]
+    assert found.level == "bad"
+    assert "storage holds step 1,000 while the job saved step 6,000, for 40 min" in found.sentence
+    assert found.evidence == ("when step 6,000 was saved, step 1,000 was stored",)
+    slow = [saved(number, 500 * (number - 2) or None) for number in range(1, 13)]
+    found = verdicts(SimulatedJob(), log=parse_lines([(None, one) for one in slow]))["storage"]
+    assert found.level == "good"
+    none = [saved(number, None) for number in range(1, 13)]
+    found = verdicts(SimulatedJob(), log=parse_lines([(None, one) for one in none]))["storage"]
+    assert "storage holds no checkpoint" in found.sentence
+
+
 def test_job_without_log_lines_is_unknown() -> None:
     log = parse_lines([])
     found = verdicts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -242,6 +243,35 @@ def test_job_that_sagemaker_restarts_for_hours_is_left_alone(laptop: Laptop) -> 
     laptop.sagemaker.restart(FIRST, {"Starting": 400.0, "Downloading": 200.0, "Training": 120.0})
     assert laptop.json("watch", "demo", "--once")["state"] == "training"
     assert laptop.aws.bodies("StopTrainingJob") == []
+
+
+def test_checkpoints_that_do_not_reach_s3_are_reported(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    """The job logs one every 50 steps, and S3 holds the first."""
+    laptop = Laptop(cli, aws, tmp_path, checkpoint={"every_steps": 50})
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=7200)
+    laptop.sagemaker.checkpoint("256px", 50)
+    logged = {50 * number: 1720 - 90 * number for number in range(1, 20)}
+    for step, ago in logged.items():
+        laptop.sagemaker.log_event(FIRST, "step", ago=ago + 1, step=step, steps_per_second=0.55)
+        laptop.sagemaker.log_event(FIRST, "checkpoint", ago=ago, step=step)
+    view = laptop("watch", "demo", "--once").stderr
+    assert re.search(r"step 950, \d+ s ago; stored: step 50", view)
+    warning = "storage holds step 50 while the job saved step 950, for 24 min"
+    assert warning in " ".join(view.split())
+    document = laptop.json("watch", "demo", "--once")
+    assert document["warning"].startswith(warning)
+    lag = document["stages"][0]["storage_lag"]
+    assert (lag["saved"], lag["stored"]) == (950, 50)
+    assert lag["seconds"] == pytest.approx(1450, abs=60)
+    assert warning in " ".join(laptop("status", "demo").stdout.split())
+
+    # The newest checkpoint may be on its way, and one that became due lately, too.
+    laptop.sagemaker.checkpoint("256px", 900)
+    document = laptop.json("watch", "demo", "--once")
+    assert (document["warning"], document["stages"][0]["storage_lag"]) == (None, None)
+    laptop.sagemaker.checkpoint("256px", 950)
+    assert "step 950, " in (view := laptop("watch", "demo", "--once").stderr)
+    assert "ago; stored\n" in view
 
 
 def test_spent_budget_stops_the_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.model import LEVELS, Verdict
-from sm_train.toolkit.review.verdicts import data, goodput, gpus, loss, network, speed, warnings
+from sm_train.toolkit.review.verdicts import (
+    data,
+    goodput,
+    gpus,
+    loss,
+    network,
+    speed,
+    storage,
+    warnings,
+)
 
 QUESTIONS = (
     goodput.goodput,
     goodput.cost,
     goodput.outcome,
     goodput.stalls,
+    storage.storage,
     speed.speed,
     gpus.gpus,
     speed.mfu,

@@ -1,0 +1,85 @@
+"""Reports that a node's checkpoints do not reach storage: they would be lost with the node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.monitoring.alert_messages import AlertFormatter
+from sm_train.entrypoints.monitoring.alert_sinks import AlertDispatcher
+from sm_train.entrypoints.monitoring.alerts import REPEAT_SECONDS
+from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
+from sm_train.entrypoints.uploads.lag import MAX_LAG_SECONDS, is_behind
+from sm_train.entrypoints.uploads.notes import UploadedSteps, read_uploads
+
+STORAGE_CHECK_SECONDS = 30.0
+_DISK_TIMEOUT = 5.0
+
+
+class StorageReport:
+    """Compares what a node has saved with the notes of its uploads; call :meth:`check` now and
+    then.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        checkpoints: Path,
+        node: int,
+        *,
+        events: EventLog,
+        dispatcher: AlertDispatcher,
+        formatter: AlertFormatter,
+    ) -> None:
+        self._interval, self._checkpoints = config.checkpoint.every_steps, checkpoints
+        self._node = node
+        self._events, self._dispatcher, self._formatter = events, dispatcher, formatter
+        self._restored: int | None = None
+        self._is_started = False
+        self._behind_since: float | None = None
+        self._reported: float | None = None
+
+    def check(self, now: float) -> None:
+        """Warn, and send an alert, once the uploads have been behind for too long.
+
+        ``now`` is in seconds of any clock.
+        """
+        uploads = call_with_timeout(_DISK_TIMEOUT, lambda: read_uploads(self._checkpoints), None)
+        if uploads is None:
+            return
+        if not self._is_started:
+            # What the folder holds before the first step was restored from storage.
+            self._restored, self._is_started = uploads.newest, True
+        stored = max((*uploads.uploaded, self._restored or 0))
+        if uploads.newest is None or not is_behind(uploads.newest, stored, self._interval):
+            self._resolve(stored)
+            return
+        if self._behind_since is None:
+            self._behind_since = now
+        if now - self._behind_since < MAX_LAG_SECONDS:
+            return
+        if self._reported is None or now - self._reported >= REPEAT_SECONDS:
+            self._reported = now
+            self._warn(uploads, stored, now - self._behind_since)
+
+    def _warn(self, uploads: UploadedSteps, stored: int, seconds: float) -> None:
+        saved = uploads.newest
+        assert saved is not None
+        if uploads.has_notes:
+            uploaded = f"uploaded only {step_folder_name(stored)}" if stored else "uploaded none"
+        else:
+            uploaded = "nothing notes an upload"
+        symptom = (
+            f"node {self._node} has saved {step_folder_name(saved)}, and {uploaded} for "
+            f"{seconds / 60:.0f} min; check that the job's role may write to the bucket"
+        )
+        self._events.warn("checkpoints-not-stored", symptom, step=saved, stored_step=stored)
+        self._dispatcher.send(self._formatter.not_stored(symptom, self._node))
+
+    def _resolve(self, stored: int) -> None:
+        if self._reported is not None:
+            symptom = f"node {self._node} has uploaded {step_folder_name(stored)}"
+            self._dispatcher.send(self._formatter.not_stored(symptom, self._node, resolved=True))
+        self._behind_since = self._reported = None

@@ -1,0 +1,84 @@
+"""The notes that uploads leave next to a checkpoint's files: what is known to be in storage.
+
+SageMaker puts an empty ``FILE.sagemaker-uploading`` next to each file of a node's checkpoint folder
+during its upload, and ``FILE.sagemaker-uploaded`` after it (aws/sagemaker-xgboost-container,
+checkpointing.py, read 2026-11). The start script on Kubernetes and Slurm, and local runs, leave the
+same. They come and go while the folder is read.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    CheckpointMarker,
+    MarkerError,
+    step_folders,
+)
+
+UPLOAD_NOTES = "*.sagemaker-*"
+"""Glob pattern of files in a checkpoint folder that are no content."""
+
+UPLOADING_SUFFIX, UPLOADED_SUFFIX = ".sagemaker-uploading", ".sagemaker-uploaded"
+
+
+@dataclass(frozen=True)
+class UploadedSteps:
+    """What a node's own notes say: the steps whose files are all uploaded, and if any note exists.
+
+    ``newest`` is the step of the newest complete checkpoint in the node's folder.
+    """
+
+    uploaded: tuple[int, ...]
+    has_notes: bool
+    newest: int | None
+
+
+def is_upload_note(name: str) -> bool:
+    """Return whether a file of a checkpoint folder is no content."""
+    return fnmatch(name.rpartition("/")[2], UPLOAD_NOTES)
+
+
+def note(path: Path, suffix: str) -> Path:
+    """Return the path of the note with ``suffix`` on ``path``."""
+    return path.with_name(path.name + suffix)
+
+
+def read_uploads(checkpoints: Path) -> UploadedSteps:
+    """Read the notes in a node's folder of checkpoints.
+
+    A checkpoint that this node restored has no notes: it counts as not uploaded here.
+    """
+    uploaded: list[int] = []
+    complete: list[int] = []
+    has_notes = False
+    for marker, names in _complete_checkpoints(checkpoints):
+        complete.append(marker.step)
+        own = {MARKER, *(file.name for file in marker.files)} & names
+        if all(name + UPLOADED_SUFFIX in names for name in own):
+            uploaded.append(marker.step)
+        has_notes = has_notes or any(
+            name.endswith((UPLOADING_SUFFIX, UPLOADED_SUFFIX)) for name in names
+        )
+    return UploadedSteps(tuple(uploaded), has_notes, max(complete, default=None))
+
+
+def _complete_checkpoints(checkpoints: Path) -> Iterator[tuple[CheckpointMarker, set[str]]]:
+    """Yield marker and file names of each complete checkpoint in a node's folder."""
+    for folder in step_folders(checkpoints):
+        with contextlib.suppress(OSError, MarkerError):
+            marker = CheckpointMarker.parse((folder / MARKER).read_bytes())
+            yield marker, {path.name for path in folder.iterdir()}
+
+
+def stored_on_all(nodes: Iterable[UploadedSteps]) -> int | None:
+    """Return the newest step that every node has uploaded; None if there is none."""
+    steps = [set(node.uploaded) for node in nodes]
+    return max(set.intersection(*steps), default=None) if steps else None
