@@ -36,11 +36,7 @@ class HostStaging:
     @torch.no_grad()
     def stage(self, tensors: Mapping[ShardSpec, Tensor]) -> None:
         """Start to copy ``tensors``, overwriting the previous copies."""
-        for spec, tensor in tensors.items():
-            if spec not in self._buffers:
-                self._buffers[spec] = torch.empty(
-                    tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
-                )
+        self._buffers = {spec: self._buffer(spec, tensor) for spec, tensor in tensors.items()}
         if any(tensor.is_cuda for tensor in tensors.values()):
             self._events = _timing_event(), _timing_event()
             self._events[0].record()
@@ -48,6 +44,13 @@ class HostStaging:
         torch._foreach_copy_(buffers, list(tensors.values()), non_blocking=True)
         if self._events is not None:
             self._events[1].record()
+
+    def _buffer(self, spec: ShardSpec, tensor: Tensor) -> Tensor:
+        """Return the buffer of the previous copy, if it fits."""
+        buffer = self._buffers.get(spec)
+        if buffer is not None and (buffer.shape, buffer.dtype) == (tensor.shape, tensor.dtype):
+            return buffer
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
     def tensors(self) -> dict[ShardSpec, Tensor]:
         """Wait for the copies and return them; may be called from another thread."""

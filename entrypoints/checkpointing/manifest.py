@@ -208,12 +208,6 @@ def surplus(
     return folders
 
 
-def prune(checkpoints: Path, keep: int, step: int) -> None:
-    """Remove the :func:`surplus` checkpoints."""
-    for folder in surplus(checkpoints, keep, step):
-        remove(folder)
-
-
 def save_bytes(content: bytes) -> Callable[[Path], None]:
     """Return a function that writes ``content`` to a path, for :func:`write_file`."""
 

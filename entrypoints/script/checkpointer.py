@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import random
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,15 +13,27 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from sm_train.entrypoints.checkpointing import manifest
-from sm_train.entrypoints.checkpointing.async_checkpointer import CheckpointRank
+from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
-from sm_train.entrypoints.common.checkpoint_layout import CheckpointFile, step_folder_name
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, load_into
+from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
+from sm_train.entrypoints.common.background import BackgroundWork
 from sm_train.entrypoints.common.error import Error
+from sm_train.entrypoints.common.node_description import uploads_checkpoints
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.script.current_job import current_job, script_process
+from sm_train.entrypoints.script.object_state import (
+    ObjectState,
+    Targets,
+    Tree,
+    decode,
+    object_state,
+    shards,
+)
+from torch import nn
 
-_STATE = "state.pt"
+_STATE = "state.json"
 _FINGERPRINT = "own-loop"
 
 
@@ -35,15 +48,22 @@ class Stateful(Protocol):
 
 
 class Checkpointer:
-    """Saves and restores ``objects``, which all ranks hold alike, and each rank's random state.
+    """Saves and restores ``objects`` and each rank's random state.
 
-    A checkpoint counts once all files of all nodes are written; `sm-train` and the next job verify
-    them by size and digest. For weights that are sharded over ranks use PyTorch's
-    ``torch.distributed.checkpoint``.
+    All ranks hold the objects alike, or shards of them: PyTorch's ``fully_shard`` (FSDP2). Each
+    rank saves its own shards in the layout of the built-in training, and a job with another number
+    of processes can resume. A checkpoint counts once all files of all nodes are written; `sm-train`
+    and the next job verify them by size and digest.
     """
 
     def __init__(self, **objects: Stateful) -> None:
-        """Name the objects: ``Checkpointer(model=model, optimizer=optimizer, data=dataset)``."""
+        """Name the objects: ``Checkpointer(model=model, optimizer=optimizer, data=dataset)``.
+
+        Create them first, and shard the model before its optimizer is created.
+
+        Raises:
+            Error: a checkpoint cannot hold the state of an object.
+        """
         self._objects = objects
         self._process = process = script_process()
         rank = process.rank
@@ -51,6 +71,18 @@ class Checkpointer:
             rank.rank, rank.world_size, rank.node, rank.local_rank, rank.world_size // rank.nodes
         )
         self._folder = process.paths.checkpoints
+        self._writer = AsyncCheckpointer(
+            self._folder,
+            self._rank,
+            fingerprint=_FINGERPRINT,
+            keep=process.config.checkpoint.keep_last,
+            events=process.events,
+            all_gather=all_gather,
+            background=BackgroundWork(current_job().device),
+            stored=StoredSteps(self._folder, uploads=uploads_checkpoints(process.paths)),
+        )
+        for name, target in objects.items():
+            _require_savable(name, target)
 
     def restore(self) -> int:
         """Load the newest complete checkpoint and return its step; 0 if there is none.
@@ -58,7 +90,7 @@ class Checkpointer:
         A collective: all ranks call it.
 
         Raises:
-            Error: the checkpoint holds other objects.
+            Error: the checkpoint holds other objects, or other tensors.
         """
         nodes = Nodes(self._rank, all_gather, current_job().device)
         found = find_latest(self._folder, nodes, self._process.events.warn)
@@ -66,75 +98,99 @@ class Checkpointer:
             remove_later(self._folder, found.step if found else None)
         if found is None:
             return 0
-        states = torch.load(found.folder / _STATE, map_location="cpu", weights_only=True)
-        if states.keys() != self._objects.keys():
+        trees: dict[str, Tree] = json.loads((found.folder / _STATE).read_bytes())
+        if trees.keys() != self._objects.keys():
             raise Error(
-                f"{found.folder.name} holds {', '.join(states)}; the script's checkpointer has "
+                f"{found.folder.name} holds {', '.join(trees)}; the script's checkpointer has "
                 f"{', '.join(self._objects)}; give the run another name to start over"
             )
-        for name, state in states.items():
-            self._objects[name].load_state_dict(state)
+        files = manifest.shard_files(found.folder)
+        for name, tree in trees.items():
+            self._load(name, tree, files)
         if found.world_size == self._rank.world_size:
             path = found.folder / _random_file(self._rank.rank)
             _set_random_state(torch.load(path, weights_only=True))
+        self._writer.stored.restored(found.step)
         self._process.observer.step = found.step
         return found.step
+
+    @torch.no_grad()
+    def _load(self, name: str, tree: Tree, files: list[Path]) -> None:
+        target = self._objects[name]
+        targets = Targets(name, target)
+        state = decode(tree, targets.tensor)
+        own = {spec: shard.tensor for spec, shard in shards(targets.tensors).items()}
+        try:
+            load_into(files, own)
+        except ShardedTensorError as error:
+            raise Error(f"Checkpointer: {name}: {error}") from None
+        target.load_state_dict(state)
 
     def save(self, step: int) -> None:
         """Save the state after ``step`` steps; a collective: all ranks call it.
 
         If a rank cannot write, the checkpoint is abandoned with a warning and training continues.
         `checkpoint.keep_last` earlier ones stay.
+
+        Raises:
+            Error: a checkpoint cannot hold the state of an object.
         """
         self._process.observer.enter(Phase.CHECKPOINT)
-        started = time.monotonic()
-        folder = self._folder / step_folder_name(step)
-        outcome: list[CheckpointFile] | str
-        try:
-            outcome = self._write(folder, step)
-        except OSError as error:
-            outcome = f"{type(error).__name__}: {error}"
-        outcomes = all_gather(outcome)
-        failures = [one for one in outcomes if isinstance(one, str)]
-        files = [file for one in outcomes if not isinstance(one, str) for file in one]
-        if self._rank.local_main:
-            if failures:
-                manifest.remove(folder)
-            else:
-                manifest.write_marker(folder, step, self._rank.world_size, _FINGERPRINT, files)
-        if self._rank.rank == 0:
-            self._log(step, folder, files, failures, time.monotonic() - started)
+        states = {name: object_state(name, one.state_dict()) for name, one in self._objects.items()}
+        tensors = {name: one for state in states.values() for name, one in state.tensors.items()}
+        self._writer.save_async(step, shards(tensors), {}, self._files(states))
+        self._writer.wait()
+        self._writer.commit()
         self._process.observer.enter(Phase.SCRIPT)
 
-    def _write(self, folder: Path, step: int) -> list[CheckpointFile]:
-        if self._rank.local_main:
-            manifest.prune(self._folder, self._process.config.checkpoint.keep_last, step)
-            manifest.invalidate(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        contents: dict[str, Mapping[str, Any]] = {_random_file(self._rank.rank): _random_state()}
+    def _files(self, states: Mapping[str, ObjectState]) -> dict[str, Callable[[Path], None]]:
+        """Return what this rank writes besides tensors."""
+        files: dict[str, Callable[[Path], None]] = {
+            _random_file(self._rank.rank): partial(torch.save, _random_state())
+        }
         if self._rank.rank == 0:
-            contents[_STATE] = {name: one.state_dict() for name, one in self._objects.items()}
-        return [
-            manifest.write_file(folder, name, partial(torch.save, content))
-            for name, content in contents.items()
-        ]
+            trees = {name: state.tree for name, state in states.items()}
+            files[_STATE] = manifest.save_bytes(json.dumps(trees).encode())
+        return files
 
-    def _log(
-        self,
-        step: int,
-        folder: Path,
-        files: list[CheckpointFile],
-        failures: list[str],
-        seconds: float,
-    ) -> None:
-        events = self._process.events
-        if failures:
-            message = f"no checkpoint at step {step}: {failures[0]}; training continues"
-            events.warn("checkpoint-failed", message, step=step)
-            return
-        size = sum(file.bytes for file in files)
-        text = f"checkpoint at step {step}: {size / 1e9:.2f} GB in {seconds:.1f} s"
-        events.write("checkpoint", text, step=step, path=str(folder), bytes=size, seconds=seconds)
+
+def _require_savable(name: str, target: Stateful) -> None:
+    """Refuse an object whose state no checkpoint can hold.
+
+    An optimizer has no state before its first step: a step of another one with the same settings
+    shows what it will be.
+
+    Raises:
+        Error: it cannot be saved.
+    """
+    weights: list[Any] = []
+    if isinstance(target, nn.Module):
+        weights = [*target.parameters()]
+    elif isinstance(target, torch.optim.Optimizer):
+        weights = [one for group in target.param_groups for one in group["params"]]
+    if any(type(one).__name__ == "FlatParameter" for one in weights):
+        raise Error(
+            f"Checkpointer: {name} is sharded by FullyShardedDataParallel, which a checkpoint "
+            "cannot hold; use torch.distributed.fsdp.fully_shard"
+        )
+    object_state(name, target.state_dict())
+    if isinstance(target, torch.optim.Optimizer) and not target.state:
+        object_state(name, _state_after_a_step(target))
+
+
+def _state_after_a_step(optimizer: torch.optim.Optimizer) -> Any:
+    """Return the state of another optimizer of the class; empty if it takes further arguments."""
+    weight = nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.zeros(2, 2)
+    # AdamW keeps defaults that its constructor does not take.
+    accepted = inspect.signature(type(optimizer)).parameters
+    settings = {key: value for key, value in optimizer.defaults.items() if key in accepted}
+    try:
+        other = type(optimizer)([weight], **settings)
+        other.step()
+        return other.state_dict()
+    except Exception:
+        return {}
 
 
 def _random_file(rank: int) -> str:

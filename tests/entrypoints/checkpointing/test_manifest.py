@@ -68,7 +68,7 @@ def test_latest_complete_skips_unusable_checkpoints_with_reason(
     assert reason in message
 
 
-def test_prune_keeps_the_newest_complete_checkpoints_before_the_one_being_written(
+def test_surplus_keeps_the_newest_complete_checkpoints_before_the_one_being_written(
     tmp_path: Path,
 ) -> None:
     for step in (10, 20, 30, 40, 50):
@@ -76,7 +76,8 @@ def test_prune_keeps_the_newest_complete_checkpoints_before_the_one_being_writte
     manifest.invalidate(tmp_path / step_folder_name(10))
     manifest.invalidate(tmp_path / step_folder_name(40))
     manifest.invalidate(tmp_path / step_folder_name(50))
-    manifest.prune(tmp_path, keep=2, step=50)
+    for old in manifest.surplus(tmp_path, keep=2, step=50):
+        manifest.remove(old)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == [
         "step-00000020",
         "step-00000030",

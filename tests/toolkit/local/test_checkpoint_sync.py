@@ -95,7 +95,8 @@ def write_checkpoint(folders: list[Path], step: int, keep: int) -> None:
     """Write one checkpoint as the ranks of each node do: prune, own files, marker."""
     files = []
     for rank, folder in enumerate(folders):
-        manifest.prune(folder, keep, step)
+        for old in manifest.surplus(folder, keep, step):
+            manifest.remove(old)
         step_folder = folder / step_folder_name(step)
         step_folder.mkdir(parents=True)
         shards = {ShardSpec(f"weight.{rank}", (0,)): torch.full((3,), float(step))}
