@@ -45,7 +45,7 @@ from sm_train.entrypoints.models.pipeline import (
 )
 from torch import Tensor, nn
 
-_TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
+TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
 
 
 class TextToImage(nn.Module):
@@ -312,10 +312,10 @@ def load_text_encoders(
     while path := _subfolder(folder, numbered_component("text_encoder", len(encoders))):
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         [class_name, *_] = config.get("architectures") or ["nothing"]
-        if class_name not in _TEXT_ENCODERS:
+        if class_name not in TEXT_ENCODERS:
             raise JobConfigError(
                 f"{path}: class {class_name} is not supported; use one of "
-                f"{', '.join(_TEXT_ENCODERS)}"
+                f"{', '.join(TEXT_ENCODERS)}"
             )
         tokenizer = _subfolder(folder, numbered_component("tokenizer", len(encoders)))
         encoder_class = getattr(transformers, class_name)

@@ -24,8 +24,14 @@ from sm_train.entrypoints.checkpointing.manifest import (
     shard_files,
 )
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, TensorReader
-from sm_train.entrypoints.models.export import TrainedWeights, merged_weights, save_model
+from sm_train.entrypoints.models.export import (
+    TrainedWeights,
+    copy_model_files,
+    merged_weights,
+    save_model,
+)
 from sm_train.entrypoints.models.model_card import TrainingRecord
+from sm_train.entrypoints.models.model_folder import model_files, require_loadable
 from sm_train.entrypoints.models.network import network_folder
 from sm_train.entrypoints.models.sampling import ModelSource, latest_grid
 from sm_train.entrypoints.models.single_file import SINGLE_FILE_CLASSES, write_single_file
@@ -35,7 +41,6 @@ from sm_train.entrypoints.models.weight_files import (
     read_layout,
     read_tensors,
 )
-from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 from torch import Tensor
 
 ExportFormat = Literal["diffusers", "single-file", "dcp"]
@@ -72,6 +77,7 @@ def export(
         CheckpointError: the checkpoint is damaged, or the model has no such format or weights.
     """
     require_format(source, options.format, merge=options.merge)
+    require_loadable(source.model)
     folder = out if options.format == "diffusers" else scratch / "model"
     folder.mkdir(parents=True)
     copy = _copier(options.dtype, progress)
@@ -86,10 +92,7 @@ def export(
                 f"{source.weights}: --merge reads checkpoints; give the run's checkpoints or a "
                 "step-… folder"
             )
-        ignore = shutil.ignore_patterns(UPLOAD_NOTES)
-        shutil.copytree(
-            source.weights, folder, ignore=ignore, copy_function=copy, dirs_exist_ok=True
-        )
+        copy_model_files(source.weights, folder, copy)
     else:
         weights = _checkpoint_weights(source.checkpoint, options)
         grid = latest_grid(source.checkpoint.parent, weights.step)
@@ -157,11 +160,7 @@ def export_bytes(source: ModelSource, options: ExportOptions) -> int:
     """Return the bytes that :func:`export` reports as progress."""
     _, is_adapter = _pipeline_class(source)
     copied = source.weights if source.checkpoint is None else source.model
-    frozen = [
-        path
-        for path in copied.rglob("*")
-        if path.is_file() and not path.match(UPLOAD_NOTES) and path.name != "components.json"
-    ]
+    frozen = [copied / name for name in model_files(copied)]
     if is_adapter and not options.merge and source.checkpoint is not None:
         frozen = []
     total = sum(path.stat().st_size for path in frozen)

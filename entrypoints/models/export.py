@@ -42,6 +42,7 @@ from sm_train.entrypoints.models.model_card import (
     TrainingRecord,
     model_card,
 )
+from sm_train.entrypoints.models.model_folder import INDEX_FILE, PIPELINE_FILE, model_files
 from sm_train.entrypoints.models.network import (
     NETWORKS,
     Network,
@@ -64,8 +65,6 @@ from sm_train.entrypoints.models.weight_files import (
 from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 from torch import Tensor, nn
 
-_PIPELINE_FILE = "pipeline.py"
-_INDEX = "model_index.json"
 _MANIFEST = "components.json"
 _HALF_PRECISIONS = {"F16": torch.float16, "BF16": torch.bfloat16}
 """Names in safetensors files."""
@@ -155,7 +154,7 @@ def _model_index(
     )
     if standard is not None:
         return standard_index(standard, index)
-    return {**index, "_class_name": [Path(_PIPELINE_FILE).stem, TextToImagePipeline.__name__]}
+    return {**index, "_class_name": [Path(PIPELINE_FILE).stem, TextToImagePipeline.__name__]}
 
 
 def _holds(folder: Path, manifest: Mapping[str, Any], digest: str) -> bool:
@@ -223,10 +222,7 @@ def save_model(
     network, index = document["network"], document["index"]
     component_name = network_component(network["_class_name"])
     # An adapter's frozen network is replaced by the one with the adapter.
-    ignore = shutil.ignore_patterns(_MANIFEST, UPLOAD_NOTES, component_name)
-    shutil.copytree(
-        components_folder, folder, ignore=ignore, copy_function=copy, dirs_exist_ok=True
-    )
+    copy_model_files(components_folder, folder, copy, without=component_name)
     target = folder / component_name
     target.mkdir(exist_ok=True)
     _write_json(network, target / "config.json")
@@ -238,11 +234,28 @@ def save_model(
         else:
             write_tensors(folder / component / "model.safetensors", layout, named)
     if isinstance(index["_class_name"], list):
-        shutil.copyfile(pipeline_module.__file__, folder / _PIPELINE_FILE)
+        shutil.copyfile(pipeline_module.__file__, folder / PIPELINE_FILE)
     if grid is not None:
         shutil.copyfile(grid, folder / GRID_FILE)
     write_atomic(folder / CARD_FILE, _card(document, weights, has_grid=grid is not None).encode())
-    _write_json(index, folder / _INDEX)
+    _write_json(index, folder / INDEX_FILE)
+
+
+def copy_model_files(
+    source: Path, folder: Path, copy: Callable[[str, str], object], *, without: str | None = None
+) -> None:
+    """Copy the files of a model or components folder, each by ``copy``, and nothing else.
+
+    ``without`` is a component that is left out.
+
+    Raises:
+        CheckpointError: a file is a link that leads out of the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in model_files(source):
+        if name.partition("/")[0] != without:
+            (folder / name).parent.mkdir(exist_ok=True)
+            copy(str(source / name), str(folder / name))
 
 
 def _save_adapter(
@@ -348,8 +361,8 @@ def _save_frozen(
     shutil.rmtree(staging, ignore_errors=True)
     with _stored_precision(frozen, source):
         TextToImagePipeline(**frozen).save_pretrained(staging)
-    index: dict[str, Any] = json.loads((staging / _INDEX).read_text(encoding="utf-8"))
-    (staging / _INDEX).unlink()
+    index: dict[str, Any] = json.loads((staging / INDEX_FILE).read_text(encoding="utf-8"))
+    (staging / INDEX_FILE).unlink()
     for path in staging.glob("*/config.json"):
         _complete_config(path)
     files = {}

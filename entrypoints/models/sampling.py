@@ -19,9 +19,9 @@ from sm_train.entrypoints.checkpointing.manifest import (
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, load_full
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, parse_step_folder
 from sm_train.entrypoints.common.rng import hash64
-from sm_train.entrypoints.models.component_files import LocalComponents, read_header
 from sm_train.entrypoints.models.export import is_components_folder, load_model, load_with_weights
 from sm_train.entrypoints.models.lora import adapter_file, read_adapter
+from sm_train.entrypoints.models.model_folder import require_loadable
 from sm_train.entrypoints.models.network import network_folder
 from torch import Tensor
 
@@ -119,6 +119,7 @@ def load_pipeline(source: ModelSource) -> Any:
     Raises:
         CheckpointError: the model cannot be read, or the weights belong to another model.
     """
+    require_loadable(source.model)
     network = network_folder(source.model) if source.is_model_folder else source.model
     for component, folder in [
         ("network", network),
@@ -128,11 +129,7 @@ def load_pipeline(source: ModelSource) -> Any:
             raise CheckpointError(
                 f"{source.model}: has no {component}; give a model that sm-train saved"
             )
-    reader = LocalComponents(source.model)
     try:
-        for path in reader.files:
-            if path.endswith(".safetensors"):
-                read_header(reader, path)  # diffusers takes the last one of two equal names
         pipeline = (
             load_model(source.model)
             if source.is_model_folder
