@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker
 from sm_train.entrypoints.monitoring.alert_sinks import SLACK_VARIABLE
 from sm_train.toolkit.jobs.events import parse_event
 
@@ -85,7 +86,8 @@ class WatchedJob:
         base.mkdir(exist_ok=True)
         (base / "job.json").write_text(json.dumps(document))
         (base / "checkpoints" / "step-00000040").mkdir(parents=True)
-        (base / "checkpoints" / "step-00000040" / "complete.json").touch()
+        marker = CheckpointMarker(40, 1, "same", ()).to_json()
+        (base / "checkpoints" / "step-00000040" / MARKER).write_text(marker)
         read, write = os.pipe()
         if full_output:
             fill(write)
