@@ -42,11 +42,15 @@ def problem(name: str, pytorch: str | None, *, sharded: bool) -> str | None:
 
 
 def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Return whether the weight ``name`` is a matrix of a block; blocks are items of module lists.
+    """Return whether the weight ``name`` is the matrix of a block's linear layer; blocks are items
+    of module lists.
 
-    Embeddings and the first and last layer are not: they map from and to other spaces.
+    Embeddings and the first and last layer are not: they map from and to other spaces. A block's
+    other weights with two dimensions are tables of vectors, such as PixArt's ``scale_shift_table``,
+    and have other names than ``weight``.
     """
-    return len(shape) == 2 and any(part.isdigit() for part in name.split("."))
+    *modules, kind = name.split(".")
+    return len(shape) == 2 and kind == "weight" and any(one.isdigit() for one in modules)
 
 
 def state_bytes(optimizer: str, weights: Mapping[str, Sequence[int]]) -> int:

@@ -34,6 +34,7 @@ from sm_train.entrypoints.models.lora import layer_sizes
 from sm_train.entrypoints.models.network import Network
 from sm_train.entrypoints.models.pipeline import Text, predict
 from sm_train.entrypoints.planning.memory import (
+    UNMEASURED,
     UnplannedModelError,
     plan_path,
     preset_digest,
@@ -289,9 +290,38 @@ def measure_preset(name: str, content: str | None = None) -> dict[str, Any]:
 
     Raises:
         JobConfigError: there is no such preset.
-        UnplannedModelError: a figure is not a quadratic in the image's area.
+        UnplannedModelError: a figure is not a quadratic in the image's area, or the network takes
+            no single image.
     """
     preset = read_preset(name, content)
+    try:
+        return _measured(preset)
+    except UnplannedModelError:
+        raise
+    except Exception as error:
+        # A normalization with one value per channel has no statistics of one image.
+        if not _takes_two_images(preset):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise UnplannedModelError(f"the network takes no single image: {reason}") from None
+
+
+def _takes_two_images(preset: Mapping[str, Any]) -> bool:
+    """Return whether the network can be built and trains on a batch of two."""
+    step, scale = resolution_step(preset), downsampling(preset["vae"])
+    try:
+        side = step // scale
+        network = Network(preset["network"], None, side).module.to_empty(device="meta").train()
+        image, text = network_inputs(preset["network"], side, preset_caption_tokens(preset))
+        pooled = None if text.pooled is None else text.pooled.expand(2, -1)
+        twice = Text(text.states.expand(2, -1, -1), pooled)
+        predict(network, image.expand(2, -1, -1, -1), torch.zeros(2, device="meta"), twice, scale)
+    except Exception:
+        return False
+    return True
+
+
+def _measured(preset: Mapping[str, Any]) -> dict[str, Any]:
     step = resolution_step(preset)
     network = Network(preset["network"], None, step).module
     with torch.device("meta"):
@@ -403,6 +433,8 @@ def main() -> None:
         content = Path(name).read_text(encoding="utf-8") if name.endswith(".json") else None
         try:
             print(f"{name}: wrote {write_plan(name, content)}", flush=True)
+        except UnplannedModelError as error:
+            parser.exit(UNMEASURED, f"{name}: {error}\n")
         except Exception as error:
             # Whatever diffusers and PyTorch raise for sizes that do not fit together.
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -34,6 +34,8 @@ _USABLE = 0.9
 
 _PLANS = Path(__file__).parent / "plans"
 MEASURE_MODULE = "sm_train.entrypoints.planning.measure"
+UNMEASURED = 3
+"""Its exit code for a network that can be built, and whose figures cannot be measured."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from sm_train.cost.instances import InstanceType, instance_type
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
 from sm_train.entrypoints.planning.memory import (
     MEASURE_MODULE,
+    UNMEASURED,
     ModelPlan,
     UnplannedModelError,
     plan_model,
@@ -109,8 +110,17 @@ def _unplanned(preset: str, content: str | None) -> Unplanned | None:
     plan_preset.cache_clear()
     if result.returncode and content is not None:
         line = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
-        reason = f"{preset}: the model cannot be built: {line.removeprefix(f'{argument}: ')}"
-        return Unplanned(reason, "correct the preset's sizes", broken=True)
+        reason = line.removeprefix(f"{argument}: ")
+        if result.returncode == UNMEASURED:
+            return Unplanned(
+                f"{preset}: its FLOPs and memory cannot be measured: {reason}",
+                "measure a stage with `sm-train measure`, and state its steps_per_second",
+            )
+        return Unplanned(
+            f"{preset}: the model cannot be built: {reason}",
+            "correct the preset's sizes",
+            broken=True,
+        )
     return _plan_problem(preset, content)
 
 

@@ -13,12 +13,14 @@ from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, shard_file_name
 from sm_train.entrypoints.common.job_config import JobConfigError, read_job_config
+from sm_train.entrypoints.common.optimizer_rules import is_hidden_matrix
 from sm_train.entrypoints.distributed.fsdp import gradient_norm
 from sm_train.entrypoints.training.lr_schedule import build_schedule
 from sm_train.entrypoints.training.train_state import TrainState
 from torch import nn
 
 from tests.support.cluster.training_jobs import tiny_run
+from tests.support.models import build
 from tests.support.run_documents import write_job_file
 
 USER_CODE = """
@@ -255,3 +257,16 @@ def test_schedules_equal_transformers_after_the_warm_up(tmp_path: Path, name: st
             expected = 0.1 + 0.9 * expected
         assert schedule(step) == pytest.approx(expected), step
     assert [schedule(step) for step in range(3)] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
+
+
+def test_muon_trains_the_matrices_of_linear_layers() -> None:
+    """PixArt's modulation tables have two dimensions, and are vectors."""
+    network = build("tiny-dit").network
+    linear = {
+        f"{name}.weight"
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and any(part.isdigit() for part in name.split("."))
+    }
+    weights = dict(network.named_parameters())
+    assert {one for one in weights if is_hidden_matrix(one, weights[one].shape)} == linear
+    assert any(name.endswith("scale_shift_table") for name in weights)

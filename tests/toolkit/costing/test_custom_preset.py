@@ -69,3 +69,19 @@ def test_sizes_that_do_not_fit_together_are_an_error_of_check(cli: Cli, folder: 
     assert result.returncode == 3, result.stdout
     assert "memory-unplanned" in result.stdout + result.stderr
     assert "mine.json: the model cannot be built" in result.stdout + result.stderr
+
+
+def test_network_that_takes_no_single_image_is_a_warning_of_check(cli: Cli, folder: Path) -> None:
+    """One channel per group on a map of one pixel: the network trains on batches of two."""
+    preset = json.loads((PRESETS / "tiny-sd2.json").read_text())
+    preset["network"] |= {"block_out_channels": [16, 16], "norm_num_groups": 16}
+    (folder / "mine.json").write_text(json.dumps(preset))
+    path = write_run(folder, "custom", "mine.json")
+    result = cli(
+        "check", path, "--offline", "--json", env={"XDG_CACHE_HOME": str(folder / "cache")}
+    )
+    findings = json.loads(result.stdout)["findings"]
+    [unplanned] = [one for one in findings if one["code"] == "memory-unplanned"]
+    assert unplanned["level"] == "warning"
+    assert "mine.json: its FLOPs and memory cannot be measured" in unplanned["message"]
+    assert "the network takes no single image" in unplanned["message"]
