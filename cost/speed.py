@@ -20,8 +20,8 @@ Basis = Literal[
 
 stated: the run file or an option gives it for this very stage. measured: event lines of this
 stage. scaling fit / scaled: measured at two or more / one other cluster size. other resolution,
-other hardware: extrapolated by FLOPs. predicted: FLOPs and a published utilization. illustration:
-measured on this machine's CPU.
+other hardware: measured there, and carried by the ratio of the speed model's predictions.
+predicted: by the speed model alone. illustration: measured on this machine's CPU.
 """
 
 FIRM: tuple[Basis, ...] = ("stated", "measured")

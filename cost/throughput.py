@@ -1,7 +1,7 @@
 """The speed of a stage from the available measurements, by the most reliable rule that applies.
 
-An it/s belongs to one stage: its resolution, batch and cluster. Other measurements are
-extrapolated by a stated rule, and the range widens with each extrapolation.
+An it/s belongs to one configuration: resolution, batch and cluster. To any other one it is carried
+by the ratio of the speed model's predictions for both, and the range widens.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sm_train.cost.instances import InstanceType, instance_type
-from sm_train.cost.network import GpuNetwork, gpu_network
+from sm_train.cost.network import GpuNetwork
 from sm_train.cost.scaling import Throughput, fit_scaling, scale_one, scale_steps
 from sm_train.cost.speed import STEADY, Basis, Speed
 from sm_train.cost.speed_model import calibration_words, exposed_communication, step_seconds
 from sm_train.cost.speed_model import spread as model_spread
 from sm_train.cost.stage import CostStage
 
-RESOLUTION_CARRY = (0.77, 1.30)
-"""Relative range of images/s extrapolated by FLOPs alone. mosaicml/diffusion's README, 256 px to
-512 px: the measured ratio is 1.17 to 1.30 × that of the FLOPs on 8 to 64 A100; downward its
-inverse."""
+CARRY_SPREAD = 1.25
+"""P90 ÷ median of a measurement carried by the ratio of two predictions to a cluster of as many
+GPUs: 90 % of the pairs of published points of one source and model lie within 1.21
+(``data/speeds.csv``, tests/cost/test_throughput.py)."""
 
-HARDWARE_SPREAD = 1.25
-"""P90 ÷ median of a speed carried to another GPU generation by the speed model's ratio. AWS's six
-pairs of p4de and p5 (awsome-distributed-training) lie within 1.12 of it."""
+RESIZED_SPREAD = 1.6
+"""The same for a cluster of another size, whose GPUs get another batch: 90 % lie within 1.55."""
 
 PEAK_CARRY = (0.45, 0.65, 1.0)
 """Share of the peaks' ratio that another GPU generation reaches if the model's figures are unknown:
@@ -38,7 +37,8 @@ class Measurement:
 
     ``label`` names what was measured. ``low`` and ``high`` are P10 and P90 of its logging
     intervals. A measurement at the stage's batch per GPU and accumulation applies at any number of
-    GPUs, whatever its effective batch size.
+    GPUs, whatever its effective batch size. ``predicted_images_per_second`` is what the speed model
+    predicts for this configuration.
     """
 
     label: str
@@ -47,7 +47,7 @@ class Measurement:
     resolution: int | None = None
     effective_batch_size: int | None = None
     instance_type: str | None = None
-    flops_per_image: float | None = None
+    predicted_images_per_second: float | None = None
     low: float | None = None
     high: float | None = None
     on_cpu: bool = False
@@ -60,16 +60,17 @@ def resolve_speed(
 ) -> Speed | None:
     """Return the speed of ``stage`` by the most reliable rule that applies; None if none does.
 
-    A measurement at another effective batch size counts if each GPU did the same work, else only
-    with ``rescale_batch``, which converts it by images per second.
+    A measurement of the stage's cluster and resolution at another effective batch size is the
+    stage's own if each GPU did the same work, else only with ``rescale_batch``, which converts it
+    by images per second.
     """
     usable = [one for one in measurements if rescale_batch or is_comparable(one, stage)]
     gpu_measurements = [one for one in usable if not one.on_cpu]
     same_hardware = [one for one in gpu_measurements if _same_hardware(one, stage)]
     return (
         _at_this_resolution(stage, same_hardware)
-        or _from_other_resolutions(stage, same_hardware)
-        or _from_other_hardware(stage, gpu_measurements)
+        or _carried(stage, [one for one in measurements if not one.on_cpu])
+        or _by_peak(stage, gpu_measurements)
         or _illustration(stage, [one for one in usable if one.on_cpu])
         or predicted_speed(stage)
     )
@@ -147,15 +148,17 @@ def _at_this_resolution(stage: CostStage, measured: Sequence[Measurement]) -> Sp
     exact = [one for one in measured if one.world_size == stage.world_size]
     if exact:
         return _own(stage, exact[-1])
-    return _speed(stage, *(_scaled_by_steps(stage, measured) or _scaled(stage, measured)))
+    scaled = _scaled_by_steps(stage, measured)
+    sizes = {one.world_size for one in measured}
+    if scaled is None and (len(sizes) > 1 or stage.predicted_images_per_second is None):
+        scaled = _scaled(stage, measured)
+    return None if scaled is None else _speed(stage, *scaled)
 
 
 def _own(stage: CostStage, one: Measurement) -> Speed:
     batch = stage.effective_batch_size
     speed = _images_per_second(one, stage) / (batch or 1)
-    scale = speed / one.steps_per_second
-    low = min(speed * STEADY[0], (one.low or speed) * scale)
-    high = max(speed * STEADY[1], (one.high or speed) * scale)
+    low, high = (share * speed for share in _deciles(one))
     why = f"{one.label}: {one.steps_per_second:.3g} it/s at this resolution, batch and cluster"
     if not same_batch(one, stage):
         why = (
@@ -221,11 +224,16 @@ def _scaled_by_steps(
 
 def _network_of(one: Measurement, stage: CostStage) -> GpuNetwork:
     """Return the network of a measurement's cluster, of the stage's instance type."""
-    per_node = stage.instance.accelerators
-    if one.world_size % per_node == 0:
-        return stage.instance.network(one.world_size // per_node)
-    nodes = -(-one.world_size // per_node)
-    return replace(stage.instance.network(nodes), nodes=nodes, per_node=one.world_size // nodes)
+    return cluster_network(stage.instance, one.world_size)
+
+
+def cluster_network(instance: InstanceType, gpus: int) -> GpuNetwork:
+    """Return the network of a cluster of ``gpus``, which may use a part of its instances."""
+    per_node = instance.accelerators
+    if gpus % per_node == 0:
+        return instance.network(gpus // per_node)
+    nodes = -(-gpus // per_node)
+    return replace(instance.network(nodes), nodes=nodes, per_node=gpus // nodes)
 
 
 def _scaling_words(gpus: int, to_gpus: int) -> str:
@@ -234,76 +242,77 @@ def _scaling_words(gpus: int, to_gpus: int) -> str:
     return "at the measured speed per GPU, which fewer GPUs do not exceed"
 
 
-def _from_other_resolutions(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
-    """Extrapolate by FLOPs from the nearest resolution: images/s × its FLOPs ÷ this stage's."""
-    usable = [one for one in measured if one.flops_per_image is not None and one.resolution]
-    if not usable or stage.flops_per_image is None or stage.resolution is None:
+def _carried(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
+    """Carry the nearest measurement by the ratio of the speed model's predictions.
+
+    None if the model's figures are unknown.
+    """
+    usable = [one for one in measured if one.predicted_images_per_second]
+    predicted, batch = stage.predicted_images_per_second, stage.effective_batch_size
+    if not usable or predicted is None or batch is None:
         return None
-    resolution = stage.resolution
-    nearest = min(usable, key=lambda one: abs((one.resolution or 0) - resolution)).resolution
-    usable = [one for one in usable if one.resolution == nearest]
-    throughput, _, why = _scaled(stage, usable)
-    if any(one.world_size == stage.world_size for one in usable):
-        one = next(one for one in usable if one.world_size == stage.world_size)
-        images = _images_per_second(one, stage)
-        throughput, why = Throughput(images, images, images), one.label
-    ratio = (usable[0].flops_per_image or 0) / stage.flops_per_image
-    flagged = (
-        f"{why}; and from {nearest} px to {resolution} px by FLOPs alone (× {ratio:.3g}), "
-        "not confirmed by a measurement"
+    one = min(reversed(usable), key=lambda one: _distance(one, stage))
+    images = one.steps_per_second * (one.effective_batch_size or batch)
+    found = images / (one.predicted_images_per_second or 1.0)
+    speed = predicted * found / batch
+    spread = CARRY_SPREAD if one.world_size == stage.world_size else RESIZED_SPREAD
+    low, high = _deciles(one)
+    why = (
+        f"{one.label}: {one.steps_per_second:.3g} it/s, {found:.2f} × the speed model's prediction "
+        f"there; the same share of its prediction here, {predicted / batch:.3g} it/s"
     )
-    moved = Throughput(
-        throughput.images_per_second * ratio,
-        throughput.low * ratio * RESOLUTION_CARRY[0],
-        throughput.high * ratio * RESOLUTION_CARRY[1],
+    basis: Basis = "scaled"
+    if not _same_hardware(one, stage):
+        basis = "other hardware"
+    elif one.resolution != stage.resolution:
+        basis = "other resolution"
+    return _within_peak(
+        stage, Speed(speed, speed * low / spread, speed * high * spread, basis, why)
     )
-    return _speed(stage, moved, "other resolution", flagged)
 
 
-def _from_other_hardware(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
-    """Extrapolate by the speed model's ratio of both GPUs, or by the ratio of their peaks."""
+def _distance(one: Measurement, stage: CostStage) -> tuple[bool, float, float]:
+    """Return how much a measurement's configuration differs from the stage's, to compare."""
+    resolution = one.resolution or stage.resolution or 1
+    return (
+        not _same_hardware(one, stage),
+        abs(math.log(resolution / (stage.resolution or resolution))),
+        abs(math.log(one.world_size / stage.world_size)),
+    )
+
+
+def _deciles(one: Measurement) -> tuple[float, float]:
+    """Return P10 and P90 of a measurement, relative to it."""
+    low = min(STEADY[0], (one.low or one.steps_per_second) / one.steps_per_second)
+    high = max(STEADY[1], (one.high or one.steps_per_second) / one.steps_per_second)
+    return low, high
+
+
+def _by_peak(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
+    """Carry a measurement on other GPUs by the ratio of their peaks: the model is unknown."""
     for one in reversed(measured):
         if one.instance_type is None:
             continue
         source = instance_type(one.instance_type)
-        carried = _hardware_ratio(stage, source)
+        peak, measured_peak = stage.instance.bf16_tflops, source.bf16_tflops
         # The same number of GPUs, as if the measured type came one GPU at a time.
-        measured_speed = _at_this_resolution(stage, [one]) or _from_other_resolutions(stage, [one])
-        if measured_speed is None or carried is None:
+        measured_speed = _at_this_resolution(stage, [one])
+        if measured_speed is None or peak is None or measured_peak is None:
             continue
-        (low, middle, high), how = carried
+        low, middle, high = (peak / measured_peak * share for share in PEAK_CARRY)
         why = (
             f"{measured_speed.why}; and from {source.accelerator} to "
-            f"{stage.instance.accelerator} × {middle:.3g} {how}"
+            f"{stage.instance.accelerator} × {middle:.3g} (by peak FLOP/s)"
         )
-        return _within_peak(
-            stage,
-            Speed(
-                measured_speed.steps_per_second * middle,
-                measured_speed.low * low,
-                measured_speed.high * high,
-                "other hardware",
-                why,
-            ),
+        speed = Speed(
+            measured_speed.steps_per_second * middle,
+            measured_speed.low * low,
+            measured_speed.high * high,
+            "other hardware",
+            why,
         )
+        return _within_peak(stage, speed)
     return None
-
-
-def _hardware_ratio(
-    stage: CostStage, source: InstanceType
-) -> tuple[tuple[float, float, float], str] | None:
-    """Return P10, median and P90 of the stage's speed per GPU ÷ that on ``source``, and how."""
-    work, here, there = stage.work, stage.gpu, source.gpu(stage.precision)
-    if work is not None and here is not None and there is not None:
-        alone = gpu_network(1, 1, None, None)
-        times = [step_seconds(work, gpu, alone).total for gpu in (there, here)]
-        ratio = times[0] / times[1]
-        return (ratio / HARDWARE_SPREAD, ratio, ratio * HARDWARE_SPREAD), "(speed model)"
-    peak, measured_peak = stage.instance.bf16_tflops, source.bf16_tflops
-    if peak is None or measured_peak is None:
-        return None
-    low, middle, high = (peak / measured_peak * share for share in PEAK_CARRY)
-    return (low, middle, high), "(by peak FLOP/s)"
 
 
 def _within_peak(stage: CostStage, speed: Speed) -> Speed:

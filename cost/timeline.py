@@ -6,9 +6,10 @@ lost between two lines counts as part of the interval.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from itertools import pairwise
+from statistics import median, quantiles
 from typing import Any
 
 PARTS = (
@@ -48,7 +49,7 @@ class Timeline:
     checkpoint_seconds: float | None
     """Mean of one checkpoint."""
     steps_per_second: float | None
-    """Median over the intervals, without the first after each start."""
+    """By :func:`mean_speed`."""
     effective_batch_size: int | None
     world_size: int | None
     resolution: int | None
@@ -82,7 +83,7 @@ def timeline(
     that this job resumed from and that step were lost and are recomputed here.
     """
     ordered = sorted(events, key=lambda event: event["time"])
-    usual = _usual_seconds_per_step(ordered)
+    usual, speed = _usual_seconds_per_step(ordered), mean_speed(ordered)
     account = _Account(begin)
     first_step: int | None = None
     start: Event = {}
@@ -111,12 +112,75 @@ def timeline(
         restarts=max(0, account.starts - 1),
         restart_seconds=_each(account.seconds["restarts"], account.starts - 1),
         checkpoint_seconds=_each(account.seconds["checkpoints"], account.checkpoints),
-        steps_per_second=None if not usual else 1 / usual,
+        steps_per_second=None if speed is None else speed.steps_per_second,
         effective_batch_size=start.get("effective_batch_size"),
         world_size=start.get("world_size"),
         resolution=start.get("resolution"),
         ended=ended,
     )
+
+
+@dataclass(frozen=True)
+class MeanSpeed:
+    """Optimizer steps per second of a job's training time: steps ÷ seconds.
+
+    The seconds leave out what an estimate prices separately: start-up and restarts with the first
+    interval after each, checkpoints and evaluation. They include stalls. ``low`` and ``high`` are
+    P10 and P90 over parts of the training, None if there are too few intervals. ``usual`` is the
+    median interval's.
+    """
+
+    steps_per_second: float
+    low: float | None
+    high: float | None
+    usual: float
+    intervals: int
+
+
+_PARTS = 10
+"""Parts of a training over which the deciles of its speed are taken: each has a share of every
+stall that is longer than it."""
+
+
+def mean_speed(events: Iterable[Event]) -> MeanSpeed | None:
+    """Return the speed of a job by the ``events`` of one rank, in the order of their times.
+
+    None without a step event.
+    """
+    first: list[tuple[float, float]] = []
+    later: list[tuple[float, float]] = []
+    anchor: tuple[float, int] | None = None
+    blocked = 0.0
+    for event in events:
+        kind = event["kind"]
+        if kind == "start":
+            anchor, blocked = None, 0.0
+        elif kind in ("checkpoint", "eval"):
+            blocked += float(event["seconds"] or 0.0)
+        elif kind == "step" and event["steps_per_second"]:
+            time, step = float(event["time"]), int(event["step"])
+            if anchor is None:
+                first.append((1.0, 1 / float(event["steps_per_second"])))
+            elif step > anchor[1]:
+                seconds = max(time - anchor[0] - blocked, 0.0)
+                later.append((float(step - anchor[1]), seconds))
+            anchor, blocked = (time, step), 0.0
+    intervals = [one for one in later if one[1] > 0] or first
+    if not intervals:
+        return None
+    low = high = None
+    if len(intervals) >= _PARTS:
+        cuts = [round(part * len(intervals) / _PARTS) for part in range(_PARTS + 1)]
+        parts = [_mean(intervals[begin:end]) for begin, end in pairwise(cuts)]
+        low, *_, high = quantiles(parts, n=10, method="inclusive")
+        # A few long stalls may move the mean out of the deciles.
+        low, high = min(low, _mean(intervals)), max(high, _mean(intervals))
+    usual = median(steps / seconds for steps, seconds in intervals)
+    return MeanSpeed(_mean(intervals), low, high, usual, len(intervals))
+
+
+def _mean(intervals: Sequence[tuple[float, float]]) -> float:
+    return sum(steps for steps, _ in intervals) / sum(seconds for _, seconds in intervals)
 
 
 def _start(account: _Account, event: Event, usual: float, previous_step: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_train.cost.speed import stated_speed
@@ -32,8 +33,27 @@ def cost_stages(config: RunConfig) -> list[CostStage]:
             compiled=config.training.compile,
             keep_alive_seconds=config.cluster.keep_alive_period or 0,
             speed=stated_speed(stage.steps_per_second, "the run file states it")
-            if stage.steps_per_second
+            if stage.steps_per_second and stage.is_measured_here(config.cluster.instance_type)
             else None,
         )
         for stage in config.stages
     ]
+
+
+def stages_measured_elsewhere(config: RunConfig) -> list[CostStage]:
+    """Return the stages whose stated speed belongs to another configuration, as they are there."""
+    elsewhere = []
+    for stage, priced in zip(config.stages, cost_stages(config), strict=True):
+        there, speed = stage.measured_on, stage.steps_per_second
+        if speed and there and not stage.is_measured_here(config.cluster.instance_type):
+            elsewhere.append(
+                replace(
+                    priced,
+                    instance_type=there.instance_type,
+                    instances=there.instances,
+                    per_device_batch_size=there.per_device_batch_size,
+                    gradient_accumulation_steps=there.gradient_accumulation_steps,
+                    speed=stated_speed(speed, "the run file states it"),
+                )
+            )
+    return elsewhere

@@ -71,7 +71,7 @@ def _expected_performance(
 ) -> ExpectedPerformance:
     instance = instance_type(config.cluster.instance_type)
     speed, source = stage.steps_per_second, "the run file states it"
-    if speed is None:
+    if speed is None or not stage.is_measured_here(config.cluster.instance_type):
         speed, source = predicted_speed, "not measured: the cost model predicts it"
     return ExpectedPerformance(
         instance_type=instance.name,

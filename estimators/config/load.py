@@ -70,8 +70,7 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     root, raw = _parse_yaml(path, text)
     if not isinstance(raw, dict):
         raise RunFileError(f"{path}:1: a run file is a mapping of keys; `sm-train init` writes one")
-    for override in overrides:
-        _apply_override(override, raw)
+    _apply_overrides(overrides, raw)
     problems = _duplicate_keys(root, ()) + _read_preset(path.parent, raw)
     problems += _find_problems(raw)
     if problems:
@@ -105,8 +104,7 @@ def load_document(document: dict[str, Any], overrides: Sequence[str], source: st
         RunFileError: the document breaks the schema, or the path of an override does not exist.
     """
     document = copy.deepcopy(document)
-    for override in overrides:
-        _apply_override(override, document)
+    _apply_overrides(overrides, document)
     problems = _find_problems(document)
     if problems:
         raise _error(Path(source), {}, problems, document)
@@ -146,6 +144,47 @@ def _hide(problem: Problem, secrets: set[str]) -> Problem:
     path = tuple(_NOT_SHOWN if key in secrets else key for key in problem.path)
     is_secret = any(secret in str(problem.value) for secret in secrets)
     return Problem(path, None if is_secret else problem.value, message)
+
+
+def _apply_overrides(overrides: Sequence[str], raw: dict[Any, Any]) -> None:
+    """Apply ``overrides``; a speed that the file states stays that of the file's own cluster."""
+    before = _stated_speeds(raw)
+    for override in overrides:
+        _apply_override(override, raw)
+    after = _stated_speeds(raw)
+    for name, (speed, cluster) in before.items():
+        is_moved = name in after and after[name][0] == speed and after[name][1] != cluster
+        if is_moved and None not in cluster.values():
+            stage = next(one for one in raw["stages"] if _name_of(one) == name)
+            stage["measured_on"] = cluster
+
+
+def _stated_speeds(raw: dict[Any, Any]) -> dict[Any, tuple[Any, dict[str, Any]]]:
+    """Return each stage's stated speed and the cluster of the file, by the stage's name.
+
+    A stage that names the cluster itself is left out, and so is what is no valid stage.
+    """
+    cluster, stages = raw.get("cluster"), raw.get("stages")
+    kind = cluster.get("instance_type") if isinstance(cluster, dict) else None
+    return {
+        one["name"]: (
+            one["steps_per_second"],
+            {
+                "instance_type": kind,
+                "instances": one.get("instances"),
+                "per_device_batch_size": one.get("per_device_batch_size"),
+                "gradient_accumulation_steps": one.get("gradient_accumulation_steps", 1),
+            },
+        )
+        for one in (stages if isinstance(stages, list) else ())
+        if isinstance(_name_of(one), str)
+        and one.get("steps_per_second")
+        and not one.get("measured_on")
+    }
+
+
+def _name_of(stage: Any) -> Any:
+    return stage.get("name") if isinstance(stage, dict) else None
 
 
 def _apply_override(override: str, raw: dict[Any, Any]) -> None:

@@ -183,18 +183,15 @@ def _stage_keys(
     overrides = fallback.stages.get(stage.name, FallbackStageSection())
     instances = overrides.instances or gpus // gpus_per_instance
     micro_batch = overrides.per_device_batch_size or stage.per_device_batch_size
-    unchanged = (fallback_type, instances, micro_batch) == (
-        home_type,
-        stage.instances,
-        stage.per_device_batch_size,
-    )
     batch = stage.per_device_batch_size * stage.gradient_accumulation_steps * gpus
     return {
         "instances": instances,
         "per_device_batch_size": micro_batch,
         "gradient_accumulation_steps": batch // (micro_batch * instances * gpus_per_instance),
-        # A speed measured on another cluster would price this one wrongly.
-        "steps_per_second": stage.steps_per_second if unchanged else None,
+        # A speed belongs to the cluster that it was measured on.
+        "measured_on": stage.measured_on_section(home_type).model_dump()
+        if stage.steps_per_second
+        else None,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator
+from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.common.job_config import (
     InitFrom,
     OptimizerState,
@@ -24,6 +25,26 @@ from sm_train.estimators.config.fields import (
 
 PRESET_OBJECTIVE = "preset"
 """The value of a stage's ``objective`` for the preset's loss."""
+
+
+class MeasuredOnSection(Section):
+    """The configuration of a measured speed."""
+
+    instance_type: str = Field(description="Instance type, such as ml.p4de.24xlarge.")
+    instances: PositiveInt = Field(description="Number of instances.")
+    per_device_batch_size: PositiveInt = Field(
+        description="Number of images per GPU in one forward and backward pass."
+    )
+    gradient_accumulation_steps: PositiveInt = Field(
+        default=1, description="Number of forward and backward passes per optimizer step."
+    )
+
+    @field_validator("instance_type")
+    @classmethod
+    def _check_type(cls, name: str) -> str:
+        if instance_type(name).accelerators < 1:
+            raise ValueError(f"{name} has no GPU")
+        return name
 
 
 class StageSection(Section):
@@ -86,9 +107,31 @@ class StageSection(Section):
     )
     steps_per_second: PositiveFloat | None = Field(
         default=None,
-        description="Optimizer steps per second, measured on exactly this stage. The cost "
-        "estimate uses it.",
+        description="Optimizer steps per second, measured on exactly this stage, or on the "
+        "configuration of `measured_on`. The cost estimate uses it.",
     )
+    measured_on: MeasuredOnSection | None = Field(
+        default=None,
+        description="Configuration that steps_per_second was measured on. None is this stage's, as "
+        "the file states it. For another one, the estimate carries the speed by the ratio of the "
+        "speed model's predictions.",
+    )
+
+    def measured_on_section(self, instance_type: str) -> MeasuredOnSection:
+        """Return the configuration of `steps_per_second` in a run on ``instance_type``."""
+        return self.measured_on or self._here(instance_type)
+
+    def is_measured_here(self, instance_type: str) -> bool:
+        """Return whether `steps_per_second` belongs to this stage on ``instance_type``."""
+        return self.measured_on in (None, self._here(instance_type))
+
+    def _here(self, instance_type: str) -> MeasuredOnSection:
+        return MeasuredOnSection(
+            instance_type=instance_type,
+            instances=self.instances,
+            per_device_batch_size=self.per_device_batch_size,
+            gradient_accumulation_steps=self.gradient_accumulation_steps,
+        )
 
     @field_validator("objective")
     @classmethod

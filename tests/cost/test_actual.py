@@ -17,7 +17,7 @@ from sm_train.cost.actual_cost import (
 )
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.prices import Price
-from sm_train.cost.timeline import PARTS, Timeline, timeline
+from sm_train.cost.timeline import PARTS, Timeline, mean_speed, timeline
 
 PRICE = Price("ml.p4de.24xlarge", "us-east-1", Decimal(36), "verified", "test", None)
 
@@ -100,6 +100,49 @@ def test_time_without_progress_is_a_stall_but_a_slow_interval_is_not() -> None:
     line = timeline(events, 0, 3450)
     # 1,000 s over the usual 100, and 2,000 s of silence without an end.
     assert parts(line) == pytest.approx({"stalls": 3000, "useful": 450})
+
+
+def test_speed_counts_stalls_and_leaves_out_what_is_priced_separately() -> None:
+    """A fifth of the intervals takes six times as long: the median would not notice."""
+    events: list[dict[str, Any]] = [start(0), step(150, 100, 2 / 3)]
+    time = 150.0
+    for number in range(2, 52):
+        slow = number % 5 == 0
+        time += 600.0 if slow else 100.0
+        events.append(step(time, 100 * number, 1 / 6 if slow else 1.0))
+    for kind, seconds in (("checkpoint", 40.0), ("eval", 200.0)):
+        time += seconds
+        events.append({"kind": kind, "time": time, "seconds": seconds})
+    time += 100.0
+    events.append(step(time, 5200))
+    speed = mean_speed(events)
+    assert speed is not None
+    # 51 intervals of 100 steps after the first: ten of them take 600 s, the others 100.
+    assert speed.steps_per_second == pytest.approx(5100 / (10 * 600 + 41 * 100))
+    assert speed.usual == 1.0
+    assert speed.low is not None
+    assert speed.high is not None
+    assert speed.low <= speed.steps_per_second <= speed.high < 1.0
+    line = timeline(events, 0, time)
+    assert line.steps_per_second == speed.steps_per_second
+
+
+def test_speed_of_a_restarted_job_is_that_of_its_training_time() -> None:
+    events = [
+        start(0),
+        step(100, 100),
+        step(200, 200),
+        start(1000, resumed=100),
+        step(1100, 200),
+        step(1300, 300),
+    ]
+    speed = mean_speed(events)
+    assert speed is not None
+    assert speed.steps_per_second == pytest.approx(200 / 300)
+    assert mean_speed([start(0)]) is None
+    first = mean_speed([start(0), step(100, 50, 0.5)])
+    assert first is not None
+    assert first.steps_per_second == 0.5
 
 
 def test_interval_in_progress_is_not_a_stall() -> None:

@@ -43,7 +43,15 @@ STAGE = CostStage(
     activation_bytes_per_image=0.318e9,
     speed=stated_speed(1.8, "published"),
 )
-SPEED = Measurement("published", 1.8, 32, 256, 2048, "ml.p4de.24xlarge", flops_per_image=0.543e12)
+SPEED = Measurement(
+    "published",
+    1.8,
+    32,
+    256,
+    2048,
+    "ml.p4de.24xlarge",
+    predicted_images_per_second=STAGE.predicted_images_per_second,
+)
 NEED = MemoryNeed(fixed=lambda *_: 22 * 865_910_724, activations=lambda images: 0.4e9 * images)
 
 
@@ -155,7 +163,9 @@ def test_no_alternative_exceeds_the_peak_even_from_a_fast_measurement() -> None:
         for one in found
         if one.instance_type == STAGE.instance_type
     }
-    assert all(speed <= per_gpu[4] * (1 + 1e-9) for speed in per_gpu.values())
+    larger = [speed for instances, speed in per_gpu.items() if instances > 4]
+    assert larger
+    assert all(speed <= per_gpu[4] * (1 + 1e-9) for speed in larger)
 
 
 def test_larger_micro_batches_are_faster_and_must_fit() -> None:

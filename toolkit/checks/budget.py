@@ -9,8 +9,14 @@ from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding, found_at
+from sm_train.toolkit.costing.stages import implausible_speeds
 from sm_train.toolkit.costing.worst_case import PricedCluster
-from sm_train.toolkit.terminal.formatting import format_duration, format_total_usd, format_usd
+from sm_train.toolkit.terminal.formatting import (
+    format_duration,
+    format_number,
+    format_total_usd,
+    format_usd,
+)
 
 THROUGHPUT_UNMEASURED = Check(
     "throughput-unmeasured",
@@ -21,6 +27,15 @@ THROUGHPUT_UNMEASURED = Check(
     fix="`sm-train measure RUN` measures a few hundred steps of the stage in the cheapest jobs. "
     "Or set `steps_per_second`, or pass the log of an earlier job to "
     "`sm-train cost RUN --measured`.",
+)
+SPEED_IMPLAUSIBLE = Check(
+    "speed-implausible",
+    ("warning",),
+    means="`steps_per_second` is outside of the range that the speed model predicts for the "
+    "configuration that it belongs to: the stage's, or `measured_on`.",
+    impact="Every dollar figure of the stage, and of other stages that the speed is carried to, "
+    "depends on it.",
+    fix="Measure it with `sm-train measure RUN`, or correct `steps_per_second` or `measured_on`.",
 )
 PRICE_UNKNOWN = Check(
     "price-unknown",
@@ -77,6 +92,16 @@ def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Fin
 
     ``document`` is that of ``cost --json``.
     """
+    indexes = {stage.name: index for index, stage in enumerate(config.stages)}
+    for speed in implausible_speeds(config):
+        low, high = format_number(speed.predicted.low), format_number(speed.predicted.high)
+        yield SPEED_IMPLAUSIBLE.found(
+            "warning",
+            f"stages[{indexes[speed.stage]}].steps_per_second",
+            f"{format_number(speed.stated)} it/s for {speed.stage} on {speed.cluster}, and the "
+            f"speed model predicts {low} to {high}",
+            "measure it, or correct steps_per_second or measured_on",
+        )
     for index, stage in enumerate(document["stages"]):
         where = f"stages[{index}]"
         # A fit has speeds of this work on two or more clusters.

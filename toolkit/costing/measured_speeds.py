@@ -25,7 +25,7 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     import boto3
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sm_train.cost.speed import Speed
+from sm_train.cost.speed_model import images_per_second
 from sm_train.cost.stage import CostStage
-from sm_train.cost.throughput import Measurement, is_comparable, resolve_speed
-from sm_train.estimators.cost_stages import cost_stages
+from sm_train.cost.throughput import (
+    Measurement,
+    cluster_network,
+    is_comparable,
+    predicted_speed,
+    resolve_speed,
+)
+from sm_train.estimators.cost_stages import cost_stages, stages_measured_elsewhere
 from sm_train.toolkit.costing.memory_fit import fixed_bytes, plan_for
 from sm_train.toolkit.errors import UserError
 
@@ -34,9 +42,10 @@ def stages_to_price(
     stages = [with_model_figures(stage, config) for stage in cost_stages(config)]
     if not rescale_batch:
         check_batch_sizes(stages, measured)
+    elsewhere = [with_model_figures(stage, config) for stage in stages_measured_elsewhere(config)]
     known = [
-        *stated_measurements(stages),
-        *(_with_flops(measurement, stages) for measurement in measured),
+        *stated_measurements([*stages, *elsewhere]),
+        *(_with_prediction(measurement, stages, config) for measurement in measured),
     ]
     return [
         _with_speed(stage, _measurements_of(stage, stages, measured), known, rescale_batch)
@@ -59,7 +68,7 @@ def predicted_speeds(config: RunConfig) -> dict[str, float]:
 
 
 def stated_measurements(stages: Iterable[CostStage]) -> list[Measurement]:
-    """Return the speeds that the run file states, as measurements for the other stages."""
+    """Return the speeds that the run file states, as measurements for other configurations."""
     return [
         Measurement(
             label=f"stage {stage.name}",
@@ -68,11 +77,37 @@ def stated_measurements(stages: Iterable[CostStage]) -> list[Measurement]:
             resolution=stage.resolution,
             effective_batch_size=stage.effective_batch_size,
             instance_type=stage.instance_type,
-            flops_per_image=stage.flops_per_image,
+            per_device_batch_size=stage.per_device_batch_size,
+            gradient_accumulation_steps=stage.gradient_accumulation_steps,
+            predicted_images_per_second=stage.predicted_images_per_second,
         )
         for stage in stages
         if stage.speed
     ]
+
+
+@dataclass(frozen=True)
+class ImplausibleSpeed:
+    """A stated speed outside of the range that the speed model predicts for its configuration."""
+
+    stage: str
+    stated: float
+    predicted: Speed
+    cluster: str
+
+
+def implausible_speeds(config: RunConfig) -> list[ImplausibleSpeed]:
+    """Return the run file's speeds that leave the speed model's range."""
+    found = []
+    for stage in [*cost_stages(config), *stages_measured_elsewhere(config)]:
+        predicted = predicted_speed(with_model_figures(stage, config))
+        if stage.speed is None or predicted is None:
+            continue
+        stated = stage.speed.steps_per_second
+        if not predicted.low <= stated <= predicted.high:
+            cluster = f"{stage.instances} × {stage.instance_type}"
+            found.append(ImplausibleSpeed(stage.name, stated, predicted, cluster))
+    return found
 
 
 def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
@@ -129,17 +164,32 @@ def check_batch_sizes(stages: Sequence[CostStage], measured: Iterable[StageMeasu
         )
 
 
-def _with_flops(one: StageMeasurement, stages: Sequence[CostStage]) -> Measurement:
-    """Add the FLOPs per image of the stage with the same resolution: events do not have them."""
-    flops = next(
-        (
-            stage.flops_per_image
-            for stage in stages
-            if stage.resolution == one.measurement.resolution
+def _with_prediction(
+    one: StageMeasurement, stages: Sequence[CostStage], config: RunConfig
+) -> Measurement:
+    """Add what the speed model predicts for a measurement's configuration, if it is known."""
+    measured = one.measurement
+    batch, world_size = measured.effective_batch_size, measured.world_size
+    if measured.on_cpu or batch is None or measured.resolution is None:
+        return measured
+    passes = measured.gradient_accumulation_steps or 1
+    similar = [stage for stage in stages if stage.name == one.stage] or list(stages)
+    stage = with_model_figures(
+        replace(
+            similar[0],
+            speed=None,
+            resolution=measured.resolution,
+            instance_type=measured.instance_type or similar[0].instance_type,
+            per_device_batch_size=max(1, batch // (world_size * passes)),
+            gradient_accumulation_steps=passes,
         ),
-        None,
+        config,
     )
-    return replace(one.measurement, flops_per_image=flops)
+    if stage.work is None or stage.gpu is None:
+        return measured
+    network = cluster_network(stage.instance, world_size)
+    predicted = images_per_second(stage.work, stage.gpu, network)
+    return replace(measured, predicted_images_per_second=predicted)
 
 
 def _measurements_of(

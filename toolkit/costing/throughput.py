@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 from sm_train.cost.instances import instance_types
 from sm_train.cost.throughput import Measurement
+from sm_train.cost.timeline import MeanSpeed, mean_speed
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import Event, read_events
 from sm_train.toolkit.jobs.local_folder import find_local_run
 
-_MIN_INTERVALS = 10
-"""Minimum number of intervals for deciles."""
+_WORTH_NAMING = 0.02
+"""Share of the speed lost in stalls above which a measurement says so."""
 
 
 @dataclass(frozen=True)
@@ -64,46 +64,53 @@ def read_measured_job(name: str, region: str, profile: str | None) -> StageMeasu
 
 
 def measure_speed(events: Iterable[Event], source: str) -> StageMeasurement:
-    """Measure the steady speed since the last start among ``events``.
+    """Measure the mean speed of the work that the last start among ``events`` began.
 
-    The first interval includes start-up and is excluded if there are others.
+    Stalls count, and so do restarts of the same work; start-up, checkpoints and evaluation do not:
+    see :func:`~sm_train.cost.timeline.mean_speed`.
 
     Raises:
         UserError: there is no step event.
     """
     start: Event | None = None
-    speeds: list[float] = []
+    of_the_work: list[Event] = []
     for event in events:
         if event["kind"] == "start" and (start is None or not _is_restart(start, event)):
-            start, speeds = event, []
-        elif event["kind"] == "step" and event["steps_per_second"]:
-            speeds.append(float(event["steps_per_second"]))
-    if start is None or not speeds:
+            start, of_the_work = event, []
+        of_the_work.append(event)
+    speed = mean_speed(of_the_work)
+    if start is None or speed is None:
         raise UserError(
             f"--measured: {source}: has no start and step events; give a job's log or the folder "
             "of a local run's stage"
         )
-    steady = speeds[1:] or speeds
-    deciles = quantiles(steady, n=10, method="inclusive") if len(steady) >= _MIN_INTERVALS else None
     return StageMeasurement(
         start["stage"],
         Measurement(
             label=(
                 f"stage {start['stage']} ({start['resolution']} px, batch "
                 f"{start['effective_batch_size']}, {start['world_size']} processes, "
-                f"{start['backend']}; median of {len(steady)} intervals)"
+                f"{start['backend']}; mean of {speed.intervals} intervals{_slower(speed)})"
             ),
-            steps_per_second=median(steady),
+            steps_per_second=speed.steps_per_second,
             world_size=start["world_size"],
             resolution=start["resolution"],
             effective_batch_size=start["effective_batch_size"],
             instance_type=_known_instance_type(start.get("instance_type")),
-            low=deciles[0] if deciles else None,
-            high=deciles[-1] if deciles else None,
+            low=speed.low,
+            high=speed.high,
             on_cpu=_is_on_cpu(start),
             per_device_batch_size=start["per_device_batch_size"],
             gradient_accumulation_steps=start["gradient_accumulation_steps"],
         ),
+    )
+
+
+def _slower(speed: MeanSpeed) -> str:
+    """Return by how much stalls made the job slower than it usually is, if they did."""
+    lost = 1 - speed.steps_per_second / speed.usual
+    return (
+        "" if lost < _WORTH_NAMING else f", {lost:.0%} slower than its usual {speed.usual:.3g} it/s"
     )
 
 

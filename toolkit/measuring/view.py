@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -124,8 +124,25 @@ def show_result(
             f"{format_number(speed.steps_per_second)} it/s "
             f"({format_number(speed.low)}–{format_number(speed.high)}), {speed.basis}"
         )
+    for line in _to_paste(config, speeds):
+        click.echo(line)
     for line in notes:
         click.echo(f"note: {line}", err=True)
+
+
+def _to_paste(config: RunConfig, speeds: Sequence[MeasuredSpeed]) -> Iterator[str]:
+    """Yield the lines of the run file that state each stage's newest speed on instances."""
+    newest = {speed.stage: speed for speed in speeds if speed.instances is not None}
+    for stage, speed in newest.items():
+        one = speed.measurement
+        kind = one.instance_type or config.cluster.instance_type
+        yield f"To state it in the run file, at stage {stage}:"
+        yield f"    steps_per_second: {one.steps_per_second:.4g}"
+        yield (
+            f"    measured_on: {{instance_type: {kind}, instances: {speed.instances}, "
+            f"per_device_batch_size: {one.per_device_batch_size}, "
+            f"gradient_accumulation_steps: {one.gradient_accumulation_steps}}}"
+        )
 
 
 def _result_row(config: RunConfig, speed: MeasuredSpeed) -> tuple[str, ...]:

@@ -105,7 +105,11 @@ def test_gradient_accumulation_adapts_to_the_micro_batch() -> None:
     moved = placements(run_config, "us-east-1")[1].config.stages[0]
     assert (moved.instances, moved.per_device_batch_size) == (2, 4)
     assert moved.gradient_accumulation_steps == 8
-    assert moved.steps_per_second is None
+    # The speed stays that of the run's own cluster.
+    assert moved.steps_per_second == 1.8
+    assert moved.measured_on is not None
+    assert moved.measured_on.instance_type == "ml.p4de.24xlarge"
+    assert not moved.is_measured_here("ml.p5.48xlarge")
 
 
 def test_settings_of_other_capacities_are_dropped() -> None:

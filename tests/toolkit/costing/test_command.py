@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -36,9 +37,11 @@ def write_events(folder: Path, speeds: list[float], **changes: object) -> Path:
         | changes
     )
     lines = ["noise", format_event("start", start, time=0, node=0, rank=0)]
+    time = 0.0
     for number, speed in enumerate(speeds):
-        fields = event_values("step") | {"step": number, "steps_per_second": speed}
-        lines.append(format_event("step", fields, time=0, node=0, rank=0))
+        time += 100 / speed
+        fields = event_values("step") | {"step": 100 * (number + 1), "steps_per_second": speed}
+        lines.append(format_event("step", fields, time=time, node=0, rank=0))
     path = folder / "events.log"
     path.write_text("\n".join(lines))
     return path
@@ -66,7 +69,7 @@ def test_default_screen_is_calm_and_fits_the_terminal(
     # The total comes first; an extrapolated speed is marked with ~.
     assert lines[1].startswith("total")
     assert "~" not in lines[2]
-    assert " ~0." in lines[3]
+    assert " ~1." in lines[3]
     assert "What moves the total most" in lines
     moves = lines[lines.index("What moves the total most") + 1 :]
     assert all("+$" in line for line in moves[:3])
@@ -87,7 +90,7 @@ def test_explain_shows_prices_warnings_and_assumptions(cli: Cli, tmp_path: Path)
         "$39.4362 per instance-hour in eu-central-1; derived",
         "Warnings - the price of ml.p4de.24xlarge is derived",
         "Assumptions",
-        "by FLOPs alone",
+        "the same share of its prediction here",
         "P10 to P90 of seeded draws",
     ):
         assert expected in text
@@ -110,13 +113,71 @@ def test_every_stage_names_the_basis_of_its_speed(cli: Cli, tmp_path: Path) -> N
     assert faster["stages"][0]["steps_per_second"] == 2
 
 
-def test_measured_speed_is_the_median_without_the_first_interval(cli: Cli, tmp_path: Path) -> None:
-    write_events(tmp_path, [0.1, 2.0, 3.0, 4.0])
+def test_measured_speed_is_steps_by_seconds_without_the_first_interval(
+    cli: Cli, tmp_path: Path
+) -> None:
+    write_events(tmp_path, [0.1, 2.0, 3.0, 6.0])
     for source in ("events.log", "."):
         result = cli("cost", *CLUSTER, "--measured", source, "--steps", "10", "--json")
         document = json.loads(result.stdout)
         assert document["stages"][0]["steps_per_second"] == 3.0
         assert any("illustration only" in line for line in document["assumptions"])
+
+
+def test_stalls_are_priced(cli: Cli, tmp_path: Path) -> None:
+    """A log whose every fifth interval stalls, beside one without."""
+    run = write_run(tmp_path)
+    totals = []
+    for speeds in ([2.0] * 51, [2.0, 2.0, 2.0, 2.0, 0.2] * 10 + [2.0]):
+        write_events(tmp_path, speeds, **SAME)
+        document = json.loads(cli("cost", run, "--measured", "events.log", "--json").stdout)
+        totals.append(document["total"]["cost_usd"])
+        source = document["stages"][0]["throughput_source"]
+    assert totals[1] / totals[0] > 1.5
+    assert "64% slower than its usual 2 it/s" in source
+
+
+def test_stated_speed_stays_that_of_the_files_cluster(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+
+    def priced(*changes: str) -> dict[str, Any]:
+        options = [word for change in changes for word in ("--set", change)]
+        [found] = json.loads(cli("cost", run, *options, "--json").stdout)["stages"]
+        return found
+
+    own = priced()
+    assert (own["throughput_basis"], own["steps_per_second"]) == ("stated", 1.8)
+    p5 = priced("cluster.instance_type=ml.p5.48xlarge", "cluster.backend=nccl")
+    assert p5["throughput_basis"] == "other hardware"
+    assert p5["steps_per_second"] > 2.0
+    assert "stage 256px: 1.8 it/s" in p5["throughput_source"]
+    twice = priced("stages.256px.instances=8")
+    assert twice["throughput_basis"] == "scaled"
+    restated = priced(
+        "cluster.instance_type=ml.p5.48xlarge",
+        "cluster.backend=nccl",
+        "stages.256px.steps_per_second=3.0",
+    )
+    assert (restated["throughput_basis"], restated["steps_per_second"]) == ("stated", 3.0)
+    # The same, written in the file.
+    document = yaml.safe_load(run.read_text())
+    document["cluster"] |= {"instance_type": "ml.p5.48xlarge", "backend": "nccl"}
+    document["stages"][0]["measured_on"] = {
+        "instance_type": "ml.p4de.24xlarge",
+        "instances": 4,
+        "per_device_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+    }
+    run.write_text(yaml.safe_dump(document))
+    assert priced()["steps_per_second"] == p5["steps_per_second"]
+
+
+def test_implausible_speed_is_a_warning_of_check(cli: Cli, tmp_path: Path) -> None:
+    for speed, found in ((1.8, False), (6.5, True), (0.3, True)):
+        run = write_run(tmp_path, stages=[stage(steps_per_second=speed)])
+        checked = cli("check", run, "--offline", "--json")
+        codes = [one["code"] for one in json.loads(checked.stdout)["findings"]]
+        assert ("speed-implausible" in codes) == found, speed
 
 
 # The run's stage: 4 × 8 GPUs, 8 images × 2 passes each, 256 px.

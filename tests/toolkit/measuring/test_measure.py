@@ -124,10 +124,12 @@ class MeasuringJobs:
         found: list[tuple[str, dict[str, Any]]] = [("doctor", doctor), ("start", start)]
         found += [("step", one) for one in steps]
         found.append(("end", {"gpu_memory_peak": 40 * GIB}))
-        return [
-            format_event(kind, event_values(kind) | fields, time=1e9, node=0, rank=0)
-            for kind, fields in found
-        ]
+        lines, time = [], 1e9
+        for kind, fields in found:
+            if kind == "step":
+                time += 20 / float(fields["steps_per_second"])
+            lines.append(format_event(kind, event_values(kind) | fields, time=time, node=0, rank=0))
+        return lines
 
 
 def measure(cli: Cli, aws: Aws, run: Path, *more: str, stdin: str | None = None) -> Any:
