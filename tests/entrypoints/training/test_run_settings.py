@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.conftest import Cli
@@ -140,6 +141,7 @@ def test_default_shift_of_a_flow_grows_with_the_resolution_unreported(tmp_path: 
         assert warnings(events, "target-changed") == expected
 
 
+@pytest.mark.integration
 def test_local_run_shows_what_the_run_file_changed(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=1, each=20)
     run = write_tiny(tmp_path, max_steps=2)
