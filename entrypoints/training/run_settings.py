@@ -85,7 +85,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads((folder / SETTINGS_FILE).read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"{folder}: has no {SETTINGS_FILE}") from None
+        raise CheckpointError(
+            f"{folder}: has no {SETTINGS_FILE}: another version wrote it; use that version, or "
+            "train the stage again under another name"
+        ) from None
     except ValueError:
         raise CheckpointError(f"{folder}: {SETTINGS_FILE} is damaged") from None
     return document

@@ -47,6 +47,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str,
     return made, run(made)
 
 
+@pytest.mark.integration
 def test_evaluation_logs_loss_and_images_and_changes_no_weights(
     tmp_path: Path, plain: tuple[Job, list[dict[str, Any]]]
 ) -> None:

@@ -193,6 +193,7 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("layout", "harm"),
     [
@@ -272,6 +273,7 @@ def test_nodes_with_only_their_own_files_resume_together(
     assert shard_digests(nodes[0], STEPS) == expected.digests
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))]
 )

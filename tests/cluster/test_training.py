@@ -98,6 +98,7 @@ def test_sigterm_writes_a_checkpoint_and_exits_with_success(tmp_path: Path) -> N
     assert (Path(checkpoint["path"]) / "complete.json").exists()
 
 
+@pytest.mark.integration
 def test_killed_run_of_streamed_shards_continues_and_reports_that_it_is_not_exact(
     tmp_path: Path,
 ) -> None:

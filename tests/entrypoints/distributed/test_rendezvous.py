@@ -145,6 +145,7 @@ def launch(tmp_path: Path, nodes: int) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.integration
 def test_missing_node_becomes_the_failure_reason(tmp_path: Path) -> None:
     done = launch(tmp_path, nodes=2)
     assert done.returncode == 1, done.stderr

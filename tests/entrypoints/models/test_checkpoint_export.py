@@ -90,6 +90,7 @@ def sdxl_with_encoders_of_two_widths() -> ModelComponents:
     return build("./wide.json", preset_content=json.dumps(preset))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("preset", "name"),
     [("tiny-sd2", "StableDiffusionPipeline"), ("tiny-sdxl", "StableDiffusionXLPipeline")],

@@ -213,6 +213,7 @@ def test_a_full_pipe_does_not_block_the_producer_of_a_failed_upload(
         upload(prefix, lambda sink: sink.write(bytes(3 * PART_BYTES)))
 
 
+@pytest.mark.integration
 def test_parts_are_sent_in_parallel_and_the_producer_waits_for_them(prefix: S3Prefix) -> None:
     """Memory is bounded by the parts in flight, however fast the producer is."""
     release = threading.Event()

@@ -109,6 +109,7 @@ def test_stop_takes_place_after_the_same_step_on_all_ranks(tmp_path: Path) -> No
     assert (stored.step, stored.final) == (end["step"], False)
 
 
+@pytest.mark.integration
 def test_importing_the_package_imports_no_library(tmp_path: Path) -> None:
     program = (
         "import sys, sm_train; print(*sys.modules); print(sm_train.__all__, file=sys.stderr); "
@@ -121,6 +122,7 @@ def test_importing_the_package_imports_no_library(tmp_path: Path) -> None:
     assert "current_job" in ran.stderr
 
 
+@pytest.mark.integration
 def test_building_blocks_need_a_job(tmp_path: Path) -> None:
     program = (
         "import sm_train\n"

@@ -60,6 +60,7 @@ def test_sharded_model_resumes_bit_for_bit(tmp_path: Path, processes: int) -> No
     assert saved(whole, LAST, "optimizer.state.0.")["exp_avg"].shape == (13, 5)
 
 
+@pytest.mark.integration
 def test_sharded_model_resumes_on_another_number_of_processes(tmp_path: Path) -> None:
     """At a learning rate of 0: what the first saved is what the others hold, save and train on."""
     job = loop(tmp_path, SCRIPT.read_text())
@@ -74,6 +75,7 @@ def test_sharded_model_resumes_on_another_number_of_processes(tmp_path: Path) ->
         assert all(torch.equal(found[name], expected[name]) for name in unchanged)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("change", "message"),
     [

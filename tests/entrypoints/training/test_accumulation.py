@@ -128,6 +128,7 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch(
         torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.integration
 def test_heartbeat_enters_data_and_step_for_each_micro_batch(
     tmp_path: Path, accelerator: Accelerator
 ) -> None:

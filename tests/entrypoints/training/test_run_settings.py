@@ -67,6 +67,7 @@ def test_resume_with_another_target_is_refused_and_changes_nothing(tmp_path: Pat
     assert trained.run()[0] == 0
 
 
+@pytest.mark.integration
 def test_changed_course_is_one_warning_with_old_and_new_values(tmp_path: Path) -> None:
     settings = {"lr_schedule": "cosine", "checkpoint_every": 2}
     trained = job(tmp_path, max_steps=4, **settings)
@@ -91,6 +92,7 @@ def test_changed_course_is_one_warning_with_old_and_new_values(tmp_path: Path) -
     assert warnings(events, "settings-changed") == []
 
 
+@pytest.mark.integration
 def test_next_stage_learns_something_else_only_if_the_run_file_states_it(tmp_path: Path) -> None:
     first = job(tmp_path / "first", max_steps=2)
     code, _, text = first.run()
@@ -122,6 +124,7 @@ def test_next_stage_learns_something_else_only_if_the_run_file_states_it(tmp_pat
     ]
 
 
+@pytest.mark.integration
 def test_default_shift_of_a_flow_grows_with_the_resolution_unreported(tmp_path: Path) -> None:
     first = job(tmp_path / "first", max_steps=1, preset="tiny-mmdit", resolution=16)
     code, _, text = first.run()

@@ -107,6 +107,7 @@ def test_alarms_are_created_follow_the_jobs_and_are_deleted(laptop: Laptop) -> N
     assert "demo: has no alarms" in laptop("alarms", laptop.run_file, "--remove").stderr
 
 
+@pytest.mark.integration
 def test_resume_syncs_alarms_and_starts_even_if_that_fails(laptop: Laptop) -> None:
     laptop("alarms", "demo", "--yes")
     laptop.sagemaker.set_status(FIRST, "Stopped")

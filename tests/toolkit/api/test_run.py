@@ -209,6 +209,7 @@ def test_trainer_is_the_sdks_and_starts_the_planned_job(account: Aws) -> None:
         planned.trainer()
 
 
+@pytest.mark.integration
 def test_trainer_of_a_taken_name_starts_nothing(account: Aws) -> None:
     FakeSageMaker(account)
     planned = sm_train.Run.from_dict(run())

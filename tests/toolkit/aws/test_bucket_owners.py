@@ -13,6 +13,8 @@ from sm_train.toolkit.aws.session import open_session, session_in_region
 from tests.conftest import Aws, Cli
 from tests.support.run_files import one_line, write_run
 
+pytestmark = pytest.mark.integration
+
 OTHER = "999988887777"
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 

@@ -19,6 +19,8 @@ from tests.support.finished_jobs import (
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
+pytestmark = pytest.mark.integration
+
 HISTORY = "s3://ai-bucket/demo/cost/history.json"
 
 

@@ -46,6 +46,7 @@ def is_as_the_role_demands(signature: Signature, found: Diagnosis, last: int) ->
     )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "prefix",
     [
@@ -66,6 +67,7 @@ def test_example_with_a_prefix_is_diagnosed_alike(prefix: str) -> None:
     assert not mismatches, "\n".join(mismatches)
 
 
+@pytest.mark.integration
 def test_example_followed_by_steps_is_no_failure() -> None:
     further_steps = [step(number, WRITTEN + number) for number in range(12, 22)]
     mismatches = []

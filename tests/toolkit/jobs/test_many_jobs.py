@@ -14,6 +14,8 @@ from tests.conftest import Aws, Cli
 from tests.support.moto_server import aws_session
 from tests.toolkit.runs.test_run_lifecycle import Laptop
 
+pytestmark = pytest.mark.integration
+
 JOBS = 30
 
 

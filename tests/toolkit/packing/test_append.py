@@ -37,6 +37,8 @@ from tests.toolkit.packing.test_interrupted_pack import (
 from tests.toolkit.packing.test_on_sagemaker import start_node
 from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
 
+pytestmark = pytest.mark.integration
+
 SIZE = ("--shard-size", "20KB")
 
 Row = tuple[str, str]

@@ -230,6 +230,7 @@ def cloud(cli: Cli, aws: Aws) -> Any:
     return run
 
 
+@pytest.mark.integration
 def test_packing_from_s3_to_s3(cli: Cli, cloud: Any, aws: Aws, tmp_path: Path) -> None:
     """Gives the same bytes as from folder to folder, and leaves no other objects."""
     write_album(tmp_path / "in", 12)

@@ -22,6 +22,8 @@ from sm_train.toolkit.packing.s3_listing import merge_in_threads
 
 from tests.conftest import Aws
 
+pytestmark = pytest.mark.integration
+
 KEYS = [
     *(f"set/{letter}/{number}/{name}" for letter in "abc" for number in range(8) for name in "xy"),
     *("set/top", "set/a/middle", "set/a/1.5/deep/er", "set/odd.name.v1", "settle/other"),

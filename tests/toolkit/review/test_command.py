@@ -144,6 +144,7 @@ def test_failed_local_run_is_diagnosed_and_its_samples_are_shown(cli: Cli, tmp_p
     assert page.read_text().count('<img src="data:image/jpeg;base64,') == 7
 
 
+@pytest.mark.integration
 def test_open_writes_the_page_and_opens_it(cli: Cli, tmp_path: Path) -> None:
     saved = save(tmp_path / "logs", SimulatedJob(nodes=1))
     opened, browser = tmp_path / "opened", tmp_path / "browser"

@@ -16,6 +16,7 @@ QUESTION = "Start a, $"
 ERASE = "\x7f"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("keys", "code", "outcome"),
     [

@@ -300,6 +300,7 @@ def test_secret_in_user_code_stops_the_submission(cli: Cli, tmp_path: Path) -> N
     assert "aaaa" not in line
 
 
+@pytest.mark.integration
 def test_nothing_is_sent_without_confirmation(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path)

@@ -283,6 +283,7 @@ def test_expired_credentials_end_the_watch_with_the_fix(laptop: Laptop) -> None:
     assert "the run itself continues: fix this and watch again" in screen.text
 
 
+@pytest.mark.integration
 def test_without_a_terminal_each_poll_prints_a_line(laptop: Laptop) -> None:
     """Failed polls as well."""
     train(laptop, steps=5)
@@ -309,6 +310,7 @@ def test_without_a_terminal_each_poll_prints_a_line(laptop: Laptop) -> None:
 # ------------------------------------------------------------------ following
 
 
+@pytest.mark.integration
 def test_followed_log_survives_errors_and_empty_pages(laptop: Laptop) -> None:
     """`logs --follow` reports the failed page and reads it again."""
     logs = laptop.aws.client("logs")
