@@ -165,3 +165,18 @@ def test_folder_that_all_nodes_share_is_the_storage(tmp_path: Path) -> None:
     assert stored.own_uploads() is None
     stored.committed(10, [None, None])
     assert (stored.newest, stored.protected) == (10, frozenset({10}))
+
+
+def test_checkpoint_that_a_rank_could_not_write_is_complete_nowhere(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, keep=2)
+    cluster.save(10)
+    # The second rank cannot give its file this name.
+    (cluster.folders[1] / "step-00000020" / "tensors-00001.safetensors").mkdir(parents=True)
+    cluster.save(20)
+    for folder in cluster.folders:
+        assert [path.parent.name for path in folder.rglob("complete.json")] == ["step-00000010"]
+    events = list(parse_events(cluster.log.getvalue().splitlines()))
+    [warning] = [one for one in events if one.get("code") == "checkpoint-failed"]
+    assert warning["message"].startswith("no checkpoint at step 20: IsADirectoryError")
+    cluster.save(30)
+    assert cluster.logged() == [(10, None), (30, None)]

@@ -719,3 +719,12 @@ def test_a_credential_is_found_at_every_place_and_never_shown(
     assert "looks like a GitHub token" in str(error.value)
     # `check --json` prints the problems.
     assert TOKEN not in f"{error.value}{error.value.problems}"
+
+
+def test_an_override_sets_the_last_item_of_a_list_and_none_beyond(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(VALID + "  alternatives: [ml.p4d.24xlarge, ml.p5.48xlarge]\n")
+    changed = load_run(path, ["cluster.alternatives.1=ml.p5en.48xlarge"])
+    assert changed.cluster.alternatives == ["ml.p4d.24xlarge", "ml.p5en.48xlarge"]
+    with pytest.raises(RunFileError, match=r"alternatives\.2: 2 does not exist"):
+        load_run(path, ["cluster.alternatives.2=ml.p5en.48xlarge"])

@@ -265,3 +265,10 @@ def test_a_secret_by_value_is_refused_and_not_shown(tmp_path: Path) -> None:
         load_run(file)
     assert "must be SECRET/KEY" in str(caught.value)
     assert value not in str(caught.value)
+
+
+def test_slurm_job_shares_its_nodes_only_if_the_run_file_says_so() -> None:
+    for exclusive in (True, False):
+        own = config(slurm={"shared_folder": "/home/x", "exclusive": exclusive})
+        lines = manifest(own, "slurm").text.splitlines()
+        assert ("#SBATCH --exclusive" in lines) == exclusive
