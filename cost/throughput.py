@@ -196,7 +196,10 @@ def _scaled_by_steps(
     """
     work = stage.work
     newest = {one.world_size: one for one in measured if same_work(one, stage)}
-    points = [(_network_of(one, stage), 1 / one.steps_per_second) for one in newest.values()]
+    points = [
+        (cluster_network(stage.instance, one.world_size), 1 / one.steps_per_second)
+        for one in newest.values()
+    ]
     if work is None or not points:
         return None
 
@@ -220,11 +223,6 @@ def _scaled_by_steps(
     )
     basis: Basis = "scaling fit" if len(points) > 1 else "scaled"
     return Throughput(images / step.seconds, images / step.high, images / step.low), basis, why
-
-
-def _network_of(one: Measurement, stage: CostStage) -> GpuNetwork:
-    """Return the network of a measurement's cluster, of the stage's instance type."""
-    return cluster_network(stage.instance, one.world_size)
 
 
 def cluster_network(instance: InstanceType, gpus: int) -> GpuNetwork:

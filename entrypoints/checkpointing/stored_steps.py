@@ -10,12 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, parse_step_folder, step_folders
-from sm_train.entrypoints.uploads.notes import (
-    UploadedSteps,
-    read_uploads,
-    stored_on_all,
-)
+from sm_train.entrypoints.uploads.notes import UploadedSteps, read_uploads, stored_on_all
 
 
 class StoredSteps:
@@ -51,17 +46,9 @@ class StoredSteps:
         stored = stored_on_all(known)
         if stored is not None and stored > (self.newest or -1):
             self.newest = stored
-        # Without any note nobody uploads, as in a loop that is started by hand.
-        waiting = self._complete_after(self.newest) if any(one.has_notes for one in known) else []
-        self._uploading = min(waiting, default=None)
-
-    def _complete_after(self, stored: int | None) -> list[int]:
-        """Return the steps after ``stored`` whose checkpoints are complete on this node."""
-        steps = {
-            parse_step_folder(folder.name): folder for folder in step_folders(self._checkpoints)
-        }
-        return [
-            step
-            for step, folder in steps.items()
-            if step is not None and (stored is None or step > stored) and (folder / MARKER).exists()
-        ]
+        # All ranks compute the same from the same reports. Without any note, what is uploaded is
+        # unknown, and nothing waits for it.
+        complete = {step}.union(*(node.complete for node in known))
+        waiting = [saved for saved in complete if saved > (self.newest or -1)]
+        has_notes = any(node.has_notes for node in known)
+        self._uploading = min(waiting) if waiting and has_notes else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 MAX_LAG_SECONDS = 900.0
 """How long storage may be behind: uploads of large checkpoints take minutes."""
@@ -43,9 +44,17 @@ def is_behind(saved: int, stored: int | None, interval: int) -> bool:
 
 
 def storage_lag(
-    saved: Iterable[tuple[float, int]], stored: int | None, interval: int, now: float
+    saved: Sequence[tuple[float, int]], stored: int | None, now: float, every_steps: int = 0
 ) -> StorageLag | None:
-    """Return how far storage is behind ``saved``, times and steps; None if it is not."""
+    """Return how far storage is behind ``saved``, times and steps; None if it is not, or unknown.
+
+    The interval is ``every_steps``, or the largest between two of ``saved``: a script of the user's
+    own may save less often.
+    """
+    steps = sorted({step for _, step in saved})
+    interval = max((every_steps, *(later - earlier for earlier, later in pairwise(steps))))
+    if not interval:
+        return None
     behind = [(time, step) for time, step in saved if is_behind(step, stored, interval)]
     if not behind:
         return None

@@ -33,12 +33,17 @@ UPLOADING_SUFFIX, UPLOADED_SUFFIX = ".sagemaker-uploading", ".sagemaker-uploaded
 class UploadedSteps:
     """What a node's own notes say: the steps whose files are all uploaded, and if any note exists.
 
-    ``newest`` is the step of the newest complete checkpoint in the node's folder.
+    ``complete`` are the steps of the complete checkpoints in the node's folder.
     """
 
     uploaded: tuple[int, ...]
+    complete: tuple[int, ...]
     has_notes: bool
-    newest: int | None
+
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest complete checkpoint in the node's folder."""
+        return max(self.complete, default=None)
 
 
 def is_upload_note(name: str) -> bool:
@@ -67,7 +72,7 @@ def read_uploads(checkpoints: Path) -> UploadedSteps:
         has_notes = has_notes or any(
             name.endswith((UPLOADING_SUFFIX, UPLOADED_SUFFIX)) for name in names
         )
-    return UploadedSteps(tuple(uploaded), has_notes, max(complete, default=None))
+    return UploadedSteps(tuple(uploaded), tuple(complete), has_notes)
 
 
 def _complete_checkpoints(checkpoints: Path) -> Iterator[tuple[CheckpointMarker, set[str]]]:

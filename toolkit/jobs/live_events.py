@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.uploads.lag import StorageLag, storage_lag
@@ -61,13 +60,10 @@ def live_of(entries: Iterable[LogEntry]) -> LiveState:
 def lag_of(live: LiveState, stored: int | None, every_steps: int, now: float) -> StorageLag | None:
     """Return how far storage is behind the checkpoints that the job logged; None if it is not.
 
-    ``stored`` is the newest stored step. A script of the user's own may save less often than every
-    ``every_steps``.
+    ``stored`` is the newest stored step, ``every_steps`` the run file's interval.
     """
     saved = [(one.time, int(one.event["step"])) for one in live.checkpoints]
-    steps = sorted({step for _, step in saved})
-    gaps = [later - earlier for earlier, later in pairwise(steps)]
-    return storage_lag(saved, stored, max((every_steps, *gaps)), now)
+    return storage_lag(saved, stored, now, every_steps)
 
 
 def progress_of(live: LiveState) -> Progress:

@@ -125,7 +125,7 @@ def test_measured_speed_is_steps_by_seconds_without_the_first_interval(
 
 
 def test_stalls_are_priced(cli: Cli, tmp_path: Path) -> None:
-    """A log whose every fifth interval stalls, beside one without."""
+    """A log without stalls, and one with a stall in every fifth interval."""
     run = write_run(tmp_path)
     totals = []
     for speeds in ([2.0] * 51, [2.0, 2.0, 2.0, 2.0, 0.2] * 10 + [2.0]):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from sm_train.entrypoints.uploads.lag import StorageLag, storage_lag
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts
@@ -31,13 +29,9 @@ def storage(facts: JobFacts) -> Verdict:
 
 def _lag(events: list[Event]) -> StorageLag | None:
     """Return how far storage was behind at the last of ``events``."""
-    steps = sorted({int(one["step"]) for one in events})
-    if len(steps) < 2:
-        return None
-    interval = max(later - earlier for earlier, later in pairwise(steps))
     last = events[-1]
-    saved = [(float(one["time"]), int(one["step"])) for one in events]
-    return storage_lag(saved, last["stored_step"], interval, float(last["time"]))
+    saved = [(float(event["time"]), int(event["step"])) for event in events]
+    return storage_lag(saved, last["stored_step"], float(last["time"]))
 
 
 def _stored(event: Event) -> str:
