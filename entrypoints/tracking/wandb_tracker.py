@@ -116,3 +116,7 @@ class WandbTracker:
 
     def close(self, reason: str | None) -> None:
         self._run.finish(exit_code=int(reason is None))
+        # `finish` does not wait until the client's service has written its last block. The service
+        # ends with this process, which ends without the client's exit hook.
+        wandb: Any = importlib.import_module("wandb")
+        wandb.teardown()

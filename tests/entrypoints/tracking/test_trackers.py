@@ -165,6 +165,33 @@ def test_wandb_without_a_secret_writes_each_step_of_a_resumed_run_once(
     }
 
 
+CLOSE_AND_LIST_CHILDREN = """
+import sys
+from pathlib import Path
+
+import psutil
+from sm_train.entrypoints.common.job_config import TrackerConfig
+from sm_train.entrypoints.tracking.wandb_tracker import WandbTracker
+
+tracker = WandbTracker(TrackerConfig("wandb"), "demo", "demo", Path(sys.argv[1]) / "wandb", None)
+tracker.open({}, print)
+tracker.log_scalars(1, 1.0, {"train/loss": 1.0})
+tracker.close("done")
+for process in psutil.Process().children(recursive=True):
+    print(process.name(), process.status())
+"""
+
+
+def test_wandb_has_written_everything_when_it_is_closed(tmp_path: Path) -> None:
+    # W&B's service writes its last block when it ends, and it is stopped with its parent.
+    command = [sys.executable, "-c", CLOSE_AND_LIST_CHILDREN, str(tmp_path)]
+    closed = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE, check=True
+    )
+    assert closed.stdout == ""
+    assert [row["train/loss"] for row in offline_rows(tmp_path / "wandb")] == [1.0]
+
+
 def test_wandb_with_a_secret_logs_to_the_server_and_continues_its_run(
     job: Any, aws: Aws, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
