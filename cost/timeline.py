@@ -50,6 +50,8 @@ class Timeline:
     """Mean of one checkpoint."""
     steps_per_second: float | None
     """By :func:`mean_speed`."""
+    data_wait_share: float | None
+    """By :func:`mean_speed`."""
     effective_batch_size: int | None
     world_size: int | None
     resolution: int | None
@@ -113,6 +115,7 @@ def timeline(
         restart_seconds=_each(account.seconds["restarts"], account.starts - 1),
         checkpoint_seconds=_each(account.seconds["checkpoints"], account.checkpoints),
         steps_per_second=None if speed is None else speed.steps_per_second,
+        data_wait_share=None if speed is None else speed.data_wait_share,
         effective_batch_size=start.get("effective_batch_size"),
         world_size=start.get("world_size"),
         resolution=start.get("resolution"),
@@ -125,12 +128,14 @@ class MeanSpeed:
     """Optimizer steps per second of a job's training time: steps ÷ seconds.
 
     The seconds leave out what an estimate prices separately: start-up and restarts with the first
-    interval after each, checkpoints and evaluation. They include stalls. ``low`` and ``high`` are
-    P10 and P90 over parts of the training, None if there are too few intervals. ``usual`` is the
-    median interval's.
+    interval after each, checkpoints and evaluation. They include stalls. ``data_wait_share`` is the
+    part of them in which training waited for data, None if that is unknown. ``low`` and ``high``
+    are P10 and P90 over parts of the training, None if there are too few intervals. ``usual`` is
+    the median interval's.
     """
 
     steps_per_second: float
+    data_wait_share: float | None
     low: float | None
     high: float | None
     usual: float
@@ -145,27 +150,29 @@ stall that is longer than it."""
 def mean_speed(events: Iterable[Event]) -> MeanSpeed | None:
     """Return the speed of a job by the ``events`` of one rank, in the order of their times.
 
-    None without a step event.
+    Several starts count together. The newest ``step`` event alone gives the speed since the last
+    start: it has the sums of all intervals. None without a step event.
     """
-    first: list[tuple[float, float]] = []
-    later: list[tuple[float, float]] = []
-    anchor: tuple[float, int] | None = None
+    first: list[_Interval] = []
+    later: list[_Interval] = []
+    previous: Event | None = None
     blocked = 0.0
     for event in events:
         kind = event["kind"]
         if kind == "start":
-            anchor, blocked = None, 0.0
+            previous, blocked = None, 0.0
         elif kind in ("checkpoint", "eval"):
             blocked += float(event["seconds"] or 0.0)
         elif kind == "step" and event["steps_per_second"]:
-            time, step = float(event["time"]), int(event["step"])
-            if anchor is None:
-                first.append((1.0, 1 / float(event["steps_per_second"])))
-            elif step > anchor[1]:
-                seconds = max(time - anchor[0] - blocked, 0.0)
-                later.append((float(step - anchor[1]), seconds))
-            anchor, blocked = (time, step), 0.0
-    intervals = [one for one in later if one[1] > 0] or first
+            if previous is None and event.get("timed_seconds"):
+                # The log lacks the events before it, and its sums have their intervals.
+                later.append(_interval({**event, **_NOTHING_TIMED}, event, 0.0))
+            elif previous is None:
+                first.append(_first_interval(event))
+            elif event["step"] > previous["step"]:
+                later.append(_interval(previous, event, blocked))
+            previous, blocked = event, 0.0
+    intervals = [one for one in later if one.seconds > 0] or first
     if not intervals:
         return None
     low = high = None
@@ -175,12 +182,56 @@ def mean_speed(events: Iterable[Event]) -> MeanSpeed | None:
         low, *_, high = quantiles(parts, n=10, method="inclusive")
         # A few long stalls may move the mean out of the deciles.
         low, high = min(low, _mean(intervals)), max(high, _mean(intervals))
-    usual = median(steps / seconds for steps, seconds in intervals)
-    return MeanSpeed(_mean(intervals), low, high, usual, len(intervals))
+    waits = [one.waited for one in intervals]
+    seconds = sum(one.seconds for one in intervals)
+    return MeanSpeed(
+        _mean(intervals),
+        None if None in waits else sum(filter(None, waits)) / seconds,
+        low,
+        high,
+        median(one.steps / one.seconds for one in intervals),
+        len(intervals),
+    )
 
 
-def _mean(intervals: Sequence[tuple[float, float]]) -> float:
-    return sum(steps for steps, _ in intervals) / sum(seconds for _, seconds in intervals)
+_NOTHING_TIMED = {"timed_steps": 0, "timed_seconds": 0.0, "waited_seconds": 0.0}
+
+
+@dataclass(frozen=True)
+class _Interval:
+    """Optimizer steps with their seconds, of which ``waited`` passed without data."""
+
+    steps: float
+    seconds: float
+    waited: float | None
+
+
+def _first_interval(event: Event) -> _Interval:
+    seconds = 1 / float(event["steps_per_second"])
+    share = event["data_wait_share"]
+    return _Interval(1.0, seconds, None if share is None else share * seconds)
+
+
+def _interval(previous: Event, event: Event, blocked: float) -> _Interval:
+    """Return the interval between two events, by the sums that both have, else by their times.
+
+    ``blocked`` seconds passed in checkpoints and evaluation.
+    """
+    if event.get("timed_seconds") is not None and previous.get("timed_seconds") is not None:
+        before, after = previous.get("waited_seconds"), event.get("waited_seconds")
+        return _Interval(
+            event["timed_steps"] - previous["timed_steps"],
+            event["timed_seconds"] - previous["timed_seconds"],
+            None if before is None or after is None else after - before,
+        )
+    seconds = max(float(event["time"]) - float(previous["time"]) - blocked, 0.0)
+    share = event["data_wait_share"]
+    waited = None if share is None else share * seconds
+    return _Interval(float(event["step"] - previous["step"]), seconds, waited)
+
+
+def _mean(intervals: Sequence[_Interval]) -> float:
+    return sum(one.steps for one in intervals) / sum(one.seconds for one in intervals)
 
 
 def _start(account: _Account, event: Event, usual: float, previous_step: int | None) -> None:

@@ -29,7 +29,9 @@ FIELDS: dict[str, frozenset[str]] = {
         "effective_batch_size max_steps parameters backend backend_reason precision "
         "resumed_from_step".split()
     ),
-    # One logging interval: averages since the previous "step" event.
+    # One logging interval: averages since the previous "step" event. The built-in training and the
+    # observer of scripts add timed_steps, timed_seconds and waited_seconds: the sums since the
+    # start by which a job's speed is known from one event (monitoring/training_clock.py).
     "step": frozenset(
         "step epoch loss learning_rate gradient_norm steps_per_second images_per_second "
         "data_wait_share mfu".split()

@@ -10,6 +10,7 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
 from sm_train.entrypoints.distributed.backend import gpu_name
+from sm_train.entrypoints.monitoring.training_clock import TrainingClock
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class StepEvents:
         self, config: JobConfig, resources: ResourceConfig, events: EventLog, facts: LoopFacts
     ) -> None:
         self._config, self._events, self._facts = config, events, facts
-        self._began = time.monotonic()
+        self._began, self._clock = time.monotonic(), TrainingClock()
         stage = config.stage
         events.write(
             "start",
@@ -119,7 +120,9 @@ class StepEvents:
         """Log the interval that ends at ``step``."""
         loss, speed = window.loss(), window.steps_per_second
         shown = "" if loss is None else f"  loss {loss:.4f}"
-        share = min(1.0, window.data_wait_seconds / window.seconds) if observes_data else None
+        seconds = window.seconds
+        waited = min(window.data_wait_seconds, seconds) if observes_data else None
+        timed = self._clock.add(window.steps, seconds, waited)
         self._events.write(
             "step",
             f"step {step}/{self._config.stage.max_steps}{shown}  {speed:.2f} it/s",
@@ -130,8 +133,9 @@ class StepEvents:
             gradient_norm=gradient_norm,
             steps_per_second=speed,
             images_per_second=speed * self._facts.samples_per_step,
-            data_wait_share=share,
+            data_wait_share=None if waited is None else waited / seconds,
             mfu=None,
+            **timed,
         )
 
     def end(self, step: int, reason: str) -> None:
@@ -144,5 +148,5 @@ class StepEvents:
             reason=reason,
             training_seconds=seconds,
             images=steps * self._facts.samples_per_step,
-            steps_per_second=steps / seconds if steps else None,
+            steps_per_second=self._clock.steps_per_second or (steps / seconds if steps else None),
         )

@@ -7,7 +7,8 @@ samples of its non-finite losses.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from accelerate import Accelerator
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.monitoring.training_clock import TrainingClock
 from sm_train.entrypoints.planning.mfu import mfu_meter
 from torch import Tensor
 
@@ -29,8 +31,8 @@ class StepMetrics:
     """Averages over an interval's steps and all ranks.
 
     ``loss`` and ``gradient_norm`` are averages of the steps that were not skipped, NaN if all were.
-    ``seconds`` is the duration of all steps, ``data_wait_share`` the fraction spent on waiting for
-    data.
+    ``seconds`` is the duration of all steps without checkpoints, ``data_wait_share`` the fraction
+    spent on waiting for data.
     """
 
     loss: float
@@ -49,6 +51,7 @@ class StepMetricsWindow:
     def __init__(self, device: torch.device) -> None:
         self.started = time.monotonic()
         self.data_wait_seconds = 0.0
+        self.checkpoint_seconds = 0.0
         self._device = device
         self._steps: list[int] = []
         self._losses: list[Sequence[Tensor]] = []
@@ -58,6 +61,13 @@ class StepMetricsWindow:
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    @contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """Leave the time of the block out of the interval's duration."""
+        began = time.monotonic()
+        yield
+        self.checkpoint_seconds += time.monotonic() - began
 
     def add(
         self,
@@ -80,7 +90,7 @@ class StepMetricsWindow:
 
     def sums(self) -> Tensor:
         """Return this rank's sums (5,); average them over all ranks and pass to :meth:`means`."""
-        seconds = time.monotonic() - self.started
+        seconds = max(time.monotonic() - self.started - self.checkpoint_seconds, 1e-9)
         skipped = torch.stack(self._skipped)
         # A skipped step's loss and norm may be NaN, which would spread through a sum.
         loss, norm = (
@@ -119,8 +129,9 @@ class StepMetricsWindow:
 class MetricsLogger:
     """Logs one rank's metrics.
 
-    ``consecutive_skips`` counts the steps without a finite gradient up to the last logged one.
-    ``last_nonfinite_loss`` names the samples of this rank's last non-finite loss, else is empty.
+    ``clock`` has the speed since the start. ``consecutive_skips`` counts the steps without a finite
+    gradient up to the last logged one. ``last_nonfinite_loss`` names the samples of this rank's
+    last non-finite loss, else is empty.
     """
 
     def __init__(
@@ -130,6 +141,7 @@ class MetricsLogger:
         self._events, self._loader = events, loader
         self._mfu_meter = mfu_meter(config, accelerator.device)
         self._logged_epoch: int | None = None
+        self.clock = TrainingClock()
         self.consecutive_skips = 0
         self.last_nonfinite_loss = ""
 
@@ -172,6 +184,8 @@ class MetricsLogger:
         sums: Tensor = self._accelerator.reduce(window.sums(), "mean")
         metrics = window.means(sums.tolist())
         steps_per_second = len(window) / metrics.seconds
+        waited = metrics.data_wait_share * metrics.seconds
+        timed = self.clock.add(len(window), metrics.seconds, waited)
         images_per_second = steps_per_second * self.effective_batch_size
         mfu = None
         if self._mfu_meter:
@@ -190,6 +204,7 @@ class MetricsLogger:
                 images_per_second=images_per_second,
                 data_wait_share=metrics.data_wait_share,
                 mfu=mfu,
+                **timed,
             )
         self.consecutive_skips = self.consecutive_skips + metrics.skipped if metrics.skipped else 0
         if metrics.skipped:

@@ -218,8 +218,9 @@ class Trainer:
         while state.step < stage.max_steps and reason == "done":
             self._train_step(batches, window, heartbeat, busy)
             checking = state.step >= next_check
-            if checking and self._exchange_status(stop, heartbeat) and state.step < stage.max_steps:
-                reason = "sigterm"
+            if checking:
+                stops = self._exchange_status(stop, heartbeat, window)
+                reason = "sigterm" if stops and state.step < stage.max_steps else reason
             last = reason == "sigterm" or state.step == stage.max_steps
             due = last or state.step % self.config.checkpoint.every_steps == 0
             saving = due and self.config.checkpoint.save
@@ -236,7 +237,8 @@ class Trainer:
             # checkpoint is saved regardless, as there will be no better one.
             if saving and (last or not self.metrics.consecutive_skips):
                 heartbeat.enter(Phase.CHECKPOINT, state.step)
-                self._start_checkpoint()
+                with window.checkpoint():
+                    self._start_checkpoint()
             if evaluating:
                 self.evaluator.run(stop, partial(heartbeat.enter, step=state.step))
                 # The next interval must not include the evaluation's time.
@@ -314,7 +316,9 @@ class Trainer:
             unsharded_weights=self.plan.sharding == "shard_grad_op",
         )
 
-    def _exchange_status(self, stop: StopSignal, heartbeat: HeartbeatWriter) -> bool:
+    def _exchange_status(
+        self, stop: StopSignal, heartbeat: HeartbeatWriter, window: StepMetricsWindow
+    ) -> bool:
         """Return whether any rank received a stop; commit a checkpoint that all have written."""
         status = torch.tensor(
             [float(stop.requested), float(self._checkpointer.writing)], device=self.device
@@ -322,7 +326,8 @@ class Trainer:
         stops, writers = self.accelerator.reduce(status, "sum").tolist()
         if self._checkpointer.step is not None and not writers:
             heartbeat.enter(Phase.CHECKPOINT, self.state.step)
-            self._checkpointer.commit()
+            with window.checkpoint():
+                self._checkpointer.commit()
         return bool(stops)
 
     def log_end(self, result: TrainResult) -> None:
@@ -334,7 +339,7 @@ class Trainer:
             reason=result.reason,
             training_seconds=result.seconds,
             images=result.steps * self.metrics.effective_batch_size,
-            steps_per_second=result.steps / result.seconds if result.steps else None,
+            steps_per_second=self.metrics.clock.steps_per_second or result.overall_speed,
             gpu_memory_peak=result.gpu_memory_peak,
         )
 
@@ -435,3 +440,8 @@ class TrainResult:
     steps: int
     seconds: float
     gpu_memory_peak: int | None
+
+    @property
+    def overall_speed(self) -> float | None:
+        """Steps per second of the whole training, warm-up and checkpoints included."""
+        return self.steps / self.seconds if self.steps else None

@@ -46,7 +46,7 @@ class MeasuredSpeed:
     instances: int | None
     steps: int
     images_per_second: float
-    data_wait_share: float
+    data_wait_share: float | None
     mfu: float | None
     gpu_memory_peak: int | None
     gpu_memory_planned: float | None
@@ -119,6 +119,20 @@ def applicable(
 
 
 _MAX_BYTES = 2**24
+
+
+def recorded_speeds(
+    session: boto3.Session, config: RunConfig, region: str
+) -> list[StageMeasurement]:
+    """Read the measurements in the run's bucket that apply to it as it is.
+
+    A record that cannot be read counts as none: `submit` and `cost` report it.
+    """
+    try:
+        speeds, _ = applicable(config, read_measured_object(session, config, region))
+    except UserError:
+        return []
+    return speeds
 
 
 def read_measured_file(config: RunConfig, base: Path) -> tuple[MeasuredSpeed, ...]:

@@ -83,6 +83,11 @@ _OPTIONAL: Mapping[str, Mapping[str, Any]] = {
         "input_kind": str,
         "frozen_parameters": _Number,
     },
+    "step": {
+        "timed_steps": _Step,
+        "timed_seconds": _Seconds,
+        "waited_seconds": _Seconds,
+    },
     "node": {"stragglers": list[StragglerEntry]},
     "doctor": {"parts": dict[str, _Figure]},
     "warning": {

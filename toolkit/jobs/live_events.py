@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sm_train.cost.timeline import mean_speed
 from sm_train.entrypoints.uploads.lag import StorageLag, storage_lag
 from sm_train.toolkit.aws.cloudwatch_logs import LogEntry, newest_line, search
 from sm_train.toolkit.jobs.events import parse_event
@@ -31,6 +32,8 @@ class Progress:
 
     step: int | None = None
     steps_per_second: float | None = None
+    """Since its last start, by :func:`~sm_train.cost.timeline.mean_speed`."""
+    data_wait_share: float | None = None
     loss: float | None = None
     last_activity: float | None = None
     ended: str | None = None
@@ -71,12 +74,18 @@ def progress_of(live: LiveState) -> Progress:
     step = speed = loss = ended = None
     if "step" in live.newest:
         event = live.newest["step"].event
-        step = int(event["step"])
-        speed, loss = event["steps_per_second"], event["loss"]
+        step, loss, speed = int(event["step"]), event["loss"], mean_speed([event])
     elif live.heartbeats:
         # A hanging job may have logged no step within the window, but its heartbeats continue.
         step = max(int(heartbeat.event["step"]) for heartbeat in live.heartbeats.values())
     if "end" in live.newest:
         event = live.newest["end"].event
         ended, step = str(event["reason"]), max(step or 0, int(event["step"]))
-    return Progress(step, speed, loss, live.last_activity, ended)
+    return Progress(
+        step,
+        None if speed is None else speed.steps_per_second,
+        None if speed is None else speed.data_wait_share,
+        loss,
+        live.last_activity,
+        ended,
+    )

@@ -9,6 +9,7 @@ from typing import Any
 
 from sm_train.cost.accelerators import accelerator
 from sm_train.cost.instances import instance_type
+from sm_train.cost.timeline import mean_speed
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed, work_digest
@@ -36,7 +37,7 @@ def read_result(
         UserError: there is no step event.
     """
     events = _since_last_start(events)
-    measured = measure_speed(events, source).measurement
+    measured, speed = measure_speed(events, source).measurement, mean_speed(events)
     start = next(event for event in events if event["kind"] == "start")
     steps = [event for event in events if event["kind"] == "step"]
     steady = steps[1:] or steps
@@ -61,7 +62,7 @@ def read_result(
         instances=instances,
         steps=steady[-1]["step"] - (steps[0]["step"] if len(steps) > 1 else 0),
         images_per_second=measured.steps_per_second * start["effective_batch_size"],
-        data_wait_share=fmean(event["data_wait_share"] or 0.0 for event in steady),
+        data_wait_share=None if speed is None else speed.data_wait_share,
         mfu=fmean(mfus) if mfus else None,
         gpu_memory_peak=_memory_peak(events),
         gpu_memory_planned=planned.gpu_memory_planned,

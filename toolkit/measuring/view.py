@@ -161,5 +161,5 @@ def _result_row(config: RunConfig, speed: MeasuredSpeed) -> tuple[str, ...]:
         format_number(one.steps_per_second),
         format_number(speed.images_per_second / one.world_size),
         memory,
-        format_percent(speed.data_wait_share),
+        "" if speed.data_wait_share is None else format_percent(speed.data_wait_share),
     )

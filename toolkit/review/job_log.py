@@ -72,7 +72,15 @@ class JobLog:
         """Yield the events from which cost.timeline is computed, in no particular order."""
         for kind in JOB_LEVEL_KINDS:
             yield from self.events[kind]
-        names = ("time", "step", "steps_per_second", "data_wait_share")
+        names = (
+            "time",
+            "step",
+            "steps_per_second",
+            "data_wait_share",
+            "timed_steps",
+            "timed_seconds",
+            "waited_seconds",
+        )
         for row in zip(*(self.steps[name].tolist() for name in names), strict=True):
             yield {"kind": "step", **{n: _none_if_nan(v) for n, v in zip(names, row, strict=True)}}
 

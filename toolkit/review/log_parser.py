@@ -35,6 +35,9 @@ _STEP_FIELDS = (
     "images_per_second",
     "data_wait_share",
     "mfu",
+    "timed_steps",
+    "timed_seconds",
+    "waited_seconds",
 )
 _NODE_FIELDS = (
     "time",
@@ -75,9 +78,10 @@ _PENDING_VALUES = 1 << 10
 
 
 def _event_struct(kind: str, values: Sequence[str]) -> type[msgspec.Struct]:
-    """Return a struct type for events of ``kind``: the fields ``values`` first, then all others."""
+    """Return a struct type for events of ``kind``: the required ones of ``values`` first."""
     types = field_types(kind)
-    fields: list[Any] = [(name, types[name]) for name in dict.fromkeys([*values, *types])]
+    first = [name for name in values if name in types]
+    fields: list[Any] = [(name, types[name]) for name in dict.fromkeys([*first, *types])]
     fields += [(name, type_, None) for name, type_ in optional_types(kind).items()]
     return msgspec.defstruct(kind, fields, tag_field="kind", tag=kind, gc=False)
 

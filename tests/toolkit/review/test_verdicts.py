@@ -568,7 +568,7 @@ def test_order_of_lines_does_not_matter(data: Any) -> None:
     shuffled = data.draw(st.permutations(lines))
     first, second = parse_lines(lines), parse_lines(shuffled)
     for name, column in first.steps.items():
-        assert column.tolist() == second.steps[name].tolist()
+        np.testing.assert_array_equal(column, second.steps[name])
     assert first.nodes.keys() == second.nodes.keys()
     assert first.warnings == second.warnings
     assert first.span == second.span

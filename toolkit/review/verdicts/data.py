@@ -26,9 +26,9 @@ ENTRY_DATA_FIX = "use more workers in the script's DataLoader, or smaller files"
 def data(facts: JobFacts) -> Verdict:
     question = "Was data loading the bottleneck?"
     known = finite(facts.log.steps["data_wait_share"])
-    if not len(known):
+    mean = facts.timeline.data_wait_share if facts.timeline else None
+    if mean is None or not len(known):
         return Verdict("data", "unknown", question, "the log contains no steps")
-    mean = float(known.mean())
     nodes = _waits(facts)
     # All ranks wait for the one with the slowest data, so that the worst node decides.
     worst = max(nodes, key=lambda one: one.share, default=None)

@@ -103,7 +103,11 @@ def speed(facts: JobFacts) -> Verdict:
     if not len(times):
         return Verdict("speed", "unknown", question, "the log contains no steps")
     median = float(np.median(speeds))
-    evidence = [f"median {format_number(median)} it/s over {len(times):,} logging intervals"]
+    mean = facts.timeline.steps_per_second if facts.timeline else None
+    evidence = [
+        f"{format_number(mean)} it/s on average, median {format_number(median)} over "
+        f"{len(times):,} logging intervals"
+    ]
     if len(times) < _MIN_INTERVALS:
         return Verdict(
             "speed",
