@@ -75,12 +75,12 @@ class FinishedJob:
 def as_document(
     jobs: Sequence[FinishedJob],
     expected: Mapping[str, Estimate],
-    remaining: Mapping[str, Estimate] | None = None,
+    remaining: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
     """Return the document of ``cost --actual --json``.
 
     ``expected`` maps a stage to the estimate of the steps that its jobs have done, ``remaining``
-    maps a stage to the estimate of the steps that remain.
+    maps a stage to the dollars of the steps that remain.
     """
     remaining = remaining or {}
     stages = list(dict.fromkeys(job.stage for job in jobs))
@@ -89,12 +89,12 @@ def as_document(
             name,
             [job for job in jobs if job.stage == name],
             expected.get(name),
-            remaining.get(name),
+            remaining.get(name, 0.0),
         )
         for name in stages
     ]
     group = _group(jobs)
-    left = total([usd(one.cost) for one in remaining.values()])
+    left = total(list(remaining.values()))
     return {
         "jobs": [_job(job) for job in jobs],
         "stages": by_stage,
@@ -120,14 +120,14 @@ def _job(job: FinishedJob) -> dict[str, Any]:
         "price_source": job.price.source,
         "billed_usd": usd(job.billed),
         "waterfall_usd": {name: usd(part) for name, part in job.waterfall.items()},
-        "max_steps": job.timeline and job.timeline.last_step - job.timeline.first_step,
+        "steps": job.timeline and job.timeline.last_step - job.timeline.first_step,
         "steps_per_second": job.timeline and job.timeline.steps_per_second,
         "restarts": job.timeline and job.timeline.restarts,
     }
 
 
 def _stage(
-    name: str, jobs: Sequence[FinishedJob], expected: Estimate | None, remaining: Estimate | None
+    name: str, jobs: Sequence[FinishedJob], expected: Estimate | None, remaining: float | None
 ) -> dict[str, Any]:
     group = _group(jobs)
     estimate = None if expected is None else usd(expected.cost)
@@ -137,7 +137,7 @@ def _stage(
         "name": name,
         **group,
         "steps_reached": max(reached, default=None),
-        "remaining_usd": usd(remaining.cost) if remaining else 0.0,
+        "remaining_usd": remaining,
         "estimate_usd": estimate,
         "estimate_low_usd": None if expected is None else usd(expected.low),
         "estimate_high_usd": None if expected is None else usd(expected.high),

@@ -136,6 +136,17 @@ class StageEstimate:
         return known + (money(seconds, self.stage.instances, self.price.least) or Decimal(0))
 
     @property
+    def job_at_most(self) -> Decimal | None:
+        """The instances of one job that runs until its limit; None if limit or price is unknown.
+
+        All attempts of a job that SageMaker retries share the limit (API reference,
+        StoppingCondition).
+        """
+        limit = self.stage.max_runtime_seconds
+        seconds = None if limit is None else limit + self.stage.keep_alive_seconds
+        return money(seconds, self.stage.instances, self.price.most)
+
+    @property
     def instance_hours(self) -> float | None:
         billable = self.seconds.billable
         return None if billable is None else billable * self.stage.instances / SECONDS_PER_HOUR
@@ -155,6 +166,17 @@ class Estimate:
     @property
     def cost(self) -> Decimal | None:
         return total_money([stage.cost for stage in self.stages])
+
+    @property
+    def at_most(self) -> Decimal | None:
+        """If every stage makes no progress: its most jobs in a row, each until its limit."""
+        jobs = [one.job_at_most for one in self.stages]
+        return total_money(
+            [
+                None if job is None else job * one.stage.max_jobs
+                for job, one in zip(jobs, self.stages, strict=True)
+            ]
+        )
 
     @property
     def known_cost(self) -> Decimal:

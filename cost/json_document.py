@@ -38,6 +38,7 @@ def as_document(priced: Estimate) -> dict[str, Any]:
             "cost_low_usd": usd(priced.low),
             "cost_high_usd": usd(priced.high),
             "cost_at_least_usd": usd(priced.known_cost),
+            "cost_at_most_usd": usd(priced.at_most),
         },
         "assumptions": _sentences(priced),
         "sensitivity": [
@@ -58,6 +59,8 @@ def _stage(one: StageEstimate, priced: Estimate) -> dict[str, Any]:
         "effective_batch_size": stage.effective_batch_size,
         "max_steps": stage.max_steps,
         "images": stage.images,
+        "samples": stage.samples,
+        "epochs": stage.epochs,
         "steps_per_second": speed and speed.steps_per_second,
         "steps_per_second_low": speed and speed.low,
         "steps_per_second_high": speed and speed.high,
@@ -83,6 +86,7 @@ def _stage(one: StageEstimate, priced: Estimate) -> dict[str, Any]:
         "cost_low_usd": usd(one.low),
         "cost_high_usd": usd(one.high),
         "cost_at_least_usd": usd(one.known_cost),
+        "job_at_most_usd": usd(one.job_at_most),
         "training_per_million_images_usd": _per_million(one),
         "breakdown_usd": {name: usd(part) for name, part in one.breakdown.items()},
         "checkpoint_interval": _interval(_best_interval(one, priced)),
@@ -142,6 +146,7 @@ def _sentences(priced: Estimate) -> list[str]:
     sentences = [
         *_unknown(priced),
         *_speeds(priced.stages),
+        *_encoding(priced.stages),
         *_figures(priced),
         *_checkpoint_intervals(priced),
         *_capacity(priced),
@@ -157,6 +162,25 @@ def _speeds(stages: Sequence[StageEstimate]) -> list[str]:
         for one in stages
         if one.stage.speed
     ]
+
+
+def _encoding(stages: Sequence[StageEstimate]) -> list[str]:
+    """Return for which stages the job is assumed to encode images and captions."""
+    sentences = []
+    for stage in (one.stage for one in stages):
+        if stage.holds_latents:
+            sentences.append(
+                f"encoding of {stage.name}: none in the job, the shards hold latents of "
+                f"{stage.resolution} px"
+            )
+        elif stage.encoder_flops_per_image and stage.flops_per_image:
+            encoder = stage.encoder_flops_per_image
+            share = encoder / (encoder + stage.flops_per_image)
+            sentences.append(
+                f"encoding of {stage.name}: images and captions are encoded in the job ({share:.0%}"
+                f" of its FLOPs), as no index has latents of {stage.resolution} px"
+            )
+    return sentences
 
 
 def _figures(priced: Estimate) -> list[str]:

@@ -16,7 +16,7 @@ _LONGEST_SECONDS = 100 * 365 * 86400
 """A century: a longer run is a typing error."""
 
 _POSITIVE = (
-    "resolution instances per_device_batch_size gradient_accumulation_steps max_steps "
+    "resolution samples instances per_device_batch_size gradient_accumulation_steps max_steps "
     "checkpoint_every flops_per_image parameters trained_parameters checkpoint_bytes "
     "activation_bytes_per_image".split()
 )
@@ -31,7 +31,11 @@ class CostStage:
     it, both without activation checkpointing; ``parameters`` counts the network's,
     ``trained_parameters`` those with gradients (None: all of them), and ``checkpoint_bytes`` the
     trained weights, optimizer state and EMA.
-    ``encoder_flops_per_image`` is the forward pass of frozen encoders that run in the job.
+    ``samples`` are those of the training data, an epoch.
+    ``encoder_flops_per_image`` is the forward pass of frozen encoders that run in the job; they do
+    not if the shards hold the stage's latents (``holds_latents``).
+    A job is stopped after ``max_runtime_seconds``, and at most ``max_jobs`` in a row are started
+    without progress.
     ``communication_units`` are the buckets or units in which gradients are reduced.
 
     Raises:
@@ -46,6 +50,7 @@ class CostStage:
     per_device_batch_size: int | None
     gradient_accumulation_steps: int
     max_steps: int
+    samples: int | None = None
     checkpoint_every: int | None = None
     checkpoints_kept: int = 3
     flops_per_image: float | None = None
@@ -53,8 +58,11 @@ class CostStage:
     trained_parameters: int | None = None
     checkpoint_bytes: int | None = None
     keep_alive_seconds: float = 0.0
+    max_runtime_seconds: float | None = None
+    max_jobs: int = 1
     activation_bytes_per_image: float | None = None
     encoder_flops_per_image: float = 0.0
+    holds_latents: bool = False
     precision: str = "bf16"
     reduce_dtype: str = "fp32"
     sharding: str = "none"
@@ -162,6 +170,11 @@ class CostStage:
         """Images that the stage trains on, repeats included."""
         batch = self.effective_batch_size
         return None if batch is None else self.max_steps * batch
+
+    @property
+    def epochs(self) -> float | None:
+        """How often the stage trains on each sample; None if a figure is unknown."""
+        return None if self.images is None or not self.samples else self.images / self.samples
 
     @property
     def training_seconds(self) -> float | None:

@@ -23,6 +23,7 @@ def cost_stages(config: RunConfig) -> list[CostStage]:
             per_device_batch_size=stage.per_device_batch_size,
             gradient_accumulation_steps=stage.gradient_accumulation_steps,
             max_steps=stage.max_steps,
+            samples=config.data.samples,
             checkpoint_every=config.checkpoint.every_steps if config.checkpoint.save else None,
             # One older stays until the next one is written.
             checkpoints_kept=config.checkpoint.keep_last + 1,
@@ -32,6 +33,8 @@ def cost_stages(config: RunConfig) -> list[CostStage]:
             activation_checkpointing=stage.activation_checkpointing,
             compiled=config.training.compile,
             keep_alive_seconds=config.cluster.keep_alive_period or 0,
+            max_runtime_seconds=config.cluster.max_runtime,
+            max_jobs=max(1, config.recovery.max_attempts),
             speed=stated_speed(stage.steps_per_second, "the run file states it")
             if stage.steps_per_second and stage.is_measured_here(config.cluster.instance_type)
             else None,

@@ -51,7 +51,9 @@ LEVELS = {
     "toolkit": [
         {"errors", "placeholders"},
         {"extras", "settings"},
-        {"aws", "hub", "report_html", "run_file", "terminal"},
+        {"aws", "hub", "report_html", "terminal"},
+        {"index_facts"},
+        {"run_file"},
         {"jobs"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
         {"checks", "runs"},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.bucket_owner import declare_owners
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.index_facts import with_local_index
 from sm_train.toolkit.settings import from_config, from_environment
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
 
     A role or bucket of the environment replaces the run file's; one of the configuration file
     stands in where the run file has none. From then on, S3 requests expect the owners of buckets
-    that it names.
+    that it names. The index of ``data.local`` says what the run file does not.
 
     Raises:
         UserError: it is invalid; one line for each error.
@@ -42,13 +43,13 @@ def load_or_problems(path: Path, changes: Sequence[str] = ()) -> RunConfig:
         RunFileError: it is invalid.
         UserError: a default of the environment or the configuration file is invalid.
     """
-    config = with_defaults(_load_run(path, changes), changes)
+    config = with_local_index(with_defaults(_load_run(path, changes), changes), path.parent)
     declare_owners(config.bucket_owners)
     return config
 
 
-def load_dict(document: dict[str, Any]) -> RunConfig:
-    """Validate the content of a run file, as :func:`load` does with a file.
+def load_dict(document: dict[str, Any], base: Path) -> RunConfig:
+    """Validate the content of a run file, as :func:`load` does with a file in ``base``.
 
     Raises:
         UserError: it is invalid; one line for each error.
@@ -59,7 +60,7 @@ def load_dict(document: dict[str, Any]) -> RunConfig:
         config = load_document(document, (), "run")
     except RunFileError as error:
         raise UserError(str(error)) from None
-    config = with_defaults(config)
+    config = with_local_index(with_defaults(config), base)
     declare_owners(config.bucket_owners)
     return config
 

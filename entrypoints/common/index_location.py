@@ -16,6 +16,8 @@ INDEX_NAME = "index.parquet"
 INDEX_CHANNEL = "index"
 SHARDS_FOLDER = "shards"
 """Name of the folder that ``sm-train pack`` writes shards to."""
+STAGED_FOLDER = ".streaming/staged"
+"""Folder next to it of images that arrived one by one and are in no shard yet."""
 
 
 def index_channel(channel: str) -> str:

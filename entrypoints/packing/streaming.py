@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
+from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER, STAGED_FOLDER
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.data.tar_reader import sample_members
@@ -45,7 +45,7 @@ from sm_train.entrypoints.packing.shard_writer import ShardWriter
 from sm_train.entrypoints.packing.storage import S3Prefix, is_missing, s3_client, write_file
 
 STREAM_STATE = ".streaming"
-STAGED = f"{STREAM_STATE}/staged"
+STAGED = STAGED_FOLDER
 SEEN = f"{STREAM_STATE}/seen"
 REJECTED = f"{STREAM_STATE}/rejected"
 MANIFESTS = f"{STREAM_STATE}/manifests"

@@ -32,7 +32,7 @@ from sm_train.entrypoints.models.components import (
 )
 from sm_train.entrypoints.models.lora import layer_sizes
 from sm_train.entrypoints.models.network import Network
-from sm_train.entrypoints.models.pipeline import Text, predict
+from sm_train.entrypoints.models.pipeline import T5_TOKENS, Text, predict
 from sm_train.entrypoints.planning.memory import (
     UNMEASURED,
     UnplannedModelError,
@@ -68,13 +68,15 @@ class PassMeasurement:
 
     ``kept_bytes`` are those that autograd keeps for the backward pass. With activation
     checkpointing it keeps ``checkpointed_bytes``, and while it recomputes a block, those of
-    ``block_bytes`` in addition. ``encoding_bytes`` is the peak of encoding the image.
+    ``block_bytes`` in addition. The autoencoder takes ``encoding_flops`` for the image, and
+    ``encoding_bytes`` at its peak.
     """
 
     forward_flops: int
     kept_bytes: int
     checkpointed_bytes: int
     block_bytes: tuple[int, ...]
+    encoding_flops: int
     encoding_bytes: int
 
 
@@ -234,7 +236,7 @@ def measure_pass(
         everything.bytes_without(weights),
         outside.bytes_without(weights),
         tuple(in_block.bytes_without(weights, outside) for in_block in in_blocks),
-        _encoding_peak(preset["vae"], resolution, precision),
+        *_encoding(preset["vae"], resolution, precision),
     )
 
 
@@ -273,16 +275,29 @@ def gradient_buckets(preset: Mapping[str, Any]) -> list[int]:
     return [sum(ready[index].nbytes for index in bucket) for bucket in buckets]
 
 
-def _encoding_peak(config: Mapping[str, Any] | None, resolution: int, precision: str) -> int:
+def _encoding(config: Mapping[str, Any] | None, resolution: int, precision: str) -> tuple[int, int]:
+    """Return the FLOPs of encoding one image, and the peak of its memory in bytes."""
     if config is None:
-        return 0
+        return 0, 0
     with torch.device("meta"):
         vae = new_autoencoder(config).eval()
         image = torch.empty(1, config["in_channels"], resolution, resolution)
-    memory = PeakMemory()
-    with torch.no_grad(), memory, _GpuNumerics(precision):
+    memory, flops = PeakMemory(), FlopCounterMode(display=False)
+    with torch.no_grad(), flops, memory, _GpuNumerics(precision):
         vae.encode(image)
-    return memory.peak
+    return int(flops.get_total_flops()), memory.peak
+
+
+def caption_flops(preset: Mapping[str, Any]) -> int:
+    """Return the FLOPs of encoding one caption with a preset's text encoders."""
+    with torch.device("meta"):
+        encoders = new_text_encoders(preset["text_encoders"])
+    with torch.no_grad(), FlopCounterMode(display=False) as flops, _GpuNumerics("fp32"):
+        for encoder in encoders:
+            length = getattr(encoder.config, "max_position_embeddings", T5_TOKENS)
+            # Padding takes the same FLOPs; a mask would depend on values.
+            encoder(torch.zeros(1, length, dtype=torch.long, device="meta"))
+    return int(flops.get_total_flops())
 
 
 def measure_preset(name: str, content: str | None = None) -> dict[str, Any]:
@@ -337,6 +352,7 @@ def _measured(preset: Mapping[str, Any]) -> dict[str, Any]:
         "ddp_buckets": len(gradient_buckets(preset)),
         "vae_parameters": _count(vae),
         "text_encoder_parameters": sum(map(_count, encoders)),
+        "caption_flops": caption_flops(preset),
         "precisions": {precision: _fit(preset, step, precision) for precision in _PRECISIONS},
     }
 
@@ -366,6 +382,7 @@ def _fit(preset: Mapping[str, Any], step: int, precision: str) -> dict[str, Any]
         "kept_bytes": fitted(lambda one: one.kept_bytes),
         "checkpointed_bytes": fitted(lambda one: one.checkpointed_bytes),
         "block_bytes": _largest(in_blocks),
+        "encoding_flops": fitted(lambda one: one.encoding_flops),
         "encoding_bytes": fitted(lambda one: one.encoding_bytes),
     }
 

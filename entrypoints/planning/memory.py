@@ -28,6 +28,9 @@ _FP32, _BF16 = 4, 2
 
 _ENCODED_PIXELS = 2**21
 
+_BF16_FLOPS = {"bf16": 1, "tf32": 2, "fp32": 16}
+"""Time of a FLOP in bf16 FLOPs: the peaks of an A100 are 312, 156 and 19.5 TFLOP/s (data sheet)."""
+
 _USABLE = 0.9
 """Share of a GPU's memory: CUDA's context, NCCL's buffers and fragmentation need the rest
 (assumed)."""
@@ -104,7 +107,9 @@ class ModelPlan:
     activation checkpointing. ``fsdp_block_parameters`` are the parameters of each block that FSDP2
     gathers, in order; ``ddp_buckets`` are the buckets in which DDP reduces the gradients.
     ``frozen_bytes`` are the weights of the autoencoder and of frozen text encoders. The autoencoder
-    takes ``encoding_bytes`` for each image of ``encoded_at_once``.
+    takes ``encoding_bytes`` for each image of ``encoded_at_once``. ``encoder_flops_per_image`` is
+    the forward pass of all frozen encoders on an image and its caption; those of an autoencoder in
+    another precision count by the time they take.
     """
 
     parameters: int
@@ -119,6 +124,7 @@ class ModelPlan:
     frozen_bytes: int
     encoding_bytes: int
     encoded_at_once: int
+    encoder_flops_per_image: int
 
     def activation_bytes(self, images: int, *, checkpointing: bool = False) -> int:
         """Return the activation memory of a forward and backward pass on ``images`` images.
@@ -327,8 +333,8 @@ def plan_preset(
         raise UnplannedModelError(
             f"preset {name}: not planned; run python -m {MEASURE_MODULE} {name}"
         ) from None
-    # Plans of custom presets in a cache may be of an earlier version, without layers.
-    if plan["preset_digest"] != preset_digest(preset) or "lora_layers" not in plan:
+    # Plans of custom presets in a cache may be of an earlier version.
+    if plan["preset_digest"] != preset_digest(preset) or "caption_flops" not in plan:
         raise UnplannedModelError(
             f"preset {name}: changed since it was planned; run python -m {MEASURE_MODULE} {name}"
         )
@@ -343,7 +349,11 @@ def plan_preset(
         return round(constant + linear * area + square * area * area)
 
     text_width = _BF16 if precision == "bf16" else _FP32
-    text = 0 if preset["train_text_encoder"] else plan["text_encoder_parameters"]
+    text, caption_flops = plan["text_encoder_parameters"], plan["caption_flops"]
+    if preset["train_text_encoder"]:
+        text = caption_flops = 0
+    arithmetic = "bf16" if not vae_fp32 else "fp32" if precision == "fp32" else "tf32"
+    vae_time = Fraction(_BF16_FLOPS[arithmetic], _BF16_FLOPS[precision])
     trained = _all_weights(plan) if lora is None else _adapter(lora, preset, plan)
     # Checkpointing recomputes one block at a time.
     checkpointed = at_resolution(figures["checkpointed_bytes"])
@@ -363,6 +373,8 @@ def plan_preset(
         frozen_bytes=text_width * text + _FP32 * plan["vae_parameters"],
         encoding_bytes=at_resolution(encoding["encoding_bytes"]),
         encoded_at_once=images_at_once(resolution**2),
+        encoder_flops_per_image=round(vae_time * at_resolution(encoding["encoding_flops"]))
+        + caption_flops,
     )
 
 

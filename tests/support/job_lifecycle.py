@@ -143,14 +143,25 @@ class FakeSageMaker:
         bucket: str = "ai-bucket",
     ) -> None:
         """Store a checkpoint as SageMaker uploads it: complete, or without one of its files."""
-        s3 = self._aws.client("s3")
-        folder = f"{run}/checkpoints/{stage}/step-{step:08d}"
-        files = [{"name": name, "bytes": 4, "blake3": "0"} for name in ("a.safetensors", "b.npz")]
-        marker: dict[str, Any] = {"format": FORMAT_VERSION, "step": step, "world_size": 1}
-        marker |= {"fingerprint": "0", "files": files}
-        s3.put_object(Bucket=bucket, Key=f"{folder}/a.safetensors", Body=b"1234")
-        if complete:
-            s3.put_object(Bucket=bucket, Key=f"{folder}/b.npz", Body=b"1234")
-        s3.put_object(
-            Bucket=bucket, Key=f"{folder}/complete.json", Body=json.dumps(marker).encode()
-        )
+        store_checkpoint(self._aws, stage, step, run=run, complete=complete, bucket=bucket)
+
+
+def store_checkpoint(
+    aws: Aws,
+    stage: str,
+    step: int,
+    *,
+    run: str = "demo",
+    complete: bool = True,
+    bucket: str = "ai-bucket",
+) -> None:
+    """Store a checkpoint in S3: complete, or without one of its files."""
+    s3 = aws.client("s3")
+    folder = f"{run}/checkpoints/{stage}/step-{step:08d}"
+    files = [{"name": name, "bytes": 4, "blake3": "0"} for name in ("a.safetensors", "b.npz")]
+    marker: dict[str, Any] = {"format": FORMAT_VERSION, "step": step, "world_size": 1}
+    marker |= {"fingerprint": "0", "files": files}
+    s3.put_object(Bucket=bucket, Key=f"{folder}/a.safetensors", Body=b"1234")
+    if complete:
+        s3.put_object(Bucket=bucket, Key=f"{folder}/b.npz", Body=b"1234")
+    s3.put_object(Bucket=bucket, Key=f"{folder}/complete.json", Body=json.dumps(marker).encode())

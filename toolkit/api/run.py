@@ -89,7 +89,7 @@ class Run:
         Raises:
             UsageError: the document is invalid; one line for each mistake.
         """
-        return cls(load_dict(dict(document)), Path(folder), region, profile)
+        return cls(load_dict(dict(document), Path(folder)), Path(folder), region, profile)
 
     @property
     def name(self) -> str:
@@ -140,19 +140,22 @@ class Run:
         from sm_train.toolkit.costing.history import recorded_history
         from sm_train.toolkit.costing.run_price import estimate_run
         from sm_train.toolkit.errors import UserError
+        from sm_train.toolkit.index_facts import with_index_file, with_stored_index
 
         if offline and components is not None and components.startswith("s3://"):
             raise UserError("--components: s3://… needs AWS; remove --offline")
         region = self.aws_region
-        history = recorded_history(self.config, self.folder)
-        estimate = estimate_run(self.config, region, history=history)
         source = None if index is None else Path(index)
-        subject = Subject(self.config, region, estimate, self.folder, source)
+        session = None if offline else open_session(self.profile, region)
+        config = self.config if session is None else with_stored_index(self.config, session)
+        config = config if source is None else with_index_file(config, source)
+        history = recorded_history(config, self.folder)
+        estimate = estimate_run(config, region, history=history)
+        subject = Subject(config, region, estimate, self.folder, source)
         subject = replace(subject, components=components)
         today = datetime.now(UTC).date()
-        if offline:
+        if session is None:
             return Checks(tuple(offline_findings(subject, today)))
-        session = open_session(self.profile, region)
         return Checks(tuple(online_findings(subject, session, today, progress)))
 
     def cost(

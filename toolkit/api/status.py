@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.report_html.notebook import data_frame, html_table
 from sm_train.toolkit.runs.status_view import RunStatus
-from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
+from sm_train.toolkit.terminal.formatting import (
+    format_duration,
+    format_number,
+    format_projection,
+    format_usd,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,8 +69,13 @@ class Status:
         return self.document["spent_usd"]
 
     @property
+    def remaining_usd(self) -> float | None:
+        """Dollars of what is left, at the speed that the jobs have shown."""
+        return self.document["remaining_usd"]
+
+    @property
     def projected_usd(self) -> float | None:
-        """Dollars at the end of the run, at the current speed."""
+        """Dollars at the end of the run: spent and remaining."""
         return self.document["projected_usd"]
 
     @property
@@ -120,8 +130,7 @@ class Status:
             ]
             for one in self.stages
         ]
-        spent, projected = format_usd(self.spent_usd), format_usd(self.projected_usd)
-        notes = [f"spent {spent}, projected {projected}"]
+        notes = [format_projection(self.spent_usd, self.remaining_usd, self.projected_usd)]
         if self.next_command is not None:
             notes.append(f"next: {self.next_command}")
         columns = ("stage", "state", "step", "it/s", "remaining", "job")

@@ -43,6 +43,7 @@ from sm_train.toolkit.checks.run_file import placeholder_findings
 from sm_train.toolkit.checks.shards import (
     Shards,
     augmentation_findings,
+    epoch_findings,
     index_findings,
     of_index,
     shard_findings,
@@ -159,6 +160,7 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     yield from placeholder_findings(config)
     yield from budget_findings(config, document)
     yield from index_findings(config, document)
+    yield from epoch_findings(config, [one.stage for one in subject.estimate.stages])
     others = alternative_costs(config, subject.region)
     yield from alternative_budget_findings(config, document, others)
     yield from memory_findings_of_clusters(config, subject.region)
@@ -307,6 +309,8 @@ def _data_uri_findings(
         return
     listings[subject.number] = listing
     yield from storage.listing_findings(config, listing)
+    staged = storage.staged_findings(config, session)
+    yield from attempt("the staged images", "data.uri", "s3:ListBucket", staged)
     if listing.shards:
         yield from _partition_findings(subject, storage.shards_in_s3(config, listing, local))
     indexed = _indexed_sizes(subject.index) if subject.index else None

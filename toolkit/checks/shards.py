@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sm_train.cost.stage import CostStage
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
+from sm_train.toolkit.costing.scope import unusual_epochs
+from sm_train.toolkit.index_facts import latents_of
 from sm_train.toolkit.packing.shard_listing import ListedShard
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
@@ -97,6 +100,18 @@ FEW_SAMPLES = Check(
     impact="Every step sees the same images more than once.",
     fix="Lower the batch size or the number of instances; check that no shards are missing.",
 )
+EPOCHS = Check(
+    "epochs",
+    ("error", "warning"),
+    means="A stage trains on less than one epoch of the data, or on very many: a warning from 100 "
+    "epochs (with `model.lora` from 1,000), an error from 10,000. The number of samples is that of "
+    "the index, or `data.samples`.",
+    impact="Less than one epoch leaves images out that were paid for. Thousands of epochs memorize "
+    "the images; usually most of the shards are missing or not packed yet.",
+    fix="Correct `max_steps`, or pack the missing images; `data.samples` states the number of "
+    "samples where there is no index.",
+    source="Peebles and Xie 2023, section 5: DiT-XL/2 saw ImageNet 1,400 times, unusually often",
+)
 SMALL_SHARDS = Check(
     "small-shards",
     ("warning", "info"),
@@ -158,7 +173,7 @@ def of_index(index: ShardIndex, where: str) -> Shards:
         ShardError: the index is damaged.
     """
     order = np.argsort(np.array(index.names, dtype=object), kind="stable")
-    latents = (index.header.options.get("latents") or {}).get("resolution")
+    latents = latents_of(index.header)
     return Shards(where, str(index.path), index.bytes[order], index.samples[order], latents)
 
 
@@ -190,6 +205,18 @@ def index_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Find
             f"every start of {stage['name']} reads the headers of {config.data.samples:,} samples, "
             f"about {format_duration(seconds)}, {format_usd(usd)}",
             "run `sm-train index`, or set data.reader: webdataset",
+        )
+
+
+def epoch_findings(config: RunConfig, stages: Iterable[CostStage]) -> Iterator[Finding]:
+    """Check how often each stage trains on each sample."""
+    indexes = {stage.name: index for index, stage in enumerate(config.stages)}
+    for unusual in unusual_epochs(stages, config):
+        yield EPOCHS.found(
+            "error" if unusual.is_mistake else "warning",
+            f"stages[{indexes[unusual.stage]}].max_steps",
+            unusual.message,
+            "correct max_steps, or pack the missing images",
         )
 
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from sm_train.entrypoints.common.index_location import STAGED_FOLDER
 from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import read_header
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.s3 import S3File, bucket_region, split_uri
+from sm_train.toolkit.aws.s3 import bucket_region, split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
 from sm_train.toolkit.checks.shards import Shards, of_listing
+from sm_train.toolkit.index_facts import read_stored_header
 from sm_train.toolkit.packing.shard_listing import ShardListing, list_prefix
 
 if TYPE_CHECKING:
@@ -87,6 +88,15 @@ INDEX_UNREADABLE = Check(
     "version of sm-train.",
     impact="The job fails at start-up.",
     fix="Run `sm-train index PREFIX` to rewrite it.",
+)
+
+STAGED_IMAGES = Check(
+    "staged-images",
+    ("warning",),
+    means="The function that packs arriving images has staged images next to the shards and not "
+    "written them to a shard yet.",
+    impact="The run trains without them: it reads the shards that exist when it starts.",
+    fix='Invoke the function with `{"flush": true}`, which writes all staged images to shards.',
 )
 
 Progress = Callable[[int], None]
@@ -170,6 +180,27 @@ def list_data(config: RunConfig, session: boto3.Session, progress: Progress) -> 
     return list_prefix(s3, config.data.uri, limit=MOST_OBJECTS, progress=progress)
 
 
+def staged_findings(config: RunConfig, session: boto3.Session) -> Iterator[Finding]:
+    """Check that no image waits next to the shards to be written to one.
+
+    Raises:
+        ClientError: S3 rejects a request.
+    """
+    bucket, prefix = split_uri(config.data.uri)
+    parent = prefix.rstrip("/").rpartition("/")[0]
+    staged = f"{parent}/{STAGED_FOLDER}/".lstrip("/")
+    response = session.client("s3").list_objects_v2(Bucket=bucket, Prefix=staged)
+    count = response.get("KeyCount", 0)
+    if count:
+        more = "more than " if response.get("IsTruncated") else ""
+        yield STAGED_IMAGES.found(
+            "warning",
+            "data.uri",
+            f"images staged in s3://{bucket}/{staged} that are in no shard: {more}{count:,}",
+            'invoke the packing function with {"flush": true}',
+        )
+
+
 def listing_findings(config: RunConfig, listing: ShardListing) -> Iterator[Finding]:
     """Check the prefix of the shards itself."""
     uri = config.data.uri
@@ -237,11 +268,9 @@ def _index_in_s3(
 ) -> Iterator[Finding]:
     from botocore.exceptions import ClientError
 
-    bucket, key = split_uri(uri)
-    s3 = session.client("s3")
     fix = f"run `sm-train index {config.data.uri}`"
     try:
-        size = s3.head_object(Bucket=bucket, Key=key)["ContentLength"]
+        header = read_stored_header(session, uri)
     except ClientError as error:
         if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
             raise
@@ -249,8 +278,6 @@ def _index_in_s3(
             "error", "data.index", f"{uri} does not exist", f"{fix}, or set index: false"
         )
         return
-    try:
-        header = read_header(S3File(s3, bucket, key, size), uri)
     except ShardError as error:
         yield INDEX_UNREADABLE.found("error", "data.index", str(error), fix)
         return

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     "--samples",
     type=int,
     metavar="N",
-    help="Number of samples in the shards; warns of less than an epoch.",
+    help="Number of samples in the shards, to count epochs.",
 )
 @click.option(
     "--assume",
@@ -203,6 +203,7 @@ def _check_exclusive(parameters: dict[str, Any]) -> None:
 def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
     from sm_train.toolkit.costing import view
     from sm_train.toolkit.costing.result import price
+    from sm_train.toolkit.costing.scope import scope_rows
     from sm_train.toolkit.terminal.console import note, write_json
 
     cost = price(inputs)
@@ -227,7 +228,8 @@ def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
         view.show_explanation(document, inputs.purchase.region, explain(cost.estimate))
     else:
         run = parameters["run"]
-        view.show_cost(document, None if run is None else str(run))
+        scope = scope_rows(document, inputs.config) if inputs.config else []
+        view.show_cost(document, None if run is None else str(run), scope)
 
 
 def _show_comparison(
@@ -285,12 +287,22 @@ def _show_regions(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
 def _show_actual(
     inputs: EstimateInputs, cost_options: CostOptions, parameters: dict[str, Any]
 ) -> None:
+    from sm_train.toolkit.aws.session import open_session
     from sm_train.toolkit.costing.actual import actual_cost
     from sm_train.toolkit.costing.view import show_actual
+    from sm_train.toolkit.runs.resolve import read_state, run_of_config
     from sm_train.toolkit.terminal.console import write_json
     from sm_train.toolkit.watch.controller import failed_on_infrastructure
 
-    document = actual_cost(inputs, cost_options.profile, failed_on_infrastructure)
+    assert inputs.config is not None
+    config, region = inputs.config, inputs.purchase.region
+    session = open_session(cost_options.profile, region)
+    document = actual_cost(
+        inputs,
+        session,
+        failed_on_infrastructure,
+        lambda: read_state(session, run_of_config(session, config, region)).projection,
+    )
     if parameters["as_json"]:
         write_json(document)
     else:

@@ -9,14 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.actual_cost import FinishedJob, as_document, measurements, observed
-from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.estimate import Estimate, estimate
 from sm_train.cost.stage import CostStage
 from sm_train.cost.timeline import Timeline
-from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.costing.command import EstimateInputs
 from sm_train.toolkit.costing.history import History, history_uri, write_history
-from sm_train.toolkit.costing.stages import stages_to_price
+from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.job_events import read_jobs
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
@@ -27,19 +25,20 @@ if TYPE_CHECKING:
 
 def actual_cost(
     inputs: EstimateInputs,
-    profile: str | None,
+    session: boto3.Session,
     failed_on_infrastructure: Callable[[boto3.Session, TrainingJob], bool],
+    project_run: Callable[[], Projection],
 ) -> dict[str, Any]:
     """Return the document of ``cost --actual``, and store what the jobs showed in S3.
 
-    ``failed_on_infrastructure`` diagnoses a failed job.
+    ``failed_on_infrastructure`` diagnoses a failed job. ``project_run`` is called after that: the
+    projection rests on what is stored.
 
     Raises:
         UserError: the run has no job yet, or AWS refuses a request.
     """
     config, region = inputs.config, inputs.purchase.region
     assert config is not None
-    session = open_session(profile, region)
     training_jobs = jobs_of_run(session, config.name)
     if not training_jobs:
         raise UserError(f"--actual: no training job of run {config.name} in {region}; submit one")
@@ -52,30 +51,16 @@ def actual_cost(
     )
     history = History(observed(jobs), tuple(measurements(jobs)))
     uri = history_uri(config, region)
-    document = as_document(jobs, _expected(inputs, jobs), _remaining(inputs, jobs, history))
+    stored: dict[str, Any]
     try:
         write_history(session, uri, history)
+        stored = {"history": uri, "warnings": []}
     except UserError as error:
         # The comparison itself does not depend on the upload.
-        warning = f"not stored for later estimates: {error}"
-        return document | {"history": None, "warnings": [warning]}
-    return document | {"history": uri, "warnings": []}
-
-
-def _remaining(
-    inputs: EstimateInputs, jobs: list[FinishedJob], history: History
-) -> dict[str, Estimate]:
-    """Estimate the remaining steps of each stage at the speed that its jobs showed."""
-    assert inputs.config is not None
-    assumptions = learned(inputs.assumptions, history.observed)
+        stored = {"history": None, "warnings": [f"not stored for later estimates: {error}"]}
     names = {stage.name for stage in inputs.stages}
-    estimates = {}
-    for stage in stages_to_price(inputs.config, history.stage_measurements(), rescale_batch=True):
-        last_steps = (timeline.last_step for timeline in _timelines(jobs, stage))
-        left = stage.max_steps - max(last_steps, default=0)
-        if left > 0 and stage.name in names:
-            estimates[stage.name] = _estimate(inputs, stage, left, assumptions)
-    return estimates
+    left = {name: usd for name, usd in project_run().stages.items() if name in names}
+    return as_document(jobs, _expected(inputs, jobs), left) | stored
 
 
 def _expected(inputs: EstimateInputs, jobs: list[FinishedJob]) -> dict[str, Estimate]:
@@ -86,16 +71,12 @@ def _expected(inputs: EstimateInputs, jobs: list[FinishedJob]) -> dict[str, Esti
         done = max((timeline.last_step for timeline in timelines), default=0)
         done -= min((timeline.first_step for timeline in timelines), default=0)
         if done > 0:
-            estimates[stage.name] = _estimate(inputs, stage, done, inputs.assumptions)
+            shortened = replace(stage, max_steps=done)
+            estimates[stage.name] = estimate(
+                [shortened], inputs.purchase, assumed=inputs.assumptions, prices=inputs.prices
+            )
     return estimates
 
 
 def _timelines(jobs: list[FinishedJob], stage: CostStage) -> list[Timeline]:
     return [job.timeline for job in jobs if job.stage == stage.name and job.timeline]
-
-
-def _estimate(
-    inputs: EstimateInputs, stage: CostStage, max_steps: int, assumptions: Assumptions
-) -> Estimate:
-    shortened = replace(stage, max_steps=max_steps)
-    return estimate([shortened], inputs.purchase, assumed=assumptions, prices=inputs.prices)

@@ -17,6 +17,7 @@ from sm_train.cost.prices import ON_DEMAND, SPOT, TRAINING_PLAN, PriceTable, sta
 from sm_train.cost.speed import Speed, stated_speed
 from sm_train.cost.stage import CostStage
 from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.costing.scope import unusual_epochs
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ class EstimateInputs:
     purchase: Purchase
     assumptions: Assumptions
     prices: PriceTable
-    samples: int | None
     defaults_used: tuple[str, ...]
     recorded: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -78,10 +78,13 @@ class EstimateInputs:
         document["assumptions"] = [*self.defaults_used, *document["assumptions"]]
         document["warnings"] = self.warnings(priced)
         document["measured"] = list(self.recorded)
+        document["budget_usd"] = (
+            self.config.budget.usd if self.config and self.config.budget else None
+        )
         return document
 
     def warnings(self, priced: Estimate) -> list[str]:
-        """Return warnings: memory, old prices, stages of less than an epoch."""
+        """Return warnings: unusual numbers of epochs, memory, old prices."""
         stale = [staleness(one.price, _today()) for one in priced.stages]
         prices = [
             *(one.price.source for one in priced.stages if one.price.usd_per_instance_hour is None),
@@ -93,8 +96,8 @@ class EstimateInputs:
             *(line for line in stale if line),
         ]
         memory = _memory_problems(self.config) if self.config else []
-        short = _short_epochs(self.stages, self.samples)
-        return list(dict.fromkeys((*memory, *self.unused, *prices, *short)))
+        epochs = [one.message for one in unusual_epochs(self.stages, self.config)]
+        return list(dict.fromkeys((*epochs, *memory, *self.unused, *prices)))
 
 
 def resolve_inputs(options: CostOptions) -> EstimateInputs:
@@ -205,7 +208,6 @@ def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInp
         purchase=_purchase(region, ON_DEMAND, options.purchase),
         assumptions=assumptions,
         prices=price_table(options.prices),
-        samples=None,
         defaults_used=defaults_used,
     )
 
@@ -250,7 +252,6 @@ def inputs_of_run(options: CostOptions, config: RunConfig, base: Path) -> Estima
         purchase=_purchase(region, config.cluster.capacity, options.purchase),
         assumptions=learned(assumptions, history.observed) if history else assumptions,
         prices=price_table(options.prices),
-        samples=options.samples or config.data.samples or _local_samples(config, base),
         defaults_used=(),
         recorded=tuple(one.measurement.label for one in recorded),
         unused=tuple(unused),
@@ -270,6 +271,8 @@ def _override(stages: Sequence[CostStage], options: CostOptions) -> list[CostSta
         if value is not None and len(stages) > 1:
             raise UserError(f"{option}: {value} applies to one stage; select it with --stage")
     changed = list(stages)
+    if options.samples is not None:
+        changed = [replace(stage, samples=options.samples) for stage in changed]
     if options.max_steps is not None:
         changed = [replace(changed[0], max_steps=options.max_steps)]
     if options.its is not None:
@@ -312,36 +315,12 @@ def _history(options: CostOptions, config: RunConfig, region: str) -> History | 
     return history
 
 
-def _local_samples(config: RunConfig, base: Path) -> int | None:
-    """Return the number of samples in the index of ``data.local``; None if there is none."""
-    if config.data.local is None:
-        return None
-    from sm_train.entrypoints.common.index_location import index_path
-    from sm_train.entrypoints.data.shard_format import ShardError
-    from sm_train.entrypoints.data.shard_index import ShardIndex
-
-    try:
-        return ShardIndex(index_path(base / config.data.local)).header.samples
-    except (OSError, ShardError):
-        return None
-
-
 def _memory_problems(config: RunConfig) -> list[str]:
     """Return which stages do not fit in GPU memory, or why that is not known."""
     from sm_train.toolkit.costing.memory_fit import stages_short_of_memory, unplanned
 
     problem = unplanned(config)
     return [f"{problem.reason}; {problem.fix}"] if problem else stages_short_of_memory(config)
-
-
-def _short_epochs(stages: Sequence[CostStage], samples: int | None) -> list[str]:
-    """Return a warning for each stage that trains on less than one epoch."""
-    return [
-        f"max_steps: {stage.max_steps:,} of {stage.name} process {stage.images:,} images, "
-        f"{stage.images / samples:.0%} of the {samples:,} in the shards: less than one epoch"
-        for stage in stages
-        if samples and stage.images is not None and stage.images < samples
-    ]
 
 
 def _today() -> date:

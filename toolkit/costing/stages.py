@@ -111,12 +111,18 @@ def implausible_speeds(config: RunConfig) -> list[ImplausibleSpeed]:
 
 
 def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
-    """Return ``stage`` with its model's parameters, FLOPs and activations, if it has a plan."""
+    """Return ``stage`` with its model's parameters, FLOPs and activations, if it has a plan.
+
+    Its images and captions are encoded in the job unless the shards hold latents for it.
+    """
     plan = plan_for(config, stage.resolution)
     if plan is None:
         return stage
+    holds_latents = config.data.latents == stage.resolution
     return replace(
         stage,
+        holds_latents=holds_latents,
+        encoder_flops_per_image=0.0 if holds_latents else float(plan.encoder_flops_per_image),
         flops_per_image=plan.training_flops_per_image,
         activation_bytes_per_image=plan.kept_bytes,
         parameters=plan.parameters,

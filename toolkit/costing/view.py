@@ -15,6 +15,7 @@ from sm_train.toolkit.terminal.formatting import (
     format_days,
     format_number,
     format_percent,
+    format_projection,
     format_total_usd,
     format_usd,
 )
@@ -42,10 +43,12 @@ _MOVES_SHOWN = 3
 """Assumptions on the default screen, those that move the total most."""
 
 
-def show_cost(document: Document, run: str | None) -> None:
+def show_cost(document: Document, run: str | None, scope: Iterable[tuple[str, str]] = ()) -> None:
     """Print the total, the stages, what moves the total most, one warning and the next command.
 
-    ``run`` is the run file as given. Everything else is under ``--explain``.
+    ``run`` is the run file as given, and ``scope`` what
+    :func:`~sm_train.toolkit.costing.scope.scope_rows` says of it. Everything else is under
+    ``--explain``.
     """
     header, total, *stages = _stage_table(document, terminal_width())
     click.echo(click.style(header, bold=True))
@@ -68,6 +71,8 @@ def show_cost(document: Document, run: str | None) -> None:
             )[1:]
         )
         click.echo()
+    for label, text in scope:
+        _echo(f"{label.capitalize()}: {text}")
     for label in document.get("measured", []):
         _echo(f"Speed: {label}")
     warnings = document["warnings"]
@@ -150,11 +155,7 @@ def show_actual(document: Document) -> None:
     _print(text_table(header, rows, left=1, width=terminal_width()))
     click.echo()
     _print(text_table(("breakdown", "$", "share"), list(_breakdown_rows(total)), left=1))
-    if total["remaining_usd"]:
-        _echo(
-            f"remaining: {format_usd(total['remaining_usd'])} at the speed measured so far; "
-            f"total at completion: {format_usd(total['projected_usd'])}"
-        )
+    _echo(format_projection(total["billed_usd"], total["remaining_usd"], total["projected_usd"]))
     for job in document["jobs"]:
         _echo(
             f"{job['name']}: {job['status']}, {format_days(job['billable_seconds'])}, "

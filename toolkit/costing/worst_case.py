@@ -1,20 +1,15 @@
-"""Prices a run on every cluster its jobs may get, and projects its cost at completion."""
+"""Prices a run on every cluster its jobs may get."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from sm_train.cost.estimate import Estimate
 from sm_train.cost.json_document import as_document
-from sm_train.cost.prices import PriceTable
-from sm_train.estimators.config.placement import Placement, placements, unique_placements
+from sm_train.estimators.config.placement import Placement, unique_placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
-from sm_train.toolkit.costing.spent import job_usd, spent_usd, sum_if_known
-from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.terminal.formatting import format_total_usd
 
 PricedCluster = tuple[Placement, Estimate]
@@ -66,38 +61,3 @@ def up_to_suffix(cost: Estimate, alternatives: list[PricedCluster]) -> str:
     cluster, highest = most
     instance_type = cluster.config.cluster.instance_type
     return f", or up to {format_total_usd(total(highest))} on {instance_type} in {cluster.region}"
-
-
-def projected_usd(
-    config: RunConfig,
-    region: str,
-    stages: Sequence[StageState],
-    prices: PriceTable,
-    now: datetime,
-) -> float | None:
-    """Project the run's cost at completion; None if a price is unknown.
-
-    It is the sum of what is spent, the rest of the running stage at its current speed, and the
-    estimate of later stages at the placement of the newest job.
-    """
-    jobs = sorted((job for stage in stages for job in stage.jobs), key=lambda job: job.created)
-    choices = placements(config, region)
-    placement = choices[(jobs[-1].placement if jobs else 0) % len(choices)]
-    remaining = (
-        _remaining_usd(config, placement, stage, prices)
-        for stage in stages
-        if stage.state != "done"
-    )
-    return sum_if_known([spent_usd(jobs, prices, now), *remaining])
-
-
-def _remaining_usd(
-    stated: RunConfig, placement: Placement, stage: StageState, prices: PriceTable
-) -> float | None:
-    seconds = stage.remaining_seconds
-    if stage.job is not None and seconds is not None:
-        return job_usd(stage.job, prices, seconds)
-    planned = placement.stage(stage.name)
-    estimate = estimate_run(placement.config, placement.region, (planned,), stated=stated)
-    whole = as_document(estimate)["stages"][0]["cost_usd"]
-    return None if whole is None else float(whole) * (1.0 - stage.step / stage.max_steps)

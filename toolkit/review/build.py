@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sm_train.cost.json_document import usd
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.session import open_session, resolve_region
+from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
 from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
+from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import is_valid_job_name, server_time
 from sm_train.toolkit.review.collect import FactsCollector
@@ -24,8 +25,8 @@ from sm_train.toolkit.review.sources import ReviewSource, local_sources, sagemak
 from sm_train.toolkit.review.time_series import charts, marks, progress
 from sm_train.toolkit.review.verdicts import judge
 from sm_train.toolkit.review.verdicts.gpus import utilization, while_training
-from sm_train.toolkit.review.verdicts.speed import steady_speeds
 from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
+from sm_train.toolkit.runs.resolve import read_state
 from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
@@ -54,7 +55,20 @@ def build_review(
     if session is not None:
         collector.now = server_time(session)
     jobs = [review_job(collector.collect(source)) for source in _with_progress(sources)]
-    return Review(tuple(jobs), tuple(collector.warnings))
+    return Review(tuple(jobs), tuple(collector.warnings), _projections(session, sources))
+
+
+def _projections(
+    session: boto3.Session | None, sources: Sequence[ReviewSource]
+) -> dict[str, Projection]:
+    """Return what each run on SageMaker has cost and will cost, by its name."""
+    if session is None:
+        return {}
+    runs = {source.run.name: source.run for source in sources if source.run is not None}
+    return {
+        name: read_state(session_in_region(session, run.region), run).projection
+        for name, run in runs.items()
+    }
 
 
 def export(
@@ -157,6 +171,8 @@ def review_job(facts: JobFacts) -> JobReview:
 def _figures(facts: JobFacts) -> Figures:
     start = facts.log.last("start") or {}
     steps, timeline = facts.log.steps, facts.timeline
+    speed = timeline.steps_per_second if timeline else None
+    batch = start.get("effective_batch_size")
     billed, estimate = facts.cost.billed, facts.cost.estimate
     expected = None if estimate is None else usd(estimate.cost)
     gpu_shares = [while_training(facts, *pair) for pair in utilization(facts).values()]
@@ -177,13 +193,13 @@ def _figures(facts: JobFacts) -> Figures:
         first_step=timeline.first_step if timeline else None,
         last_step=timeline.last_step if timeline else None,
         max_steps=start.get("max_steps"),
-        steps_per_second=_median(steady_speeds(facts)[1]),
-        images_per_second=_median(steps["images_per_second"]),
+        steps_per_second=speed,
+        images_per_second=speed * batch if speed and batch else None,
         loss=last_loss if isfinite(last_loss) else None,
         evaluation_loss=evaluation_losses[-1] if evaluation_losses else None,
         mfu=_median(steps["mfu"]),
         gpu_utilization=_mean(np.concatenate(gpu_shares)) if gpu_shares else None,
-        data_wait_share=_mean(steps["data_wait_share"]),
+        data_wait_share=timeline.data_wait_share if timeline else None,
         goodput=timeline.seconds["useful"] / facts.seconds if timeline else None,
         restarts=timeline.restarts if timeline else None,
         stalls=len(facts.log.stalls) if timeline else None,

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TypedDict, cast
 
 from sm_train.cost.timeline import PARTS
+from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.review.model import JobReview, Level, MarkKind, Review
 
 
@@ -113,9 +114,13 @@ class JobDocument(FiguresDocument):
 
 
 class ReviewDocument(TypedDict):
-    """The document of ``review --json``; ``parts`` are the keys of a job's ``seconds``."""
+    """The document of ``review --json``; ``parts`` are the keys of a job's ``seconds``.
+
+    ``runs`` has what each run on SageMaker has cost and will cost, by its name.
+    """
 
     jobs: list[JobDocument]
+    runs: dict[str, ProjectionDocument]
     parts: list[str]
     warnings: list[str]
 
@@ -124,6 +129,7 @@ def as_document(review: Review, *, with_images: bool = False) -> ReviewDocument:
     """Return the review as the document of ``review --json``, which contains no images."""
     return {
         "jobs": [_job(one, with_images=with_images) for one in review.jobs],
+        "runs": {name: one.as_dict() for name, one in review.projections.items()},
         "parts": ["useful", *PARTS],
         "warnings": list(review.warnings),
     }

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.report_html.notebook import html_table
 
 Level = Literal["good", "warning", "bad", "unknown"]
@@ -174,6 +175,8 @@ class Review:
     jobs: tuple[JobReview, ...]
     warnings: tuple[str, ...] = ()
     """What could not be read, and what is missing because of it."""
+    projections: Mapping[str, Projection] = field(default_factory=dict)
+    """What each run on SageMaker has cost and will cost, by its name."""
 
     def __repr__(self) -> str:
         return f"Review({', '.join(f'{job.name}: {job.level}' for job in self.jobs)})"

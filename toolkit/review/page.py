@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.report_html.page import STATIC_PAGE_POLICY, template, write_html
 from sm_train.toolkit.review import comparison_table, waterfall
@@ -32,7 +33,12 @@ from sm_train.toolkit.review.document import (
 from sm_train.toolkit.review.model import LEVELS, SYMBOLS, Level, MarkKind, part_label
 from sm_train.toolkit.review.series import lines_with_values
 from sm_train.toolkit.review.settings import differences
-from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
+from sm_train.toolkit.terminal.formatting import (
+    format_duration,
+    format_percent,
+    format_projection,
+    format_usd,
+)
 
 _LEVEL_LABELS: dict[Level, str] = {
     "good": "Good",
@@ -106,6 +112,7 @@ def page(document: ReviewDocument) -> str:
         level=min((job["level"] for job in jobs), key=LEVELS.index, default="unknown"),
         headline=_headline(jobs),
         warnings=document["warnings"],
+        runs=[(name, _amounts(one)) for name, one in document["runs"].items()],
         names=comparison_table.short_names([job["name"] for job in jobs]),
         questions=_questions(jobs, anchors),
         figures=comparison_table.table(jobs),
@@ -117,6 +124,10 @@ def page(document: ReviewDocument) -> str:
             for job, anchor in zip(jobs, anchors, strict=True)
         ],
     )
+
+
+def _amounts(run: ProjectionDocument) -> str:
+    return format_projection(run["spent_usd"], run["remaining_usd"], run["projected_usd"])
 
 
 def _headline(jobs: Sequence[JobDocument]) -> str:

@@ -20,7 +20,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import LOG_NAME
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 from sm_train.toolkit.review.sample_images import SampleGrid, local_grids, s3_grids
-from sm_train.toolkit.runs.resolve import resolve_run
+from sm_train.toolkit.runs.resolve import ResolvedRun, resolve_run
 
 if TYPE_CHECKING:
     import boto3
@@ -36,7 +36,7 @@ LogBlocks = Callable[[], Iterator[tuple[str | None, bytes]]]
 class ReviewSource:
     """One job to review, or one stage of a local run.
 
-    ``job`` and ``config`` are None for local logs.
+    ``job``, ``run`` and ``config`` are None for local logs.
     """
 
     name: str
@@ -45,7 +45,11 @@ class ReviewSource:
     """Reads the complete logs."""
     sample_grids: Callable[[], list[SampleGrid]]
     job: TrainingJob | None = None
-    config: RunConfig | None = None
+    run: ResolvedRun | None = None
+
+    @property
+    def config(self) -> RunConfig | None:
+        return None if self.run is None else self.run.config
 
 
 def local_sources(path: Path) -> list[ReviewSource]:
@@ -88,7 +92,7 @@ def sagemaker_sources(session: boto3.Session, target: str, region: str) -> list[
             partial(diagnose_job, session_in_region(session, job.region), job.name),
             partial(s3_grids, session_in_region(session, job.region), job.checkpoint_uri),
             job,
-            run.config,
+            run,
         )
         for job in jobs
     ]

@@ -31,6 +31,8 @@ def show(review: Review, console: Console) -> None:
         _compare(review.jobs, console)
     for job in review.jobs:
         _show_job(job, console)
+    for name, projection in review.projections.items():
+        console.print(f"{name}: {projection}", markup=False)
     for warning in review.warnings:
         console.print(f"warning: {warning}", markup=False)
 

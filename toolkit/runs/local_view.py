@@ -39,9 +39,10 @@ def local_document(run: LocalRunFolder) -> RunStatus:
         "state": stage.state if stage else "done",
         "stage": stage.name if stage else None,
         "spent_usd": 0.0,
+        "remaining_usd": 0.0,
         "projected_usd": 0.0,
         "next_command": _next_command(run, stage),
-        "stages": [stage_status(one, time.time()) for one in stages],
+        "stages": [stage_status(one, time.time(), 0.0) for one in stages],
     }
 
 

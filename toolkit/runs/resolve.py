@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -13,9 +13,8 @@ from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
-from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.spent import known_spent_usd, spent_usd
-from sm_train.toolkit.costing.worst_case import projected_usd
+from sm_train.toolkit.costing.measured_speeds import recorded_speeds
+from sm_train.toolkit.costing.projection import Projection, project
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.checkpoints import latest_stored, output_keys
 from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
@@ -54,16 +53,11 @@ class ResolvedRun:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run at one moment.
-
-    Dollars are None if a price is unknown; ``known_usd`` are those of the jobs with a known price.
-    """
+    """A run at one moment."""
 
     run: ResolvedRun
     stages: tuple[StageState, ...]
-    spent_usd: float | None
-    known_usd: float
-    projected_usd: float | None
+    projection: Projection
     now: datetime
     """By AWS's clock."""
     live: LiveState
@@ -83,7 +77,7 @@ def resolve_run(session: boto3.Session, target: str, region: str) -> ResolvedRun
         UserError: there is no such run in the region, or its file is invalid.
     """
     if is_run_file(target):
-        return _run_of_file(session, load(Path(target)), region)
+        return run_of_config(session, load(Path(target)), region)
     name = target.partition("--")[0]
     jobs = jobs_of_run(session, name)
     if not jobs or (name != target and target not in [job.name for job in jobs]):
@@ -100,7 +94,8 @@ def resolve_run(session: boto3.Session, target: str, region: str) -> ResolvedRun
     return ResolvedRun(name, home, bucket, record.config, record, tuple(jobs))
 
 
-def _run_of_file(session: boto3.Session, config: RunConfig, region: str) -> ResolvedRun:
+def run_of_config(session: boto3.Session, config: RunConfig, region: str) -> ResolvedRun:
+    """Return the run that a run file describes, with its jobs in ``region``."""
     bucket, record = staging_bucket(config, region), None
     jobs = jobs_of_run(session, config.name)
     if jobs:
@@ -131,17 +126,13 @@ def read_state(session: boto3.Session, run: ResolvedRun) -> RunState:
     """
     now, jobs = server_time(session), run.jobs
     live = {stage.name: _live_state(session, stage, jobs) for stage in run.config.stages}
-    stages = tuple(
-        _stage(session, run, stage, jobs, live[stage.name], now) for stage in run.config.stages
-    )
+    stages = _stages(session, run, jobs, live, now)
     unfinished = current(stages)
-    prices = price_table()
+    recorded = recorded_speeds(session, run.config, run.region)
     return RunState(
         run,
         stages,
-        spent_usd(jobs, prices, now),
-        known_spent_usd((job for stage in stages for job in stage.jobs), prices, now),
-        projected_usd(run.config, run.region, stages, prices, now),
+        project(run.config, run.region, stages, now, recorded),
         now,
         live[unfinished.name] if unfinished else LiveState(),
     )
@@ -154,10 +145,33 @@ def _live_state(
     return read_live(session, job) if job is not None else LiveState()
 
 
-def stages_without_logs(session: boto3.Session, run: ResolvedRun) -> tuple[StageState, ...]:
-    """Return each stage's state by jobs and checkpoints alone; no log is read."""
+def stages_of(
+    session: boto3.Session, run: ResolvedRun
+) -> tuple[tuple[StageState, ...], tuple[str, ...]]:
+    """Return each stage's state as it is now, and warnings.
+
+    To start a job, logs need not be readable: then the state rests on jobs and checkpoints alone.
+    """
     jobs, now = jobs_of_run(session, run.name), server_time(session)
-    return tuple(_stage(session, run, stage, jobs, LiveState(), now) for stage in run.config.stages)
+    try:
+        live = {stage.name: _live_state(session, stage, jobs) for stage in run.config.stages}
+    except UserError as error:
+        warning = f"the speed of the run's jobs is unknown, their logs cannot be read: {error}"
+        return _stages(session, run, jobs, {}, now), (warning,)
+    return _stages(session, run, jobs, live, now), ()
+
+
+def _stages(
+    session: boto3.Session,
+    run: ResolvedRun,
+    jobs: Sequence[TrainingJob],
+    live: Mapping[str, LiveState],
+    now: datetime,
+) -> tuple[StageState, ...]:
+    return tuple(
+        _stage(session, run, stage, jobs, live.get(stage.name, LiveState()), now)
+        for stage in run.config.stages
+    )
 
 
 def _stage(
@@ -194,7 +208,7 @@ def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, Resol
     if is_run_file(target):
         config = load(Path(target))
         session, region = _open(config.region, options)
-        return session, _run_of_file(session, config, region)
+        return session, run_of_config(session, config, region)
     _require_name(target)
     with _local_run_hint(target):
         session, region = _open(None, options)

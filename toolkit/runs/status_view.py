@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypedDict
 
+from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.jobs.stage_state import StageState, State
 from sm_train.toolkit.runs.resolve import RunState
 from sm_train.toolkit.terminal.console import escaped
-from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
+from sm_train.toolkit.terminal.formatting import format_duration, format_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,21 +49,20 @@ class StageStatus(TypedDict):
     steps_per_second: float | None
     loss: float | None
     remaining_seconds: float | None
+    remaining_usd: float | None
     seconds_since_activity: float | None
     jobs: list[JobStatus]
     job: str | None
     incomplete_checkpoints: list[IncompleteCheckpoint]
 
 
-class RunStatus(TypedDict):
+class RunStatus(ProjectionDocument):
     """The document of ``status --json``; null is unknown."""
 
     run: str
     region: str | None
     state: State
     stage: str | None
-    spent_usd: float | None
-    projected_usd: float | None
     next_command: str | None
     stages: list[StageStatus]
 
@@ -75,15 +75,19 @@ def as_document(state: RunState) -> RunStatus:
         "region": state.run.region,
         "state": stage.state if stage else "done",
         "stage": stage.name if stage else None,
-        "spent_usd": state.spent_usd,
-        "projected_usd": state.projected_usd,
+        **state.projection.as_dict(),
         "next_command": next_command(state),
-        "stages": [stage_status(one, state.now.timestamp()) for one in state.stages],
+        "stages": [
+            stage_status(one, state.now.timestamp(), state.projection.stages[one.name])
+            for one in state.stages
+        ],
     }
 
 
-def stage_status(stage: StageState, now: float) -> StageStatus:
-    """Return one stage of the document; ``now`` is in Unix seconds by the clock of its events."""
+def stage_status(stage: StageState, now: float, remaining_usd: float | None) -> StageStatus:
+    """Return one stage of the document; ``now`` is in Unix seconds by the clock of its events, and
+    ``remaining_usd`` what the rest of the stage costs.
+    """
     job, progress = stage.job, stage.progress
     return {
         "name": stage.name,
@@ -101,6 +105,7 @@ def stage_status(stage: StageState, now: float) -> StageStatus:
         "steps_per_second": progress.steps_per_second,
         "loss": progress.loss,
         "remaining_seconds": stage.remaining_seconds,
+        "remaining_usd": remaining_usd,
         "seconds_since_activity": None
         if progress.last_activity is None
         else max(0.0, now - progress.last_activity),
@@ -172,9 +177,7 @@ def _summary(state: RunState) -> list[str]:
         if stage.lag is not None and stage.lag.is_too_long:
             lines.append(f"  WARNING: {stage.lag.describe()}")
         lines += [f"  {folder} is skipped: {reason}" for folder, reason in stage.stored.skipped]
-    lines.append(
-        f"spent {format_usd(state.spent_usd)}, projected {format_usd(state.projected_usd)}"
-    )
+    lines.append(str(state.projection))
     if (command := next_command(state)) is not None:
         lines.append(f"next: {command}")
     return lines

@@ -81,14 +81,14 @@ def changes_since_last_job(
     record = read_record(session, bucket, newest.run, newest.name)
     if record is None:
         return None
-    keys = list(changed_keys(_completed(record), document))
+    keys = list(changed_keys(recorded_document(record), document))
     before = newest.tags.get(COMMIT_TAG)
     if before != commit:
         keys.append(KeyChange("commit", before, commit))
     return Changes(newest.name, newest.created, tuple(keys))
 
 
-def _completed(record: LaunchRecord) -> Mapping[str, Any]:
+def recorded_document(record: LaunchRecord) -> Mapping[str, Any]:
     """Return the recorded document with defaults for keys that are newer than it."""
     try:
         return run_document(record.config)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sm_train.cost.estimate import Purchase, hourly_price
+from sm_train.cost.estimate import Estimate, Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
@@ -16,15 +16,15 @@ from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.memory_fit import stages_short_of_memory
 from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.costing.scope import scope_rows, unusual_epochs
 from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.placeholders import find_placeholders
-from sm_train.toolkit.submit.changes import Changes
+from sm_train.toolkit.submit.changes import Changes, KeyChange
 from sm_train.toolkit.submit.planned_job import RunPlan
 from sm_train.toolkit.submit.relocation import relocation_rows
 from sm_train.toolkit.submit.submission import Submission
 from sm_train.toolkit.terminal.formatting import (
     format_days,
-    format_duration,
     format_number,
     format_total_usd,
     format_usd,
@@ -52,8 +52,8 @@ def show_plan(plan: RunPlan, console: Console) -> None:
     console.print(f"\n[bold]Plan for {submission.config.name}[/] in {submission.region}\n")
     console.print(_stage_table(plan, console.width))
     console.print()
-    console.print(_two_columns((*_starts_now(plan), *_details(submission))))
-    for line in warnings(submission):
+    console.print(_two_columns((*_starts_now(plan), *_details(submission, plan.whole))))
+    for line in warnings(submission, plan.whole):
         console.print(Text.assemble(("\nWarning ", "bold"), printable(line)))
     missing = not_measured(plan)
     if missing:
@@ -98,7 +98,9 @@ def _stage_table(plan: RunPlan, width: int) -> Table:
         )
     total = document["total"]
     days, cost = format_days(total["wall_seconds"]), format_total_usd(total)
-    add_row("total", "", "", "", "", "", days, cost, format_usd_range(total), style="bold")
+    # What is left of a run that has begun is below the table.
+    label = "total" if plan.projection is None or not plan.from_step else "from step 0"
+    add_row(label, "", "", "", "", "", days, cost, format_usd_range(total), style="bold")
     return table
 
 
@@ -119,8 +121,11 @@ def _starts_now(plan: RunPlan) -> Iterator[tuple[str, str]]:
     """Yield what this submission starts, at what cost, and how each of its stages is launched."""
     now, whole = (as_document(cost)["total"] for cost in (plan.cost, plan.whole))
     steps = f" at step {plan.from_step:,} of {plan.stage.max_steps:,}" if plan.from_step else ""
-    of_run = "" if now == whole else f" of {format_total_usd(whole)}"
+    is_new = plan.projection is None or not plan.projection.known_spent_usd
+    of_run = f" of {format_total_usd(whole)}" if is_new and now != whole else ""
     yield "starts now", f"{plan.stage.name}{steps}, {format_total_usd(now)}{of_run}"
+    if not is_new:
+        yield "the run", str(plan.projection)
     for stage in plan.submission.stages:
         launch = plan.submission.launches[stage.name]
         yield "launch", f"{stage.name} by {launch.route}: {launch.reason}"
@@ -135,8 +140,13 @@ def _changes(changes: Changes | None) -> Iterator[str]:
         yield f"\nNo changes since {job}"
         return
     yield f"\nChanges since {job}"
-    width = max(len(one.key) for one in changes.keys)
-    for one in changes.keys:
+    yield from change_lines(changes.keys)
+
+
+def change_lines(changes: Sequence[KeyChange]) -> Iterator[str]:
+    """Yield a line for each changed key with its value before and after."""
+    width = max(len(one.key) for one in changes)
+    for one in changes:
         yield f"  {one.key:<{width}}  {_format_value(one.before)} → {_format_value(one.after)}"
 
 
@@ -150,7 +160,7 @@ def _format_value(value: Any) -> str:
     return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}…"
 
 
-def _details(submission: Submission) -> list[tuple[str, str]]:
+def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
     config, request = submission.config, submission.requests[0]
     bundle = submission.bundle
     price = as_document(submission.cost)["stages"][0]
@@ -162,7 +172,7 @@ def _details(submission: Submission) -> list[tuple[str, str]]:
             f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every_steps}",
         ),
         ("capacity", f"{config.cluster.capacity}, {config.cluster.retries} retries"),
-        ("at most", f"{format_duration(config.cluster.max_runtime)} for each job"),
+        *scope_rows(as_document(whole), config),
         (
             "bundle",
             f"{len(bundle.files)} files, {len(bundle.archive):,} bytes, "
@@ -193,12 +203,14 @@ def _alternative_rows(submission: Submission) -> list[tuple[str, str]]:
     ]
 
 
-def warnings(submission: Submission) -> list[str]:
+def warnings(submission: Submission, whole: Estimate) -> list[str]:
     """Return what is unusual about the submission, though it may be intended."""
     lines = [
         f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}: submit refuses it"
         for one in find_placeholders(submission.config)
     ]
+    stages = [one.stage for one in whole.stages]
+    lines += [one.message for one in unusual_epochs(stages, submission.config)]
     lines += stages_short_of_memory(submission.config)
     if not is_installed("botocore"):
         lines.append('the request is not validated: pip install "sm-train[aws]"')

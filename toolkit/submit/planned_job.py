@@ -12,19 +12,24 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.costing.history import History, history_uri, read_history, with_speeds
-from sm_train.toolkit.costing.measured_speeds import applicable, read_measured_object
-from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
+from sm_train.toolkit.costing.measured_speeds import (
+    applicable,
+    read_measured_object,
+    recorded_speeds,
+)
+from sm_train.toolkit.costing.projection import Projection, project
+from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import JobNameClaim
 from sm_train.toolkit.jobs.stage_state import StageState
-from sm_train.toolkit.jobs.training_job import jobs_of_run
+from sm_train.toolkit.jobs.training_job import jobs_of_run, server_time
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.resolve import ResolvedRun, stages_without_logs
+from sm_train.toolkit.runs.resolve import ResolvedRun, stages_of
 from sm_train.toolkit.submit.changes import Changes, changes_since_last_job
 from sm_train.toolkit.submit.relocation import job_launch, require_run_data, stage_relocated_code
 from sm_train.toolkit.submit.replicate import replicate_inputs
 from sm_train.toolkit.submit.start_job import resolve_job_name, with_attempt
-from sm_train.toolkit.submit.submission import Submission, launch_record
+from sm_train.toolkit.submit.submission import Submission, launch_record, with_stored_facts
 from sm_train.toolkit.submit.training_data import require_components
 
 if TYPE_CHECKING:
@@ -40,7 +45,8 @@ class RunPlan:
     """What is shown before a job starts.
 
     ``whole`` is the estimate of every stage, ``cost`` of what starts now: the steps of ``stage``
-    after ``from_step``. ``changes`` is None if there is no earlier job or it is not known.
+    after ``from_step``. ``projection`` is that of the whole run, None if its jobs are unknown.
+    ``changes`` is None if there is no earlier job or it is not known.
     """
 
     submission: Submission
@@ -48,6 +54,7 @@ class RunPlan:
     from_step: int
     cost: Estimate
     whole: Estimate
+    projection: Projection | None = None
     changes: Changes | None = None
 
 
@@ -99,12 +106,16 @@ def plan_job(
     config, region, stage = submission.config, submission.region, submission.stages[0]
     require_run_data(session, config, region, stage.name)
     require_components(session, config)
+    submission = with_stored_facts(submission, session)
+    config = submission.config
     record = launch_record(submission, submission.requests[0])
     run = ResolvedRun(config.name, region, bucket, config, record)
-    stages = stages_without_logs(session, run)
+    stages, unread = stages_of(session, run)
     start = next_start(run.name, stages, stage, cause=cause, auto_advance=auto_advance)
     start = resolve_job_name(session, job_launch(run, start)).start
     history, warnings = _read_history(session, submission)
+    recorded = recorded_speeds(session, config, region)
+    projection = project(config, region, stages, server_time(session), recorded)
     request = submission.requests[0]
     if start.attempt > 1 or start.from_step or auto_advance:
         request = with_attempt(request, config.name, start)
@@ -112,8 +123,9 @@ def plan_job(
         submission,
         stage,
         start.from_step,
-        estimate_remaining(config, region, stage, start.from_step, history),
+        projection.estimates[stage.name],
         estimate_run(config, region, history=history),
+        projection,
         changes_since_last_job(
             session,
             bucket,
@@ -122,6 +134,7 @@ def plan_job(
             submission.commit,
         ),
     )
+    warnings = (*unread, *warnings)
     return PlannedJob(plan, session, bucket, stages, start, request, history, warnings)
 
 

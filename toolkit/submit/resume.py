@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
+from sm_train.cost.json_document import as_document
+from sm_train.estimators.bundle.bundle import run_document
+from sm_train.toolkit.costing.measured_speeds import recorded_speeds
+from sm_train.toolkit.costing.projection import project
+from sm_train.toolkit.costing.run_price import estimate_run
+from sm_train.toolkit.costing.scope import scope_rows
 from sm_train.toolkit.costing.worst_case import remaining_alternative_costs
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.index_facts import with_stored_index
+from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.jobs.stage_state import current
-from sm_train.toolkit.runs.resolve import ResolvedRun, stages_without_logs
+from sm_train.toolkit.jobs.training_job import server_time
+from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
+from sm_train.toolkit.runs.resolve import ResolvedRun, stages_of
+from sm_train.toolkit.submit.changes import KeyChange, changed_keys, recorded_document
+from sm_train.toolkit.submit.plan_view import change_lines
 from sm_train.toolkit.submit.planned_job import next_start
 from sm_train.toolkit.submit.relocation import launch_where_last
 from sm_train.toolkit.submit.replicate import replicate_inputs
@@ -21,7 +33,7 @@ from sm_train.toolkit.submit.submit import (
     report_alarms,
     report_started,
 )
-from sm_train.toolkit.terminal.console import bytes_bar, write_line
+from sm_train.toolkit.terminal.console import bytes_bar, note, write_line
 
 if TYPE_CHECKING:
     import boto3
@@ -33,7 +45,7 @@ def unfinished_stage(session: boto3.Session, run: ResolvedRun) -> str:
     Raises:
         UserError: all are done.
     """
-    stage = current(stages_without_logs(session, run))
+    stage = current(stages_of(session, run)[0])
     if stage is None:
         raise UserError(
             f"{run.name}: every stage is done; `sm-train sample` samples images from its model"
@@ -56,21 +68,55 @@ def resume_recorded(
         UserError: the job cannot be started, or the user did not confirm.
     """
     [chosen] = choose_stages(run.config, stage)
-    stages = stages_without_logs(session, run)
+    stages, warnings = stages_of(session, run)
     start = next_start(run.name, stages, chosen, cause="resume", auto_advance=auto_advance)
     launch = resolve_job_name(session, launch_where_last(run, stages, start))
-    for line in check_budget(run.config, run.region):
+    recorded = recorded_speeds(session, run.config, run.region)
+    projection = project(run.config, run.region, stages, server_time(session), recorded)
+    _show_settings(session, run)
+    scope = scope_rows(as_document(estimate_run(run.config, run.region)), run.config)
+    for label, text in (*scope, ("the run", str(projection))):
+        note(f"{label:<10}  {text}")
+    for line in (*warnings, *check_budget(run.config, run.region, projection=projection)):
         write_line(f"warning: {line}", err=True)
     if not yes:
-        [relocated] = choose_stages(launch.config, stage)
-        cost = estimate_remaining(
-            launch.config, launch.region, relocated, start.from_step, stated=run.config
-        )
         alternatives = remaining_alternative_costs(run.config, run.region, stage, start.from_step)
-        whole = estimate_run(run.config, run.region)
-        confirm(describe_start(chosen, start), cost, whole, alternatives)
+        confirm(
+            describe_start(chosen, start), projection.estimates[stage], projection, alternatives
+        )
     with bytes_bar(f"copying to {launch.region}") as progress:
         replicate_inputs(session, launch.request, launch.region, stages, progress)
     name = start_next_job(session, launch)
     report_started(name, launch.region, stage, as_json=as_json)
     report_alarms(session, run.config, run.region)
+
+
+def _show_settings(session: boto3.Session, run: ResolvedRun) -> None:
+    """Say which settings the job gets, and name run files here that differ from them."""
+    record, newest = run.record, run.jobs[-1]
+    assert record is not None  # a run without one is not found by its name
+    note(f"settings    as submitted with {newest.name} ({newest.created:%Y-%m-%d %H:%M})")
+    for path, changes in _differing_files(session, run.name, record):
+        note(f"{path} differs from them; `sm-train resume {path}` uses it:")
+        for line in change_lines(changes):
+            note(line)
+
+
+def _differing_files(
+    session: boto3.Session, name: str, record: LaunchRecord
+) -> list[tuple[Path, list[KeyChange]]]:
+    """Return the run files of the run in the current folder that differ from the record."""
+    found = []
+    recorded = recorded_document(record)
+    for path in sorted(Path().iterdir()):
+        if path.suffix not in RUN_FILE_ENDINGS or not path.is_file():
+            continue
+        try:
+            config = load(path)
+        except (UserError, OSError):
+            continue  # no run file, or one that cannot be submitted as it is
+        if config.name == name:
+            document = run_document(with_stored_index(config, session))
+            if changes := list(changed_keys(recorded, document)):
+                found.append((path, changes))
+    return found

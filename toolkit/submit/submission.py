@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.estimate import Estimate
 from sm_train.cost.json_document import as_document
@@ -24,12 +24,16 @@ from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import is_installed
+from sm_train.toolkit.index_facts import with_stored_index
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.submit.relocation import (
     RelocatedDocuments,
     relocated_documents,
     relocated_requests,
 )
+
+if TYPE_CHECKING:
+    import boto3
 
 
 class SubmissionDocument(RelocatedDocuments):
@@ -105,6 +109,13 @@ def prepare(
         cost=estimate_run(config, region, stages, history),
         history=history,
     )
+
+
+def with_stored_facts(submission: Submission, session: boto3.Session) -> Submission:
+    """Return the submission with what the index in S3 says of its data, and priced by it."""
+    config = with_stored_index(submission.config, session)
+    cost = estimate_run(config, submission.region, submission.stages, submission.history)
+    return replace(submission, config=config, cost=cost)
 
 
 def launch_record(submission: Submission, sent: TrainingRequest) -> LaunchRecord:

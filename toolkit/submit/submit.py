@@ -15,6 +15,7 @@ from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.aws.console import training_job_url
 from sm_train.toolkit.aws.session import open_session, open_session_if_possible
 from sm_train.toolkit.costing.history import History
+from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.worst_case import (
     PricedCluster,
@@ -37,7 +38,7 @@ from sm_train.toolkit.submit.planned_job import (
     start_planned,
 )
 from sm_train.toolkit.submit.relocation import require_run_buckets
-from sm_train.toolkit.submit.submission import Submission
+from sm_train.toolkit.submit.submission import Submission, with_stored_facts
 from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import (
     bytes_bar,
@@ -82,13 +83,14 @@ def submit(
     _warn(planned.warnings)
     if with_plan:
         show_plan(planned.plan, stderr_console())
-    _warn(check_budget(config, region, planned.history))
+    config, projection = planned.plan.submission.config, planned.plan.projection
+    _warn(check_budget(config, region, planned.history, projection))
     if not yes:
         alternatives = remaining_alternative_costs(
             config, region, stage.name, planned.start.from_step, planned.history
         )
         action = describe_start(stage, planned.start)
-        confirm(action, planned.plan.cost, planned.plan.whole, alternatives)
+        confirm(action, planned.plan.cost, projection, alternatives)
     with bytes_bar(f"copying to {region}") as progress:
         name = start_planned(planned, progress)
     report_started(name, region, stage.name, as_json=as_json)
@@ -106,10 +108,11 @@ def dry_run(submission: Submission, profile: str | None) -> RunPlan:
 
     Without credentials in the environment or in a profile, nothing is sent.
     """
-    plan = plan_offline(submission)
     session = open_session_if_possible(profile, submission.region)
     if session is None:
-        return plan
+        return plan_offline(submission)
+    submission = with_stored_facts(submission, session)
+    plan = plan_offline(submission)
     bucket = staging_bucket(submission.config, submission.region)
     try:
         return replace(plan, changes=changes_of(session, bucket, submission))
@@ -155,8 +158,15 @@ def require_own_values(config: RunConfig) -> None:
         raise UserError("\n".join(lines))
 
 
-def check_budget(config: RunConfig, region: str, history: History | None = None) -> list[str]:
+def check_budget(
+    config: RunConfig,
+    region: str,
+    history: History | None = None,
+    projection: Projection | None = None,
+) -> list[str]:
     """Compare the whole run's expected cost with its budget; return warnings.
+
+    With ``projection``, what is spent counts as spent, and the rest as it is left.
 
     Raises:
         UserError: the run costs more, and the run file says to stop then (exit 7).
@@ -165,6 +175,9 @@ def check_budget(config: RunConfig, region: str, history: History | None = None)
         return []
     limit = config.budget.usd
     expected = total(estimate_run(config, region, history=history))
+    if projection is not None:
+        known = (projection.known_spent_usd, *(one or 0.0 for one in projection.stages.values()))
+        expected = {"cost_usd": projection.total_usd, "cost_at_least_usd": sum(known)}
     if expected["cost_at_least_usd"] > limit:
         message = (
             f"budget.usd: the run costs {format_total_usd(expected)}, more than {format_usd(limit)}"
@@ -199,18 +212,24 @@ def _worst_case_warnings(
 
 
 def confirm(
-    action: str, cost: Estimate, whole: Estimate, alternatives: list[PricedCluster]
+    action: str,
+    cost: Estimate,
+    projection: Projection | None,
+    alternatives: list[PricedCluster],
 ) -> None:
-    """Ask before money is spent on ``cost``, which is a part of the ``whole`` run's.
+    """Ask before money is spent on ``cost``, which is a part of the run's ``projection``.
 
     ``alternatives`` is the cost on other clusters that the job may get.
 
     Raises:
         UserError: the user did not confirm.
     """
-    amount, of_run = _amount(cost), _amount(whole)
-    suffix = "" if total(cost) == total(whole) else f" of {of_run}"
-    ask(f"{action}, {amount}{suffix}{up_to_suffix(cost, alternatives)}?")
+    run, of_run = "", ""
+    if projection is not None and projection.known_spent_usd:
+        run = f" (the run: {projection})"
+    elif projection is not None and projection.total_usd != total(cost)["cost_usd"]:
+        of_run = f" of {format_usd(projection.total_usd)}"
+    ask(f"{action}, {_amount(cost)}{of_run}{up_to_suffix(cost, alternatives)}{run}?")
 
 
 def _amount(cost: Estimate) -> str:

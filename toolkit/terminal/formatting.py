@@ -82,3 +82,9 @@ def format_percent(share: float) -> str:
 def format_number(value: float | None) -> str:
     """Format with three significant digits."""
     return "unknown" if value is None else f"{value:.3g}"
+
+
+def format_projection(spent: float | None, remaining: float | None, total: float | None) -> str:
+    """Format what a run has cost and will cost, in dollars, as every command shows it."""
+    amounts = (format_usd(amount) for amount in (spent, remaining, total))
+    return "spent {}, remaining {}, total {}".format(*amounts)

@@ -70,7 +70,7 @@ def reconcile(session: boto3.Session, run: ResolvedRun, *, dry_run: bool) -> Wat
         state.stages,
         Policy.of(run.config, run.submitted_config),
         lambda job: cause_of_failure(session, job),
-        spent_usd=state.known_usd,
+        spent_usd=state.projection.known_spent_usd,
         now=state.now,
     )
     if dry_run:
@@ -97,10 +97,10 @@ def budget_warning(state: RunState) -> str | None:
 
     An unknown price is not 0: then the warning is that the budget cannot be enforced.
     """
-    budget, projected = state.run.config.budget, state.projected_usd
+    budget, projected = state.run.config.budget, state.projection.total_usd
     if budget is None:
         return None
-    if state.spent_usd is None:
+    if state.projection.spent_usd is None:
         return (
             f"budget.usd: {format_usd(budget.usd)} cannot be enforced: the price of a job is "
             "unknown; `sm-train cost --refresh` fetches prices"

@@ -106,7 +106,7 @@ def watch_document(result: WatchResult, gpus: Mapping[str, float] | None = None)
         "budget_usd": budget.usd if budget else None,
         "remaining_seconds": stage.remaining_seconds if stage else None,
         "images_per_second": step.get("images_per_second"),
-        "data_wait_share": step.get("data_wait_share"),
+        "data_wait_share": stage.progress.data_wait_share if stage else None,
         "mfu": step.get("mfu"),
         "seconds_since_checkpoint": None if checkpoint is None else max(0.0, now - checkpoint.time),
         "nodes": [
@@ -200,8 +200,9 @@ def _line(result: WatchResult) -> str:
             parts.append(f"loss {stage.progress.loss:.4f}")
         if stage.remaining_seconds and stage.state == "training":
             parts.append(f"{format_duration(stage.remaining_seconds)} remaining")
-    state = result.state
-    parts.append(f"{format_usd(state.spent_usd)} of {format_usd(state.projected_usd)}")
+    projection = result.state.projection
+    spent, total = format_usd(projection.spent_usd), format_usd(projection.total_usd)
+    parts.append(f"{spent} of {total}")
     return "  ".join(parts)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from sm_train.toolkit.jobs.live_events import progress_of
 from sm_train.toolkit.jobs.live_state import (
     LiveState,
     NodeState,
@@ -129,18 +130,23 @@ def _training(
     figures = f" {100 * fraction:5.1f} %  {step:,} of {stage.max_steps:,}"
     bar = max(5, min(50, width - _LABEL_WIDTH - len(figures)))
     filled = round(fraction * bar)
-    speed = _curve(live, "steps_per_second", width, format_number, _MIN_RELATIVE_RANGE)
+    progress = progress_of(live)
+    speed = _curve(
+        live,
+        "steps_per_second",
+        width,
+        format_number,
+        _MIN_RELATIVE_RANGE,
+        progress.steps_per_second,
+    )
     rows = [
         _row("step", ("━" * filled, "green"), ("─" * (bar - filled), "dim not bold"), figures),
         _row("it/s", *speed),
         _row("loss", *_curve(live, "loss", width, lambda value: f"{value:.4f}", 0.0)),
     ]
     newest = live.newest["step"].event if "step" in live.newest else {}
-    metrics = [
-        f"{label} {_share(newest[key])}"
-        for label, key in (("data wait", "data_wait_share"), ("MFU", "mfu"))
-        if newest.get(key) is not None
-    ]
+    shares = {"data wait": progress.data_wait_share, "MFU": newest.get("mfu")}
+    metrics = [f"{label} {_share(share)}" for label, share in shares.items() if share is not None]
     if newest.get("images_per_second") is not None:
         metrics.append(f"{newest['images_per_second']:,.0f} images/s")
     if metrics:
@@ -160,8 +166,11 @@ def _curve(
     width: int,
     format_value: Callable[[float], str],
     min_relative_range: float,
+    figure: float | None = None,
 ) -> Sequence[str | tuple[str, str]]:
-    """Return the newest value, a sparkline of its history, and the history's range and duration."""
+    """Return a figure, by default the newest value, and a sparkline of the values with their range
+    and duration.
+    """
     points = [
         (logged.time, float(logged.event[key]))
         for logged in live.steps
@@ -172,7 +181,7 @@ def _curve(
     if not points or live.steps[-1].event[key] is None:
         return [("NaN", "red not bold")]
     values = [value for _, value in points]
-    newest = f"{format_value(values[-1]):<8}"
+    newest = f"{format_value(values[-1] if figure is None else figure):<8}"
     if len(points) < 2:
         return [newest]
     extent = (
@@ -209,9 +218,7 @@ def sparkline(points: Sequence[tuple[float, float]], width: int, min_relative_ra
 
 
 def _remaining(live: LiveState, stage: StageState, step: int, now: float) -> str:
-    speed = (
-        live.newest["step"].event["steps_per_second"] if "step" in live.newest else None
-    ) or stage.progress.steps_per_second
+    speed = progress_of(live).steps_per_second or stage.progress.steps_per_second
     if step >= stage.max_steps:
         return "nothing"
     if not speed:
@@ -239,10 +246,10 @@ def _saved(live: LiveState, stage: StageState, now: float) -> str:
 def _cost(model: ScreenState) -> Text:
     state = model.result.state
     budget = state.run.config.budget
-    amounts = f"{format_usd(state.spent_usd)} spent, {format_usd(state.projected_usd)} projected"
+    amounts, projected = str(state.projection), state.projection.total_usd
     if budget is None:
         return _row("cost", amounts)
-    over_budget = state.projected_usd is not None and state.projected_usd > budget.usd
+    over_budget = projected is not None and projected > budget.usd
     style = "red" if over_budget else "not bold"
     return _row("cost", amounts, (f", budget {format_usd(budget.usd)}", style))
 

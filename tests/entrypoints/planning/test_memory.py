@@ -110,3 +110,15 @@ def test_planned_optimizer_state_equals_the_real_one(optimizer: str) -> None:
     )
     plan = plan_preset("tiny-mmdit", 32, precision="fp32")
     assert plan.state_bytes(ema=True, optimizer=optimizer).optimizer == kept
+
+
+@pytest.mark.parametrize(
+    ("precision", "vae_precision", "factor"),
+    [("bf16", "bf16", 1), ("bf16", "fp32", 2), ("tf32", "fp32", 1), ("fp32", "fp32", 1)],
+)
+def test_encoders_take_what_pytorch_counts(precision: str, vae_precision: str, factor: int) -> None:
+    """Stable Diffusion 2 at 512 px: the figure of data/speeds.csv, an independent count."""
+    plan = plan_preset("sd2", 512, precision=precision, vae_precision=vae_precision)
+    text = 45_127_233_536
+    expected = 1.162e12 - text
+    assert plan.encoder_flops_per_image - text == pytest.approx(factor * expected, rel=1e-3)

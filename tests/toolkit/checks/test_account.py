@@ -520,12 +520,43 @@ def test_command_queries_aws_and_sorts_by_severity(
     assert result.stderr == ""
 
 
+def test_images_that_are_in_no_shard_yet_are_reported(check: Check, aws: Aws) -> None:
+    assert "staged-images" not in check()
+    for name in ("a", "b"):
+        key = f".streaming/staged/{name}"
+        aws.client("s3").put_object(Bucket="ai-bucket", Key=key, Body=b"x")
+    found = check()["staged-images"]
+    assert found.level == "warning"
+    assert found.message.endswith("in no shard: 2")
+
+
+def test_index_in_s3_says_how_much_data_a_run_trains_on(
+    cli: Cli, check: Check, aws: Aws, quotas: FakeServer, tmp_path: Path
+) -> None:
+    """The index of 95 samples counts, whatever the run file states."""
+    index = index_of({"0.tar": 1}, tmp_path, samples=95)
+    aws.client("s3").put_object(Bucket="ai-bucket", Key="index.parquet", Body=index)
+    data = {"uri": "s3://ai-bucket/shards/", "samples": 10**9}
+    run = write_run(tmp_path, data=data, stages=[stage(max_steps=550_000)], role=ROLE)
+    env = aws.environment | {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": quotas.url}
+    checked = cli("check", run, "--json", network="loopback", env=env)
+    assert checked.returncode == 3, checked.stderr
+    [found] = [one for one in findings_of(checked) if one["code"] == "epochs"]
+    assert found["level"] == "error"
+    assert "281,600,000 images, and the shards hold 95: 2,964,211 epochs" in found["message"]
+    planned = cli("submit", run, "--dry-run", network="loopback", env=env)
+    text = " ".join(planned.stdout.split())
+    assert "samples 95; epochs: 2,964,211 of 256px" in text
+    assert "2,964,211 epochs" in text.partition("Warning")[2]
+
+
 def test_offline_accepts_an_index_instead_of_shards(cli: Cli, tmp_path: Path) -> None:
     index = tmp_path / "given.parquet"
     index.write_bytes(index_of({f"{number}.tar": 3 * 10**9 for number in range(3)}, tmp_path))
     result = cli("check", write_run(tmp_path), "--offline", "--index", index)
     assert result.returncode == 3
     assert "idle-instances" in result.stderr
+    assert "epochs" in result.stderr  # 512,000 images, and 600 samples in the index
     assert result.stdout == ""
     index.write_bytes(b"not an index")
     broken = cli("check", write_run(tmp_path), "--offline", "--index", index)

@@ -86,6 +86,33 @@ def test_latents_cannot_be_augmented(
     assert [(one.level, one.code, one.where) for one in findings] == found
 
 
+LORA = {"preset": "sd2", "lora": {"rank": 4}, "components": "s3://ai-bucket/components/"}
+
+
+@pytest.mark.parametrize(
+    ("samples", "model", "level"),
+    [
+        (None, {}, None),
+        (1_024_000, {}, "warning"),  # half an epoch
+        (512_000, {}, None),
+        (5_120, {}, None),  # 100 epochs
+        (4_000, {}, "warning"),  # 128
+        (4_000, LORA, None),
+        (500, LORA, "warning"),  # 1,024
+        (95, {}, "warning"),  # 5,389
+        (51, {}, "error"),  # 10,039
+        (51, LORA, "error"),
+    ],
+)
+def test_unusual_numbers_of_epochs_are_reported(
+    samples: int | None, model: dict[str, Any], level: str | None
+) -> None:
+    data = {"uri": "s3://ai-bucket/shards/", "samples": samples}
+    found = offline(data=data, **({"model": model} if model else {}))  # 1,000 steps of 512 images
+    unusual = found.get(("epochs", "stages[0].max_steps"))
+    assert (unusual.level if unusual else None) == level
+
+
 def training_usd() -> float:
     usd: float = four_instances()["stages"][0]["breakdown_usd"]["training"]
     return usd

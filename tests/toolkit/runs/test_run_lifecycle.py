@@ -160,8 +160,67 @@ def test_resume_asks_with_the_cost_of_the_remaining_steps(laptop: Laptop) -> Non
     laptop.sagemaker.set_status(FIRST, "Stopped")
     laptop.sagemaker.checkpoint("256px", 900)
     question = laptop("resume", "demo", code=2).stderr
-    assert "Resume 256px at step 900 of 1,000, $23.00 of $40.55?" in question
+    assert "Resume 256px at step 900 of 1,000, $23.00 (the run: spent $" in question
     assert laptop.sagemaker.names() == [FIRST]
+
+
+PROJECTION = re.compile(r"spent (\$[\d,.]+), remaining (\$[\d,.]+), total (\$[\d,.]+)")
+
+
+def test_every_command_projects_the_same_cost(laptop: Laptop) -> None:
+    # The newest interval is twice as fast as the job has been so far.
+    cluster = {"world_size": 32, "effective_batch_size": 512, "resolution": 256}
+    laptop.sagemaker.log_event(FIRST, "start", ago=900, **cluster)
+    sums = {"timed_steps": 500, "timed_seconds": 625.0, "waited_seconds": 125.0}
+    laptop.sagemaker.log_event(FIRST, "step", step=600, steps_per_second=1.6, loss=0.5, **sums)
+    laptop.sagemaker.checkpoint("256px", 500)
+    # Its end is known, so that the seconds billed are the same for every command.
+    laptop.sagemaker.set_status(FIRST, "Stopped", seconds=900, ended_ago=100)
+    documents = {"status": laptop.json("status", "demo")}
+    documents["actual"] = laptop.json("cost", laptop.run_file, "--actual")["total"]
+    documents["review"] = laptop.json("review", "demo")["runs"]["demo"]
+    documents["watch"] = laptop.json("watch", "demo", "--once", "--dry-run")
+    spent = 900 * 4 * 31.5641075 / 3600
+    for document in documents.values():
+        assert document.get("spent_usd", document.get("billed_usd")) == pytest.approx(spent)
+        assert document["projected_usd"] == pytest.approx(spent + document["remaining_usd"])
+    remaining = {document["remaining_usd"] for document in documents.values()}
+    assert len(remaining) == 1
+    # 500 steps from the stored checkpoint at 0.8 it/s, and a start-up.
+    assert remaining.pop() == pytest.approx((625 + 600) * spent / 900, rel=0.02)
+    [stage_status] = documents["status"]["stages"]
+    [job] = laptop.json("review", "demo")["jobs"]
+    assert stage_status["steps_per_second"] == job["steps_per_second"] == 0.8
+    assert documents["watch"]["data_wait_share"] == job["data_wait_share"] == 0.2
+    texts = [
+        laptop("status", "demo").stdout,
+        laptop("review", "demo").stdout,
+        laptop("cost", laptop.run_file, "--actual").stdout,
+        laptop("resume", "demo", code=2).stderr,
+        laptop("resume", laptop.run_file, code=2).stderr,
+    ]
+    shown = [PROJECTION.search(" ".join(text.split())) for text in texts]
+    assert len({match and match.groups() for match in shown}) == 1, texts
+
+
+def test_resume_by_name_says_which_settings_it_uses(laptop: Laptop) -> None:
+    laptop.sagemaker.set_status(FIRST, "Stopped")
+    laptop.sagemaker.checkpoint("256px", 900)
+    same = laptop("resume", "demo", code=2).stderr
+    assert f"as submitted with {FIRST}" in same
+    assert "differs" not in same
+    text = laptop.run_file.read_text()
+    changed = text.replace("learning_rate: 0.0001", "learning_rate: 0.00005")
+    assert changed != text
+    laptop.run_file.write_text(changed)
+    (laptop.folder / "other.yaml").write_text("name: [not, a, run]")
+    asked = laptop("resume", "demo", code=2).stderr
+    assert f"{laptop.run_file.name} differs from them; `sm-train resume" in asked
+    assert re.search(r"stages\.256px\.learning_rate +0\.0001 → 5e-05", asked)
+    assert "worst case" in asked
+    assert "samples" in asked
+    by_file = laptop("resume", laptop.run_file, code=2).stderr
+    assert f"Changes since {FIRST}" in by_file
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.runs.resolve import ResolvedRun, RunState
 from sm_train.toolkit.watch.controller import budget_warning
@@ -25,7 +26,9 @@ def test_budget_is_exceeded_unknown_or_kept(
     spent: float | None, projected: float | None, expected: str | None
 ) -> None:
     run = ResolvedRun("demo", "us-east-1", "ai-bucket", config(budget={"usd": 100}), None)
-    state = RunState(run, (), spent, spent or 0.0, projected, datetime.now(UTC), LiveState())
+    left = None if projected is None else projected - (spent or 0.0)
+    projection = Projection(spent, spent or 0.0, {"256px": left})
+    state = RunState(run, (), projection, datetime.now(UTC), LiveState())
     warning = budget_warning(state)
     assert (warning is None) == (expected is None)
     assert (expected or "") in (warning or "")

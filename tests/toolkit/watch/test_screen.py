@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from sm_train.entrypoints.common.events import FIELDS
+from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.jobs.live_events import progress_of
@@ -131,9 +132,7 @@ def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
     state = RunState(
         ResolvedRun("demo", "us-east-1", "ai-bucket", run, None),
         (at,),
-        1204.0,
-        1204.0,
-        2610.0,
+        Projection(1204.0, 1204.0, {"256px": 1406.0}),
         NOW,
         live,
     )
@@ -169,7 +168,7 @@ def test_view_shows_all_known_values() -> None:
         "data wait 2.1 %   MFU 41.2 %   3,686 images/s",
         "remaining 1.3 h, until ",
         "saved     step 14,000",
-        "$1,204 spent, $2,610 projected, budget $2,500",
+        "spent $1,204, remaining $1,406, total $2,610, budget $2,500",
         "97 %",
         "91 %",
         "71 GiB",

@@ -1,0 +1,169 @@
+"""Projects a run's cost: what is spent, what remains, and their sum, for every command.
+
+What remains is an estimate of the steps that are left, at the speed that the stage's newest job has
+shown. A live job continues at its step; any other stage starts at its newest stored checkpoint, as
+the steps after it are lost, and pays a start-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypedDict
+
+from sm_train.cost.estimate import Estimate
+from sm_train.cost.instances import instance_type
+from sm_train.cost.json_document import usd
+from sm_train.cost.throughput import Measurement
+from sm_train.estimators.config.placement import Placement, unique_placements
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
+from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.costing.run_price import estimate_steps
+from sm_train.toolkit.costing.spent import known_spent_usd, spent_usd, sum_if_known
+from sm_train.toolkit.costing.throughput import StageMeasurement
+from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.terminal.formatting import format_projection
+
+
+class ProjectionDocument(TypedDict):
+    """A :class:`Projection` in JSON documents; null is unknown."""
+
+    spent_usd: float | None
+    remaining_usd: float | None
+    projected_usd: float | None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Dollars of a run at one moment; None is unknown.
+
+    ``known_spent_usd`` is the part of ``spent_usd`` with a known price. ``stages`` is what remains
+    of each stage, and ``estimates`` the estimate behind it, for those that are not done.
+    """
+
+    spent_usd: float | None
+    known_spent_usd: float
+    stages: Mapping[str, float | None]
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+
+    @property
+    def remaining_usd(self) -> float | None:
+        return sum_if_known(self.stages.values())
+
+    @property
+    def total_usd(self) -> float | None:
+        return sum_if_known([self.spent_usd, self.remaining_usd])
+
+    def as_dict(self) -> ProjectionDocument:
+        return {
+            "spent_usd": self.spent_usd,
+            "remaining_usd": self.remaining_usd,
+            "projected_usd": self.total_usd,
+        }
+
+    def __str__(self) -> str:
+        return format_projection(self.spent_usd, self.remaining_usd, self.total_usd)
+
+
+def project(
+    config: RunConfig,
+    region: str,
+    stages: Sequence[StageState],
+    now: datetime,
+    recorded: Sequence[StageMeasurement] = (),
+) -> Projection:
+    """Project the cost of a run whose stages are in these states.
+
+    ``now`` is the time by AWS's clock, and ``recorded`` are the speeds that `sm-train measure`
+    recorded. The speed that a stage's newest job has shown takes precedence, and is carried to
+    stages that have no job yet.
+
+    Raises:
+        UserError: a figure of the run file is implausible.
+    """
+    jobs = sorted((job for stage in stages for job in stage.jobs), key=lambda job: job.created)
+    prices = price_table()
+    measured = list(recorded)
+    measured += [one for stage in stages if (one := _shown_speed(config, stage)) is not None]
+    newest = jobs[-1].placement if jobs else 0
+    estimates = {
+        stage.name: _remaining(config, region, stage, newest, measured)
+        for stage in stages
+        if stage.state != "done"
+    }
+    return Projection(
+        spent_usd(jobs, prices, now),
+        known_spent_usd(jobs, prices, now),
+        {
+            stage.name: usd(estimates[stage.name].cost) if stage.name in estimates else 0.0
+            for stage in stages
+        },
+        estimates,
+    )
+
+
+def _remaining(
+    config: RunConfig,
+    region: str,
+    stage: StageState,
+    placement: int,
+    measured: Sequence[StageMeasurement],
+) -> Estimate:
+    """Estimate what is left of a stage, at its live job's cluster or else at ``placement``."""
+    job = stage.job if stage.job is not None and stage.job.live else None
+    where = _placement(
+        config,
+        region,
+        placement if job is None else job.placement,
+        None if job is None else job.instances[0],
+    )
+    step = stage.resumes_from if job is None else stage.step
+    return estimate_steps(
+        where.config,
+        where.region,
+        where.stage(stage.name),
+        max(1, stage.max_steps - step),
+        stated=config,
+        measured=measured,
+        is_running=job is not None and job.started is not None,
+    )
+
+
+def _placement(config: RunConfig, region: str, number: int, type_name: str | None) -> Placement:
+    """Return the placement of this number, with the instance type that a job got there."""
+    choices = unique_placements(config, region)
+    same = [one for one in choices if one.number == number] or [choices[0]]
+    matching = (one for one in same if one.config.cluster.instance_type == type_name)
+    return next(matching, same[0])
+
+
+def _shown_speed(config: RunConfig, stage: StageState) -> StageMeasurement | None:
+    """Return the speed that the stage's newest job has shown; None if it has shown none."""
+    job, speed = stage.job, stage.progress.steps_per_second
+    if job is None or not speed:
+        return None
+    name, count = job.instances
+    planned = _planned(config, stage.name)
+    world_size = count * instance_type(name).accelerators
+    return StageMeasurement(
+        stage.name,
+        Measurement(
+            label=job.name,
+            steps_per_second=speed,
+            world_size=world_size,
+            resolution=planned.resolution,
+            # A job of other instances keeps the effective batch.
+            effective_batch_size=planned.per_device_batch_size
+            * planned.gradient_accumulation_steps
+            * planned.instances
+            * instance_type(config.cluster.instance_type).accelerators,
+            instance_type=name,
+        ),
+    )
+
+
+def _planned(config: RunConfig, name: str) -> StageSection:
+    [planned] = [one for one in config.stages if one.name == name]
+    return planned
