@@ -10,6 +10,7 @@ from typing import Any, Literal
 from sm_train.entrypoints.common.job_config import ExpectedPerformance
 from sm_train.entrypoints.distributed.rendezvous import SECURITY_GROUP_HINT
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements, NodeSpeeds
+from sm_train.entrypoints.doctor.nccl_log import NcclLog, transport_problem
 from sm_train.entrypoints.doctor.node_facts import minority_values
 from sm_train.entrypoints.doctor.round_robin import Confidence, SlowLinks, find_slow_links
 
@@ -202,24 +203,22 @@ def _node_speeds(cluster: ClusterMeasurements) -> Iterator[tuple[int, NodeSpeeds
 def _transport(
     cluster: ClusterMeasurements, expected: ExpectedPerformance | None
 ) -> Iterator[ClusterFinding]:
-    if len(cluster.node_names) < 2 or expected is None or not expected.efa:
+    """Judge each node's transport; a node's adapters are compared with the other nodes'."""
+    if len(cluster.node_names) < 2:
         return
-    for node, log in cluster.nccl_logs.items():
-        if log["transport"] == "sockets":
+    logs = {node: NcclLog(**log) for node, log in cluster.nccl_logs.items()}
+    adapters = max((one.adapters or 0 for one in logs.values()), default=0)
+    has_rdma = None if expected is None else expected.efa
+    for node, log in logs.items():
+        problem = transport_problem(log, has_rdma=has_rdma, adapters=adapters)
+        if problem is not None:
+            # Sockets waste adapters that are known to exist.
+            level: Level = "fail" if log.fabric == "sockets" and has_rdma else "warn"
             yield ClusterFinding(
-                "transport-sockets",
-                "fail",
-                f"{cluster.name(node)}: NCCL uses sockets, the EFA adapters are idle",
-                "use an image with libfabric and aws-ofi-nccl, and leave FI_PROVIDER and NCCL_NET "
-                "unset in cluster.environment",
-                (node,),
-            )
-        elif log["transport"] == "efa" and log["channels"]:
-            yield ClusterFinding(
-                "transport-no-rdma",
-                "warn",
-                f"{cluster.name(node)}: EFA without GPUDirect RDMA, through host memory",
-                "use a newer EFA installer in the image",
+                problem.code,
+                level,
+                f"{cluster.name(node)}: {problem.sentence}",
+                problem.fix,
                 (node,),
             )
 

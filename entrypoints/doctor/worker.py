@@ -52,7 +52,7 @@ from sm_train.entrypoints.doctor.measurements import (
     RankFacts,
     sweeps_from_store,
 )
-from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
+from sm_train.entrypoints.doctor.nccl_log import NcclLog, merge_nccl_logs, parse_nccl_log
 from sm_train.entrypoints.doctor.report import conclude
 
 JOIN_SHARE = 1 / 3
@@ -388,12 +388,12 @@ def _pair_results(
 
 
 def _nccl_logs(barrier: StoreBarrier, ranks: Sequence[RankFacts]) -> dict[int, dict[str, Any]]:
-    """Return one log of each node: that of its first rank that has one."""
-    logs: dict[int, dict[str, Any]] = {}
+    """Return what the ranks of each node report together."""
+    logs: dict[int, list[NcclLog]] = {}
     for one in ranks:
-        if one.node not in logs and (log := barrier.get(f"log/{one.node}/{one.rank}")):
-            logs[one.node] = log
-    return logs
+        if log := barrier.get(f"log/{one.node}/{one.rank}"):
+            logs.setdefault(one.node, []).append(NcclLog(**log))
+    return {node: asdict(merge_nccl_logs(of_node)) for node, of_node in logs.items()}
 
 
 def _errors(barrier: StoreBarrier, ranks: Sequence[RankFacts]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from sm_train.entrypoints.doctor.nccl_log import TransportProblem, transport_problem
 from sm_train.toolkit.diagnose.guesses import guess, guessed_cause
 from sm_train.toolkit.diagnose.log_scanner import scan
 from sm_train.toolkit.diagnose.matches import (
@@ -485,6 +486,7 @@ def _details(reports: Sequence[ScanReport]) -> tuple[str, ...]:
     table = signatures()
     warned = dict.fromkeys(match.code for report in reports for match in report.warnings)
     details = [f"warning: {table[code].title}: {table[code].action}" for code in warned]
+    details += _transport_warnings(reports)
     recovered: dict[str, int] = {}
     for report in reports:
         for code, count in report.recovered.items():
@@ -495,3 +497,17 @@ def _details(reports: Sequence[ScanReport]) -> tuple[str, ...]:
         for code, count in recovered.items()
     ]
     return tuple(details)
+
+
+def _transport_warnings(reports: Sequence[ScanReport]) -> list[str]:
+    """Describe what slows down the network between nodes, by what NCCL reports of each."""
+    nodes: dict[TransportProblem, list[str]] = {}
+    for report in reports:
+        for node, log in report.nccl.items():
+            problem = transport_problem(log, has_rdma=False)
+            if problem is not None:
+                nodes.setdefault(problem, []).append(node or report.stream)
+    return [
+        f"warning: {', '.join(sorted(names))}: {problem.sentence}: {problem.fix}"
+        for problem, names in nodes.items()
+    ]

@@ -16,6 +16,8 @@ from functools import cache
 from typing import Protocol
 
 from sm_train.entrypoints.common.sagemaker_paths import host_name
+from sm_train.entrypoints.doctor.nccl_log import LITERALS as NCCL_LITERALS
+from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
 from sm_train.toolkit.diagnose.log_lines import LogLine, parse_line
 from sm_train.toolkit.diagnose.matches import (
     MAX_TEXT,
@@ -53,6 +55,7 @@ _STEP_LOOK_BACK_BYTES = 1 << 12
 """How far before a match the steps are looked for that progress bars repeat after it."""
 _MAX_LINE_BYTES = 1 << 20
 _MAX_PER_CODE = 64
+_MAX_NCCL_LINES = 2000
 _STEPS_REMEMBERED = 16
 _HARMLESS_REMEMBERED = 16
 _CHAIN_LINES = 6
@@ -180,7 +183,16 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 def searched_literals() -> list[str]:
     """Return the literals of which a line must contain one to be parsed."""
-    every = {BEGIN, *CHAINED, *IGNORED, *_FIRST_FAILURE, *SUCCESS, *_EVENTS, *literals()}
+    every = {
+        BEGIN,
+        *CHAINED,
+        *IGNORED,
+        *_FIRST_FAILURE,
+        *SUCCESS,
+        *_EVENTS,
+        *NCCL_LITERALS,
+        *literals(),
+    }
     # A literal that contains a shorter one finds no further lines.
     needed: list[str] = []
     for text in sorted(every, key=len):
@@ -244,6 +256,8 @@ class _StreamScanner:
     ranks_per_node: int | None = None
     summary: dict[str, str] | None = None
     """The fields of torchrun's summary while it is being read, else None."""
+    nccl: dict[str | None, list[str]] = field(default_factory=dict)
+    """Node → NCCL's lines about its network."""
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     unfinished: tuple[LogLine, int] | None = None
     """An unknown exception that ends with a colon, and its line: its message may follow."""
@@ -401,6 +415,9 @@ class _StreamScanner:
             return
         if any(text in line.text for text in CHAINED):
             self._remove_chained(line)
+        if any(text in line.text for text in NCCL_LITERALS):
+            lines = self.nccl.setdefault(line.node or self.stream.node, [])
+            lines += [line.text] if len(lines) < _MAX_NCCL_LINES else []
         event = parse_event(line.text) if "SMT {" in line.text else None
         part = "other" if event else self.tracebacks.feed(line, self.line_number)
         if event is not None:
@@ -638,6 +655,7 @@ class _StreamScanner:
             tail=self.tail,
             reference=self.stream.reference,
             prefixes=self.tracebacks.prefixes,
+            nccl={node: parse_nccl_log(lines) for node, lines in self.nccl.items()},
         )
 
 

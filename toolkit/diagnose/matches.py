@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from sm_train.entrypoints.doctor.nccl_log import NcclLog
 from sm_train.toolkit.diagnose.log_lines import Prefixes, parse_line
 from sm_train.toolkit.diagnose.signatures import (
     matching,
@@ -243,6 +244,8 @@ class ScanReport:
     reference: float
     prefixes: Prefixes
     """Prefixes that were learned from the log."""
+    nccl: dict[str | None, NcclLog]
+    """Node → what NCCL reports of its network."""
 
     @property
     def completed(self) -> bool:

@@ -192,10 +192,13 @@ def _transport(canary: Canary, job: CanaryJob, platform: PlatformName) -> Fact:
     measured = format_quantity(doctor["network_bytes_per_second"], "B/s")
     figures = f"all-reduce {measured}; {doctor['sentence']}"
     efa = instance_type(canary.config.cluster.instance_type).supports_efa
-    if platform == "sagemaker" and efa and _SOCKETS in doctor["findings"]:
-        return Fact("transport", statement, "failed", f"TCP in place of EFA; {figures}")
-    if platform == "sagemaker" and _NO_RDMA in doctor["findings"]:
-        figures = f"EFA without GPUDirect RDMA; {figures}"
+    if _NO_RDMA in doctor["findings"]:
+        return Fact("transport", statement, "failed", f"without GPUDirect RDMA; {figures}")
+    if _SOCKETS in doctor["findings"]:
+        if platform == "sagemaker" and efa:
+            return Fact("transport", statement, "failed", f"TCP in place of EFA; {figures}")
+        unknown = f"TCP, and whether the nodes have RDMA adapters is not known; {figures}"
+        return Fact("transport", statement, "not observed", unknown)
     return Fact("transport", statement, "confirmed", figures)
 
 

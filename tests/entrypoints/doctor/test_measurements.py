@@ -33,7 +33,11 @@ from sm_train.entrypoints.doctor.cluster_benchmark import (
     measure_pair,
 )
 from sm_train.entrypoints.doctor.gpu_inventory import parse_gpus, with_links
-from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
+from sm_train.entrypoints.doctor.nccl_log import (
+    merge_nccl_logs,
+    parse_nccl_log,
+    transport_problem,
+)
 from sm_train.entrypoints.doctor.node_facts import installed_by_efa, minority_values
 from sm_train.entrypoints.doctor.process_group import BenchmarkGroup
 from sm_train.entrypoints.doctor.round_robin import RETESTS, schedule
@@ -215,16 +219,119 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
 
 def test_transport_is_parsed_from_the_nccl_log() -> None:
     efa = parse_nccl_log(EFA_LOG.splitlines())
-    assert (efa.transport, efa.channels, efa.rdma_channels) == ("efa-rdma", 2, 2)
+    assert (efa.fabric, efa.channels, efa.rdma_channels, efa.adapters) == ("efa", 2, 2, 4)
     assert (efa.nccl, efa.plugin, efa.libfabric) == ("2.23.4", "1.13.2-aws", "1.22")
-    assert parse_nccl_log(OLD_LOG.splitlines()).transport == "efa"
-    assert parse_nccl_log(SOCKETS_LOG.splitlines()).transport == "sockets"
+    assert parse_nccl_log(OLD_LOG.splitlines()).fabric == "efa"
+    assert parse_nccl_log(SOCKETS_LOG.splitlines()).fabric == "sockets"
     over_tcp = OLD_LOG.replace("provider is efa", "Provider is tcp;ofi_rxm")
-    assert parse_nccl_log(over_tcp.splitlines()).transport == "sockets"
-    assert parse_nccl_log(["host NCCL INFO Channel 00 : 0 -> 1 via NET/IB/3/GDRDMA"]).transport == (
+    assert parse_nccl_log(over_tcp.splitlines()).fabric == "sockets"
+    assert parse_nccl_log(["host NCCL INFO Channel 00 : 0 -> 1 via NET/IB/3/GDRDMA"]).fabric == (
         "infiniband"
     )
-    assert parse_nccl_log([]).transport is None
+    old_plugin = parse_nccl_log(["[0] NCCL INFO NET/OFI Using aws-ofi-nccl 1.5.0aws"])
+    assert (old_plugin.fabric, old_plugin.plugin) == (None, "1.5.0aws")
+
+
+def infiniband_log(rdma: int, channels: int, *reasons: str) -> list[str]:
+    """Return the lines of one process, ``rdma`` of whose channels use GPUDirect RDMA."""
+    adapters = " ".join(f"[{index}]mlx5_{index}:1/IB" for index in range(8))
+    return [
+        f"host:73:73 [0] NCCL INFO NET/IB : Using {adapters} [RO]; OOB eth0:10.0.1.5<0>",
+        "host:73:73 [0] NCCL INFO Using network IB",
+        *(f"host:73:95 [0] NCCL INFO {reason}" for reason in reasons),
+        *(
+            f"host:73:95 [0] NCCL INFO Channel {index:02}/0 : 8[0] -> 0[0] [receive] via "
+            f"NET/IB/0{'/GDRDMA' if index < rdma else ''}"
+            for index in range(channels)
+        ),
+    ]
+
+
+NO_MODULE = "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0' (no module)"
+TOO_FAR = "GPU Direct RDMA Disabled for GPU 0 / HCA 3 (distance 8 > 5)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "has_rdma", "adapters", "code", "phrases"),
+    [
+        (infiniband_log(16, 16), None, None, None, ()),
+        (
+            infiniband_log(0, 16, NO_MODULE),
+            None,
+            None,
+            "transport-no-rdma",
+            ("GPUDirect RDMA on 0 of 16 channels", "(no module)", "load nvidia_peermem"),
+        ),
+        (
+            infiniband_log(15, 16, TOO_FAR),
+            False,
+            None,
+            "transport-no-rdma",
+            ("on 15 of 16 channels", "distance 8 > 5", "NCCL_NET_GDR_LEVEL"),
+        ),
+        # The channels are missing from the log, and NCCL says why there will be no RDMA.
+        (infiniband_log(0, 0, NO_MODULE), None, None, "transport-no-rdma", ("disabled",)),
+        (infiniband_log(0, 0), None, None, None, ()),
+        (infiniband_log(4, 4), None, 8, None, ()),
+        (infiniband_log(4, 4), None, 9, "adapters-missing", ("8 of 9 InfiniBand adapters",)),
+        (EFA_LOG.splitlines(), True, 4, None, ()),
+        (EFA_LOG.splitlines(), True, 32, "adapters-missing", ("4 of 32 EFA adapters",)),
+        (
+            EFA_LOG.replace("/GDRDMA", "", 1).splitlines(),
+            True,
+            4,
+            "transport-no-rdma",
+            ("EFA, GPUDirect RDMA on 1 of 2 channels", "EFA installer"),
+        ),
+        (SOCKETS_LOG.splitlines(), True, None, "transport-sockets", ("EFA is not used",)),
+        (SOCKETS_LOG.splitlines(), None, None, "transport-sockets", ("InfiniBand",)),
+        (SOCKETS_LOG.splitlines(), False, None, None, ()),
+        (
+            ["NCCL INFO NET/IB : No device found.", "NCCL INFO Using network Socket"],
+            None,
+            None,
+            "transport-sockets",
+            ("found no RDMA adapter", "give the containers its devices"),
+        ),
+        (
+            [
+                "NCCL INFO NCCL_IB_DISABLE set by environment to 1.",
+                "NCCL INFO Using network Socket",
+            ],
+            False,
+            None,
+            "transport-sockets",
+            ("because of NCCL_IB_DISABLE=1", "remove NCCL_IB_DISABLE"),
+        ),
+        (
+            [*infiniband_log(0, 0)[:1], "NCCL INFO Channel 00 : 0 -> 8 [send] via NET/Socket/0"],
+            False,
+            None,
+            "transport-sockets",
+            ("although NCCL found 8 InfiniBand adapters",),
+        ),
+    ],
+)
+def test_transport_is_judged_on_every_fabric(
+    lines: list[str],
+    has_rdma: bool | None,
+    adapters: int | None,
+    code: str | None,
+    phrases: tuple[str, ...],
+) -> None:
+    problem = transport_problem(parse_nccl_log(lines), has_rdma=has_rdma, adapters=adapters)
+    assert (problem.code if problem else None) == code
+    text = f"{problem.sentence} {problem.fix}" if problem else ""
+    assert [phrase for phrase in phrases if phrase not in text] == []
+
+
+def test_logs_of_a_nodes_processes_count_together() -> None:
+    one, other = (parse_nccl_log(infiniband_log(rdma, 8, TOO_FAR)) for rdma in (8, 1))
+    both = merge_nccl_logs([one, other])
+    assert (both.fabric, both.channels, both.rdma_channels) == ("infiniband", 16, 9)
+    assert both.rdma_off == ("Disabled for GPU 0 / HCA 3 (distance 8 > 5)",)
+    slow = merge_nccl_logs([one, parse_nccl_log(SOCKETS_LOG.splitlines())])
+    assert slow.fabric == "sockets"
 
 
 @given(st.text(), st.integers(0, len(EFA_LOG)))

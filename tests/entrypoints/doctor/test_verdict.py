@@ -25,6 +25,7 @@ from sm_train.entrypoints.doctor.measurements import (
     PairResult,
     RankFacts,
 )
+from sm_train.entrypoints.doctor.nccl_log import NcclLog
 from sm_train.entrypoints.doctor.report import conclude, result_document
 from sm_train.entrypoints.doctor.start import effective_mode
 from sm_train.entrypoints.doctor.step_time_model import expected_sweep
@@ -47,7 +48,7 @@ GPU = {
     "links": 12,
     "links_inactive": 0,
 }
-LOG = {"transport": "efa-rdma", "channels": 8, "rdma_channels": 8}
+LOG = asdict(NcclLog("efa", "efa", "2.28.3", "1.16", "2.1", 8, 8, (), 4))
 TYPICAL = 30e9
 
 
@@ -233,8 +234,11 @@ def test_slow_gpu_slows_the_whole_run() -> None:
 @pytest.mark.parametrize(
     ("log", "code"),
     [
-        ({"transport": "sockets"}, "transport-sockets"),
-        ({"transport": "efa", "rdma_channels": 0}, "transport-no-rdma"),
+        ({"fabric": "sockets"}, "transport-sockets"),
+        ({"rdma_channels": 0}, "transport-no-rdma"),
+        ({"rdma_channels": 7}, "transport-no-rdma"),
+        ({"fabric": "infiniband", "rdma_channels": 0}, "transport-no-rdma"),
+        ({"adapters": 3}, "adapters-missing"),
     ],
 )
 def test_wrong_transport_is_named(log: dict[str, Any], code: str) -> None:

@@ -852,3 +852,20 @@ def test_list_of_possible_causes_is_no_evidence() -> None:
         "There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer"
     )
     assert is_left_alone(diagnosed([line]))
+
+
+def test_network_without_rdma_is_a_warning_of_its_node() -> None:
+    def channels(node: int, rdma: int) -> list[str]:
+        return [
+            f"algo-{node}:73:95 [0] NCCL INFO Channel {index:02}/0 : 0[0] -> 8[0] [send] via "
+            f"NET/IB/0{'/GDRDMA' if index < rdma else ''}"
+            for index in range(16)
+        ]
+
+    reason = "NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0' (no module)"
+    lines = [*channels(1, 16), f"algo-2:73:95 [0] {reason}", *channels(2, 1), *traceback(OOM, 3)]
+    found = diagnosed(lines)
+    [warning] = [line for line in found.details if "RDMA" in line]
+    assert warning.startswith("warning: algo-2: InfiniBand, GPUDirect RDMA on 1 of 16 channels")
+    assert "(no module)" in warning
+    assert found.cause == "gpu-out-of-memory"

@@ -173,6 +173,7 @@ def test_report_names_neither_account_nor_bucket_nor_run(
         ({"stopped_step": None}, {"sigterm"}),
         ({"resumes": False}, {"restore"}),
         ({"findings": ["transport-sockets"]}, {"transport"}),
+        ({"findings": ["transport-no-rdma"]}, {"transport"}),
     ],
 )
 def test_step_that_does_not_work_is_reported(

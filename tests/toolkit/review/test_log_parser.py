@@ -122,7 +122,7 @@ def test_nccl_lines_are_kept_per_node_without_events() -> None:
         ]
     )
     assert log.nccl.keys() == {"algo-1"}
-    assert log.nccl["algo-1"].transport == "sockets"
+    assert log.nccl["algo-1"].fabric == "sockets"
     assert len(log.events["epoch"]) == 2
 
 

@@ -28,6 +28,12 @@ INFO = "algo-1:9:9 [0] NCCL INFO"
 PROVIDER = ("algo-1", f"{INFO} NET/OFI Selected provider is efa, fabric is efa (found 4 nics)")
 CHANNEL = ("algo-1", f"{INFO} Channel 00/0 : 0[0] -> 8[0] [send] via NET/Libfabric/0")
 EFA = (PROVIDER, (CHANNEL[0], f"{CHANNEL[1]}/GDRDMA"))
+INFINIBAND = tuple(
+    (f"algo-{node}", f"{INFO} Channel {index:02}/0 : 0[0] -> 8[0] [send] via NET/IB/0{rdma}")
+    for node, rdmas in ((1, ["/GDRDMA"] * 16), (2, ["/GDRDMA", *[""] * 15]))
+    for index, rdma in enumerate(rdmas)
+)
+NO_MODULE = ("algo-2", f"{INFO} NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0' (no module)")
 SOCKETS = ("algo-2", f"{INFO} Using network Socket")
 
 
@@ -478,8 +484,16 @@ def test_gpu_memory_errors_suggest_other_instances() -> None:
         ((), "unknown", "no NCCL messages"),
         (EFA, "good", "GPUDirect RDMA"),
         ((SOCKETS,), "bad", "sockets: EFA is not used"),
-        ((*EFA, SOCKETS), "bad", "sockets on algo-2"),
-        ((PROVIDER, CHANNEL), "warning", "no GDRDMA"),
+        ((*EFA, SOCKETS), "bad", "algo-2: sockets: EFA is not used"),
+        ((PROVIDER, CHANNEL), "warning", "EFA, GPUDirect RDMA on 0 of 1 channels"),
+        ((*EFA[:1], ("algo-1", f"{INFO} Using network Libfabric")), "unknown", "RDMA unknown"),
+        (INFINIBAND[:16], "good", "InfiniBand with GPUDirect RDMA"),
+        (
+            (NO_MODULE, *INFINIBAND),
+            "warning",
+            "algo-2: InfiniBand, GPUDirect RDMA on 1 of 16 channels: traffic passes through host "
+            "memory; NCCL: Disabled for HCA 0 'mlx5_0' (no module)",
+        ),
     ],
 )
 def test_network_transport(

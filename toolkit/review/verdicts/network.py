@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from sm_train.entrypoints.doctor.nccl_log import NcclLog, TransportProblem, transport_problem
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import finite
@@ -12,32 +14,19 @@ from sm_train.toolkit.review.model import Level, Verdict
 from sm_train.toolkit.review.verdicts.traffic import network_use
 from sm_train.toolkit.terminal.formatting import format_quantity
 
-_TRANSPORT_LABELS = {
-    "efa-rdma": "EFA with GPUDirect RDMA",
-    "efa": "EFA without GPUDirect RDMA",
-    "infiniband": "InfiniBand",
-    "sockets": "sockets",
-}
 _DOCTOR_LEVELS: dict[str, Level] = {"ok": "good", "warn": "warning", "fail": "bad"}
-
-_FIX = (
-    "use an image with aws-ofi-nccl (`sm-train image`) and a security group that allows all "
-    "traffic between its members, and do not set NCCL_NET"
-)
 
 
 def transport(facts: JobFacts) -> Verdict:
-    """Judge whether NCCL used EFA or sockets, by its log messages."""
+    """Judge which network NCCL used on each node, and the share of its channels with RDMA."""
     question = "Which network transport was used between nodes?"
     if not facts.multi_node and facts.log.last("start"):
         return Verdict("network", "good", question, "none: it ran on a single node")
     if facts.backend == "gloo":
         return Verdict("network", "good", question, "Gloo over sockets, as usual on CPUs")
-    transports = {
-        node: log.transport for node, log in facts.log.nccl.items() if log.transport is not None
-    }
+    logs = {node: log for node, log in facts.log.nccl.items() if log.fabric is not None}
     traffic = tuple(_traffic(facts))
-    if not transports:
+    if not logs:
         return Verdict(
             "network",
             "unknown",
@@ -46,36 +35,50 @@ def transport(facts: JobFacts) -> Verdict:
             traffic,
             "set NCCL_DEBUG=INFO, the default unless cluster.environment changes it",
         )
-    slow = sorted(str(node) for node, one in transports.items() if one == "sockets")
     evidence = (
-        *(
-            f"{node or 'the log'}: {_TRANSPORT_LABELS[one]}"
-            for node, one in sorted(transports.items(), key=str)
-        ),
+        *(f"{node or 'the log'}: {log}" for node, log in sorted(logs.items(), key=str)),
         *traffic,
     )
-    has_efa = facts.instance_type is None or facts.instance_type.supports_efa
-    if slow and has_efa:
-        where = "" if len(slow) == len(transports) else f" on {', '.join(slow)}"
-        return Verdict(
-            "network",
-            "bad",
-            question,
-            f"sockets{where}: EFA is not used",
-            evidence,
-            _FIX,
+    instance = facts.instance_type
+    problems = {
+        node: problem
+        for node, log in logs.items()
+        if (
+            problem := transport_problem(
+                log,
+                has_rdma=None if instance is None else instance.supports_efa,
+                adapters=None if instance is None else instance.efa_interfaces,
+            )
         )
-    if "efa" in transports.values():
-        return Verdict(
-            "network",
-            "warning",
-            question,
-            "EFA without GPUDirect RDMA (no GDRDMA)",
-            evidence,
-            _FIX,
-        )
-    labels = ", ".join(sorted({_TRANSPORT_LABELS[one] for one in transports.values()}))
-    return _with_use(facts, Verdict("network", "good", question, labels, evidence))
+    }
+    if problems:
+        return _problem(problems, logs, evidence)
+    unknown = [log for log in logs.values() if log.fabric != "sockets" and not log.channels]
+    labels = ", ".join(sorted({str(log) for log in logs.values()}))
+    verdict = Verdict("network", "unknown" if unknown else "good", question, labels, evidence)
+    return verdict if unknown else _with_use(facts, verdict)
+
+
+def _problem(
+    problems: Mapping[str | None, TransportProblem],
+    logs: Mapping[str | None, NcclLog],
+    evidence: tuple[str, ...],
+) -> Verdict:
+    """Name the worst problem, and its nodes unless all have it."""
+    worst = min(problems.values(), key=lambda one: _SEVERITY.index(one.code))
+    nodes = sorted(str(node) for node, one in problems.items() if one.code == worst.code)
+    where = "" if len(nodes) == len(logs) else f"{', '.join(nodes)}: "
+    return Verdict(
+        "network",
+        "bad" if worst.code == "transport-sockets" else "warning",
+        "Which network transport was used between nodes?",
+        f"{where}{worst.sentence}",
+        evidence,
+        worst.fix,
+    )
+
+
+_SEVERITY = ("transport-sockets", "transport-no-rdma", "adapters-missing")
 
 
 def _with_use(facts: JobFacts, verdict: Verdict) -> Verdict:
