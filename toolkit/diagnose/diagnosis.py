@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sm_train.entrypoints.doctor.nccl_log import TransportProblem, transport_problem
+from sm_train.toolkit.diagnose.collectives import judge_timeouts
 from sm_train.toolkit.diagnose.guesses import guess, guessed_cause
 from sm_train.toolkit.diagnose.log_scanner import scan
 from sm_train.toolkit.diagnose.matches import (
@@ -55,8 +56,6 @@ _TASK_EXITED = "slurm-task-exited"
 _SLURM_ERROR = re.compile(r"\b(?:srun|slurmstepd): error: ")
 _CANCELED = re.compile(r"slurmstepd: error: \*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 _EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w+(?:Error|Exception): ")
-# [Rank 12] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1579, OpType=ALLREDUCE, …
-_COLLECTIVE = re.compile(r"\[Rank (\d+)\].*SeqNum=(\d+), OpType=(\w+)")
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,8 +137,10 @@ def judge(reports: Sequence[ScanReport]) -> Diagnosis:
     if exceptions:
         return _from_match(exceptions[0], reports, matches, details)
     if symptoms:
-        lagging = _lagging_ranks(symptoms)
-        return _from_signature(_root_symptom(symptoms), reports, matches, (*details, *lagging))
+        timeouts = judge_timeouts(symptoms, reports)
+        notes = timeouts.notes if timeouts else ()
+        found = _from_signature(symptoms[0], reports, matches, (*details, *notes))
+        return replace(found, first=timeouts.first) if timeouts else found
     summaries = [report.first_failure for report in reports if report.first_failure]
     if not matches and not summaries and any(report.completed for report in reports):
         return replace(succeeded(), details=details)
@@ -311,61 +312,6 @@ def _conflicting_causes(causes: list[Match]) -> list[str]:
         if match.time is None or first.time is None or match.time - first.time <= skew:
             conflicting.append(match.code)
     return conflicting if len(conflicting) > 1 else []
-
-
-def _root_symptom(symptoms: list[Match]) -> Match:
-    """Return the first symptom, or the timeout of the one rank that lags behind the others.
-
-    A rank lags if its collective has the lowest sequence number, given that all ranks wait in
-    collectives of the same type.
-    """
-    first = symptoms[0]
-    collectives = _timed_out_collectives(symptoms)
-    if first.code != "nccl-timeout" or len(set(collectives.values())) < 2:
-        return first
-    if len({operation for _, operation in collectives.values()}) > 1:
-        return first
-    lowest = min(sequence for sequence, _ in collectives.values())
-    lagging = [rank for rank, (sequence, _) in collectives.items() if sequence == lowest]
-    return next(
-        (match for match in symptoms if len(lagging) == 1 and match.rank == lagging[0]),
-        first,
-    )
-
-
-def _timed_out_collectives(symptoms: list[Match]) -> dict[int, tuple[int, str]]:
-    """Return rank → sequence number and operation of the first collective that timed out on it."""
-    collectives: dict[int, tuple[int, str]] = {}
-    for match in symptoms:
-        if match.code == "nccl-timeout" and (parsed := _COLLECTIVE.search(match.text)):
-            collectives.setdefault(int(parsed[1]), (int(parsed[2]), parsed[3]))
-    return collectives
-
-
-def _lagging_ranks(symptoms: list[Match]) -> tuple[str, ...]:
-    """Describe which ranks wait in which collective if they differ, and ranks without a timeout."""
-    collectives = _timed_out_collectives(symptoms)
-    if symptoms[0].code != "nccl-timeout" or not collectives:
-        return ()
-    groups: dict[tuple[int, str], list[int]] = {}
-    for rank, collective in sorted(collectives.items()):
-        groups.setdefault(collective, []).append(rank)
-    without_timeout = sorted(set(range(max(collectives) + 1)) - set(collectives))
-    details = []
-    if len(groups) > 1:
-        waiting = "; ".join(
-            f"{_rank_list(ranks)} in {operation} {sequence}"
-            for (sequence, operation), ranks in sorted(groups.items())
-        )
-        details.append(f"the ranks wait in different collectives: {waiting}")
-    if without_timeout and len(without_timeout) < len(collectives):
-        details.append(f"no timeout from {_rank_list(without_timeout)}: check there first")
-    return tuple(details)
-
-
-def _rank_list(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
 # ------------------------------------------------------------------ the diagnosis

@@ -93,6 +93,9 @@ SUCCESS = (
     "worker group successfully finished",
     "[after training is done] datetime:",
 )
+# "… NCCL INFO comm 0x55cc8aa86c70 rank 0 nranks 16 cudaDev 0 … - Init START"
+_COMMUNICATOR = " nranks "
+_COMMUNICATOR_SIZE = re.compile(r"NCCL INFO .* nranks (\d{1,6}) ")
 # A node's first line on Kubernetes and Slurm (entrypoints/node_start/start.py), after the prefix of
 # `srun --label`: "1: sm-train start: node 1 of 2 (ip-10-1-9; …"
 _NODE_START = "sm-train start: node "
@@ -190,6 +193,7 @@ def searched_literals() -> list[str]:
         *_FIRST_FAILURE,
         *SUCCESS,
         *_EVENTS,
+        _COMMUNICATOR,
         *NCCL_LITERALS,
         *literals(),
     }
@@ -251,6 +255,7 @@ class _StreamScanner:
     """Names of nodes by their rank, outside of SageMaker."""
     task_hosts: dict[int, str] = field(default_factory=dict)
     """Names of nodes by their Slurm task, of jobs with one task on each node."""
+    world_size: int = 0
     nodes: int = 0
     """Of the job's start event; 0 before it."""
     ranks_per_node: int | None = None
@@ -418,6 +423,8 @@ class _StreamScanner:
         if any(text in line.text for text in NCCL_LITERALS):
             lines = self.nccl.setdefault(line.node or self.stream.node, [])
             lines += [line.text] if len(lines) < _MAX_NCCL_LINES else []
+        if _COMMUNICATOR in line.text and (size := _COMMUNICATOR_SIZE.search(line.text)):
+            self.world_size = max(self.world_size, int(size[1]))
         event = parse_event(line.text) if "SMT {" in line.text else None
         part = "other" if event else self.tracebacks.feed(line, self.line_number)
         if event is not None:
@@ -452,7 +459,7 @@ class _StreamScanner:
             if self.start_events:
                 self._mark_recovered(len(self.matches))
             self.start_events += 1
-            self.nodes = event["nodes"]
+            self.nodes, self.world_size = event["nodes"], event["world_size"]
             self.ranks_per_node = event["world_size"] // max(1, event["nodes"])
         elif event["kind"] == "end" and event["reason"] == "done":
             self._mark_recovered(len(self.matches))
@@ -652,6 +659,8 @@ class _StreamScanner:
             ranks={node: frozenset(ranks) for node, ranks in self.ranks.items()},
             ranks_per_node=self.ranks_per_node,
             nodes=self.nodes,
+            world_size=self.world_size,
+            hosts=self.hosts,
             tail=self.tail,
             reference=self.stream.reference,
             prefixes=self.tracebacks.prefixes,

@@ -240,6 +240,10 @@ class ScanReport:
     ranks_per_node: int | None
     nodes: int
     """Of the job's start event; 0 if the log has none."""
+    world_size: int
+    """Ranks of the job, by its start event or NCCL's largest communicator; 0 if unknown."""
+    hosts: dict[int, str]
+    """Names of nodes by their rank, outside of SageMaker."""
     tail: bytes
     reference: float
     prefixes: Prefixes

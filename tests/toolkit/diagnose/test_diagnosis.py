@@ -10,6 +10,7 @@ from sm_train.entrypoints.common.sagemaker_paths import host_names
 from sm_train.toolkit.diagnose.diagnosis import UNKNOWN, diagnose
 from sm_train.toolkit.diagnose.log_scanner import scan
 
+from tests.support.job_log_lines import event_values
 from tests.support.log_lines import DONE, HEALTHY, WRITTEN, diagnosed, is_left_alone, step, stream
 
 BEGIN = WRITTEN - 3600
@@ -271,10 +272,97 @@ def test_rank_in_an_earlier_collective_is_the_lagging_one() -> None:
     assert "rank 12 in ALLREDUCE 1579" in found.details[-1]
 
 
-def test_rank_without_a_timeout_is_named() -> None:
-    found = diagnosed([*training(), *(timeout(rank) for rank in range(8) if rank != 5)])
+def start_of(world_size: int) -> str:
+    """Return the start event of a job on two nodes."""
+    values = event_values("start") | {"world_size": world_size, "nodes": 2}
+    return format_event("start", values, time=BEGIN, node=0, rank=0)
+
+
+def test_rank_without_a_timeout_is_the_first_failure() -> None:
+    """The earliest timeout is that of a rank which only waits."""
+    found = diagnosed(
+        [start_of(8), *(timeout(rank, second=1900 + rank) for rank in range(4))],
+        [timeout(rank, second=1890) for rank in range(4, 8) if rank != 5],
+    )
     assert found.cause == "nccl-timeout"
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 5)
+    assert found.first.line == (
+        "rank 5 reported no timeout, and the other 7 ranks wait in ALLREDUCE 1580"
+    )
     assert found.details == ("no timeout from rank 5: check there first",)
+
+
+@pytest.mark.parametrize(
+    ("reporting", "world_size", "note"),
+    [
+        # Two ranks are silent, or a node's log is missing.
+        ({0, 1, 2, 4, 5, 6}, 8, "no timeout from ranks 3, 7: check there first"),
+        ({0, 1, 2, 3}, 8, "no timeout from ranks 4, 5, 6, 7: check there first"),
+        # The number of ranks is unknown: others than rank 1 may be silent, too.
+        ({0, 2, 3}, None, "no timeout from rank 1: check there first"),
+        ({0, 1, 2, 3}, 4, None),
+    ],
+)
+def test_rank_is_unknown_unless_all_others_reported(
+    reporting: set[int], world_size: int | None, note: str | None
+) -> None:
+    start = [start_of(world_size)] if world_size else []
+    found = diagnosed([*start, *(timeout(rank, second=1900 - rank) for rank in reporting)])
+    assert found.cause == "nccl-timeout"
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == (None, None)
+    assert found.details == (() if note is None else (note,))
+
+
+def group_timeout(rank: int, group: str, group_rank: int, number: int, kind: str) -> str:
+    return (
+        f"[rank{rank}]:[E{clock(1900)} ProcessGroupNCCL.cpp:616] [PG ID 3 PG GUID {group} Rank "
+        f"{group_rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, "
+        f"OpType={kind}, NumelIn=4, NumelOut=4, Timeout(ms)=1800000) ran for 1800060 milliseconds"
+    )
+
+
+def test_process_groups_are_not_compared_with_each_other() -> None:
+    """HSDP: shards of four ranks in each node, and replicas of two ranks across the nodes."""
+    shards = [
+        group_timeout(4 * node + rank, f"{5 + node}(mesh_shard)", rank, 900, "_ALLGATHER_BASE")
+        for node in range(2)
+        for rank in range(4)
+        if (node, rank) != (1, 2)
+    ]
+    replicas = [
+        group_timeout(4 * node, "7(mesh_replicate)", node, 12, "ALLREDUCE") for node in range(2)
+    ]
+    found = diagnosed([start_of(8), *shards, *replicas])
+    assert found.first is not None
+    assert found.first.rank is None
+    assert not any("different collectives" in line for line in found.details)
+    # With the default group, whose ranks are known; ranks in groups repeat, global ones count.
+    default = [
+        group_timeout(rank, "0(default_pg)", rank, 31, "ALLREDUCE")
+        for rank in range(8)
+        if rank != 6
+    ]
+    found = diagnosed([start_of(8), *shards, *default])
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 6)
+    assert "no timeout from rank 6: check there first" in found.details
+
+
+def test_rank_that_lags_in_its_group_is_named_by_its_global_rank() -> None:
+    lines = [
+        group_timeout(8 + rank, "9(mesh_shard)", rank, 41 if rank == 3 else 42, "ALLREDUCE")
+        for rank in range(8)
+    ]
+    other = [group_timeout(rank, "8(mesh_shard)", rank, 7, "ALLREDUCE") for rank in range(8)]
+    found = diagnosed([start_of(16), *other, *lines])
+    assert found.first is not None
+    assert found.first.rank == 11
+    assert found.details == (
+        "group mesh_shard: the ranks wait in different collectives: rank 11 in ALLREDUCE 41; "
+        "ranks 8, 9, 10, 12, 13, 14, 15 in ALLREDUCE 42",
+    )
 
 
 def test_echoes_alone_are_unknown_with_up_to_ten_lines_of_evidence() -> None:
