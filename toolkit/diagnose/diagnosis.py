@@ -36,6 +36,8 @@ from sm_train.toolkit.report_html.notebook import html_table
 NO_FAILURE, UNKNOWN = "no-failure", "unknown"
 
 _MAX_EVIDENCE = 10
+_MAX_OTHERS = 3
+"""Messages about other programs that are listed."""
 _MAX_SHOWN = 3
 """Lines of evidence in a notebook."""
 _CLOCK_SKEW_SECONDS = 5.0
@@ -433,6 +435,10 @@ def _details(reports: Sequence[ScanReport]) -> tuple[str, ...]:
     warned = dict.fromkeys(match.code for report in reports for match in report.warnings)
     details = [f"warning: {table[code].title}: {table[code].action}" for code in warned]
     details += _transport_warnings(reports)
+    others = dict.fromkeys(match.text for report in reports for match in report.other_programs)
+    details += [
+        f"about a program other than the job's: {text}" for text in list(others)[:_MAX_OTHERS]
+    ]
     recovered: dict[str, int] = {}
     for report in reports:
         for code, count in report.recovered.items():

@@ -18,6 +18,7 @@ from typing import Protocol
 from sm_train.entrypoints.common.sagemaker_paths import host_name
 from sm_train.entrypoints.doctor.nccl_log import LITERALS as NCCL_LITERALS
 from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
+from sm_train.toolkit.diagnose.kernel_messages import of_other_programs
 from sm_train.toolkit.diagnose.log_lines import LogLine, parse_line
 from sm_train.toolkit.diagnose.matches import (
     MAX_TEXT,
@@ -642,19 +643,23 @@ class _StreamScanner:
         # The exception that would have replaced it is missing: the log ends before.
         says_more = self.handled is not None and not self.handled.text.endswith(":")
         replaced = (self.handled,) if self.handled and says_more else ()
+        found = (*self.matches, *replaced)
+        others = of_other_programs(found, lambda: whole_lines(self.stream.blocks()))
+        matches = tuple(match for match in found if match not in others)
         return ScanReport(
             stream=self.stream.name,
             node=self.stream.node,
             lines=self.line_number,
-            matches=(*self.matches, *replaced),
+            matches=matches,
+            other_programs=tuple(others),
             last_line=self.last_line,
             steps=self.steps,
             recovered=dict(self.recovered),
             warnings=tuple(self.warnings.values()),
             last_step_time=self.last_step_time,
             last_step=self.last_step,
-            harmless=frozenset(self.harmless),
-            succeeded=self.succeeded and not self.matches,
+            harmless=frozenset((*self.harmless, *(match.order for match in others))),
+            succeeded=self.succeeded and not matches,
             first_failure=self.first_failure,
             ranks={node: frozenset(ranks) for node, ranks in self.ranks.items()},
             ranks_per_node=self.ranks_per_node,

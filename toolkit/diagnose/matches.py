@@ -134,7 +134,8 @@ _HARMLESS = re.compile(
 #   Insufficient capacity error from EC2 …, SecondaryStatus: …, FailureReason: …   SageMaker
 #   WARNING: loss is nan, WARNING: …, ending training
 _NEVER_HARMLESS = re.compile(
-    r"NVRM: |INFO: (?:task \S+ blocked for|rcu_)|Killed process|death signal|signal SIGTERM"
+    r"NVRM: |\btraps: \S+\[\d+\]|INFO: (?:task \S+ blocked for|rcu_)|Killed process"
+    r"|death signal|signal SIGTERM"
     r"|Insufficient capacity error from EC2"
     r"|(?i:\b(?:ending|stopping|aborting|terminating) (?:the )?(?:training|run|job)\b)"
     r"|^(?:SecondaryStatus|FailureReason): |\bloss\b.*\b(?:nan|NaN|inf)\b"
@@ -221,6 +222,8 @@ class ScanReport:
     node: str | None
     lines: int
     matches: tuple[Match, ...]
+    other_programs: tuple[Match, ...]
+    """Messages of the kernel about programs other than the job's."""
     last_line: dict[str, int]
     """Code → line number of its last match; ``matches`` keeps only the first ones of a code."""
     steps: int

@@ -957,3 +957,60 @@ def test_network_without_rdma_is_a_warning_of_its_node() -> None:
     assert warning.startswith("warning: algo-2: InfiniBand, GPUDirect RDMA on 1 of 16 channels")
     assert "(no module)" in warning
     assert found.cause == "gpu-out-of-memory"
+
+
+MYSQL_KILLED = (
+    "[18026.2] mysqld invoked oom-killer: gfp_mask=0x140cca, order=0, oom_score_adj=0",
+    "[18026.2]  oom_kill_process+0x10a/0x1b0",
+    "[18026.3] oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=mysqld,pid=81233,uid=27",
+    "[18026.3] Out of memory: Killed process 81233 (mysqld) total-vm:9012kB, anon-rss:8000kB",
+    "mysql.service: Failed with result 'oom-kill'.",
+)
+BAD_VALUE = "ValueError: too many values to unpack (expected 2)"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        MYSQL_KILLED,
+        # Python needed memory, and another program was killed for it.
+        ("[18026.2] python3 invoked oom-killer: gfp_mask=0x140cca, order=0", *MYSQL_KILLED[2:]),
+        ("[90.1] NVRM: Xid (PCI:0000:2b:00): 31, pid=81233, name=Xorg, channel 0x2, MMU Fault",),
+        ("[90.1] node[81233]: segfault at 0 ip 00007f3c sp 00007ffd error 4 in libv8.so",),
+        ("[90.1] traps: dockerd[81233] general protection fault ip:55d sp:7ff error:0",),
+    ],
+    ids=lambda others: others[0][7:30],
+)
+def test_kernel_messages_about_other_programs_are_notes(others: tuple[str, ...]) -> None:
+    found = diagnosed([*training(), *others, *traceback(BAD_VALUE, 3)])
+    assert found.parent == "program-error" or found.cause == "program-error"
+    assert found.evidence[0].text == BAD_VALUE
+    assert any("about a program other than the job's" in line for line in found.details)
+    # A training that ended well stays a success.
+    ended = diagnosed([*training(), DONE, *others])
+    assert ended.cause == "no-failure"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        # By its name.
+        ([MYSQL_KILLED[3].replace("mysqld", "python3")], "host-out-of-memory"),
+        ([MYSQL_KILLED[3].replace("mysqld", "pt_data_worker")], "host-out-of-memory"),
+        (["slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."], "host-out-of-memory"),
+        # By its process id, which the job's own log mentions.
+        (
+            ["algo-1:81233:81240 [0] NCCL INFO Using network IB", MYSQL_KILLED[3]],
+            "host-out-of-memory",
+        ),
+        # A machine-wide event needs no owner.
+        (
+            ["NVRM: Xid (PCI:0000:06:00): 79, pid=81233, name=Xorg, GPU has fallen off the bus."],
+            "xid-79",
+        ),
+        # One victim of two is the job's.
+        ([*MYSQL_KILLED, MYSQL_KILLED[3].replace("mysqld", "python3")], "host-out-of-memory"),
+    ],
+)
+def test_kernel_messages_about_the_job_are_its_cause(lines: list[str], cause: str) -> None:
+    assert diagnosed([*training(), *lines]).cause == cause
