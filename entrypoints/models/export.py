@@ -485,7 +485,7 @@ def _merged_network(
     source = None if base["random"] else network_folder(folder)
     if source is None and not base["random"]:
         raise RuntimeError(f"{folder}: has no network")
-    network = Network(base["config"], source, base["side"])
+    network = Network(base["config"], source, base["side"], adapted=True)
     network.materialize(torch.device("cpu"), base["seed"])
     merge(network.module, adapter)
     return network

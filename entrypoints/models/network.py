@@ -82,6 +82,10 @@ class Network:
     is None, initialized at random. ``side`` is the side of the training input in latent pixels.
     ``component`` is the name of its folder, ``module`` the network of class ``class_name``. With
     ``lora`` an adapter is trained, which starts from that of the folder ``adapter``.
+
+    The position embeddings that a transformer stores are resized to ``side`` if all weights are
+    trained. Those below an adapter (``adapted``: it is merged later) stay as they are: its file
+    does not hold them, and every reader crops the table of the base at its center.
     """
 
     def __init__(
@@ -92,11 +96,12 @@ class Network:
         *,
         lora: LoraConfig | None = None,
         adapter: Path | None = None,
+        adapted: bool = False,
     ) -> None:
         import diffusers
 
         self.preset_config, self.folder, self.side, self.lora = config, folder, side, lora
-        self._adapter = adapter
+        self._adapter, self._resizes = adapter, lora is None and not adapted
         settings = dict(config)
         self.class_name: str = settings.pop("class")
         self.component = network_component(self.class_name)
@@ -156,7 +161,7 @@ class Network:
                 if name in adapter:
                     shard = local_shard(parameter)
                     shard.tensor.copy_(adapter[name][shard.rows])
-        if self._stretch != 1.0 and _POSITIONS in self.module.state_dict():
+        if self._resizes and self._stretch != 1.0 and _POSITIONS in self.module.state_dict():
             table = self.module.get_buffer(_POSITIONS)
             table.copy_(resize_positions(table, self._stretch))
 

@@ -122,6 +122,48 @@ def test_diffusers_draws_the_images_of_our_sampler(
         np.testing.assert_allclose(image, expected[folder], rtol=0, atol=1e-5, err_msg=folder.name)
 
 
+@pytest.mark.parametrize(
+    "presets",
+    [
+        ("tiny-mmdit", "tiny-dit"),
+        pytest.param(("tiny-sd2", "tiny-sdxl"), marks=pytest.mark.slow),
+    ],
+)
+def test_adapter_of_another_size_than_its_base_is_drawn_alike(
+    tmp_path: Path, packages: Path, presets: tuple[str, ...]
+) -> None:
+    """A base of 64 px: diffusers derives the positions of each image size from it alone."""
+    expected = {}
+    for preset in presets:
+        for size in (32, 48):
+            folder = tmp_path / f"{preset}-{size}"
+            base = save(build(preset), folder)
+            run = run_folder(train(preset, base, resolution=size), base, folder / "run")
+            expected[folder, size] = open_adapters.draw(load_pipeline(find_source(run)))
+            assert expected[folder, size].shape == (1, size, size, 3)
+            final = open_adapters.draw(load_pipeline(find_source(run / "final")))
+            np.testing.assert_allclose(final, expected[folder, size], rtol=0, atol=1e-6)
+    arguments = [f"{folder}@{size}" for folder, size in expected]
+    command = [sys.executable, open_adapters.__file__, str(packages), *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    for (folder, _), image in expected.items():
+        read = np.load(folder / "image.npy")
+        np.testing.assert_allclose(read, image, rtol=0, atol=1e-5, err_msg=folder.name)
+
+
+@pytest.mark.usefixtures("packages")
+def test_merged_adapter_of_another_size_is_drawn_alike(tmp_path: Path) -> None:
+    from diffusers import DiffusionPipeline
+
+    base = save(build("tiny-mmdit"), tmp_path / "base")
+    run = run_folder(train("tiny-mmdit", base, resolution=48), base, tmp_path / "run")
+    expected = open_adapters.draw(load_pipeline(find_source(run)))
+    merged = export(run, tmp_path / "merged", merge=True)
+    image = open_adapters.draw(DiffusionPipeline.from_pretrained(merged))
+    np.testing.assert_allclose(image, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.usefixtures("packages")
 def test_export_writes_the_adapter_or_the_merged_model(tmp_path: Path) -> None:
     from diffusers import StableDiffusionPipeline

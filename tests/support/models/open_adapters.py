@@ -1,7 +1,8 @@
 """Draws an image with diffusers' own pipelines and an exported adapter, in a new process.
 
 diffusers looks for PEFT when it is imported. Arguments: the folder of PEFT, and folders with a
-``model`` and an adapter in ``run/final``. Each gets ``image.npy``.
+``model`` and an adapter in ``run/final``, as FOLDER or FOLDER@SIZE for images of that many pixels a
+side. Each gets ``image.npy``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def main() -> None:
     import numpy as np
     from diffusers import DiffusionPipeline
 
-    for folder in map(Path, folders):
+    for argument in folders:
+        name, _, size = argument.partition("@")
+        folder = Path(name)
         model, adapter = folder / "model", folder / "run" / "final"
         pipeline = DiffusionPipeline.from_pretrained(
             model, trust_remote_code=(model / "pipeline.py").is_file()
@@ -46,7 +49,8 @@ def main() -> None:
         exec("\n".join([one for one in lines if one == "import peft"] + [line]), names)
         # PixArt's pipeline would draw the nearest published size.
         is_pixart = type(pipeline).__name__ == "PixArtSigmaPipeline"
-        options = {"use_resolution_binning": False} if is_pixart else {}
+        options: dict[str, Any] = {"use_resolution_binning": False} if is_pixart else {}
+        options |= {"height": int(size), "width": int(size)} if size else {}
         np.save(folder / "image.npy", draw(pipeline, **options))
 
 
