@@ -215,10 +215,12 @@ def _architecture(config: Mapping[str, Any]) -> str:
 _VOCABULARIES = (
     {"tokenizer.json"},
     {"vocab.json", "merges.txt"},
-    {"spiece.model"},
-    {"tokenizer.model"},
 )
 """Sets of files, each of which is enough for a tokenizer of CLIP or T5."""
+_SENTENCEPIECE = ("spiece.model", "tokenizer.model")
+"""Vocabularies that transformers converts by sentencepiece and a matching protobuf. A job has
+neither: the compiled messages of each release of sentencepiece need a protobuf at least as new as
+theirs, and images bring their own."""
 
 
 def _tokenizer_problems(reader: ComponentReader, tokenizer: str, encoder: str) -> Iterator[str]:
@@ -234,11 +236,21 @@ def _tokenizer_problems(reader: ComponentReader, tokenizer: str, encoder: str) -
         # Its tokens are bytes.
         return
     found = {path.removeprefix(f"{tokenizer}/") for path in reader.files}
-    if not any(files <= found for files in _VOCABULARIES):
+    if any(files <= found for files in _VOCABULARIES):
+        return
+    sentencepiece = next((name for name in _SENTENCEPIECE if name in found), None)
+    if sentencepiece is None:
         yield (
-            f"{tokenizer}/ has no vocabulary (tokenizer.json, vocab.json with merges.txt, or "
-            "spiece.model); copy it from the same model"
+            f"{tokenizer}/ has no vocabulary (tokenizer.json, or vocab.json with merges.txt); copy "
+            "it from the same model"
         )
+        return
+    yield (
+        f"{tokenizer}/ has {sentencepiece} and no tokenizer.json, and a job has no sentencepiece to "
+        "convert it; convert it once: pip install transformers sentencepiece protobuf; python -c "
+        f"\"from transformers import AutoTokenizer as T; T.from_pretrained('{tokenizer}')"
+        f".save_pretrained('{tokenizer}')\""
+    )
 
 
 def _network_problems(reader: ComponentReader, preset: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -266,7 +268,14 @@ CASES: dict[str, tuple[Files, str, dict[str, Any], str]] = {
         without(published(SDXL), "tokenizer_2/tokenizer.json") | {"tokenizer_2/vocab.json": b"{}"},
         SDXL,
         {},
-        "tokenizer_2/ has no vocabulary (tokenizer.json, vocab.json with merges.txt",
+        "tokenizer_2/ has no vocabulary (tokenizer.json, or vocab.json with merges.txt",
+    ),
+    "a tokenizer that a job cannot convert": (
+        without(published(PIXART), "tokenizer/tokenizer.json")
+        | {"tokenizer/spiece.model": b"x", "tokenizer/added_tokens.json": b"{}"},
+        PIXART,
+        {},
+        "tokenizer/ has spiece.model and no tokenizer.json, and a job has no sentencepiece",
     ),
     "an autoencoder of another size of latents": (
         edited(published(SD2), "vae/config.json", block_out_channels=[128, 256, 512]),
@@ -501,3 +510,23 @@ def test_the_training_job_refuses_with_the_same_words(tmp_path: Path) -> None:
     with pytest.raises(JobConfigError) as caught:
         build_components(config("tiny-sd2"), 64, components=tmp_path, previous=None)
     assert str(caught.value) == f"model.components: {problem}"
+
+
+def test_accepted_vocabulary_of_clip_is_loaded_without_further_packages(tmp_path: Path) -> None:
+    """In a process without sentencepiece, tiktoken and protobuf, as a job may be."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    vocabulary = {"<|startoftext|>": 0, "<|endoftext|>": 1, "a</w>": 2}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
+    program = (
+        "import sys\n"
+        "for name in ('sentencepiece', 'tiktoken', 'google.protobuf'): sys.modules[name] = None\n"
+        "from transformers import AutoTokenizer\n"
+        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True)\n"
+        "print(tokenizer('a')['input_ids'])\n"
+    )
+    command = [sys.executable, "-c", program, str(folder)]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert loaded.stdout == "[0, 2, 1]\n", loaded.stderr[-500:]
