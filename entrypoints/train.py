@@ -177,7 +177,7 @@ def _training_record(
     return TrainingRecord(
         run=config.run,
         stage=config.stage.name,
-        preset=config.model.preset,
+        preset=config.model.preset or "",
         prediction_type=components.objective.prediction_type,
         resolution=config.stage.resolution,
         license=config.license,

@@ -138,11 +138,12 @@ class LoraConfig:
 class ModelConfig:
     """The network; None takes the pretrained model's value, or else the preset's.
 
+    ``preset`` may be None for a script of the user's own: then the model is unknown.
     ``preset_content`` is the JSON of a preset that does not ship with sm-train. ``lora`` is None
     if all weights are trained.
     """
 
-    preset: str
+    preset: str | None
     prediction_type: PredictionType | None
     zero_terminal_snr: bool | None
     min_snr_gamma: float | None

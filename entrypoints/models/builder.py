@@ -210,6 +210,8 @@ def build_components(
     Raises:
         JobConfigError: there is no such preset, or a folder holds another model.
     """
+    if model.preset is None:
+        raise JobConfigError("model.preset: is missing; name the model that is trained")
     preset = read_preset(model.preset, model.preset_content)
     if model.lora is not None and preset["train_text_encoder"]:
         raise JobConfigError(f"model.lora: {TRAINS_TEXT_ENCODER}")

@@ -242,8 +242,10 @@ def plan_model(
     ``plan`` is the JSON of a custom preset's plan, None to read it where it is stored.
 
     Raises:
-        UnplannedModelError: it was not measured, or has changed since.
+        UnplannedModelError: the model is unknown, was not measured, or has changed since.
     """
+    if model.preset is None:
+        raise UnplannedModelError("model.preset is not set: the script's model is unknown")
     return plan_preset(
         model.preset,
         resolution,

@@ -13,7 +13,7 @@ from sm_train.estimators.config.cluster import SMDDP_PYTORCH, ClusterSection, ma
 from sm_train.estimators.config.data import DataSection, SourceSection
 from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.model import ModelSection
-from sm_train.estimators.config.presets import resolution_factor
+from sm_train.estimators.config.presets import preset_names, resolution_factor
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.config.training import TrainingSection
 
@@ -90,6 +90,9 @@ def cross_section_problems(
     if cluster is not None and training is not None:
         problems += _reduce_dtype_problems(training, cluster)
         problems += _optimizer_version_problems(training, cluster)
+    if model is not None and model.preset is None and not own_script:
+        reason = f"is missing; write one of {', '.join(preset_names())}, or a preset file"
+        problems.append(Problem(("model", "preset"), None, reason))
     if model is not None and training is not None:
         problems += _adapter_problems(model, training)
     return problems
@@ -126,6 +129,8 @@ def _resolution_problems(
     stage: StageSection, model: ModelSection, path: KeyPath
 ) -> Iterator[Problem]:
     """Check that latents and patches have whole sizes."""
+    if model.preset is None:
+        return
     factor = resolution_factor(model.preset, model.preset_content)
     if stage.resolution % factor:
         lower = stage.resolution // factor * factor

@@ -313,7 +313,14 @@ def _find_problems(raw: dict[Any, Any]) -> list[Problem]:
     # Errors without a location are the root's cross-section check, which is repeated below on the
     # valid sections to get a path for each problem.
     problems = [_problem(raw, error) for error in (*errors, *later) if error["loc"]]
-    return list(dict.fromkeys((*problems, *_find_cross_section_problems(pruned), *secrets)))
+    is_model_invalid = any(problem.path[:1] == ("model",) for problem in problems)
+    cross = [
+        problem
+        for problem in _find_cross_section_problems(pruned)
+        # The preset was removed above.
+        if not (is_model_invalid and problem.path == ("model", "preset"))
+    ]
+    return list(dict.fromkeys((*problems, *cross, *secrets)))
 
 
 def _find_secrets(value: Any, path: KeyPath) -> Iterator[Problem]:
@@ -390,8 +397,8 @@ def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
     if not _validation_errors(TrainingSection, raw.get("training", {})):
         training = TrainingSection.model_validate(raw.get("training", {}))
     model = None
-    if not _validation_errors(ModelSection, raw.get("model")):
-        model = ModelSection.model_validate(raw.get("model"))
+    if not _validation_errors(ModelSection, raw.get("model", {})):
+        model = ModelSection.model_validate(raw.get("model", {}))
     run_name = name if isinstance(name, str) else ""
     raw_channels = raw.get("channels")
     channels = raw_channels if isinstance(raw_channels, dict) else {}

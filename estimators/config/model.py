@@ -63,11 +63,17 @@ class LoraSection(Section):
 class ModelSection(Section):
     """The model that is trained."""
 
-    preset: str = Field(
+    preset: str | None = Field(
+        default=None,
         description="Name of a model configuration that ships with sm-train, or a JSON file of the "
-        "same form, relative to the run file, such as ./mine.json.",
+        "same form, relative to the run file, such as ./mine.json. With `entry` it only describes "
+        "the script's model to `cost` and `check`, and may be left out.",
         json_schema_extra=lambda schema: schema.update(
-            anyOf=[{"enum": list(preset_names())}, {"pattern": r"\.json$"}]
+            anyOf=[
+                {"enum": list(preset_names())},
+                {"type": "string", "pattern": r"\.json$"},
+                {"type": "null"},
+            ]
         ),
     )
     preset_content: str | None = Field(
@@ -132,24 +138,24 @@ class ModelSection(Section):
             lora=None if self.lora is None else self.lora.job_config(),
         )
 
-    def _check_preset_exists(self) -> None:
-        if is_preset_file(self.preset):
+    def _check_preset_exists(self, preset: str) -> None:
+        if is_preset_file(preset):
             if self.preset_content is None:
-                raise ValueError(f"preset: {self.preset!r}: the file was not read")
+                raise ValueError(f"preset: {preset!r}: the file was not read")
             try:
                 canonical(self.preset_content)
             except PresetFileError as error:
-                raise ValueError(f"preset: {self.preset!r}: {error}") from None
+                raise ValueError(f"preset: {preset!r}: {error}") from None
             return
         if self.preset_content is not None:
             raise ValueError("preset_content: is that of a preset file; remove it")
-        if self.preset not in preset_names():
-            raise ValueError(f"preset: {self.preset!r} {unknown_preset(self.preset)}")
+        if preset not in preset_names():
+            raise ValueError(f"preset: {preset!r} {unknown_preset(preset)}")
 
-    def _check_lora(self, lora: LoraSection) -> None:
-        if preset_trains_text_encoder(self.preset, self.preset_content):
+    def _check_lora(self, lora: LoraSection, preset: str) -> None:
+        if preset_trains_text_encoder(preset, self.preset_content):
             raise ValueError(f"lora: {TRAINS_TEXT_ENCODER}")
-        class_name, layers = preset_layers(self.preset, self.preset_content)
+        class_name, layers = preset_layers(preset, self.preset_content)
         try:
             # A new preset that is not measured yet has no list of layers.
             require_targets(lora.job_config(), class_name, layers)
@@ -160,8 +166,11 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _check_preset(self) -> ModelSection:
-        self._check_preset_exists()
-        supported = preset_prediction_types(self.preset, self.preset_content)
+        preset = self.preset
+        if preset is None:
+            return self
+        self._check_preset_exists(preset)
+        supported = preset_prediction_types(preset, self.preset_content)
         prediction_type = self.prediction_type or supported[0]
         is_flow = prediction_type == "flow"
         if prediction_type not in supported:
@@ -180,7 +189,7 @@ class ModelSection(Section):
                 "weight 0, so it would never be trained; remove one of the two"
             )
         if self.lora is not None:
-            self._check_lora(self.lora)
+            self._check_lora(self.lora, preset)
         for key, applies in (("min_snr_gamma", not is_flow), ("timestep_shift", is_flow)):
             if getattr(self, key) is not None and not applies:
                 raise ValueError(f"{key}: does not apply to {prediction_type}; remove it")

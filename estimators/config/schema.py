@@ -108,7 +108,9 @@ class RunConfig(Section):
         description="Additional inputs. Each is a folder /opt/ml/input/data/NAME in the job.",
     )
     data: DataSection = Field(description="The training set.")
-    model: ModelSection = Field(description="The model that is trained.")
+    model: ModelSection = Field(
+        default=ModelSection(), description="The model that is trained; required without `entry`."
+    )
     stages: Annotated[list[StageSection], Field(min_length=1, max_length=20)] = Field(
         description="Stages of the run, in order: one training job each. A stage starts from the "
         "weights of the previous one."

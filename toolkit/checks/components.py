@@ -72,6 +72,8 @@ def components_findings(
         has_component(reader, one) for one in (UNET, TRANSFORMER)
     ):
         yield _random_base(f"{reader.location} has no network")
+    if model.preset is None:
+        return
     preset = read_preset(model.preset, model.preset_content)
     for problem in component_problems(reader, preset, model):
         message, _, fix = problem.rpartition("; ")

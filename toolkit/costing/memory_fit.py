@@ -82,13 +82,18 @@ def unplanned(config: RunConfig) -> Unplanned | None:
     measured now, once.
     """
     model = config.model.job_config()
+    if model.preset is None:
+        return Unplanned(
+            "model.preset is not set: the FLOPs and memory of the script's model are unknown",
+            "name the preset that is closest to it, or state steps_per_second",
+        )
     return _unplanned(model.preset, model.preset_content) or _wrong_targets(model)
 
 
 def custom_plan(config: RunConfig) -> str | None:
     """Return the JSON of a custom preset's plan for the job; None for other presets."""
     model = config.model
-    if model.preset_content is None or unplanned(config):
+    if model.preset is None or model.preset_content is None or unplanned(config):
         return None
     return plan_path(model.preset, model.preset_content).read_text(encoding="utf-8")
 

@@ -200,6 +200,8 @@ def _tiny_preset(model: ModelSection) -> str:
         if network.get("addition_embed_type"):
             return "tiny-sdxl"
         return _TINY_PRESETS_BY_CLASS[network["class"]]
+    if model.preset is None:
+        return "tiny-sd2"
     families = sorted(_TINY_PRESETS, key=len, reverse=True)
     return next(
         (_TINY_PRESETS[one] for one in families if model.preset.startswith(one)), model.preset

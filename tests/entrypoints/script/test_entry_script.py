@@ -47,7 +47,8 @@ RESUMES = (*ARGUMENTS, "--resume_from_checkpoint", "{resume}")
 
 def script_run(arguments: tuple[str, ...], **settings: Any) -> RunConfig:
     config = tiny_run(**({"max_steps": 20, "gradient_accumulation_steps": 2} | settings))
-    changes = {"code": ".", "entry": "train_like.py", "entry_args": arguments}
+    # Without a preset: what the script trains is unknown.
+    changes = {"code": ".", "entry": "train_like.py", "entry_args": arguments, "model": {}}
     return RunConfig.model_validate(config.model_dump(mode="json") | changes)
 
 

@@ -264,7 +264,7 @@ CASES = {
     ),
     "missing_section": (
         VALID.replace("model:\n  preset: sd2\n", ""),
-        ["run.yaml:1: model: is missing"],
+        ["run.yaml:1: model.preset: is missing; write one of digits, dit-xl, mmdit-20b"],
     ),
     "duplicate_key": (
         VALID + "  instance_type: ml.p4d.24xlarge\n",
@@ -728,3 +728,12 @@ def test_an_override_sets_the_last_item_of_a_list_and_none_beyond(tmp_path: Path
     assert changed.cluster.alternatives == ["ml.p4d.24xlarge", "ml.p5en.48xlarge"]
     with pytest.raises(RunFileError, match=r"alternatives\.2: 2 does not exist"):
         load_run(path, ["cluster.alternatives.2=ml.p5en.48xlarge"])
+
+
+@pytest.mark.parametrize("model", ["", "model:\n  license: apache-2.0\n"])
+def test_script_of_the_users_own_needs_no_preset(tmp_path: Path, model: str) -> None:
+    (tmp_path / "own").mkdir()
+    text = VALID.replace("model:\n  preset: sd2\n", model) + "code: own\nentry: train.py\n"
+    config = load(tmp_path, text)
+    assert config.model.preset is None
+    assert load_errors(tmp_path, text.replace("entry: train.py\n", "")) != []

@@ -574,3 +574,21 @@ def test_broken_run_file_is_a_one_line_error_before_prices_are_fetched(
     assert result.returncode == 2
     assert "run.yaml" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_model_of_a_script_without_a_preset_is_unknown(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "own.py").write_text("print('hello')\n")
+    changes = {"model": {}, "code": "code", "entry": "own.py"}
+    stated = write_run(tmp_path, **changes)
+    result = cli("cost", stated, "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["total"]["cost_usd"] is not None
+    assert any("model.preset is not set" in line for line in document["warnings"])
+    assert cli("check", stated, "--offline").returncode == 0
+    planned = cli("submit", stated, "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    unknown = write_run(tmp_path, **changes, stages=[stage(steps_per_second=None)])
+    document = json.loads(cli("cost", unknown, "--json").stdout)
+    assert document["total"]["cost_usd"] is None
