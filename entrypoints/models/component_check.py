@@ -247,8 +247,8 @@ def _tokenizer_problems(reader: ComponentReader, tokenizer: str, encoder: str) -
         return
     yield (
         f"{tokenizer}/ has {sentencepiece} and no tokenizer.json, and a job has no sentencepiece "
-        "to convert it; convert it once: pip install transformers sentencepiece protobuf; python -c "
-        f"\"from transformers import AutoTokenizer as T; T.from_pretrained('{tokenizer}')"
+        "to convert it; convert it once: pip install transformers sentencepiece protobuf; "
+        f"python -c \"from transformers import AutoTokenizer as T; T.from_pretrained('{tokenizer}')"
         f".save_pretrained('{tokenizer}')\""
     )
 
