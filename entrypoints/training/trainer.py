@@ -248,8 +248,10 @@ class Trainer:
             if checking or saving:
                 writing = self._checkpointer.step is not None
                 interval = WRITTEN_CHECK_SECONDS if writing else STOP_CHECK_SECONDS
-                # All ranks share steps_per_second, so they take part after the same step.
-                next_check = state.step + max(1, int(interval * steps_per_second))
+                # All ranks share steps_per_second, so they take part after the same step. A save
+                # never postpones it: saves may follow each other faster than checks.
+                following = state.step + max(1, int(interval * steps_per_second))
+                next_check = following if checking else min(next_check, following)
         heartbeat.enter(Phase.FINISH, state.step)
         self._finish_checkpoint()
         seconds = time.monotonic() - started

@@ -14,6 +14,7 @@ import pytest
 import torch
 from sm_train.entrypoints.checkpointing.manifest import shard_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
+from sm_train.toolkit.jobs.events import parse_event
 
 from tests.conftest import Mount
 from tests.support.cluster.training_jobs import (
@@ -86,13 +87,17 @@ def test_killed_run_with_decode_workers_resumes_bit_for_bit(tmp_path: Path) -> N
     assert losses(resumed) == expected
 
 
-def test_sigterm_writes_a_checkpoint_and_exits_with_success(tmp_path: Path) -> None:
-    stopped = job(tmp_path, max_steps=100000)
+@pytest.mark.parametrize("checkpoint_every", [1000, 2])
+def test_sigterm_writes_a_checkpoint_and_exits_with_success(
+    tmp_path: Path, checkpoint_every: int
+) -> None:
+    stopped = job(tmp_path, max_steps=100000, checkpoint_every=checkpoint_every)
     with stopped.start(processes=2) as running:
         running.wait_for("step", step=3)
         running.process.send_signal(signal.SIGTERM)
-        checkpoint = running.wait_for("checkpoint")
-        end = running.wait_for("end")
+        events = [event for line in running.lines() if (event := parse_event(line)) is not None]
+    [end] = [event for event in events if event["kind"] == "end"]
+    checkpoint = [event for event in events if event["kind"] == "checkpoint"][-1]
     assert end["reason"] == "sigterm"
     assert end["step"] == checkpoint["step"]
     assert (Path(checkpoint["path"]) / "complete.json").exists()
