@@ -23,12 +23,16 @@ from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
 from sm_train.entrypoints.distributed.object_exchange import use_job_key
-from sm_train.entrypoints.monitoring.failures import SETTLE_SECONDS, is_disconnection
+from sm_train.entrypoints.monitoring.failures import (
+    LOST_NODE_SECONDS,
+    SETTLE_SECONDS,
+    is_disconnection,
+)
 from sm_train.entrypoints.monitoring.heartbeat import ExitState, HeartbeatWriter
 from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
 from sm_train.entrypoints.tracking.feed import TrackerFeeds, tracker_feeds
 
-CAUSE_TIMEOUT = 3 * SETTLE_SECONDS
+CAUSE_TIMEOUT = LOST_NODE_SECONDS + 2 * SETTLE_SECONDS
 """Seconds in which the watchdog finds out why a peer is gone."""
 
 

@@ -36,6 +36,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     step_folders,
 )
 from sm_train.entrypoints.common.digests import file_digest
+from sm_train.entrypoints.common.node_description import current_platform
 from torch import Tensor
 
 MODEL, EMA = "model.", "ema."
@@ -104,7 +105,7 @@ def write_marker(
     folder: Path, step: int, world_size: int, fingerprint: str, files: Sequence[CheckpointFile]
 ) -> None:
     """Mark a checkpoint complete; call it after every rank has written its ``files``."""
-    marker = CheckpointMarker(step, world_size, fingerprint, tuple(files))
+    marker = CheckpointMarker(step, world_size, fingerprint, tuple(files), current_platform())
     write_file(folder, MARKER, save_bytes(marker.to_json().encode()))
 
 

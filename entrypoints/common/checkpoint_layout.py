@@ -85,12 +85,16 @@ class CheckpointFile:
 
 @dataclass(frozen=True)
 class CheckpointMarker:
-    """The content of :data:`MARKER`; ``world_size`` is the number of ranks that wrote it."""
+    """The content of :data:`MARKER`; ``world_size`` is the number of ranks that wrote it.
+
+    ``platform`` is what ran the job, None if it was started by hand.
+    """
 
     step: int
     world_size: int
     fingerprint: str
     files: tuple[CheckpointFile, ...]
+    platform: str | None = None
 
     def to_json(self) -> str:
         """Return the marker as JSON, its files sorted by name."""
@@ -115,6 +119,7 @@ class CheckpointMarker:
                     document["world_size"],
                     document["fingerprint"],
                     tuple(CheckpointFile(**file) for file in document["files"]),
+                    document.get("platform"),
                 )
         except (ValueError, KeyError, TypeError, RecursionError):
             raise MarkerError(f"{MARKER} is damaged") from None

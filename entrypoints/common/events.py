@@ -70,8 +70,8 @@ FIELDS: dict[str, frozenset[str]] = {
     # reason, evidence (folder below the checkpoints), files, ends (whether the job is killed);
     # `stall-resolved` adds step and silent_seconds; `rank-died` adds step, rank_died and death
     # (killed, died, aborted or terminated: monitoring/failures.py; the launcher terminates the
-    # other ranks after the first one); `straggler` adds step, straggler_rank, straggler_node and
-    # ratio.
+    # other ranks after the first one); `node-lost` adds blamed_node; `straggler` adds step,
+    # straggler_rank, straggler_node and ratio.
     "warning": frozenset({"code", "message"}),
     "error": frozenset({"code", "message"}),
     "end": frozenset({"step", "reason", "training_seconds", "images", "steps_per_second"}),

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 
@@ -21,6 +23,9 @@ TORCHRUN, HYPERPODRUN = "torchrun", "hyperpodrun"
 """Launchers of a node's processes: HyperPod's operator requires its own in place of torchrun."""
 
 LAUNCHER_VARIABLE = "SM_TRAIN_LAUNCHER"
+
+Platform = Literal["sagemaker", "kubernetes", "slurm"]
+"""What runs a job, and starts it again."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class NodeDescription:
 
     ``entry`` is the bundle's script. ``checkpoints`` is a folder that all nodes share, or the S3
     prefix to which each node copies its own. ``launcher`` starts the processes of a node.
+    ``commands`` are the platform's, by their purpose (status, stop, resume), for alerts. With
+    ``take_over`` the job continues from checkpoints that another platform wrote.
     """
 
     stage: str
@@ -53,6 +60,9 @@ class NodeDescription:
     channels: tuple[NodeChannel, ...]
     checkpoints: str
     launcher: str = TORCHRUN
+    platform: Platform = "kubernetes"
+    commands: Mapping[str, str] = field(default_factory=dict)
+    take_over: bool = False
 
     def to_json(self) -> str:
         """Return the value of :data:`NODE_VARIABLE`, on one line."""
@@ -71,12 +81,27 @@ class NodeDescription:
         return self.checkpoints.startswith("s3://")
 
 
+def node_description() -> NodeDescription | None:
+    """Return the description of this node; None in a SageMaker job, and on a laptop."""
+    text = os.environ.get(NODE_VARIABLE)
+    return None if text is None else NodeDescription.from_json(text)
+
+
+def current_platform() -> Platform | None:
+    """Return the platform that runs this process; None if it was started by hand."""
+    description = node_description()
+    if description is not None:
+        return description.platform
+    return "sagemaker" if "TRAINING_JOB_NAME" in os.environ else None
+
+
 def uploads_checkpoints(paths: SageMakerPaths) -> bool:
     """Return whether this node's checkpoint folder is copied to storage, which leaves notes.
 
     SageMaker and local runs copy it, and so does the start script where nodes share no folder.
     Nothing copies it in a job that was started by hand.
     """
-    if NODE_VARIABLE in os.environ:
-        return NodeDescription.from_json(os.environ[NODE_VARIABLE]).syncs_checkpoints
+    description = node_description()
+    if description is not None:
+        return description.syncs_checkpoints
     return paths.resources.exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
 from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.node_description import node_description
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.failures import Failure
 from sm_train.entrypoints.monitoring.stall_detector import Culprit
@@ -42,7 +43,7 @@ class AlertFormatter:
             level="critical" if kills else "warning",
             worst=_describe_culprit(culprit),
             silent=silent,
-            command=self._resume_command if kills else f"sm-train stop {job or self.config.run}",
+            command=_command("resume" if kills else "stop", self.config.run, job),
         )
 
     def resumed(self, symptom: str, silent: float) -> Alert:
@@ -52,22 +53,21 @@ class AlertFormatter:
     def failure(self, failure: Failure) -> Alert:
         """Return the alert for the failure that ended the job; its key is the cause."""
         return self._alert(
-            f"failure {failure.kind} {failure.rank}",
+            f"failure {failure.kind} {failure.node} {failure.rank}",
             "training has failed",
             failure.text,
-            worst=f"node {failure.node}, rank {failure.rank}",
-            command=self._resume_command,
+            worst=_place(failure.node, failure.rank),
+            command=_command("resume", self.config.run),
         )
 
     def straggler(self, symptom: str, straggler: Straggler) -> Alert:
         """Return the alert for a rank or a node that the others wait for."""
-        rank = f", rank {straggler.rank}" if straggler.rank is not None else ""
         return self._alert(
             f"straggler {straggler.node} {straggler.rank}",
             "training waits for a straggler",
             symptom,
             level="warning",
-            worst=f"node {straggler.node}{rank}",
+            worst=_place(straggler.node, straggler.rank),
         )
 
     def not_stored(self, symptom: str, node: int, *, resolved: bool = False) -> Alert:
@@ -79,17 +79,13 @@ class AlertFormatter:
             symptom,
             level="warning",
             worst=f"node {node}",
-            command=None if resolved else f"sm-train status {self.config.run}",
+            command=None if resolved else _command("status", self.config.run),
             resolved=resolved,
         )
 
     def ended(self, step: int) -> Alert:
         """Return the alert for a job that finished or was stopped."""
         return self._alert("end", "training has ended", f"at step {step}", level="info")
-
-    @property
-    def _resume_command(self) -> str:
-        return f"sm-train resume {self.config.run}"
 
     def _alert(
         self,
@@ -144,10 +140,24 @@ class AlertFormatter:
         return f"{name}, not uploaded; newest uploaded: {stored}"
 
 
+def _command(purpose: str, run: str, job: str | None = None) -> str:
+    """Return the command for a job of the platform that runs this one, or for ``run``."""
+    description = node_description()
+    if description is not None and purpose in description.commands:
+        return description.commands[purpose]
+    return f"sm-train {purpose} {job or run}"
+
+
 def _describe_culprit(culprit: Culprit) -> str:
-    names = [f"node {culprit.node}"] if culprit.node is not None else []
-    names += [f"rank {culprit.rank}"] if culprit.rank is not None else []
-    return f"{', '.join(names)}: {culprit.reason}" if names else culprit.reason
+    place = _place(culprit.node, culprit.rank)
+    return f"{place}: {culprit.reason}" if place else culprit.reason
+
+
+def _place(node: int | None, rank: int | None) -> str:
+    """Return the node and the rank, as far as they are known."""
+    names = [f"node {node}"] if node is not None else []
+    names += [f"rank {rank}"] if rank is not None else []
+    return ", ".join(names)
 
 
 def _console_url() -> str | None:

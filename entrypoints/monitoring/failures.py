@@ -14,13 +14,18 @@ from dataclasses import dataclass
 SETTLE_SECONDS = 2.0
 """Time from the first failure to the alert: a death on another node is known after one poll."""
 
-KINDS = ("killed", "died", "error", "aborted", "disconnected", "terminated")
+LOST_NODE_SECONDS = 8.0
+"""The same, if only consequences are known: a lost node is known after several polls without a
+message."""
+
+KINDS = ("killed", "died", "error", "lost", "aborted", "disconnected", "terminated")
 """How a process can fail, the likeliest cause first.
 
 ========================  =====================================================================
 ``killed``                a signal such as SIGKILL or SIGSEGV, or an exit without a report
 ``died``                  the same, but the signal is unknown: it may have been SIGTERM
 ``error``                 an exception
+``lost``                  the process's whole node sends nothing any more
 ``aborted``               SIGABRT: NCCL's watchdog ends a process whose peer is gone
 ``disconnected``          an exception because a peer closed its connection
 ``terminated``            SIGTERM: the launcher ends the others after one has failed
@@ -48,12 +53,15 @@ _USUAL_REASONS = {
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed process: ``kind`` of :data:`KINDS`, and one line that names the rank."""
+    """One failed process, or a lost node, whose ``rank`` is None.
+
+    ``kind`` is one of :data:`KINDS`, ``text`` one line that names the rank or the node.
+    """
 
     kind: str
     text: str
     node: int
-    rank: int
+    rank: int | None
 
 
 def is_disconnection(error: str) -> bool:
@@ -92,6 +100,16 @@ def exception(error: str, *, node: int, rank: int, where: str) -> Failure:
     return Failure(kind, f"rank {rank} failed {where}{f': {line}' if line else ''}", node, rank)
 
 
+def lost_node(node: int, silent_seconds: float, consequence: Failure) -> Failure:
+    """Return the failure of a node that sends nothing any more; ``consequence`` followed from it.
+
+    The kernel of a node that is lost reports nothing: an instance that is terminated, a pod that is
+    evicted, or a network that is gone.
+    """
+    text = f"node {node} was lost: it has sent nothing for {silent_seconds:.0f} s"
+    return Failure("lost", f"{text}; then {consequence.text}", node, None)
+
+
 def cause(failures: Sequence[Failure]) -> Failure:
     """Return the failure that caused the others; ``failures`` in the order in which they were seen.
 
@@ -115,10 +133,12 @@ def cause(failures: Sequence[Failure]) -> Failure:
 class FailureLog:
     """The failures that one watchdog has seen, its own node's and the other nodes'.
 
-    ``reported`` is the last one that :meth:`take_report` returned.
+    ``reported`` is the last one that :meth:`take_report` returned. A consequence waits
+    ``consequence_seconds`` for its cause.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, consequence_seconds: float = SETTLE_SECONDS) -> None:
+        self._consequence_seconds = consequence_seconds
         self._failures: list[Failure] = []
         self._first_at = 0.0
         self.reported: Failure | None = None
@@ -141,7 +161,11 @@ class FailureLog:
 
     def is_settled(self, now: float) -> bool:
         """Return whether the failures have had time to be seen, in this node and by the others."""
-        return bool(self._failures) and now - self._first_at >= SETTLE_SECONDS
+        found = self.likeliest()
+        if found is None:
+            return False
+        waits = self._consequence_seconds if found.kind in CONSEQUENCES else SETTLE_SECONDS
+        return now - self._first_at >= waits
 
     def take_report(self, now: float, *, final: bool) -> Failure | None:
         """Return the failure to report, once; None if there is nothing new to report.

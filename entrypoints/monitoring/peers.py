@@ -149,6 +149,20 @@ class PeerLink:
         ages = {node: now - at for node, at in received_at.items()}
         return {node: age for node, age in ages.items() if age > self._silent_after}
 
+    def lost_nodes(self) -> dict[int, float]:
+        """Return node → seconds since its last message, for those that ended without a reason.
+
+        A node that failed says so in its last message, and one that finishes is in its last phase.
+        """
+        lost = {}
+        for node, age in self.silent_nodes().items():
+            last = self._received.get(node)
+            if last is None or last.failure is not None:
+                continue
+            if not last.ranks or any(rank.phase is not Phase.FINISH for rank in last.ranks):
+                lost[node] = age
+        return lost
+
     @property
     def is_reporter(self) -> bool:
         """Whether this node sends alerts: the first one does, and one that is cut off from it."""
@@ -222,7 +236,7 @@ def _parse_failure(document: Mapping[str, object] | None) -> Failure | None:
     kind, text, node, rank = (document[name] for name in ("kind", "text", "node", "rank"))
     if kind not in KINDS or not isinstance(text, str):
         raise ValueError
-    if not isinstance(node, int) or not isinstance(rank, int):
+    if not isinstance(node, int) or not isinstance(rank, int | None):
         raise ValueError
     return Failure(str(kind), text[:_MAX_TEXT_LENGTH], node, rank)
 

@@ -33,11 +33,13 @@ from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.exit_watcher import ExitWatcher
 from sm_train.entrypoints.monitoring.failures import (
     CONSEQUENCES,
+    LOST_NODE_SECONDS,
     SETTLE_SECONDS,
     Failure,
     FailureLog,
     death,
     exception,
+    lost_node,
 )
 from sm_train.entrypoints.monitoring.heartbeat import (
     EMPTY_HISTOGRAM,
@@ -160,7 +162,9 @@ class Watchdog:
         self._stall: StallState | None = None
         self._own_stall: PeerStall | None = None
         self._peer_stall_since: float | None = None
-        self._failures = FailureLog()
+        # Only other nodes' silence takes longer to notice.
+        self._consequence_seconds = LOST_NODE_SECONDS if peers is not None else SETTLE_SECONDS
+        self._failures = FailureLog(self._consequence_seconds)
         self._unsent_failure: Failure | None = None
         self._killed = False
 
@@ -329,6 +333,13 @@ class Watchdog:
         likeliest = self._failures.likeliest(self._info.node if self._info.node else None)
         peers.exchange(NodeStatus(ranks, self._own_stall, likeliest, self._busy_totals()))
         self._failures.add(peers.failures(), self._clock())
+        found = self._failures.likeliest()
+        if found is None or found.kind not in CONSEQUENCES:
+            return
+        for node, silent in peers.lost_nodes().items():
+            failure = lost_node(node, silent, found)
+            self._events.warn("node-lost", failure.text, blamed_node=node)
+            self._failures.add([failure], self._clock())
 
     def _report_peer_stalls(
         self, samples: Sequence[HeartbeatSample], peers: PeerLink, now: float
@@ -455,7 +466,7 @@ class Watchdog:
     def finish(self) -> None:
         """Send the last alerts, within bounded time: the process that started this one ended."""
         # Its own end may not be visible yet, nor why another process failed.
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = time.monotonic() + self._consequence_seconds
         samples = self._samples()
         while not self._has_settled(samples) and time.monotonic() < deadline:
             time.sleep(_SETTLE_POLL_SECONDS)

@@ -21,6 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    CheckpointMarker,
+    FormatError,
+    MarkerError,
+    step_folders,
+)
 from sm_train.entrypoints.common.node_description import (
     LAUNCHER_VARIABLE,
     NODE_VARIABLE,
@@ -69,6 +76,7 @@ def main() -> int:
         for line in lines:
             _log(line)
         with _checkpoints(description, paths):
+            _require_own_checkpoints(description, paths)
             _log(f"prepared in {time.monotonic() - started:.0f} s: {_checkpoint_line(description)}")
             code = _run_launcher(description, place, stop)
     except (ClusterError, PreparationError, ChannelError, ObjectStoreError) as error:
@@ -118,6 +126,29 @@ def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterato
         yield
     finally:
         uploads.finish()
+
+
+def _require_own_checkpoints(description: NodeDescription, paths: SageMakerPaths) -> None:
+    """Refuse to continue from a checkpoint that a job on another platform wrote.
+
+    That job may still run: two jobs would write to the same checkpoints.
+
+    Raises:
+        PreparationError: the newest checkpoint is of another platform.
+    """
+    if description.take_over:
+        return
+    for folder in step_folders(paths.checkpoints):
+        try:
+            marker = CheckpointMarker.parse((folder / MARKER).read_bytes())
+        except (OSError, MarkerError, FormatError):
+            continue  # the training refuses it with its reason
+        if marker.platform not in (None, description.platform):
+            raise PreparationError(
+                f"{folder.name} was written by a job on {marker.platform}; if that has ended, "
+                "write the manifest with --take-over, else give the run another name"
+            )
+        return
 
 
 def _checkpoint_line(description: NodeDescription) -> str:

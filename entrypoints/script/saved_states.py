@@ -23,6 +23,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     MarkerError,
 )
 from sm_train.entrypoints.common.digests import file_digest
+from sm_train.entrypoints.common.node_description import current_platform
 from sm_train.entrypoints.uploads.notes import is_upload_note
 
 INCOMPLETE = "incomplete.json"
@@ -107,7 +108,8 @@ def mark_complete(
 ) -> CheckpointMarker:
     """Write the marker of a folder, after the files of all nodes have been written."""
     by_name = {file.name: file for file in files}
-    marker = CheckpointMarker(step, world_size, _FINGERPRINT, tuple(by_name.values()))
+    files = tuple(by_name.values())
+    marker = CheckpointMarker(step, world_size, _FINGERPRINT, files, current_platform())
     write_atomic(folder / MARKER, marker.to_json().encode())
     (folder / INCOMPLETE).unlink(missing_ok=True)
     return marker

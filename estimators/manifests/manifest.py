@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -64,20 +64,24 @@ def build_manifest(
     region: str,
     file: str | None,
     commit: str | None = None,
+    take_over: bool = False,
 ) -> Manifest:
     """Return the manifest of ``stage`` for ``target``; ``file`` is its name in the commands.
+
+    With ``take_over`` the job continues from checkpoints that another platform wrote.
 
     Raises:
         ManifestError: the run file does not fit the target; one line.
     """
-    job = StageJob(config, stage, bundle, region, commit)
+    job = StageJob(config, stage, bundle, region, commit, take_over=take_over)
     check_job(job)
     if target == "slurm":
-        text = batch_script(job)
-        return Manifest(target, job.name, text, (), job.code_uri, _slurm_commands(job, file))
-    objects = tuple(_KUBERNETES[target](job))
-    text = "---\n".join(_yaml(one) for one in objects)
+        commands = _slurm_commands(job, file)
+        text = batch_script(replace(job, platform="slurm", commands=commands))
+        return Manifest(target, job.name, text, (), job.code_uri, commands)
     commands = _kubectl_commands(job, _RESOURCES[target], file)
+    objects = tuple(_KUBERNETES[target](replace(job, commands=commands)))
+    text = "---\n".join(_yaml(one) for one in objects)
     return Manifest(target, job.name, text, objects, job.code_uri, commands)
 
 

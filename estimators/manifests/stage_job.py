@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from sm_train.cost.instances import InstanceType, instance_type
@@ -12,6 +13,7 @@ from sm_train.entrypoints.common.node_description import (
     TORCHRUN,
     NodeChannel,
     NodeDescription,
+    Platform,
 )
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.naming import (
@@ -39,19 +41,28 @@ Target = Literal["trainjob", "pytorchjob", "hyperpod-eks", "slurm"]
 _START_MODULE = "sm_train.entrypoints.node_start.start"
 
 _PREVIOUS_CHANNELS = ("previous", "previous_state")
+_ALERTED = ("status", "stop", "resume")
+"""Purposes of the commands that alerts name."""
 _CODE_CHANNELS = ("code", "sm_drivers")
 """Channels of training jobs that the init container, or the batch script, replaces."""
 
 
 @dataclass(frozen=True)
 class StageJob:
-    """One stage for one target, whatever the target."""
+    """One stage for one target, whatever the target.
+
+    ``commands`` are those of the ``platform`` for this job, by their purpose. With ``take_over`` it
+    continues from checkpoints that another platform wrote.
+    """
 
     config: RunConfig
     stage: StageSection
     bundle: SourceBundle
     region: str
     commit: str | None
+    platform: Platform = "kubernetes"
+    commands: Mapping[str, str] = field(default_factory=dict)
+    take_over: bool = False
 
     @property
     def name(self) -> str:
@@ -120,6 +131,9 @@ class StageJob:
             channels=tuple(channels),
             checkpoints=checkpoints,
             launcher=launcher,
+            platform=self.platform,
+            commands={name: self.commands[name] for name in _ALERTED if name in self.commands},
+            take_over=self.take_over,
         )
         variables = {
             NODE_VARIABLE: description.to_json(),

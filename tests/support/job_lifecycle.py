@@ -141,9 +141,12 @@ class FakeSageMaker:
         run: str = "demo",
         complete: bool = True,
         bucket: str = "ai-bucket",
+        platform: str = "sagemaker",
     ) -> None:
         """Store a checkpoint as SageMaker uploads it: complete, or without one of its files."""
-        store_checkpoint(self._aws, stage, step, run=run, complete=complete, bucket=bucket)
+        store_checkpoint(
+            self._aws, stage, step, run=run, complete=complete, bucket=bucket, platform=platform
+        )
 
 
 def store_checkpoint(
@@ -154,13 +157,14 @@ def store_checkpoint(
     run: str = "demo",
     complete: bool = True,
     bucket: str = "ai-bucket",
+    platform: str | None = None,
 ) -> None:
     """Store a checkpoint in S3: complete, or without one of its files."""
     s3 = aws.client("s3")
     folder = f"{run}/checkpoints/{stage}/step-{step:08d}"
     files = [{"name": name, "bytes": 4, "blake3": "0"} for name in ("a.safetensors", "b.npz")]
     marker: dict[str, Any] = {"format": FORMAT_VERSION, "step": step, "world_size": 1}
-    marker |= {"fingerprint": "0", "files": files}
+    marker |= {"fingerprint": "0", "files": files, "platform": platform}
     s3.put_object(Bucket=bucket, Key=f"{folder}/a.safetensors", Body=b"1234")
     if complete:
         s3.put_object(Bucket=bucket, Key=f"{folder}/b.npz", Body=b"1234")

@@ -239,7 +239,12 @@ class Run:
         return trainer_of(self._planned_job(stage, auto_advance=False))
 
     def submit(
-        self, stage: str | None = None, *, wait: bool = False, auto_advance: bool = False
+        self,
+        stage: str | None = None,
+        *,
+        wait: bool = False,
+        auto_advance: bool = False,
+        take_over: bool = False,
     ) -> Job:
         """Start a stage on SageMaker, from its newest checkpoint if it has one.
 
@@ -250,6 +255,7 @@ class Run:
             stage: The stage; default: the first.
             wait: Return when the job has ended.
             auto_advance: Let ``sm-train watch`` start each stage when the previous one is done.
+            take_over: Continue from the checkpoints of a job on Kubernetes or Slurm that has ended.
 
         Returns:
             The started job.
@@ -268,9 +274,10 @@ class Run:
         from sm_train.toolkit.submit.planned_job import start_planned
         from sm_train.toolkit.submit.submit import check_budget
 
-        planned = self._planned_job(stage, auto_advance=auto_advance)
-        region = planned.plan.submission.region
-        for line in (*planned.warnings, *check_budget(self.config, region, planned.history)):
+        planned = self._planned_job(stage, auto_advance=auto_advance, take_over=take_over)
+        region, projection = planned.plan.submission.region, planned.plan.projection
+        over = check_budget(self.config, region, planned.history, projection)
+        for line in (*planned.warnings, *over):
             warnings.warn(line, stacklevel=2)
         job = Job(start_planned(planned), region, self.profile)
         sync_alarms(planned.session, self.config, region)
@@ -332,13 +339,22 @@ class Run:
         )
         return LocalRun(folder, stages)
 
-    def _planned_job(self, stage: str | None, *, auto_advance: bool) -> PlannedJob:
+    def _planned_job(
+        self, stage: str | None, *, auto_advance: bool, take_over: bool = False
+    ) -> PlannedJob:
         from sm_train.toolkit.submit.planned_job import plan_job
         from sm_train.toolkit.submit.submit import session_for_jobs
 
         submission = submission_of(self, stage or self.stages[0])
         session, bucket = session_for_jobs(self.config, self.profile, submission.region)
-        return plan_job(submission, session, bucket, cause="submit", auto_advance=auto_advance)
+        return plan_job(
+            submission,
+            session,
+            bucket,
+            cause="submit",
+            auto_advance=auto_advance,
+            take_over=take_over,
+        )
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, stages {', '.join(self.stages)})"

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="File to write; default: standard output.",
 )
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Continue from the checkpoints of a job on another platform that has ended.",
+)
 @click.option("--stage-code", is_flag=True, help="Upload the bundle that the manifest names to S3.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
@@ -44,6 +49,7 @@ def command(
     stage: str | None,
     changes: tuple[str, ...],
     out: Path | None,
+    take_over: bool,
     stage_code: bool,
     as_json: bool,
 ) -> None:
@@ -62,7 +68,9 @@ def command(
     config = load(run, changes)
     region = resolve_region(options["region"], config.region, options["profile"])
     name = None if out is None else str(out)
-    manifest, bundle = manifest_of(config, run.parent, stage, target, region, name)
+    manifest, bundle = manifest_of(
+        config, run.parent, stage, target, region, name, take_over=take_over
+    )
     if config.cluster.backend == "smddp":
         click.echo(
             "warning: cluster.backend: smddp exists in training jobs only; these jobs use NCCL",

@@ -21,6 +21,11 @@ from sm_train.toolkit.errors import UserError
     is_flag=True,
     help="Let `sm-train watch` start each later stage when the previous one is done.",
 )
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Continue from the checkpoints of a job on Kubernetes or Slurm that has ended.",
+)
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
@@ -29,6 +34,7 @@ def command(
     run: str,
     stage: str | None,
     auto_advance: bool,
+    take_over: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -67,8 +73,15 @@ def command(
             auto_advance=auto_advance,
             yes=yes,
             as_json=as_json,
+            take_over=take_over,
         )
     else:
         resume_recorded(
-            session, resolved, chosen, auto_advance=auto_advance, yes=yes, as_json=as_json
+            session,
+            resolved,
+            chosen,
+            auto_advance=auto_advance,
+            yes=yes,
+            as_json=as_json,
+            take_over=take_over,
         )

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let `sm-train watch` start each stage when the previous one is done.",
 )
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Continue from the checkpoints of a job on Kubernetes or Slurm that has ended.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and its price; start nothing.")
 @click.option(
     "--request", is_flag=True, help="Print the requests of a dry run as JSON; start nothing."
@@ -82,6 +87,7 @@ def command(
     changes: tuple[str, ...],
     stage: str | None,
     auto_advance: bool,
+    take_over: bool,
     dry_run: bool,
     request: bool,
     yes: bool,
@@ -141,6 +147,7 @@ def command(
         auto_advance=auto_advance,
         yes=yes,
         as_json=as_json,
+        take_over=take_over,
     )
     return _after_start(options, config.name, region, job, follow=follow, web=web)
 

@@ -445,11 +445,9 @@ class _StreamScanner:
     def _attributed(self, event: Event, line: LogLine) -> LogLine:
         """Attribute an event to the rank it is about, which is seldom the one that reports it."""
         rank, node = event.get("blamed_rank", event.get("rank_died")), event.get("blamed_node")
-        return replace(
-            line,
-            rank=line.rank if rank is None else rank,
-            node=line.node if node is None else self._node_name(node),
-        )
+        if rank is None and node is None:
+            return line
+        return replace(line, rank=rank, node=line.node if node is None else self._node_name(node))
 
     def _match_event(self, event: Event, line: LogLine) -> None:
         """Match one of this project's events, whose node, rank and time are exact."""

@@ -16,7 +16,7 @@ _GPUS_PER_INSTANCE = (8, 4, 1, 16, 2)
 _SRUN_ERROR = "srun: error: "
 _SEEN_BY_PEERS = {
     *("nccl-timeout", "nccl-system-error", "gloo-timeout", "gloo-connect", "store-timeout"),
-    *("mpi-lost-node", "ray-worker-died", "stall", "terminated"),
+    *("node-lost", "ray-worker-died", "stall", "terminated"),
 }
 """Consequences of a failure that processes other than the failed one report."""
 

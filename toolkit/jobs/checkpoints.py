@@ -40,6 +40,8 @@ class StoredCheckpoint:
     """Prefix and region of that checkpoint: a stage that was relocated has several prefixes."""
     name: str | None = None
     """Its folder below the prefix."""
+    platform: str | None = None
+    """What ran the job that wrote it; None if that is unknown."""
     output: bool = False
     """Whether the output of the newest job, if it was looked for, holds a file."""
 
@@ -101,7 +103,7 @@ def require_stored(session: boto3.Session, uri: str, region: str, folder: str) -
     sizes, read_marker = _list_files(session, uri, region, folder)
     problem = "the folder does not exist"
     if sizes:
-        _, problem = _step_if_complete(folder, sizes, read_marker)
+        _, problem = _complete_marker(folder, sizes, read_marker)
     if problem:
         raise UserError(f"{uri}/{folder}: incomplete ({problem})", ExitCode.PREFLIGHT)
 
@@ -161,10 +163,12 @@ def _newest_complete(
     newest = StoredCheckpoint(None, (), final)
     for numbered in series.values():
         for _, name in sorted(numbered, reverse=True):
-            step, problem = _step_if_complete(name, sizes, read_marker)
-            if not problem:
-                if newest.step is None or step > newest.step:
-                    newest = StoredCheckpoint(step, (), final, name=name)
+            marker, problem = _complete_marker(name, sizes, read_marker)
+            if marker is not None:
+                if newest.step is None or marker.step > newest.step:
+                    newest = StoredCheckpoint(
+                        marker.step, (), final, name=name, platform=marker.platform
+                    )
                 break
             skipped.append((name, problem))
     return replace(newest, skipped=tuple(skipped))
@@ -177,19 +181,19 @@ def _checkpoint_folders(sizes: Mapping[str, int]) -> set[str]:
     return marked | {name for name in first if parse_step_folder(name) is not None}
 
 
-def _step_if_complete(
+def _complete_marker(
     name: str, sizes: Mapping[str, int], read_marker: Callable[[str], bytes]
-) -> tuple[int, str]:
-    """Return a folder's step, and why it is incomplete; empty if it is complete."""
+) -> tuple[CheckpointMarker | None, str]:
+    """Return the marker of a complete checkpoint, or None and why it is incomplete."""
     if f"{name}/{MARKER}" not in sizes:
-        return 0, f"no {MARKER}"
+        return None, f"no {MARKER}"
     try:
         marker = CheckpointMarker.parse(read_marker(name))
     except MarkerError as error:
-        return 0, str(error)
+        return None, str(error)
     for file in marker.files:
         size = sizes.get(f"{name}/{file.name}")
         if size != file.bytes:
             problem = "is missing" if size is None else "has the wrong size"
-            return marker.step, f"{file.name} {problem}"
-    return marker.step, ""
+            return None, f"{file.name} {problem}"
+    return marker, ""

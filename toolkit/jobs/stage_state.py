@@ -10,7 +10,7 @@ from typing import Literal
 from sm_train.entrypoints.uploads.lag import StorageLag
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.live_events import Progress
-from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.jobs.training_job import FROM_STEP_TAG, TrainingJob
 
 LOG_DELAY_SECONDS = 300.0
 """How late CloudWatch and clocks may be: added to the timeout before a job counts as stalled."""
@@ -55,6 +55,17 @@ class StageState:
     @property
     def resumes_from(self) -> int:
         return self.stored.step or 0
+
+    @property
+    def other_platform(self) -> str | None:
+        """The platform that wrote the newest checkpoint, unless it is SageMaker.
+
+        None also if a training job resumed from that checkpoint: its user has said that the other
+        platform's job has ended.
+        """
+        platform = self.stored.platform
+        resumed = {job.tags.get(FROM_STEP_TAG) for job in self.jobs}
+        return None if platform == "sagemaker" or str(self.stored.step) in resumed else platform
 
     @property
     def step(self) -> int:

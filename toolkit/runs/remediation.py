@@ -141,6 +141,8 @@ def next_action(
     over_budget = policy.budget_stops and _over_budget(policy, spent_usd)
     if job is not None and job.live:
         return _while_live(stage, job, over_budget)
+    if stage.other_platform is not None:
+        return Finish(ExitCode.USAGE, other_platform_message(stage))
     if over_budget:
         message = f"{stage.name} is not done and budget.usd is spent; raise it to continue"
         return Finish(ExitCode.OVER_BUDGET, message)
@@ -158,6 +160,15 @@ def next_action(
         code = ExitCode.OK if cause.code == USER else ExitCode.JOB_FAILED
         return Finish(code, f"{job.name}: {cause.message}")
     return _retry(stage, job, cause, policy, now)
+
+
+def other_platform_message(stage: StageState) -> str:
+    """Return why no job of the stage may continue from its newest checkpoint, and the remedies."""
+    return (
+        f"{stage.name}: a job on {stage.other_platform} wrote its newest checkpoint, of step "
+        f"{stage.resumes_from:,}, and may still run; two jobs would write to the same checkpoints: "
+        "if it has ended, add --take-over to `sm-train resume`, else give the run another name"
+    )
 
 
 def _over_budget(policy: Policy, spent_usd: float) -> bool:

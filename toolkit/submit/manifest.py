@@ -21,9 +21,18 @@ if TYPE_CHECKING:
 
 
 def manifest_of(
-    config: RunConfig, base: Path, stage: str | None, target: Target, region: str, file: str | None
+    config: RunConfig,
+    base: Path,
+    stage: str | None,
+    target: Target,
+    region: str,
+    file: str | None,
+    *,
+    take_over: bool = False,
 ) -> tuple[Manifest, Bundle]:
     """Return the manifest of ``stage`` (default: the first), and the bundle that it names.
+
+    With ``take_over`` the job continues from checkpoints that another platform wrote.
 
     Raises:
         UserError: there is no such stage, or the run file does not fit the target.
@@ -33,7 +42,14 @@ def manifest_of(
     bundle = bundle_of(config, base)
     try:
         manifest = build_manifest(
-            config, chosen, target, bundle, region=region, file=file, commit=commit_of(base)
+            config,
+            chosen,
+            target,
+            bundle,
+            region=region,
+            file=file,
+            commit=commit_of(base),
+            take_over=take_over,
         )
     except ManifestError as error:
         raise UserError(str(error)) from None

@@ -23,7 +23,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import JobNameClaim
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.jobs.training_job import jobs_of_run, server_time
-from sm_train.toolkit.runs.remediation import StartJob
+from sm_train.toolkit.runs.remediation import StartJob, other_platform_message
 from sm_train.toolkit.runs.resolve import ResolvedRun, stages_of
 from sm_train.toolkit.submit.changes import Changes, changes_since_last_job
 from sm_train.toolkit.submit.relocation import job_launch, require_run_data, stage_relocated_code
@@ -97,6 +97,7 @@ def plan_job(
     *,
     cause: str,
     auto_advance: bool,
+    take_over: bool = False,
 ) -> PlannedJob:
     """Plan the submission's first stage, from its newest checkpoint if it has one.
 
@@ -111,7 +112,9 @@ def plan_job(
     record = launch_record(submission, submission.requests[0])
     run = ResolvedRun(config.name, region, bucket, config, record)
     stages, unread = stages_of(session, run)
-    start = next_start(run.name, stages, stage, cause=cause, auto_advance=auto_advance)
+    start = next_start(
+        run.name, stages, stage, cause=cause, auto_advance=auto_advance, take_over=take_over
+    )
     start = resolve_job_name(session, job_launch(run, start)).start
     history, warnings = _read_history(session, submission)
     recorded = recorded_speeds(session, config, region)
@@ -192,12 +195,21 @@ def start_planned(planned: PlannedJob, progress: Progress = lambda done, total: 
 
 
 def next_start(
-    run: str, stages: Sequence[StageState], stage: StageSection, *, cause: str, auto_advance: bool
+    run: str,
+    stages: Sequence[StageState],
+    stage: StageSection,
+    *,
+    cause: str,
+    auto_advance: bool,
+    take_over: bool,
 ) -> StartJob:
     """Return the start of the stage's next job.
 
+    With ``take_over`` it may continue from a checkpoint that another platform wrote.
+
     Raises:
-        UserError: a job of the stage is live, or the stage is done.
+        UserError: a job of the stage is live, the stage is done, or its newest checkpoint was
+            written on another platform.
     """
     [state] = [one for one in stages if one.name == stage.name]
     job = state.job
@@ -211,6 +223,8 @@ def next_start(
             f"{stage.name}: is done; choose another with --stage, raise its max_steps, or give "
             "the run another name"
         )
+    if state.other_platform is not None and not take_over:
+        raise UserError(other_platform_message(state))
     attempt = job.attempt + 1 if job else 1
     return StartJob(stage.name, attempt, state.resumes_from, cause, "", auto_advance)
 

@@ -61,6 +61,7 @@ def resume_recorded(
     auto_advance: bool,
     yes: bool,
     as_json: bool,
+    take_over: bool,
 ) -> None:
     """Start the stage's next job after confirmation, in the cluster and region of the newest job.
 
@@ -69,7 +70,9 @@ def resume_recorded(
     """
     [chosen] = choose_stages(run.config, stage)
     stages, warnings = stages_of(session, run)
-    start = next_start(run.name, stages, chosen, cause="resume", auto_advance=auto_advance)
+    start = next_start(
+        run.name, stages, chosen, cause="resume", auto_advance=auto_advance, take_over=take_over
+    )
     launch = resolve_job_name(session, launch_where_last(run, stages, start))
     recorded = recorded_speeds(session, run.config, run.region)
     projection = project(run.config, run.region, stages, server_time(session), recorded)

@@ -63,6 +63,7 @@ def submit(
     yes: bool,
     as_json: bool,
     with_plan: bool = True,
+    take_over: bool = False,
 ) -> str:
     """Start the submission's first stage, from its newest checkpoint if it has one; return the job.
 
@@ -79,7 +80,9 @@ def submit(
         if with_plan:  # of the whole run: checkpoints are unknown without an account
             show_plan(plan_offline(submission), stderr_console())
         raise
-    planned = plan_job(submission, session, bucket, cause=cause, auto_advance=auto_advance)
+    planned = plan_job(
+        submission, session, bucket, cause=cause, auto_advance=auto_advance, take_over=take_over
+    )
     _warn(planned.warnings)
     if with_plan:
         show_plan(planned.plan, stderr_console())

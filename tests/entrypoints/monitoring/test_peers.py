@@ -173,7 +173,7 @@ def test_malformed_datagrams_are_ignored(message: bytes) -> None:
         ("busy", {"busy_seconds": "much"}),
         ("stall", {"text": None}),
         ("failure", {"kind": "curse"}),
-        ("failure", {"rank": None}),
+        ("failure", {"rank": "8"}),
     ],
 )
 def test_foreign_and_invalid_statuses_are_rejected(part: str, change: dict[str, object]) -> None:

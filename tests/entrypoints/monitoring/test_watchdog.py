@@ -19,12 +19,14 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 )
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import read_job_config
+from sm_train.entrypoints.common.node_description import NODE_VARIABLE
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.monitoring.alert_sinks import SLACK_VARIABLE, AlertDispatcher
 from sm_train.entrypoints.monitoring.heartbeat import (
     ExitState,
     HeartbeatWriter,
     Phase,
+    error_file,
     heartbeat_file,
 )
 from sm_train.entrypoints.monitoring.peers import PeerLink
@@ -34,6 +36,7 @@ from sm_train.entrypoints.uploads.notes import UPLOADED_SUFFIX, UPLOADING_SUFFIX
 from sm_train.toolkit.jobs.events import parse_event
 
 from tests.entrypoints.monitoring.test_peers import free_port
+from tests.estimators.manifests.documents import config, environment, manifest, pods
 from tests.support.cluster.training_jobs import priced_document
 from tests.support.webhook_server import WebhookServer, webhook_server
 
@@ -51,9 +54,13 @@ class Clock:
 
 
 class WatchedCluster:
-    """Nodes with one process each, all with the same clock."""
+    """Nodes with one process each, all with the same clock.
 
-    def __init__(self, base: Path, **heartbeat: Any) -> None:
+    Nothing is heard of the nodes in ``lost`` any more.
+    """
+
+    def __init__(self, base: Path, *, poll_seconds: float = 1e9, **heartbeat: Any) -> None:
+        self.lost: set[int] = set()
         document = priced_document()
         document["8px"]["heartbeat"] |= {
             "min_timeout": 100,
@@ -66,9 +73,11 @@ class WatchedCluster:
         address = ("127.0.0.1", free_port())
         self.writers: list[HeartbeatWriter] = []
         self.watchdogs: list[Watchdog] = []
+        self.folders: list[Path] = []
         self.dispatchers: list[AlertDispatcher] = []
         for node, stream in enumerate(self.streams):
             folder = base / f"heartbeats-{node}"
+            self.folders.append(folder)
             path = heartbeat_file(folder, 0)
             self.writers.append(
                 HeartbeatWriter(path, rank=node, local_rank=0, clock=self.clock.nanoseconds)
@@ -76,7 +85,7 @@ class WatchedCluster:
             events = EventLog(node=node, rank=node, stream=stream)
             dispatcher = AlertDispatcher(self.settings.alerts, events.warn, clock=self.clock)
             peers = PeerLink(
-                "run", node, NODES, address, key=b"k", poll_seconds=10**9, clock=self.clock
+                "run", node, NODES, address, key=b"k", poll_seconds=poll_seconds, clock=self.clock
             )
             watchdog = Watchdog(
                 self.settings,
@@ -97,8 +106,14 @@ class WatchedCluster:
             self.clock.now += 1
             for node in running:
                 self.writers[node].enter(Phase.STEP, 5)
-            for watchdog in reversed(self.watchdogs):
-                watchdog.poll()
+            for node in reversed(range(NODES)):
+                if node not in self.lost:
+                    self.watchdogs[node].poll()
+
+    def fail(self, node: int, error: str) -> None:
+        """Let the node's process end with an exception."""
+        error_file(self.folders[node], 0).write_text(error)
+        self.writers[node].end(ExitState.FAILED)
 
     def events(self, node: int, code: str) -> list[dict[str, Any]]:
         lines = self.streams[node].getvalue().splitlines()
@@ -179,6 +194,60 @@ def test_failure_on_another_node_is_reported_once(
     assert "node 1: rank 1 failed" in text
     assert "next: sm-train resume tiny" in text
     assert "burned" not in text
+
+
+DISCONNECTED = "RuntimeError: pair.cc:547] Connection closed by peer [10.0.0.7]:11883"
+
+
+@pytest.mark.parametrize(("lost", "survivor"), [(1, 0), (0, 1)])
+def test_lost_node_is_named_and_not_a_survivor(
+    start_cluster: Callable[..., WatchedCluster], server: WebhookServer, lost: int, survivor: int
+) -> None:
+    cluster = start_cluster(poll_seconds=1)
+    cluster.lost.add(lost)
+    cluster.fail(survivor, DISCONNECTED)
+    cluster.run(12)
+    [alert] = server.wait_for(1)
+    text = alert["attachments"][0]["text"]
+    assert f"node {lost} was lost: it has sent nothing for" in text
+    assert f"worst: node {lost}\n" in text
+    assert "Connection closed by peer" in text
+    [event] = cluster.events(survivor, "node-lost")
+    assert event["blamed_node"] == lost
+    cluster.watchdogs[survivor].finish()
+    assert len(server.received) == 1
+
+
+def test_node_that_says_why_it_ended_was_not_lost(
+    start_cluster: Callable[..., WatchedCluster], server: WebhookServer
+) -> None:
+    cluster = start_cluster(poll_seconds=1)
+    cluster.fail(1, DISCONNECTED)
+    cluster.run(1, 0)
+    cluster.lost.add(1)
+    cluster.run(20, 0)
+    [alert] = server.wait_for(1)
+    assert "node 1: rank 1 failed" in alert["attachments"][0]["text"]
+    assert cluster.events(0, "node-lost") == []
+
+
+def test_alerts_name_the_commands_of_the_jobs_platform(
+    start_cluster: Callable[..., WatchedCluster],
+    server: WebhookServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [pod] = pods(manifest(config(), "trainjob"))
+    monkeypatch.setenv(NODE_VARIABLE, environment(pod)[NODE_VARIABLE])
+    cluster = start_cluster(poll_seconds=1)
+    cluster.run(110)
+    cluster.fail(0, "ValueError: bad")
+    cluster.run(3)
+    alerts = [one["attachments"][0]["text"] for one in server.wait_for(3)]
+    stall, failure = alerts[0], next(text for text in alerts if "ValueError: bad" in text)
+    name = "demo-256px"
+    assert f"next: kubectl delete -n default trainjob/{name}" in stall
+    assert f"kubectl apply -f {name}.yaml" in failure
+    assert "sm-train" not in stall + failure
 
 
 def test_long_stall_is_reported_again_with_its_cost(

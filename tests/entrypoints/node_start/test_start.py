@@ -9,7 +9,7 @@ import sys
 import tarfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -106,12 +106,18 @@ class Cluster:
         self._started: list[Node] = []
         self._attempts = 0
 
-    def start(self, config: RunConfig) -> list[Node]:
+    def start(self, config: RunConfig, *, take_over: bool = False) -> list[Node]:
         """Start a stage's pods on new nodes, with the variables that Kubeflow Trainer sets."""
         self._attempts += 1
         bundle = build_bundle(config, None)
         manifest = build_manifest(
-            config, config.stages[0], "trainjob", bundle, region="us-east-1", file=None
+            config,
+            config.stages[0],
+            "trainjob",
+            bundle,
+            region="us-east-1",
+            file=None,
+            take_over=take_over,
         )
         variables = environment(pods(manifest)[0])
         nodes = config.stages[0].instances
@@ -214,6 +220,7 @@ def test_pods_survive_a_lost_node_a_stop_and_another_number_of_nodes(
         time.sleep(0.5)
     second.kill()
     assert first.end() not in (0, STOPPED), first.text
+    assert "node 1 was lost: it has sent nothing for" in first.text
     saved = complete_steps(aws)
 
     first, second = cluster.start(run_file(2, max_steps=10_000))
@@ -235,6 +242,34 @@ def test_pods_survive_a_lost_node_a_stop_and_another_number_of_nodes(
     assert start["world_size"] == 1
     assert complete_steps(aws)[-1] == stopped + 2
     assert "final/model_index.json" in objects(aws)
+
+
+def test_pod_continues_from_sagemakers_checkpoints_only_if_the_manifest_says_so(
+    cluster: Cluster, aws: Aws
+) -> None:
+    [node] = cluster.start(run_file(1, max_steps=2))
+    assert node.end() == 0, node.text
+    key = f"{PREFIX}/{step_folder_name(2)}/{MARKER}"
+    body = aws.client("s3").get_object(Bucket=BUCKET, Key=key)["Body"]
+    marker = CheckpointMarker.parse(body.read())
+    assert marker.platform == "kubernetes"
+    moved = replace(marker, platform="sagemaker").to_json()
+    aws.client("s3").put_object(Bucket=BUCKET, Key=key, Body=moved.encode())
+    for stored in objects(aws):
+        if stored.startswith("final/"):
+            aws.client("s3").delete_object(Bucket=BUCKET, Key=f"{PREFIX}/{stored}")
+
+    [node] = cluster.start(run_file(1, max_steps=4))
+    assert node.end() == 1, node.text
+    assert "step-00000002 was written by a job on sagemaker" in node.text
+    assert "--take-over" in node.text
+    assert complete_steps(aws) == [2]
+
+    [node] = cluster.start(run_file(1, max_steps=4), take_over=True)
+    assert node.end() == 0, node.text
+    [start] = node.events("start")
+    assert start["resumed_from_step"] == 2
+    assert complete_steps(aws)[-1] == 4
 
 
 def test_a_pod_without_data_says_so_and_fails(cluster: Cluster, aws: Aws) -> None:

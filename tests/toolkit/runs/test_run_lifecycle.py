@@ -164,6 +164,26 @@ def test_resume_asks_with_the_cost_of_the_remaining_steps(laptop: Laptop) -> Non
     assert laptop.sagemaker.names() == [FIRST]
 
 
+def test_checkpoints_of_another_platform_are_continued_only_on_request(laptop: Laptop) -> None:
+    """The stage went on as a Kubernetes job after its training job had failed."""
+    laptop.sagemaker.set_status(FIRST, "Failed", reason="CapacityError: none", ended_ago=3600)
+    laptop.sagemaker.checkpoint("256px", 300)
+    laptop.sagemaker.checkpoint("256px", 400, platform="kubernetes")
+    for command in (("resume", "demo"), ("resume", laptop.run_file), ("submit", laptop.run_file)):
+        refused = laptop(*command, "--yes", code=2).stderr
+        assert "a job on kubernetes wrote its newest checkpoint, of step 400" in refused
+        assert "--take-over" in refused
+    watched = laptop.json("watch", "demo", "--once", code=2)
+    assert watched["action"] == "end"
+    assert "a job on kubernetes" in watched["message"]
+    assert laptop.sagemaker.names() == [FIRST]
+    laptop("resume", "demo", "--yes", "--take-over")
+    assert laptop.sagemaker.tags(SECOND)["sm-train:from-step"] == "400"
+    # The user has said that the other job has ended: retries go on from there.
+    laptop.sagemaker.set_status(SECOND, "Failed", reason="CapacityError: none", ended_ago=3600)
+    assert laptop.json("watch", "demo", "--once", "--dry-run")["action"] == "start"
+
+
 PROJECTION = re.compile(r"spent (\$[\d,.]+), remaining (\$[\d,.]+), total (\$[\d,.]+)")
 
 

@@ -6,7 +6,9 @@ from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.model import Verdict
 
 _COVERED = ("stall", "stall-resolved", "step-skipped", "loss-non-finite", "rolled-back")
-_SERIOUS = frozenset({"checkpoint-failed", "checkpoints-not-stored", "rank-died", "shard-damaged"})
+_SERIOUS = frozenset(
+    {"checkpoint-failed", "checkpoints-not-stored", "node-lost", "rank-died", "shard-damaged"}
+)
 _MAX_SHOWN = 8
 
 

@@ -24,7 +24,7 @@ if ! check &>/dev/null; then
     check
 fi
 
-export SM_TRAIN_NODE='{"stage":"256px","entry":"train.py","instance_type":"ml.p4de.24xlarge","nodes":2,"processes":8,"channels":[{"name":"train","uri":"s3://my-bucket/shards/","path":null,"sharded":true},{"name":"index","uri":"s3://my-bucket/index.parquet","path":null,"sharded":false}],"checkpoints":"/fsx/sm-train/my-model/checkpoints/256px","launcher":"torchrun"}'
+export SM_TRAIN_NODE='{"stage":"256px","entry":"train.py","instance_type":"ml.p4de.24xlarge","nodes":2,"processes":8,"channels":[{"name":"train","uri":"s3://my-bucket/shards/","path":null,"sharded":true},{"name":"index","uri":"s3://my-bucket/index.parquet","path":null,"sharded":false}],"checkpoints":"/fsx/sm-train/my-model/checkpoints/256px","launcher":"torchrun","platform":"slurm","commands":{"status":"squeue --name=my-model-256px","stop":"scancel --name=my-model-256px --signal=TERM","resume":"sbatch my-model-256px.sbatch"},"take_over":false}'
 export AWS_REGION=us-east-1
 export AWS_DEFAULT_REGION=us-east-1
 export NCCL_DEBUG=INFO

@@ -24,7 +24,7 @@ if ! check &>/dev/null; then
     check
 fi
 
-export SM_TRAIN_NODE='{"stage":"digits","entry":"train.py","instance_type":"ml.g5.xlarge","nodes":2,"processes":1,"channels":[{"name":"train","uri":"s3://my-bucket/digits/shards/","path":null,"sharded":true},{"name":"index","uri":"s3://my-bucket/digits/index.parquet","path":null,"sharded":false}],"checkpoints":"/fsx/sm-train/digits/checkpoints/digits","launcher":"torchrun"}'
+export SM_TRAIN_NODE='{"stage":"digits","entry":"train.py","instance_type":"ml.g5.xlarge","nodes":2,"processes":1,"channels":[{"name":"train","uri":"s3://my-bucket/digits/shards/","path":null,"sharded":true},{"name":"index","uri":"s3://my-bucket/digits/index.parquet","path":null,"sharded":false}],"checkpoints":"/fsx/sm-train/digits/checkpoints/digits","launcher":"torchrun","platform":"slurm","commands":{"status":"squeue --name=digits-digits","stop":"scancel --name=digits-digits --signal=TERM","resume":"sbatch digits-digits.sbatch"},"take_over":false}'
 export AWS_REGION=us-east-1
 export AWS_DEFAULT_REGION=us-east-1
 export NCCL_DEBUG=INFO

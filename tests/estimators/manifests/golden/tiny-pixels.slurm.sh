@@ -24,7 +24,7 @@ if ! check &>/dev/null; then
     check
 fi
 
-export SM_TRAIN_NODE='{"stage":"32px","entry":"train.py","instance_type":"ml.g5.xlarge","nodes":1,"processes":1,"channels":[{"name":"train","uri":"s3://my-bucket/photos/shards/","path":null,"sharded":true},{"name":"index","uri":"s3://my-bucket/photos/index.parquet","path":null,"sharded":false}],"checkpoints":"/fsx/sm-train/photos/checkpoints/32px","launcher":"torchrun"}'
+export SM_TRAIN_NODE='{"stage":"32px","entry":"train.py","instance_type":"ml.g5.xlarge","nodes":1,"processes":1,"channels":[{"name":"train","uri":"s3://my-bucket/photos/shards/","path":null,"sharded":true},{"name":"index","uri":"s3://my-bucket/photos/index.parquet","path":null,"sharded":false}],"checkpoints":"/fsx/sm-train/photos/checkpoints/32px","launcher":"torchrun","platform":"slurm","commands":{"status":"squeue --name=photos-32px","stop":"scancel --name=photos-32px --signal=TERM","resume":"sbatch photos-32px.sbatch"},"take_over":false}'
 export AWS_REGION=us-east-1
 export AWS_DEFAULT_REGION=us-east-1
 export NCCL_DEBUG=INFO
