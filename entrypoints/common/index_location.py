@@ -42,6 +42,13 @@ def index_path(shards: Path) -> Path:
     return shards.with_name(index_name(shards.name))
 
 
+def staged_uri(shards_uri: str) -> str:
+    """Return the S3 prefix of the images that wait to be written to shards of ``shards_uri``."""
+    bucket, _, prefix = shards_uri.removeprefix("s3://").partition("/")
+    parent = prefix.rstrip("/").rpartition("/")[0]
+    return f"s3://{bucket}/{f'{parent}/' if parent else ''}{STAGED_FOLDER}/"
+
+
 def index_uri(shards_uri: str) -> str | None:
     """Return where the index of the S3 prefix ``shards_uri`` lies.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict, cast
 
+from sm_train.entrypoints.common.index_location import staged_uri
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
     canary_prefix,
@@ -122,13 +123,13 @@ class _Scope:
         """ARN patterns of the objects below :attr:`run_prefixes`."""
         return [self.s3_arn(f"{self.bucket}/{prefix}") for prefix in self.run_prefixes]
 
-    def list_permissions(self, operator: str) -> list[Permission]:
-        """Return the statements that allow listing what the run reads and writes, nothing else.
+    def list_permissions(self, operator: str, *others: str) -> list[Permission]:
+        """Return the statements that allow listing what the run reads and writes, and ``others``.
 
         ``operator`` is that of the condition. ``StringLike`` allows no request without a prefix.
         """
         prefixes: dict[str, list[str]] = {self.bucket: self.run_prefixes}
-        for uri in self.inputs:
+        for uri in (*self.inputs, *others):
             bucket, _, key = _bucket_and_key(uri).partition("/")
             prefixes.setdefault(bucket, []).append(f"{key}*")
         arns = [self.s3_arn(bucket) for bucket in sorted(prefixes)]
@@ -234,7 +235,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
     jobs = [scope.arn("sagemaker", f"training-job/{name.lower()}") for name in scope.job_names]
     role = config.role or ROLE_NOT_SET
     permissions = [
-        *scope.list_permissions("StringLike"),
+        *scope.list_permissions("StringLike", staged_uri(config.data.uri)),
         _allow("ReadAndWriteRun", ["s3:GetObject", "s3:PutObject"], scope.run_objects),
         _allow(
             "ManageJobs",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sm_train.entrypoints.common.index_location import STAGED_FOLDER
+from sm_train.entrypoints.common.index_location import staged_uri
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
@@ -186,9 +186,7 @@ def staged_findings(config: RunConfig, session: boto3.Session) -> Iterator[Findi
     Raises:
         ClientError: S3 rejects a request.
     """
-    bucket, prefix = split_uri(config.data.uri)
-    parent = prefix.rstrip("/").rpartition("/")[0]
-    staged = f"{parent}/{STAGED_FOLDER}/".lstrip("/")
+    bucket, staged = split_uri(staged_uri(config.data.uri))
     response = session.client("s3").list_objects_v2(Bucket=bucket, Prefix=staged)
     count = response.get("KeyCount", 0)
     if count:
