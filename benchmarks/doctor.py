@@ -27,8 +27,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
+from sm_train.cost.network import CollectiveCalls
+from sm_train.entrypoints.doctor.measured_network import MeasuredNetwork
 from sm_train.entrypoints.doctor.measurements import GroupMeasurement, sweeps_from_store
-from sm_train.entrypoints.doctor.step_time_model import Fabric, Workload, predict_step
+from sm_train.entrypoints.doctor.workload import Workload, predict_step
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -164,10 +166,11 @@ def compare(count: int, rates: Sequence[float]) -> bool:
             network = run_doctor(hosts, Path(folder))
             trained = run_training(hosts, STEPS[rate])
         compute = compute or trained.compute
-        size = trained.gradient_bytes
-        work = Workload(compute, size, size, trained.buckets)
-        predicted = predict_step(work, Fabric(network.sweeps))
-        assert predicted is not None
+        bucket_bytes = trained.gradient_bytes / trained.buckets
+        reduced = CollectiveCalls("all_reduce", "world", bucket_bytes, trained.buckets, "backward")
+        predicted = predict_step(
+            Workload(compute, 1, (reduced,)), MeasuredNetwork(count, 1, {"world": network.sweeps})
+        )
         first = first or (trained.step, predicted.seconds)
         measured, slowdown = trained.step / first[0], predicted.seconds / first[1]
         error = slowdown / measured - 1

@@ -134,11 +134,6 @@ CONFIG = JobConfig(
     doctor=DoctorConfig("off", 120, 1.5),
     expected=ExpectedPerformance(
         "local",
-        0,
-        efa=False,
-        network_gbps=None,
-        nvlink_gbytes=None,
-        bf16_tflops=None,
         steps_per_second=None,
         speed_source=None,
         usd_per_instance_hour=None,

@@ -15,8 +15,9 @@ DDP's buckets and FSDP's units are taken to be of equal size. A model's plan kno
 are (``ModelPlan.communication_units``); for other models the number is an estimate.
 
 A collective of n ranks takes ⌈log₂ n⌉ latencies and bytes × bus factor ÷ bus bandwidth
-(nccl-tests, doc/PERFORMANCE.md). The doctor applies the same rules to bandwidths that it measures
-in the job (``entrypoints/doctor/step_time_model.py``), where this package is not available.
+(nccl-tests, doc/PERFORMANCE.md). The estimate takes the seconds of a call from an instance type's
+nominal figures (:class:`GpuNetwork`), the doctor from what it measures in the job
+(``entrypoints/doctor/measured_network.py``).
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, get_args
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 Scope = Literal["world", "node", "between nodes"]
 Phase = Literal["forward", "backward"]
 
@@ -43,12 +45,20 @@ _FP32, _BF16 = 4, 2
 """Bytes of a number."""
 
 NETWORK_SHARE = 0.6
-"""Bus bandwidth of a node ÷ its network's: all_reduce_perf on 2, 3 and 4 p4d.24xlarge reaches 57,
-32 and 30 of 50 GB/s (github.com/NVIDIA/nccl issue 527, 2022; taken for all types)."""
+"""Bus bandwidth of a node ÷ its network's (:data:`NETWORK_SHARE_SOURCE`)."""
+
+NETWORK_SHARE_SOURCE = (
+    "all_reduce_perf on 2, 3 and 4 p4d.24xlarge: 57, 32 and 30 of 50 GB/s (github.com/NVIDIA/nccl "
+    "issue 527, 2022; taken for all types)"
+)
 
 LINK_SHARE = 0.75
-"""Bus bandwidth inside a node ÷ that of a GPU's links: all_reduce_perf inside one p4d.24xlarge
-reaches 231 of 300 GB/s (github.com/NVIDIA/nccl issue 527, 2022; taken for all types)."""
+"""Bus bandwidth inside a node ÷ that of a GPU's links (:data:`LINK_SHARE_SOURCE`)."""
+
+LINK_SHARE_SOURCE = (
+    "all_reduce_perf inside one p4d.24xlarge: 231 of 300 GB/s (github.com/NVIDIA/nccl issue 527, "
+    "2022; taken for all types)"
+)
 
 PCIE_BYTES_PER_SECOND = 20e9
 """Bus bandwidth between GPUs without NVLink: PCIe 4.0 ×16 transfers 32 GB/s (assumed share)."""
@@ -58,13 +68,11 @@ NETWORK_LATENCY, NODE_LATENCY = 30e-6, 10e-6
 
 
 @dataclass(frozen=True)
-class GpuNetwork:
-    """``nodes`` with ``per_node`` GPUs each; bus bandwidths in bytes per second."""
+class Topology:
+    """``nodes`` with ``per_node`` GPUs each."""
 
     nodes: int
     per_node: int
-    between_nodes: float
-    inside_node: float
 
     @property
     def gpus(self) -> int:
@@ -73,6 +81,19 @@ class GpuNetwork:
     def ranks(self, scope: Scope) -> int:
         """Return the ranks of one group."""
         return {"world": self.gpus, "node": self.per_node, "between nodes": self.nodes}[scope]
+
+
+@dataclass(frozen=True)
+class GpuNetwork(Topology):
+    """A cluster's nominal network: bus bandwidths in bytes per second.
+
+    The latencies are the seconds of a small message between two nodes, and inside a node.
+    """
+
+    between_nodes: float
+    inside_node: float
+    network_latency: float = NETWORK_LATENCY
+    node_latency: float = NODE_LATENCY
 
     def bus_bandwidth(self, scope: Scope) -> float:
         """Return the bus bandwidth of one group; the ranks of a node share its network."""
@@ -85,7 +106,22 @@ class GpuNetwork:
         """Return the seconds of a small message in one group."""
         inside = math.ceil(math.log2(self.per_node)) if scope != "between nodes" else 0
         outside = math.ceil(math.log2(self.nodes)) if scope != "node" else 0
-        return NODE_LATENCY * inside + NETWORK_LATENCY * outside
+        return self.node_latency * inside + self.network_latency * outside
+
+    def seconds(self, call: CollectiveCalls) -> float:
+        """Return the seconds of one call."""
+        ranks = self.ranks(call.scope)
+        if ranks == 1:
+            return 0.0
+        transfer = call.bytes * bus_factor(call.collective, ranks) / self.bus_bandwidth(call.scope)
+        return self.latency(call.scope) + transfer
+
+
+class CallTimes(Protocol):
+    """A network that knows how long a collective takes."""
+
+    def seconds(self, call: CollectiveCalls) -> float:
+        """Return the seconds of one call."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +131,7 @@ class CollectiveCalls:
     ``bytes`` is the size of one call's full vector, before it is scattered or after it is gathered.
     """
 
-    kind: Kind
+    collective: Collective
     scope: Scope
     bytes: float
     count: int
@@ -123,16 +159,22 @@ def gpu_network(
     return GpuNetwork(nodes, per_node, between, inside)
 
 
-def bus_factor(kind: Kind, ranks: int) -> float:
-    """Return bus bandwidth ÷ algorithm bandwidth on ``ranks`` ranks; 0 for one rank."""
+def bus_factor(collective: Collective, ranks: int) -> float:
+    """Return bus bandwidth ÷ algorithm bandwidth; 0 for one rank, which sends nothing.
+
+    Raises:
+        ValueError: ``ranks`` is less than 1.
+    """
+    if ranks < 1:
+        raise ValueError(f"ranks: {ranks} must be at least 1")
     share = (ranks - 1) / ranks
-    return 2 * share if kind == "all_reduce" else share
+    return 2 * share if collective == "all_reduce" else share
 
 
 def step_collectives(
     sharding: str,
     parameters: int,
-    network: GpuNetwork,
+    topology: Topology,
     *,
     trained: int | None = None,
     units: int | None = None,
@@ -147,7 +189,7 @@ def step_collectives(
     FSDP's units, None for an estimate. Weights are gathered in bf16 with ``bf16``, gradients are
     reduced in bf16 with ``reduce_bf16``, and otherwise in fp32.
     """
-    if network.gpus == 1:
+    if topology.gpus == 1:
         return ()
     with_gradients = parameters if trained is None else trained
     count = units or estimated_units(sharding, with_gradients)
@@ -162,8 +204,8 @@ def step_collectives(
         calls.append(CollectiveCalls("all_gather", scope, weights, count, "backward", passes))
     scatters = 1 if unsharded_gradients else passes
     calls.append(CollectiveCalls("reduce_scatter", scope, gradients, count, "backward", scatters))
-    if sharding == "hybrid_shard" and network.nodes > 1:
-        shard = gradients / network.per_node
+    if sharding == "hybrid_shard" and topology.nodes > 1:
+        shard = gradients / topology.per_node
         calls.append(CollectiveCalls("all_reduce", "between nodes", shard, count, "backward"))
     return tuple(calls)
 
@@ -176,37 +218,28 @@ def estimated_units(sharding: str, parameters: int) -> int:
     return math.ceil(_FP32 * parameters / BUCKET_BYTES)
 
 
-def call_seconds(call: CollectiveCalls, network: GpuNetwork) -> float:
-    """Return the seconds of one call."""
-    ranks = network.ranks(call.scope)
-    if ranks == 1:
-        return 0.0
-    transfer = call.bytes * bus_factor(call.kind, ranks) / network.bus_bandwidth(call.scope)
-    return network.latency(call.scope) + transfer
-
-
 def communication(
-    calls: tuple[CollectiveCalls, ...], network: GpuNetwork, pass_seconds: float
+    calls: Sequence[CollectiveCalls], network: CallTimes, pass_seconds: float
 ) -> CommunicationTime:
     """Return the time of a step's ``calls``; each pass computes for ``pass_seconds``.
 
     What exceeds the compute of its phase is exposed, and at least the last bucket's or one unit's
     call.
     """
-    reduced = [call for call in calls if call.kind == "all_reduce"]
-    sharded = [call for call in calls if call.kind != "all_reduce"]
-    total = sum(call.count * call.passes * call_seconds(call, network) for call in calls)
+    reduced = [call for call in calls if call.collective == "all_reduce"]
+    sharded = [call for call in calls if call.collective != "all_reduce"]
+    total = sum(call.count * call.passes * network.seconds(call) for call in calls)
     backward = BACKWARD_SHARE * pass_seconds
     exposed = sum(_exposed_buckets(call, network, backward) for call in reduced)
     for number in range(max((call.passes for call in sharded), default=0)):
         for phase, share in (("forward", FORWARD_SHARE), ("backward", BACKWARD_SHARE)):
-            found = [one for one in sharded if one.phase == phase and one.passes > number]
+            found = [call for call in sharded if call.phase == phase and call.passes > number]
             exposed += _exposed_units(found, network, share * pass_seconds)
     return CommunicationTime(total, exposed)
 
 
 def _exposed_units(
-    calls: Sequence[CollectiveCalls], network: GpuNetwork, phase_seconds: float
+    calls: Sequence[CollectiveCalls], network: CallTimes, phase_seconds: float
 ) -> float:
     """Return the seconds of one phase's gathers and scatters that exceed its compute.
 
@@ -215,16 +248,16 @@ def _exposed_units(
     if not calls:
         return 0.0
     count = calls[0].count
-    unit = sum(call_seconds(call, network) for call in calls)
+    unit = sum(network.seconds(call) for call in calls)
     return max(unit, count * unit - phase_seconds * (1 - 1 / count))
 
 
-def _exposed_buckets(call: CollectiveCalls, network: GpuNetwork, backward_seconds: float) -> float:
+def _exposed_buckets(call: CollectiveCalls, network: CallTimes, backward_seconds: float) -> float:
     """Return the seconds of all-reduces after the backward pass.
 
     Bucket k of B is ready after k/B of the pass. Either the network is always busy from the first
     one on, or it waits for each bucket and reduces the last one after the pass.
     """
-    seconds = call_seconds(call, network)
+    seconds = network.seconds(call)
     first_ready = backward_seconds / call.count
     return max(seconds, first_ready + call.count * seconds - backward_seconds)

@@ -16,7 +16,7 @@ PACKAGE = "sm_train"
 
 MAY_IMPORT = {
     "cost": {"cost"},
-    "entrypoints": {"entrypoints"},
+    "entrypoints": {"entrypoints", "cost"},
     "estimators": {"estimators", "cost", "entrypoints"},
     "toolkit": {"toolkit", "estimators", "cost", "entrypoints"},
 }

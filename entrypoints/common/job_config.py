@@ -304,18 +304,12 @@ class DoctorConfig:
 
 @dataclass(frozen=True)
 class ExpectedPerformance:
-    """What the stage's instances and its training speed should reach; None is unknown.
+    """The stage's instance type, and the speed and price that were estimated; None is unknown.
 
-    ``nvlink_gbytes`` is GB/s of one GPU in one direction. ``model_plan`` is the JSON of the plan of
-    a preset that does not ship with sm-train.
+    ``model_plan`` is the JSON of the plan of a preset that does not ship with sm-train.
     """
 
     instance_type: str
-    accelerators: int
-    efa: bool
-    network_gbps: float | None
-    nvlink_gbytes: float | None
-    bf16_tflops: float | None
     steps_per_second: float | None
     speed_source: str | None
     usd_per_instance_hour: float | None

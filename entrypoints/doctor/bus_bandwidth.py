@@ -11,13 +11,11 @@ the same sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
-COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+from sm_train.cost.network import COLLECTIVES, Collective, bus_factor
 
 GROWTH = 4
 SIZES = tuple(2**10 * GROWTH**power for power in range(11))
@@ -27,6 +25,9 @@ SLICE_SECONDS = 0.1
 """Target time of all repetitions of one size."""
 
 MAX_REPEATS = 20
+
+Sweeps = Mapping[Collective, Sequence["SweepPoint"]]
+"""Each collective's measured sizes."""
 
 Measure = Callable[[Collective, int, int], float]
 """``(collective, bytes, repeats)`` → the slowest rank's seconds of one call, on every rank."""
@@ -67,18 +68,6 @@ def sweeps(
         share = budget / len(COLLECTIVES)
         for point in sweep(collective, measure, budget=share, max_bytes=max_bytes):
             yield collective, point
-
-
-def bus_factor(collective: Collective, ranks: int) -> float:
-    """Return busbw ÷ algbw on ``ranks`` ranks; 0 for one rank, which sends nothing.
-
-    Raises:
-        ValueError: ``ranks`` is less than 1.
-    """
-    if ranks < 1:
-        raise ValueError(f"ranks: {ranks} must be at least 1")
-    share = (ranks - 1) / ranks
-    return 2 * share if collective == "all_reduce" else share
 
 
 def algbw(point: SweepPoint) -> float:

@@ -14,8 +14,9 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
+from sm_train.cost.network import Collective
 from sm_train.entrypoints.doctor.barrier import StoreBarrier
-from sm_train.entrypoints.doctor.bus_bandwidth import Collective, SweepPoint, busbw, sweeps
+from sm_train.entrypoints.doctor.bus_bandwidth import SweepPoint, busbw, sweeps
 from sm_train.entrypoints.doctor.measurements import NodeSpeeds, PairResult, RankFacts
 from sm_train.entrypoints.doctor.process_group import BenchmarkGroup
 from sm_train.entrypoints.doctor.round_robin import RETESTS, Pair, retest_rounds, schedule

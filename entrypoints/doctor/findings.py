@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from sm_train.entrypoints.common.job_config import ExpectedPerformance
+from sm_train.cost.instances import InstanceType
 from sm_train.entrypoints.distributed.rendezvous import SECURITY_GROUP_HINT
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements, NodeSpeeds
 from sm_train.entrypoints.doctor.nccl_log import NcclLog, transport_problem
@@ -44,13 +44,13 @@ class ClusterFinding:
 
 
 def findings(
-    cluster: ClusterMeasurements, expected: ExpectedPerformance | None
+    cluster: ClusterMeasurements, instance: InstanceType | None
 ) -> Iterator[ClusterFinding]:
     """Yield all findings that need no prediction, the most severe kinds first."""
     yield from _missing_nodes(cluster)
-    yield from _world_size(cluster, expected)
-    yield from _gpus(cluster, expected)
-    yield from _transport(cluster, expected)
+    yield from _world_size(cluster, instance)
+    yield from _gpus(cluster, instance)
+    yield from _transport(cluster, instance)
     yield from _links(cluster)
     yield from _lost_nodes(cluster)
     yield from _unfinished(cluster)
@@ -103,7 +103,7 @@ def _late_nodes(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
 
 
 def _world_size(
-    cluster: ClusterMeasurements, expected: ExpectedPerformance | None
+    cluster: ClusterMeasurements, instance: InstanceType | None
 ) -> Iterator[ClusterFinding]:
     node_count = len(cluster.node_names)
     other = [one for one in cluster.ranks if one.world_size != cluster.world_size]
@@ -129,24 +129,22 @@ def _world_size(
             "start as many nodes as the job has instances",
             idle,
         )
-    if expected is None:
+    if instance is None:
         return
-    gpus = node_count * expected.accelerators
+    gpus = node_count * instance.accelerators
     if cluster.world_size != gpus:
         yield ClusterFinding(
             "world-size",
             "fail",
-            f"{cluster.world_size} processes on {node_count} × {expected.instance_type}, which "
+            f"{cluster.world_size} processes on {node_count} × {instance.name}, which "
             f"have {gpus} GPUs",
             "start one process per GPU",
         )
 
 
-def _gpus(
-    cluster: ClusterMeasurements, expected: ExpectedPerformance | None
-) -> Iterator[ClusterFinding]:
+def _gpus(cluster: ClusterMeasurements, instance: InstanceType | None) -> Iterator[ClusterFinding]:
     counts = {one.node: one.gpus for one in cluster.ranks}
-    required = expected.accelerators if expected else max(counts.values(), default=0)
+    required = instance.accelerators if instance else max(counts.values(), default=0)
     for node, count in counts.items():
         if count < required:
             yield ClusterFinding(
@@ -165,7 +163,7 @@ def _gpus(
                 gpu,
                 usual_kind=usual,
                 others_have_ecc=any(one["ecc"] for one in gpus),
-                has_nvlink=bool(gpu["links"] or (expected and expected.nvlink_gbytes)),
+                has_nvlink=bool(gpu["links"] or (instance and instance.nvlink_gbytes)),
             ):
                 message = f"{cluster.name(node)}, GPU {index}: {fault}"
                 yield ClusterFinding(code, level, message, REPLACE, (node,))
@@ -201,14 +199,14 @@ def _node_speeds(cluster: ClusterMeasurements) -> Iterator[tuple[int, NodeSpeeds
 
 
 def _transport(
-    cluster: ClusterMeasurements, expected: ExpectedPerformance | None
+    cluster: ClusterMeasurements, instance: InstanceType | None
 ) -> Iterator[ClusterFinding]:
     """Judge each node's transport; a node's adapters are compared with the other nodes'."""
     if len(cluster.node_names) < 2:
         return
     logs = {node: NcclLog(**log) for node, log in cluster.nccl_logs.items()}
     adapters = max((one.adapters or 0 for one in logs.values()), default=0)
-    has_rdma = None if expected is None else expected.efa
+    has_rdma = None if instance is None else instance.supports_efa
     for node, log in logs.items():
         problem = transport_problem(log, has_rdma=has_rdma, adapters=adapters)
         if problem is not None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sm_train.entrypoints.doctor.bus_bandwidth import Collective, SweepPoint, algbw, busbw
+from sm_train.cost.network import Collective, Topology
+from sm_train.entrypoints.doctor.bus_bandwidth import SweepPoint, Sweeps, algbw, busbw
 from sm_train.entrypoints.doctor.round_robin import Pair
-from sm_train.entrypoints.doctor.step_time_model import Sweeps
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,11 @@ class ClusterMeasurements:
     def nodes(self) -> tuple[int, ...]:
         """The nodes that joined."""
         return tuple(sorted({one.node for one in self.ranks}))
+
+    @property
+    def topology(self) -> Topology:
+        """The nodes that joined, and the processes on each."""
+        return Topology(len(self.nodes), max(1, len({one.local_rank for one in self.ranks})))
 
     def node_bandwidths(self) -> dict[Pair, float]:
         """Return each pair's bandwidth summed over local ranks; 0 if one of them failed."""

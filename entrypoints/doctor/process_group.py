@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Any, cast
 
 import torch
+from sm_train.cost.network import Collective
 from sm_train.entrypoints.distributed.rendezvous import KeyValueStore
-from sm_train.entrypoints.doctor.bus_bandwidth import Collective
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
+from sm_train.cost.instances import InstanceType, instance_type
 from sm_train.entrypoints.common.job_config import ExpectedPerformance, JobConfig
 from sm_train.entrypoints.doctor.expectations import (
     MATMUL,
@@ -18,10 +19,7 @@ from sm_train.entrypoints.doctor.expectations import (
     NVLINK,
     Band,
     Reference,
-    expected_fabric,
-    measured_fabric,
     reference_bandwidths,
-    workload,
 )
 from sm_train.entrypoints.doctor.findings import (
     REPLACE,
@@ -30,8 +28,9 @@ from sm_train.entrypoints.doctor.findings import (
     outlier_share,
 )
 from sm_train.entrypoints.doctor.history import EarlierResult, compare
+from sm_train.entrypoints.doctor.measured_network import measured_network
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
-from sm_train.entrypoints.doctor.step_time_model import StepTime, predict_step
+from sm_train.entrypoints.doctor.workload import StepTime, predict_step, workload
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,16 @@ def judge(
     config: JobConfig, cluster: ClusterMeasurements, earlier: Sequence[EarlierResult] = ()
 ) -> DoctorVerdict:
     """Judge the cluster, and this run on it, from its measurements and ``earlier`` results."""
-    expected = None
+    expected = instance = None
     # The figures of a local run are of another instance type.
     if config.expected.instance_type == cluster.instance_type:
-        expected = config.expected
-    reference = reference_bandwidths(cluster, expected)
-    figures = tuple(_figures(cluster, expected, reference))
+        expected, instance = config.expected, instance_type(config.expected.instance_type)
+    reference = reference_bandwidths(cluster, instance)
+    figures = tuple(_figures(cluster, instance, reference))
     prediction = _predict(config, cluster, expected, reference)
     network = cluster.world.best_busbw() if cluster.world else None
     found = [
-        *findings(cluster, expected),
+        *findings(cluster, instance),
         *_low_figures(figures),
         *_too_slow(config, prediction, binding=reference.binding),
         *_slow_loaders(config, cluster, prediction),
@@ -131,12 +130,12 @@ def _figure(
 
 
 def _figures(
-    cluster: ClusterMeasurements, expected: ExpectedPerformance | None, reference: Reference
+    cluster: ClusterMeasurements, instance: InstanceType | None, reference: Reference
 ) -> Iterator[MeasuredFigure]:
     yield from _network_figures(cluster, reference)
     rates = [one.matmul_tflops for one in cluster.speeds.values() if one.matmul_tflops]
     if rates:
-        nominal = expected.bf16_tflops if expected else None
+        nominal = instance.bf16_tflops if instance else None
         usual = nominal * MATMUL.usual if nominal else None
         yield _figure("matrix products", min(rates), "TFLOP/s", usual, MATMUL, MATMUL.source)
     for name, values in (
@@ -192,21 +191,19 @@ def _predict(
     expected: ExpectedPerformance | None,
     reference: Reference,
 ) -> Prediction | None:
-    ideal = expected_fabric(cluster, reference)
-    real = measured_fabric(cluster)
-    estimate = workload(config, cluster, expected, ideal)
-    if estimate is None or (real is None and cluster.world_size > 1):
+    estimate = workload(config, cluster, expected, reference.network)
+    if estimate is None:
         return None
     work, basis = estimate
     slowed = replace(work, compute_seconds=work.compute_seconds * _slowest_device_factor(cluster))
-    if real:
-        step = predict_step(slowed, real)
+    measured = measured_network(cluster)
+    if measured is not None and measured.knows(work.calls):
+        step = predict_step(slowed, measured)
+    elif cluster.world_size == 1:
+        step = StepTime(slowed.compute_seconds * slowed.passes, 0.0, 0.0)
     else:
-        accumulation = config.stage.gradient_accumulation_steps
-        step = StepTime(slowed.compute_seconds * accumulation, 0.0, 0.0)
-    ideal_step = predict_step(work, ideal) if ideal else None
-    if step is None:
         return None
+    ideal_step = predict_step(work, reference.network) if reference.network else None
     slowdown = max(1.0, step.seconds / ideal_step.seconds) if ideal_step else None
     seconds = ideal_step.seconds * slowdown if ideal_step and slowdown else step.seconds
     return Prediction(

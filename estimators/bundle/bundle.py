@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 
 from sm_train.entrypoints.common.job_config import JOB_FILE, tracker_requirements
 from sm_train.entrypoints.common.user_packages import USER_REQUIREMENTS
@@ -51,7 +52,7 @@ _OLDER_REQUIREMENTS = {
 }
 
 _PACKAGE = "sm_train/"
-_SHIPPED_SUFFIXES = (".py", ".json", ".typed")
+_SHIPPED_SUFFIXES = (".py", ".json", ".csv", ".typed")
 
 _SCRIPT_CODE = """\
 from sm_train.entrypoints.common.user_packages import install_under_mpi
@@ -204,17 +205,22 @@ def _user_files(config: RunConfig, user_code: UserCode) -> dict[str, bytes]:
 
 
 def _training_code() -> dict[str, bytes]:
-    folder = entrypoints_folder()
+    entrypoints = entrypoints_folder()
     # The same `import sm_train` as on a laptop; the version marks it as a job's.
     package = {
-        f"{_PACKAGE}__init__.py": (folder / "api" / "__init__.py").read_bytes(),
+        f"{_PACKAGE}__init__.py": (entrypoints / "api" / "__init__.py").read_bytes(),
         f"{_PACKAGE}version.txt": f"{version('sm-train')}\n".encode(),
     }
-    return package | {
-        f"{_PACKAGE}entrypoints/{path.relative_to(folder).as_posix()}": path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.suffix in _SHIPPED_SUFFIXES and "__pycache__" not in path.parts
-    }
+    # The doctor predicts a step's time with the cost model.
+    for folder in (entrypoints, Path(str(files("sm_train.cost")))):
+        package |= {
+            f"{_PACKAGE}{folder.name}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+            and path.suffix in _SHIPPED_SUFFIXES
+            and "__pycache__" not in path.parts
+        }
+    return package
 
 
 def pack(contents: dict[str, bytes], entry: str) -> Bundle:

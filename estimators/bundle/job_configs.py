@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sm_train.cost.estimate import Purchase, hourly_price
-from sm_train.cost.instances import instance_type
 from sm_train.cost.prices import shipped_prices
 from sm_train.entrypoints.common.job_config import DataSource, ExpectedPerformance, JobConfig
 from sm_train.estimators.config.schema import RunConfig
@@ -69,17 +68,11 @@ def _sources(config: RunConfig, stage: StageSection) -> tuple[DataSource, ...]:
 def _expected_performance(
     config: RunConfig, stage: StageSection, predicted_speed: float | None
 ) -> ExpectedPerformance:
-    instance = instance_type(config.cluster.instance_type)
     speed, source = stage.steps_per_second, "the run file states it"
     if speed is None or not stage.is_measured_here(config.cluster.instance_type):
         speed, source = predicted_speed, "not measured: the cost model predicts it"
     return ExpectedPerformance(
-        instance_type=instance.name,
-        accelerators=instance.accelerators,
-        efa=instance.supports_efa,
-        network_gbps=instance.network_gbps,
-        nvlink_gbytes=instance.nvlink_gbytes,
-        bf16_tflops=instance.bf16_tflops,
+        instance_type=config.cluster.instance_type,
         steps_per_second=speed,
         speed_source=source if speed else None,
         usd_per_instance_hour=_usd_per_instance_hour(config),

@@ -53,7 +53,7 @@ def predicted(preset: str, sharding: str) -> Traffic:
     units = plan.communication_units(sharding)
     calls = step_collectives(sharding, plan.parameters, CLUSTER, units=units, passes=PASSES)
     return add_up(
-        (one.kind, CLUSTER.ranks(one.scope), one.count * one.passes, round(one.bytes))
+        (one.collective, CLUSTER.ranks(one.scope), one.count * one.passes, round(one.bytes))
         for one in calls
     )
 

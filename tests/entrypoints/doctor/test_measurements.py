@@ -11,14 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sm_train.cost.network import COLLECTIVES, bus_factor
 from sm_train.entrypoints.distributed.rendezvous import MissingNodeError
 from sm_train.entrypoints.doctor import node_benchmarks
 from sm_train.entrypoints.doctor.barrier import StoreBarrier
 from sm_train.entrypoints.doctor.bus_bandwidth import (
-    COLLECTIVES,
     SIZES,
     Collective,
-    bus_factor,
     sweep,
     sweeps,
 )

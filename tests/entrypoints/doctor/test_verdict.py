@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_train.cost.network import COLLECTIVES, Collective, CollectiveCalls, GpuNetwork, Scope
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import DoctorConfig, ExpectedPerformance, JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
-from sm_train.entrypoints.doctor.bus_bandwidth import COLLECTIVES
+from sm_train.entrypoints.doctor.bus_bandwidth import SweepPoint
 from sm_train.entrypoints.doctor.history import (
     FOLDER,
     EarlierResult,
@@ -28,13 +29,12 @@ from sm_train.entrypoints.doctor.measurements import (
 from sm_train.entrypoints.doctor.nccl_log import NcclLog
 from sm_train.entrypoints.doctor.report import conclude, result_document
 from sm_train.entrypoints.doctor.start import effective_mode
-from sm_train.entrypoints.doctor.step_time_model import expected_sweep
 from sm_train.entrypoints.doctor.verdict import DoctorVerdict, judge
 from sm_train.estimators.bundle.job_configs import job_configs
 
 from tests.support.run_documents import config, stage
 
-P4D = ExpectedPerformance("ml.p4d.24xlarge", 8, True, 400, 300, 312, 1.8, "stated", 30.0)
+P4D = ExpectedPerformance("ml.p4d.24xlarge", 1.8, "stated", 30.0)
 GPU = {
     "name": "NVIDIA A100",
     "memory_mib": 40960,
@@ -60,6 +60,20 @@ def job_config(**doctor: Any) -> JobConfig:
     return replace(job_configs(run)["s"], doctor=section, expected=P4D)
 
 
+def group(network: GpuNetwork, scope: Scope) -> GroupMeasurement:
+    """Return what the doctor measures in a group of this network."""
+
+    def seconds(collective: Collective, size: int) -> float:
+        return network.seconds(CollectiveCalls(collective, scope, size, 1, "forward"))
+
+    sizes = (2**10, 2**20, 2**25, 2**30)
+    sweeps = {
+        collective: tuple(SweepPoint(size, seconds(collective, size)) for size in sizes)
+        for collective in COLLECTIVES
+    }
+    return GroupMeasurement(network.ranks(scope), sweeps)
+
+
 def cluster_of(nodes: int = 4, rate: float = TYPICAL, **changes: Any) -> ClusterMeasurements:
     """Return a healthy p4d cluster; ``rate`` is its bus bandwidth between nodes."""
     ranks = tuple(
@@ -81,11 +95,7 @@ def cluster_of(nodes: int = 4, rate: float = TYPICAL, **changes: Any) -> Cluster
         for local_rank in range(8)
     )
 
-    def timed(ranks: int, busbw: float) -> GroupMeasurement:
-        return GroupMeasurement(
-            ranks, {one: expected_sweep(one, ranks, busbw, 30e-6) for one in COLLECTIVES}
-        )
-
+    network = GpuNetwork(nodes, 8, rate, 225e9)
     healthy = ClusterMeasurements(
         node_names=tuple(f"algo-{node + 1}" for node in range(nodes)),
         instance_type="ml.p4d.24xlarge",
@@ -94,9 +104,9 @@ def cluster_of(nodes: int = 4, rate: float = TYPICAL, **changes: Any) -> Cluster
         join_timeout=40,
         ranks=ranks,
         speeds=speeds,
-        world=timed(nodes * 8, rate),
-        intra_node={node: timed(8, 225e9) for node in range(nodes)},
-        inter_node={local_rank: timed(nodes, rate / 8) for local_rank in range(8)},
+        world=group(network, "world"),
+        intra_node={node: group(network, "node") for node in range(nodes)},
+        inter_node={local_rank: group(network, "between nodes") for local_rank in range(8)},
         pairs=pairs,
         nccl_logs=dict.fromkeys(range(nodes), LOG),
         seconds=40.0,
@@ -311,7 +321,7 @@ def test_unfinished_parts_are_findings_and_the_rest_is_kept() -> None:
 
 def test_single_node_is_judged_by_its_own_links() -> None:
     alone = cluster_of(nodes=1)
-    world = GroupMeasurement(8, {one: expected_sweep(one, 8, 50e9, 1e-5) for one in COLLECTIVES})
+    world = group(GpuNetwork(1, 8, 50e9, 50e9), "world")
     verdict = judge(
         job_config(), replace(alone, world=world, intra_node={}, inter_node={}, pairs=())
     )

@@ -106,5 +106,5 @@ def test_only_the_adapters_gradients_are_reduced() -> None:
     [reduced] = step_collectives("none", 10**9, network, trained=10**6, units=1)
     assert reduced.bytes == 4 * 10**6
     calls = step_collectives("full_shard", 10**9, network, trained=10**6, units=10)
-    sizes = {call.kind: call.bytes * call.count for call in calls}
+    sizes = {call.collective: call.bytes * call.count for call in calls}
     assert sizes == {"all_gather": 2 * 10**9, "reduce_scatter": 4 * 10**6}

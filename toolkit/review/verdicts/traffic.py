@@ -9,7 +9,6 @@ from sm_train.cost.network import (
     CollectiveCalls,
     GpuNetwork,
     bus_factor,
-    call_seconds,
     step_collectives,
 )
 from sm_train.toolkit.review.job_facts import JobFacts
@@ -106,7 +105,7 @@ def network_use(facts: JobFacts, rate_field: str) -> NetworkUse | None:
     if not needed:
         return None
     step_seconds = 1 / float(np.median(speeds))
-    usual = sum(call.count * call.passes * call_seconds(call, network) for call in calls)
+    usual = sum(call.count * call.passes * network.seconds(call) for call in calls)
     busy = [one.busy + one.data_wait * step_seconds for one in rank_times(facts) if one.busy]
     waiting = max(0.0, step_seconds - max(busy)) if busy else None
     return NetworkUse(needed, float(rates.mean()) * step_seconds, step_seconds, waiting, usual)
@@ -117,7 +116,7 @@ def _received(call: CollectiveCalls, network: GpuNetwork) -> float:
     if network.nodes == 1 or call.scope == "node":
         return 0.0
     rings = network.per_node if call.scope == "between nodes" else 1
-    factor = bus_factor(call.kind, network.ranks(call.scope))
+    factor = bus_factor(call.collective, network.ranks(call.scope))
     return rings * call.count * call.passes * call.bytes * factor
 
 
