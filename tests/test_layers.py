@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -74,6 +75,16 @@ import postpones a dependency, it does not remove it.
 
 MOST_FILES = {"cost": 26, "toolkit/commands": 34}
 """Folders that may hold more than 22 Python files."""
+
+OWNERS = {
+    "cost/network.py": r"\bBACKWARD_SHARE = |\(ranks - 1\) / ranks|\bdef bus_factor\b",
+    "cost/timeline.py": r"\bdef mean_speed\b",
+    "toolkit/costing/projection.py": r"\bdef project\b",
+    "entrypoints/doctor/nccl_log.py": r"\bGDRDMA\b",
+    "entrypoints/checkpointing/safetensors_header.py": r"\bdata_offsets\b|\bF8_E4M3\b",
+    "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
+}
+"""Owner of a concept → what only its source contains. CONTRIBUTING.md names the concepts."""
 
 TORCH_FREE = [
     "common.checkpoint_layout",
@@ -198,6 +209,22 @@ def test_no_folder_is_crowded() -> None:
         folder: count for folder, count in folders.items() if count > MOST_FILES.get(folder, 22)
     }
     assert crowded == {}
+
+
+def test_each_concept_has_one_owner() -> None:
+    second = {
+        (owner, path.relative_to(ROOT).as_posix())
+        for path in modules().values()
+        for owner, sign in OWNERS.items()
+        if re.search(sign, path.read_text())
+    }
+    assert second == {(owner, owner) for owner in OWNERS}
+
+
+def test_contributing_names_the_owners() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("| concept | owner |")[2].partition("\n\n")[0]
+    assert re.findall(r"\| `([\w/.]+)` \|$", table, re.MULTILINE) == list(OWNERS)
 
 
 def test_no_class_name_is_defined_in_two_modules() -> None:

@@ -8,30 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import prod
-from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
+from sm_train.entrypoints.checkpointing.safetensors_header import (
+    Header,
+    HeaderError,
+    ReadRange,
+    parse_header,
+)
 from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
-
-_MAX_HEADER_BYTES = 100_000_000
-"""Limit of the safetensors library."""
-
-_BITS = {
-    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
-    **dict.fromkeys(("F32", "I32", "U32"), 32),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
-    "F4": 4,
-}
-"""Type → bits of a value (safetensors 0.6, tensor.rs)."""
-
-_DAMAGED = "{}: the safetensors header is damaged; copy the model again"
 
 _SUFFIX = ".safetensors"
 VARIANT = "fp16"
@@ -39,10 +28,6 @@ VARIANT = "fp16"
 
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 """Suffixes of weights that run code when they are loaded."""
-
-
-ReadRange = Callable[[int, int], bytes]
-"""Returns up to so many bytes of a file: ``(start, length)``."""
 
 
 class ComponentReader(Protocol):
@@ -104,78 +89,30 @@ def read_json(reader: ComponentReader, path: str) -> dict[str, Any]:
     return document
 
 
-@dataclass(frozen=True)
-class TensorEntry:
-    """A tensor in a safetensors header: name of its type, shape, and where its bytes are."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-def read_header(reader: ComponentReader, path: str) -> dict[str, TensorEntry]:
-    """Return the tensors of a safetensors file by name, from its header, in the file's order.
+def read_header(reader: ComponentReader, path: str) -> Header:
+    """Return the header of a safetensors file of the folder.
 
     Raises:
-        ComponentFileError: the header is damaged, or the file is shorter than it says.
+        ComponentFileError: it is damaged, or the file is shorter than it says.
     """
-    return parse_header(partial(reader.read, path), reader.files[path], path)
+    return _parsed(partial(reader.read, path), reader.files[path], path)
 
 
-def parse_header(read: ReadRange, size: int, path: str) -> dict[str, TensorEntry]:
-    """Return the tensors of a safetensors file of ``size`` bytes, as :func:`read_header` does.
+def read_file_header(path: Path) -> Header:
+    """Return the header of a safetensors file on this machine.
 
     Raises:
-        ComponentFileError: as in :func:`read_header`; it names ``path``.
+        ComponentFileError: as in :func:`read_header`.
     """
-    text = header_text(read, size, path)
+    reader = LocalComponents(path.parent)
+    return _parsed(partial(reader.read, path.name), path.stat().st_size, str(path))
+
+
+def _parsed(read: ReadRange, size: int, path: str) -> Header:
     try:
-        document = json.loads(text, object_pairs_hook=_unique)
-        document.pop("__metadata__", None)
-        entries = {name: _entry(value) for name, value in document.items()}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise ComponentFileError(_DAMAGED.format(path)) from None
-    ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)))
-    end = 0
-    for entry in ordered.values():
-        if entry.start != end:
-            raise ComponentFileError(_DAMAGED.format(path))
-        end = entry.end
-    if size != 8 + len(text) + end:
-        raise ComponentFileError(
-            f"{path} has {size:,} bytes of {8 + len(text) + end:,}; copy the model again"
-        )
-    return ordered
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, of which another reader could take another value of the same key."""
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise ValueError("duplicate key")
-    return document
-
-
-def _entry(value: Mapping[str, Any]) -> TensorEntry:
-    shape = tuple(map(index, value["shape"]))
-    start, end = map(index, value["data_offsets"])
-    bits = _BITS[value["dtype"]] * prod(shape)
-    if min(shape, default=0) < 0 or start < 0 or bits != 8 * (end - start):
-        raise ValueError("offsets do not fit the shape")
-    return TensorEntry(value["dtype"], shape, start, end)
-
-
-def header_text(read: ReadRange, size: int, path: str) -> bytes:
-    """Return the JSON header of a safetensors file of ``size`` bytes.
-
-    Raises:
-        ComponentFileError: its length is larger than the file or the format's limit.
-    """
-    length = int.from_bytes(read(0, 8), "little")
-    if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-        raise ComponentFileError(_DAMAGED.format(path))
-    return read(8, length)
+        return parse_header(read, size, path)
+    except HeaderError as error:
+        raise ComponentFileError(str(error)) from None
 
 
 def has_component(reader: ComponentReader, name: str) -> bool:
@@ -260,5 +197,5 @@ def read_shapes(reader: ComponentReader, component: str) -> dict[str, tuple[int,
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(reader, component).paths:
-        shapes |= {name: entry.shape for name, entry in read_header(reader, path).items()}
+        shapes |= {name: entry.shape for name, entry in read_header(reader, path).tensors.items()}
     return shapes

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sm_train.entrypoints.checkpointing.safetensors_header import torch_type
 from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
 from sm_train.entrypoints.common.job_config import LoraConfig
 from sm_train.entrypoints.models import pipeline as pipeline_module
@@ -26,7 +27,11 @@ from sm_train.entrypoints.models.builder import (
     load_autoencoder,
     load_text_encoders,
 )
-from sm_train.entrypoints.models.component_files import LocalComponents, weight_files
+from sm_train.entrypoints.models.component_files import (
+    LocalComponents,
+    read_file_header,
+    weight_files,
+)
 from sm_train.entrypoints.models.components import components_digest
 from sm_train.entrypoints.models.lora import (
     base_digest,
@@ -66,8 +71,8 @@ from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 from torch import Tensor, nn
 
 _MANIFEST = "components.json"
-_HALF_PRECISIONS = {"F16": torch.float16, "BF16": torch.bfloat16}
-"""Names in safetensors files."""
+_HALF_PRECISIONS = ("F16", "BF16")
+"""Types of safetensors files in which a component may be stored."""
 
 
 def save_components(
@@ -417,13 +422,13 @@ def _stored_precision(frozen: Mapping[str, Any], source: Path | None) -> Iterato
 
 def _weights_dtype(folder: Path) -> torch.dtype:
     """Return the precision of a component's stored weights; fp32 if it is mixed or unknown."""
-    from safetensors import safe_open
-
-    found = set()
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    return _HALF_PRECISIONS.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
+    found = {
+        entry.dtype
+        for path in folder.glob("*.safetensors")
+        for entry in read_file_header(path).tensors.values()
+    }
+    [name] = found if len(found) == 1 else ["F32"]
+    return torch_type(name) if name in _HALF_PRECISIONS else torch.float32
 
 
 def _save_text_config(parts: ModelComponents, folder: Path) -> None:

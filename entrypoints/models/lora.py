@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ from sm_train.entrypoints.common.lora_layers import (
 )
 from sm_train.entrypoints.models.component_files import (
     LocalComponents,
-    header_text,
-    parse_header,
+    read_header,
     weight_files,
 )
 from sm_train.entrypoints.models.weight_files import (
@@ -127,12 +125,10 @@ def base_digest(folder: Path) -> str:
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for name in files.paths:
         with (folder.parent / name).open("rb") as file:
-            read = partial(reader.read, name)
-            header = header_text(read, reader.files[name], name)
-            digest.update(header)
-            entries = parse_header(read, reader.files[name], name)
-            for _, entry in sorted(entries.items()):
-                file.seek(8 + len(header) + entry.start)
+            header = read_header(reader, name)
+            digest.update(header.text)
+            for _, entry in sorted(header.tensors.items()):
+                file.seek(8 + len(header.text) + entry.start)
                 digest.update(file.read(min(entry.end - entry.start, _DIGESTED_BYTES)))
     return digest.hexdigest()[:16]
 

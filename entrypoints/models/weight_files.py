@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
+from sm_train.entrypoints.checkpointing.safetensors_header import header_bytes, torch_type
 from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
-from sm_train.entrypoints.models.component_files import (
-    ComponentFileError,
-    parse_header,
-)
+from sm_train.entrypoints.models.component_files import ComponentFileError, read_file_header
 from torch import Tensor
 
 MODEL_WEIGHTS = "diffusion_pytorch_model"
@@ -27,20 +25,6 @@ MODEL_WEIGHTS = "diffusion_pytorch_model"
 
 _FILE_BYTES = 5 * 10**9
 """Maximum size of a weight file of a network, as in published models."""
-
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""Names in safetensors headers."""
-
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -77,29 +61,14 @@ def write_tensors(path: Path, layout: Layout, tensors: Iterable[tuple[str, Tenso
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{NOT_UPLOADED_SUFFIX}")
     try:
         with temporary.open("wb") as file:
-            file.write(_header(layout))
+            tensors_of_header = ((name, spec.dtype, spec.shape) for name, spec in layout.items())
+            file.write(header_bytes(tensors_of_header, {"format": "pt"}))
             for (expected, spec), (name, tensor) in zip(layout.items(), tensors, strict=True):
                 assert name == expected, f"{name} comes where {expected} is due"
                 _write_tensor(file, tensor.detach().to("cpu", spec.dtype))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _header(layout: Layout) -> bytes:
-    document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, spec in layout.items():
-        start, end = end, end + spec.bytes
-        document[name] = {
-            "dtype": DTYPE_NAMES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": [start, end],
-        }
-    content = json.dumps(document, separators=(",", ":")).encode()
-    # The data must start at a multiple of 8 bytes; spaces may follow the JSON.
-    content += b" " * (-len(content) % 8)
-    return len(content).to_bytes(8, "little") + content
 
 
 def _write_tensor(file: IO[bytes], tensor: Tensor) -> None:
@@ -113,17 +82,14 @@ def read_layout(path: Path) -> dict[str, TensorSpec]:
     Raises:
         ComponentFileError: the header is damaged, or has a type that models do not use.
     """
-    with path.open("rb") as file:
-
-        def read(start: int, length: int) -> bytes:
-            file.seek(start)
-            return file.read(length)
-
-        entries = parse_header(read, path.stat().st_size, str(path))
-    for name, entry in entries.items():
-        if entry.dtype not in DTYPES:
-            raise ComponentFileError(f"{path}: {name} is {entry.dtype}, which models do not use")
-    return {name: TensorSpec(DTYPES[one.dtype], one.shape) for name, one in entries.items()}
+    layout = {}
+    for name, entry in read_file_header(path).tensors.items():
+        try:
+            layout[name] = TensorSpec(torch_type(entry.dtype), entry.shape)
+        except KeyError:
+            problem = f"{path}: {name} is {entry.dtype}, which models do not use"
+            raise ComponentFileError(problem) from None
+    return layout
 
 
 def read_tensors(path: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:

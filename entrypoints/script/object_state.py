@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing.sharded_tensors import SAVED_DTYPES, ShardSpec
+from sm_train.entrypoints.checkpointing.safetensors_header import has_type
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec
 from sm_train.entrypoints.common.error import Error
 from sm_train.entrypoints.distributed.local_shard import LocalShard, is_dtensor, local_shard
 from torch import Tensor, nn
@@ -78,7 +79,7 @@ def _unused(name: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _require_savable(path: Path, tensor: Tensor) -> Tensor:
-    if tensor.dtype not in SAVED_DTYPES:
+    if not has_type(tensor.dtype):
         raise _unsavable(path, f"is of type {tensor.dtype}")
     if tensor.is_sparse or tensor.is_quantized:
         raise _unsavable(path, "is a sparse or quantized tensor")

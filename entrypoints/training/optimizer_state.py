@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from sm_train.entrypoints.checkpointing.safetensors_header import has_type
 from sm_train.entrypoints.checkpointing.sharded_tensors import (
-    SAVED_DTYPES,
     ShardedTensorError,
     ShardSpec,
     StoredTensor,
@@ -270,7 +270,7 @@ def _like(current: Any, value: Any) -> Any:
 
 def _check_savable(what: str, value: Any, *, tensors: bool = True) -> None:
     if isinstance(value, Tensor):
-        savable = tensors and value.dtype in SAVED_DTYPES
+        savable = tensors and has_type(value.dtype)
     elif isinstance(value, (list, tuple)):
         savable = all(isinstance(one, _Plain) for one in value)
     else:

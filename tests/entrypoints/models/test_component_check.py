@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sm_train.entrypoints.checkpointing.safetensors_header import HeaderError, parse_header
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
 from sm_train.entrypoints.models.component_check import (
     ContradictionError,
@@ -22,7 +23,6 @@ from sm_train.entrypoints.models.component_check import (
 )
 from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
-    parse_header,
     read_header,
     read_json,
     weight_files,
@@ -488,7 +488,7 @@ def test_a_header_over_the_limit_of_the_format_is_not_read() -> None:
         asked.append(length)
         return (100_000_001).to_bytes(8, "little")
 
-    with pytest.raises(ComponentFileError, match="header is damaged"):
+    with pytest.raises(HeaderError, match="header is damaged"):
         parse_header(read, 2**40, "x.safetensors")
     assert asked == [8]
 
