@@ -24,7 +24,8 @@ from resource import RUSAGE_SELF, getrusage
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.packing.storage import LocalFolder
 from sm_train.entrypoints.packing.stored_plan import read_plan, store_plan
 
 CHUNK = 100_000

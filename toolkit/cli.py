@@ -155,6 +155,17 @@ def _run(arguments: list[str]) -> int:
         return _fail_error(error, is_verbose=bool(options.get("verbose")))
 
 
+def _aws_refusal(error: Exception) -> UserError | None:
+    """Return the line of an AWS error that no command has described; None for other errors."""
+    if "boto3" not in sys.modules:
+        return None
+    from boto3.exceptions import S3UploadFailedError
+    from botocore.exceptions import ClientError
+    from sm_train.toolkit.aws.errors import as_user_error
+
+    return as_user_error(error) if isinstance(error, ClientError | S3UploadFailedError) else None
+
+
 def _fail_error(error: Exception, *, is_verbose: bool) -> int:
     match error:
         case UserError():
@@ -168,6 +179,8 @@ def _fail_error(error: Exception, *, is_verbose: bool) -> int:
                 "not enough memory; use a machine with more, or a smaller input",
                 ExitCode.UNEXPECTED,
             )
+    if not is_verbose and (refusal := _aws_refusal(error)) is not None:
+        return _fail(str(refusal), refusal.exit_code)
     if is_verbose:
         return _fail("".join(traceback.format_exception(error)), ExitCode.UNEXPECTED)
     return _fail(

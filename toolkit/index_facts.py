@@ -69,16 +69,20 @@ def read_stored_header(session: boto3.Session, uri: str) -> IndexHeader:
     """Read the header of an index in S3, in two or three small requests.
 
     Raises:
-        ClientError: S3 rejects a request, or there is no such object.
+        ClientError: S3 rejects a request.
+        FileNotFoundError: there is no such object.
         ShardError: it is not an index, is damaged, or has another version.
     """
     from sm_train.entrypoints.data.shard_index import read_header
+    from sm_train.entrypoints.object_store.store import store_of
     from sm_train.toolkit.aws.s3 import S3File, split_uri
 
     bucket, key = split_uri(uri)
-    s3 = session.client("s3")
-    size = s3.head_object(Bucket=bucket, Key=key)["ContentLength"]
-    return read_header(S3File(s3, bucket, key, size), uri)
+    store = store_of(session)
+    head = store.head(bucket, key)
+    if head is None:
+        raise FileNotFoundError(2, "no such object", uri)
+    return read_header(S3File(store, bucket, key, head.bytes), uri)
 
 
 def latents_of(header: IndexHeader) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_train.entrypoints.common.bucket_owner import declare_owners
+from sm_train.entrypoints.common.bucket_settings import declare_buckets
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.index_facts import with_local_index
 from sm_train.toolkit.settings import from_config, from_environment
@@ -36,6 +36,11 @@ def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
         raise UserError(str(error)) from None
 
 
+def declare_run_buckets(config: RunConfig) -> None:
+    """Send the owners and KMS keys of the run's buckets with every S3 request of this process."""
+    declare_buckets(config.bucket_owners, config.bucket_keys)
+
+
 def load_or_problems(path: Path, changes: Sequence[str] = ()) -> RunConfig:
     """Load as :func:`load` does, for a caller that shows each problem.
 
@@ -44,7 +49,7 @@ def load_or_problems(path: Path, changes: Sequence[str] = ()) -> RunConfig:
         UserError: a default of the environment or the configuration file is invalid.
     """
     config = with_local_index(with_defaults(_load_run(path, changes), changes), path.parent)
-    declare_owners(config.bucket_owners)
+    declare_run_buckets(config)
     return config
 
 
@@ -61,7 +66,7 @@ def load_dict(document: dict[str, Any], base: Path) -> RunConfig:
     except RunFileError as error:
         raise UserError(str(error)) from None
     config = with_local_index(with_defaults(config), base)
-    declare_owners(config.bucket_owners)
+    declare_run_buckets(config)
     return config
 
 

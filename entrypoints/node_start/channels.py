@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sm_train.entrypoints.common.node_description import NodeChannel
-from sm_train.entrypoints.node_start.object_store import ObjectStore
+from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
 
 
 class ChannelError(RuntimeError):
@@ -26,7 +26,7 @@ def create_channel(channel: NodeChannel, folder: Path, node_rank: int, nodes: in
     """
     if channel.path is not None:
         return _link(channel, Path(channel.path), folder, node_rank, nodes)
-    store = ObjectStore(channel.uri)
+    store = PrefixFiles(channel.uri)
     sizes = store.sizes()
     names = node_share(sizes, node_rank, nodes) if channel.sharded else sorted(sizes)
     if not names:

@@ -22,7 +22,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     CheckpointMarker,
     MarkerError,
 )
-from sm_train.entrypoints.node_start.object_store import ObjectStore
+from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
 from sm_train.entrypoints.uploads.notes import UPLOADED_SUFFIX, is_upload_note, note
 
 POLL_SECONDS = 5.0
@@ -36,7 +36,7 @@ _Version = tuple[int, int]
 """What changes when a file does: time of modification and size."""
 
 
-def restore(store: ObjectStore, folder: Path) -> int:
+def restore(store: PrefixFiles, folder: Path) -> int:
     """Download the prefix to ``folder``, without what is there; returns the number of files.
 
     Markers come last, so that an interrupted download leaves no checkpoint that seems complete.
@@ -56,7 +56,7 @@ class CheckpointUploads:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: PrefixFiles,
         folder: Path,
         warn: Callable[[str], None],
         *,

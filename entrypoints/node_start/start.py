@@ -39,7 +39,7 @@ from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.node_start.channels import ChannelError
 from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads, restore
 from sm_train.entrypoints.node_start.cluster import ClusterError, ClusterPlace, read_cluster
-from sm_train.entrypoints.node_start.object_store import ObjectStore, ObjectStoreError
+from sm_train.entrypoints.node_start.prefix_copy import PrefixError, PrefixFiles
 from sm_train.entrypoints.node_start.prepare import (
     PreparationError,
     create_channels,
@@ -79,7 +79,7 @@ def main() -> int:
             _require_own_checkpoints(description, paths)
             _log(f"prepared in {time.monotonic() - started:.0f} s: {_checkpoint_line(description)}")
             code = _run_launcher(description, place, stop)
-    except (ClusterError, PreparationError, ChannelError, ObjectStoreError) as error:
+    except (ClusterError, PreparationError, ChannelError, PrefixError) as error:
         _log(f"error: {error}")
         return 1
     if code == 0 and paths.stop_request.exists():
@@ -117,7 +117,7 @@ def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterato
     if not description.syncs_checkpoints:
         yield
         return
-    store = ObjectStore(f"{description.checkpoints.rstrip('/')}/")
+    store = PrefixFiles(f"{description.checkpoints.rstrip('/')}/")
     files = restore(store, paths.checkpoints)
     _log(f"checkpoints: {files} files restored from {store.uri}")
     uploads = CheckpointUploads(store, paths.checkpoints, lambda text: _log(f"warning: {text}"))

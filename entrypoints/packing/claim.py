@@ -16,12 +16,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 from sm_train.entrypoints.common import procfs
+from sm_train.entrypoints.object_store.store import open_store
 from sm_train.entrypoints.packing.shard_builder import PACK_STATE
-from sm_train.entrypoints.packing.storage import S3Prefix, is_missing, s3_client
+from sm_train.entrypoints.packing.storage import S3Prefix
 
 CLAIM_NAME = f"{PACK_STATE}/claim.json"
 RENEW_SECONDS = 20.0
@@ -144,37 +143,13 @@ def put_claim(prefix: S3Prefix, name: str, claim: PackClaim, etag: str | None) -
 
     Return the new ETag; None if another process was faster.
     """
-    from botocore.exceptions import ClientError
-
-    condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-    try:
-        response = s3_client(prefix.access).put_object(
-            Bucket=prefix.bucket,
-            Key=prefix.prefix + name,
-            Body=claim.content,
-            **condition,  # type: ignore[arg-type]
-        )
-    except ClientError as error:
-        code = error.response["Error"].get("Code")
-        if code in ("PreconditionFailed", "ConditionalRequestConflict") or is_missing(error):
-            return None
-        raise
-    return response["ETag"]
+    store = open_store(prefix.access)
+    return store.put_if(prefix.bucket, prefix.prefix + name, claim.content, etag=etag)
 
 
 def read_claim(prefix: S3Prefix, name: str) -> tuple[PackClaim, float, str] | None:
     """Return the claim, its age in seconds by S3's clock and its ETag; None if there is none."""
-    from botocore.exceptions import ClientError
-
-    try:
-        response = s3_client(prefix.access).get_object(
-            Bucket=prefix.bucket, Key=prefix.prefix + name
-        )
-    except ClientError as error:
-        if is_missing(error):
-            return None
-        raise
-    date = response["ResponseMetadata"]["HTTPHeaders"].get("date")
-    now = parsedate_to_datetime(date) if date else datetime.now(UTC)
-    claim = PackClaim(**json.loads(response["Body"].read()))
-    return claim, (now - response["LastModified"]).total_seconds(), response["ETag"]
+    stored = open_store(prefix.access).get_if_exists(prefix.bucket, prefix.prefix + name)
+    if stored is None:
+        return None
+    return PackClaim(**json.loads(stored.content)), stored.age, stored.etag

@@ -37,6 +37,7 @@ from sm_train.entrypoints.deduplication.near_duplicates import (
 )
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_header import DecodeError
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import (
     PACK_STATE,
@@ -44,7 +45,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     ProgressCallback,
     read_metadata,
 )
-from sm_train.entrypoints.packing.storage import S3Access, Storage, write_file
+from sm_train.entrypoints.packing.storage import Storage, write_file
 from sm_train.entrypoints.packing.worker_pool import (
     PackProgress,
     WorkerPlan,

@@ -17,8 +17,8 @@ from sm_train.entrypoints.images.image_header import (
     open_image,
     read_header,
 )
+from sm_train.entrypoints.object_store.stream_upload import BytesLike
 from sm_train.entrypoints.packing.perceptual_hash import SIDE, perceptual_hash, shrink
-from sm_train.entrypoints.packing.storage import BytesLike
 
 Grey = NDArray[np.uint8]
 

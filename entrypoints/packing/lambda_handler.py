@@ -24,7 +24,8 @@ from urllib.parse import unquote_plus
 from botocore.exceptions import BotoCoreError, ClientError
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
-from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, open_storage
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.packing.storage import S3Prefix, open_storage
 from sm_train.entrypoints.packing.streaming import (
     S3_REQUESTS,
     Arrival,

@@ -20,6 +20,7 @@ from itertools import groupby
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
+from sm_train.entrypoints.object_store.stream_upload import PART_BYTES
 from sm_train.entrypoints.packing.deduplicate import (
     DROPPED_NAME,
     DUPLICATES_FOLDER,
@@ -35,7 +36,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     read_record,
     record_name,
 )
-from sm_train.entrypoints.packing.storage import PART_BYTES, S3Prefix, Storage
+from sm_train.entrypoints.packing.storage import S3Prefix, Storage
 from sm_train.entrypoints.packing.stored_plan import DIGESTS_FOLDER, PackPlan
 from sm_train.entrypoints.packing.work_claims import (
     CLAIMS_FOLDER,

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.signals import raise_on_signals
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.claim import CLAIM_NAME
 from sm_train.entrypoints.packing.pack import build_shards, finalize, remove_state
-from sm_train.entrypoints.packing.storage import S3Access, Storage, open_storage, write_file
+from sm_train.entrypoints.packing.storage import Storage, open_storage, write_file
 from sm_train.entrypoints.packing.stored_plan import PackPlan, read_plan
 from sm_train.entrypoints.packing.work_claims import (
     ENDED_NAME,

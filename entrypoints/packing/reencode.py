@@ -13,8 +13,8 @@ from sm_train.entrypoints.images.image_header import (
     file_kind,
     read_header,
 )
+from sm_train.entrypoints.object_store.stream_upload import BytesLike
 from sm_train.entrypoints.packing.image_metadata import MAX_PIXELS
-from sm_train.entrypoints.packing.storage import BytesLike
 
 DEFAULT_QUALITY = 95
 """JPEG's highest useful quality: above it files grow without a visible difference."""

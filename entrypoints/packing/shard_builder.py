@@ -30,11 +30,13 @@ from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.images.image_header import DecodeError
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.object_store.stream_upload import BytesLike
 from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
 from sm_train.entrypoints.packing.reencode import DEFAULT_QUALITY, is_convertible, measure, reencode
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
-from sm_train.entrypoints.packing.storage import BytesLike, S3Access, Storage, read_uri, write_file
+from sm_train.entrypoints.packing.storage import Storage, read_uri, write_file
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.latent_encoder import LatentEncoder

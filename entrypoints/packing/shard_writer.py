@@ -9,7 +9,7 @@ from types import TracebackType
 
 from blake3 import blake3
 from sm_train.entrypoints.data.shard_format import END_MARK, Shard
-from sm_train.entrypoints.packing.storage import BytesLike, ShardSink
+from sm_train.entrypoints.object_store.stream_upload import BytesLike, ShardSink
 
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 """Image format → file extension of the image in a sample."""

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackOptions, ShardPlan, shard_name
 from sm_train.entrypoints.packing.plan_files import (
     HEADER_FILE,
@@ -22,7 +23,7 @@ from sm_train.entrypoints.packing.plan_files import (
     PlannedRejections,
     partition_names,
 )
-from sm_train.entrypoints.packing.storage import S3Access, Storage, write_file
+from sm_train.entrypoints.packing.storage import Storage, write_file
 from sm_train.entrypoints.packing.work_claims import PLAN_NAME
 
 INPUTS_FOLDER = "inputs"

@@ -34,6 +34,7 @@ from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, Sh
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.images.image_header import DecodeError, image_size
+from sm_train.entrypoints.object_store.store import open_store
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions
 from sm_train.entrypoints.packing.shard_builder import (
     InputReader,
@@ -42,7 +43,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     open_index,
 )
 from sm_train.entrypoints.packing.shard_writer import ShardWriter
-from sm_train.entrypoints.packing.storage import S3Prefix, is_missing, s3_client, write_file
+from sm_train.entrypoints.packing.storage import S3Prefix, write_file
 
 STREAM_STATE = ".streaming"
 STAGED = STAGED_FOLDER
@@ -120,14 +121,11 @@ class StreamingPacker:
         """Return whether the object still has the version of the message. Call after reading it."""
         from botocore.exceptions import ClientError
 
-        client = s3_client(self.destination.access)
         try:
-            head = client.head_object(Bucket=arrival.bucket, Key=arrival.key)
+            head = open_store(self.destination.access).head(arrival.bucket, arrival.key)
         except ClientError as error:
-            if is_missing(error):
-                return False
             raise RetryLaterError(f"s3://{arrival.bucket}/{arrival.key}: {error}") from None
-        return arrival.version in (head.get("VersionId"), head["ETag"].strip('"'))
+        return head is not None and arrival.version in (head.version, head.etag.strip('"'))
 
     def reject(self, name: str, rejected: RejectedInput) -> None:
         """Record a rejected input once."""

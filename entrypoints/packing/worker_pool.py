@@ -18,6 +18,8 @@ from sm_train.entrypoints.common.parent_death import exit_with_parent
 from sm_train.entrypoints.common.signals import block_signals, record_signals
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.images.decoder_pool import DecoderPool, Decoders, InProcessDecoders
+from sm_train.entrypoints.object_store.errors import is_aborted_upload
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import ShardPlan
 from sm_train.entrypoints.packing.shard_builder import (
     InputReader,
@@ -25,7 +27,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     StoppedError,
     build_shard,
 )
-from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, Storage, is_aborted_upload
+from sm_train.entrypoints.packing.storage import S3Prefix, Storage
 
 S3_THREADS = 16
 """Minimum number of threads in a process that reads from or writes to S3, to hide its latency."""

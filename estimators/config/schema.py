@@ -77,7 +77,14 @@ class RunConfig(Section):
         "account. S3 denies requests to a bucket of another account. `any` accepts every owner.",
     )
     output_kms_key: KmsKey | None = Field(
-        default=None, description="KMS key that encrypts the job's output."
+        default=None,
+        description="KMS key that encrypts the job's output, and what sm-train writes to the run's "
+        "bucket. It can be an ID, an ARN or an alias.",
+    )
+    bucket_kms_keys: dict[Bucket, KmsKey] = Field(
+        default_factory=dict,
+        description="KMS keys for new objects, by bucket; default: `output_kms_key` in the run's "
+        "own bucket, and otherwise the bucket's default encryption, as with `default`.",
     )
     tags: dict[TagKey, TagValue] = Field(
         default_factory=dict,
@@ -158,6 +165,24 @@ class RunConfig(Section):
     def reads_shards(self) -> bool:
         """Return whether the training data must be shards: a script may read any files."""
         return self.entry is None or self.reads_index
+
+    @property
+    def bucket_keys(self) -> dict[str, str]:
+        """Return the KMS key of each bucket that has one.
+
+        The default bucket of an account is a name with ``*``
+        (:func:`sm_train.entrypoints.common.bucket_settings.declared_key`).
+        """
+        if self.output_kms_key is None:
+            return dict(self.bucket_kms_keys)
+        if self.bucket is None:
+            account = self.role.split(":")[4] if self.role else "*"
+            names = [f"sagemaker-*-{account}"]
+        else:
+            fallbacks = self.recovery.fallbacks
+            names = [self.bucket, *(one.buckets.get(self.bucket, "") for one in fallbacks)]
+        own = {name: self.output_kms_key for name in names if name}
+        return {**own, **self.bucket_kms_keys}
 
     @property
     def secret_names(self) -> dict[str, str]:

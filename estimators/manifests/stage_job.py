@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from sm_train.cost.instances import InstanceType, instance_type
-from sm_train.entrypoints.common.bucket_owner import OWNERS_VARIABLE, format_owners
+from sm_train.entrypoints.common.bucket_settings import bucket_variables
 from sm_train.entrypoints.common.node_description import (
     NODE_VARIABLE,
     TORCHRUN,
@@ -135,15 +135,13 @@ class StageJob:
             commands={name: self.commands[name] for name in _ALERTED if name in self.commands},
             take_over=self.take_over,
         )
-        variables = {
+        return {
             NODE_VARIABLE: description.to_json(),
             "AWS_REGION": self.region,
             "AWS_DEFAULT_REGION": self.region,
             **job_environment(self.config, self.bundle, self.commit),
+            **bucket_variables(self.config.bucket_owners, self.config.bucket_keys),
         }
-        if self.config.bucket_owners:
-            variables[OWNERS_VARIABLE] = format_owners(self.config.bucket_owners)
-        return variables
 
     def channels(self) -> tuple[list[NodeChannel], list[NodeChannel]]:
         """Return the training job's channels of data, and those with the previous stage's results.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict, cast
 
+from sm_train.entrypoints.common.bucket_settings import BUCKET_DEFAULT
 from sm_train.entrypoints.common.index_location import staged_uri
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
@@ -66,7 +67,7 @@ _WATCH_ACTIONS = frozenset(
     cloudwatch:DescribeAlarms cloudwatch:PutMetricAlarm cloudwatch:DeleteAlarms
     events:DescribeRule events:ListTagsForResource events:ListTargetsByRule events:PutRule
     events:PutTargets events:TagResource
-    kms:CreateGrant kms:DescribeKey
+    kms:CreateGrant kms:Decrypt kms:DescribeKey kms:GenerateDataKey
     """.split()
 )
 """What `watch` calls to follow a run, to restart its jobs and to update its alarms."""
@@ -282,8 +283,12 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
     if indexes:
         arns = [scope.s3_arn(_bucket_and_key(uri)) for uri in indexes]
         permissions.append(_allow("ReadIndex", ["s3:GetObject"], arns))
+    if config.bucket_keys:
+        actions = ["s3:GetBucketPolicy", "s3:GetEncryptionConfiguration"]
+        permissions.append(_allow("CheckEncryption", actions, [scope.s3_arn(scope.bucket)]))
     permissions += _alarm_permissions(config, scope)
-    permissions += _key_permissions(config, scope, ["kms:CreateGrant", "kms:DescribeKey"])
+    actions = ["kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"]
+    permissions += _key_permissions(config, scope, actions)
     if config.cluster.remote_debug:
         targets = [f"sagemaker-training-job:{name}" for name in scope.job_names]
         target = {"ssm:resourceTag/aws:ssmmessages:target-id": targets}
@@ -493,7 +498,8 @@ def _key_permissions(config: RunConfig, scope: _Scope, actions: list[str]) -> li
     A policy cannot name an alias as its resource, so a condition limits it to keys with the alias
     ("Use aliases to control access to KMS keys", KMS developer guide, read 2026-11).
     """
-    keys = {key for key in (config.output_kms_key, config.cluster.volume_kms_key) if key}
+    named = (config.output_kms_key, config.cluster.volume_kms_key)
+    keys = {key for key in (*named, *config.bucket_kms_keys.values()) if key} - {BUCKET_DEFAULT}
     aliases = {key.rpartition(":")[2] for key in keys if ":alias/" in f":{key}"}
     arns = sorted(
         key if key.startswith("arn:") else scope.arn("kms", f"key/{key}")

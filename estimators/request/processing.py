@@ -10,11 +10,7 @@ from datetime import datetime
 from importlib.resources import files
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from sm_train.entrypoints.common.bucket_owner import (
-    ACCOUNT_VARIABLE,
-    OWNERS_VARIABLE,
-    format_owners,
-)
+from sm_train.entrypoints.common.bucket_settings import ACCOUNT_VARIABLE, bucket_variables
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
@@ -118,7 +114,7 @@ def processing_request(
             "SM_TRAIN_DESTINATION": job.destination,
             "AWS_DEFAULT_REGION": region,
             ACCOUNT_VARIABLE: (config.role or ROLE_NOT_SET).split(":")[4],
-            **_owners(config),
+            **bucket_variables(config.bucket_owners, config.bucket_keys),
             "PYTHONUNBUFFERED": "1",
         },
         "RoleArn": config.role or ROLE_NOT_SET,
@@ -136,12 +132,6 @@ def processing_request(
             },
         }
     return request
-
-
-def _owners(config: RunConfig) -> dict[str, str]:
-    if not config.bucket_owners:
-        return {}
-    return {OWNERS_VARIABLE: format_owners(config.bucket_owners)}
 
 
 def _instance_type(name: str) -> ProcessingInstanceTypeType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.request.processing import ProcessingRequest
 from sm_train.estimators.sdk.model_trainer import quiet_sdk, reject_drift
 
@@ -29,12 +30,12 @@ def create_processing_job(
     reject_drift(boto_session, request, "CreateProcessingJob")
     staged = request["ProcessingInputs"][0]["S3Input"]["S3Uri"].rpartition("/")[0]
     prefix = staged.removeprefix(f"s3://{bucket}/")
-    s3 = boto_session.client("s3")
+    store = store_of(boto_session)
     for name, content in files.items():
         if isinstance(content, bytes):
-            s3.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=content)
+            store.put(bucket, f"{prefix}/{name}", content)
         else:
-            s3.upload_file(str(content), bucket, f"{prefix}/{name}")
+            store.upload(content, bucket, f"{prefix}/{name}")
     with quiet_sdk():
         from sagemaker.core.helper.session_helper import Session
 

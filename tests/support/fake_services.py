@@ -124,7 +124,9 @@ def _list_objects(keys: list[tuple[str, int]], query: dict[str, str]) -> FakeRes
     page = matching[:page_size]
     more = len(matching) > page_size
     entries = "".join(
-        f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size></Contents>" for key, size in page
+        f"<Contents><Key>{escape(key)}</Key><LastModified>2026-11-20T00:00:00.000Z</LastModified>"
+        f"<ETag>&quot;0&quot;</ETag><Size>{size}</Size></Contents>"
+        for key, size in page
     )
     token = f"<NextContinuationToken>{escape(page[-1][0])}</NextContinuationToken>" if more else ""
     return FakeResponse(

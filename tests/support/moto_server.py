@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
+from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
 
 from tests.support.background_server import serve_in_background
 from tests.support.forked_commands.botocore_models import parse_models_once
@@ -50,6 +50,8 @@ class Aws:
     """Every S3 request, except those of :meth:`client`, that did not name the bucket's owner."""
     bucket_owners: dict[str, str] = field(default_factory=dict)
     """Bucket → the account that owns it, if not :data:`ACCOUNT`."""
+    required_keys: dict[str, str] = field(default_factory=dict)
+    """Bucket → the KMS key without which its policy denies every new object."""
     error_codes: dict[str, str] = field(default_factory=dict)
     """Operation → the error code that the server returns."""
     response_filters: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = field(
@@ -106,7 +108,7 @@ def aws_session(region: str = "us-east-1") -> boto3.Session:
     import boto3
 
     session = boto3.Session("testing", "testing", region_name=region)
-    require_bucket_owners(session)
+    send_bucket_parameters(session)
     return session
 
 
@@ -157,7 +159,7 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
     if not target:
         query = environ.get("QUERY_STRING", "")
         aws.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], query))
-        if not _expects_the_owners(aws, environ):
+        if not (_expects_the_owners(aws, environ) and _names_the_key(aws, environ)):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
             return [b"" if environ["REQUEST_METHOD"] == "HEAD" else _DENIED]
@@ -205,6 +207,26 @@ def _expects_the_owners(aws: Aws, environ: dict[str, Any]) -> bool:
     return all(
         owner in (None, aws.bucket_owners.get(bucket, ACCOUNT)) for bucket, owner in expected
     )
+
+
+def _names_the_key(aws: Aws, environ: dict[str, Any]) -> bool:
+    """Return whether the bucket's policy allows a request, if that creates an object.
+
+    Such a policy denies s3:PutObject unless s3:x-amz-server-side-encryption and its key ID are as
+    required (Amazon S3 user guide, Requiring SSE-KMS, read 2026-11). Parts carry neither.
+    """
+    bucket, _, key = environ["PATH_INFO"].lstrip("/").partition("/")
+    method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
+    starts_upload = method == "POST" and query.split("&")[0] in ("uploads", "uploads=")
+    creates = bool(key) and (starts_upload or (method == "PUT" and "partNumber" not in query))
+    scope = environ.get("HTTP_AUTHORIZATION", "").split("/")[0]
+    if bucket not in aws.required_keys or not creates or scope.endswith(_SETUP_KEY):
+        return True
+    sent = (
+        environ.get("HTTP_X_AMZ_SERVER_SIDE_ENCRYPTION"),
+        environ.get("HTTP_X_AMZ_SERVER_SIDE_ENCRYPTION_AWS_KMS_KEY_ID"),
+    )
+    return sent == ("aws:kms", aws.required_keys[bucket])
 
 
 def _respond(start_response: Any, status: int, body: dict[str, Any]) -> list[bytes]:

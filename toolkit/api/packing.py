@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackOptions
-from sm_train.entrypoints.packing.storage import S3Access
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.packing.pack import PackJob, PackResult, parse_size

@@ -68,16 +68,27 @@ def _error_code(error: ClientError | BotoCoreError) -> str | None:
 @contextmanager
 def translate_aws_errors(operation: str) -> Iterator[None]:
     """Raise AWS and network errors as a :class:`UserError` that begins with ``operation``."""
-    from botocore.exceptions import (
-        BotoCoreError,
-        ClientError,
-        ConnectionError,
-        HTTPClientError,
-    )
+    from boto3.exceptions import S3UploadFailedError
+    from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
-    except ClientError as error:
+    except (BotoCoreError, ClientError, S3UploadFailedError) as error:
+        raise as_user_error(error, operation) from None
+
+
+def as_user_error(error: Exception, operation: str | None = None) -> UserError:
+    """Return an AWS or network error as a line that begins with ``operation``.
+
+    The default is the operation that AWS rejected.
+    """
+    from boto3.exceptions import S3UploadFailedError
+    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
+
+    if isinstance(error, S3UploadFailedError) and isinstance(error.__context__, ClientError):
+        error = error.__context__  # boto3 puts S3's answer into a text
+    if isinstance(error, ClientError):
+        operation = operation or error.operation_name
         code = error.response["Error"].get("Code", "")
         message = error.response["Error"].get("Message", str(error))
         exit_code = ExitCode.UNEXPECTED
@@ -88,8 +99,7 @@ def translate_aws_errors(operation: str) -> Iterator[None]:
         elif code in _INVALID_REQUEST_CODES:
             exit_code = ExitCode.PREFLIGHT
         fix = f"; {_FIXES[code]}" if code in _FIXES else ""
-        raise UserError(f"{operation}: AWS returned {code}: {message}{fix}", exit_code) from None
-    except (ConnectionError, HTTPClientError) as error:
-        raise UserError(f"{operation}: cannot reach AWS: {error}", ExitCode.UNEXPECTED) from None
-    except BotoCoreError as error:
-        raise UserError(f"{operation}: {error}", ExitCode.PERMISSION) from None
+        return UserError(f"{operation}: AWS returned {code}: {message}{fix}", exit_code)
+    if isinstance(error, ConnectionError | HTTPClientError):
+        return UserError(f"{operation}: cannot reach AWS: {error}", ExitCode.UNEXPECTED)
+    return UserError(f"{operation}: {error}", ExitCode.PERMISSION)

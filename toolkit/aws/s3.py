@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sm_train.entrypoints.object_store.store import ObjectStore, store_of
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     import boto3
-    from types_boto3_s3 import S3Client
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -28,16 +27,10 @@ def read_optional_object(session: boto3.Session, uri: str, what: str) -> bytes |
     Raises:
         UserError: AWS refuses the request.
     """
-    from botocore.exceptions import ClientError
-
     bucket, key = split_uri(uri)
     with translate_aws_errors(f"{what}: {uri}"):
-        try:
-            return session.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
-        except ClientError as error:
-            if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
-                return None
-            raise
+        stored = store_of(session).get_if_exists(bucket, key)
+    return None if stored is None else stored.content
 
 
 def write_object(
@@ -50,16 +43,13 @@ def write_object(
     """
     bucket, key = split_uri(uri)
     with translate_aws_errors(f"{what}: {uri}"):
-        session.client("s3").put_object(
-            Bucket=bucket, Key=key, Body=content, ContentType=content_type
-        )
+        store_of(session).put(bucket, key, content, content_type=content_type)
 
 
 def bucket_region(session: boto3.Session, bucket: str, prefix: str) -> str | None:
     """Return the region of a bucket; None if S3 does not report it.
 
-    Lists ``prefix``: a policy can limit that to the run's own objects, but not HeadBucket. Where
-    the answer does not name the region, the bucket's location does, if its owner admits that.
+    Lists ``prefix``: a policy can limit that to the run's own objects, but not HeadBucket.
 
     Raises:
         LookupError: the bucket does not exist.
@@ -68,18 +58,11 @@ def bucket_region(session: boto3.Session, bucket: str, prefix: str) -> str | Non
     from botocore.exceptions import ClientError
 
     try:
-        s3 = session.client("s3")
-        region = _region_header(s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1))
-        return region or _location(s3, bucket)
+        return store_of(session).bucket_region(bucket, prefix)
     except ClientError as error:
-        status = error.response["ResponseMetadata"].get("HTTPStatusCode")
-        region = _region_header(error.response)
-        if status == 404:
+        if error.response["ResponseMetadata"].get("HTTPStatusCode") == 404:
             raise LookupError(bucket) from None
-        # S3 answers a request for another region's bucket with a redirect that names its region.
-        if status not in (301, 400) or region in (None, session.region_name):
-            raise
-    return region
+        raise
 
 
 def open_bucket_session(uri: str, region: str | None, profile: str | None) -> boto3.Session:
@@ -103,26 +86,6 @@ def open_bucket_session(uri: str, region: str | None, profile: str | None) -> bo
                 f"s3://{bucket}: the bucket does not exist; check the name", ExitCode.PERMISSION
             ) from None
     return session_in_region(session, actual or region)
-
-
-def _location(s3: S3Client, bucket: str) -> str | None:
-    """Return the location of a bucket; None if the caller may not see it."""
-    from botocore.exceptions import ClientError
-
-    try:
-        # S3 reports us-east-1 as no location, and EU for buckets of its first years in eu-west-1.
-        location = s3.get_bucket_location(Bucket=bucket)["LocationConstraint"] or "us-east-1"
-    except ClientError as error:
-        if error.response["ResponseMetadata"].get("HTTPStatusCode") != 403:
-            raise
-        return None
-    return "eu-west-1" if location == "EU" else location
-
-
-def _region_header(response: Mapping[str, Any]) -> str | None:
-    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    region: str | None = headers.get("x-amz-bucket-region")
-    return region
 
 
 def require_bucket(session: boto3.Session, uri: str, region: str, field: str) -> None:
@@ -155,8 +118,8 @@ class S3File(io.RawIOBase):
     cached. ``read`` raises S3's errors unchanged.
     """
 
-    def __init__(self, s3: S3Client, bucket: str, key: str, size: int) -> None:
-        self._s3, self._bucket, self._key = s3, bucket, key
+    def __init__(self, store: ObjectStore, bucket: str, key: str, size: int) -> None:
+        self._store, self._bucket, self._key = store, bucket, key
         self._size, self._offset = size, 0
 
     def readable(self) -> bool:
@@ -175,13 +138,10 @@ class S3File(io.RawIOBase):
         return self._offset
 
     def readinto(self, buffer: Any) -> int:
-        last = min(self._offset + len(buffer), self._size) - 1
-        if last < self._offset:
+        length = min(len(buffer), self._size - self._offset)
+        if length <= 0:
             return 0
-        response = self._s3.get_object(
-            Bucket=self._bucket, Key=self._key, Range=f"bytes={self._offset}-{last}"
-        )
-        content: bytes = response["Body"].read()
+        content = self._store.get_range(self._bucket, self._key, self._offset, length)
         buffer[: len(content)] = content
         self._offset += len(content)
         return len(content)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.object_store.errors import is_condition_failed
+from sm_train.entrypoints.object_store.store import ObjectStore, StoredObject
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from types_boto3_s3 import S3Client
 
 Progress = Callable[[int], None]
 """Receives the bytes that arrived since the last call, from several threads."""
@@ -25,31 +22,8 @@ _BLOCK_BYTES = 2**20
 _ATTEMPTS = 5
 
 
-@dataclass(frozen=True)
-class StoredObject:
-    """An object: its key, size in bytes and ETag, which changes with its content."""
-
-    key: str
-    bytes: int
-    etag: str
-
-
-def list_objects(s3: S3Client, bucket: str, prefix: str) -> list[StoredObject]:
-    """Return all objects below ``prefix``.
-
-    Raises:
-        UserError: AWS returns an error.
-    """
-    with translate_aws_errors(f"s3://{bucket}/{prefix}"):
-        return [
-            StoredObject(entry["Key"], entry["Size"], entry["ETag"].strip('"'))
-            for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-            for entry in page.get("Contents", ())
-        ]
-
-
 def download_all(
-    s3: S3Client,
+    store: ObjectStore,
     bucket: str,
     files: Sequence[tuple[StoredObject, Path]],
     progress: Progress,
@@ -60,7 +34,7 @@ def download_all(
         UserError: AWS returns an error, or an object changes meanwhile.
     """
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        tasks = [pool.submit(_download, s3, bucket, *file, progress) for file in files]
+        tasks = [pool.submit(_download, store, bucket, *file, progress) for file in files]
         try:
             for task in tasks:
                 task.result()
@@ -71,20 +45,20 @@ def download_all(
 
 
 def _download(
-    s3: S3Client, bucket: str, stored: StoredObject, path: Path, progress: Progress
+    store: ObjectStore, bucket: str, stored: StoredObject, path: Path, progress: Progress
 ) -> None:
     if path.is_file() and path.stat().st_size == stored.bytes:
         progress(stored.bytes)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     # Of another ETag means of other content: never continued.
-    partial = path.with_name(f"{path.name}.part-{stored.etag}")
+    partial = path.with_name(path.name + ".part-" + stored.etag.strip('"'))
     done = partial.stat().st_size if partial.is_file() else 0
     progress(done)
     failures = 0
     while done < stored.bytes or not partial.exists():
         try:
-            _append(s3, bucket, stored, partial, done, progress)
+            _append(store, bucket, stored, partial, done, progress)
         except OSError as error:
             # urllib3's errors of a connection that ends early are not botocore's.
             now = partial.stat().st_size if partial.exists() else 0
@@ -101,7 +75,12 @@ def _download(
 
 
 def _append(
-    s3: S3Client, bucket: str, stored: StoredObject, partial: Path, start: int, progress: Progress
+    store: ObjectStore,
+    bucket: str,
+    stored: StoredObject,
+    partial: Path,
+    start: int,
+    progress: Progress,
 ) -> None:
     """Append the object's bytes from ``start`` on.
 
@@ -117,11 +96,9 @@ def _append(
         return
     with translate_aws_errors(f"s3://{bucket}/{stored.key}"):
         try:
-            response = s3.get_object(
-                Bucket=bucket, Key=stored.key, Range=f"bytes={start}-", IfMatch=f'"{stored.etag}"'
-            )
+            body = store.stream(bucket, stored.key, start=start, etag=stored.etag)
         except ClientError as error:
-            if error.response["ResponseMetadata"].get("HTTPStatusCode") == 412:
+            if is_condition_failed(error):
                 raise UserError(
                     f"s3://{bucket}/{stored.key}: changed during the download; run the command "
                     "again",
@@ -130,7 +107,7 @@ def _append(
             raise
     try:
         with partial.open("ab") as file:
-            for block in response["Body"].iter_chunks(_BLOCK_BYTES):
+            for block in body.iter_chunks(_BLOCK_BYTES):
                 file.write(block)
                 progress(len(block))
     except (HTTPError, IncompleteReadError, ReadTimeoutError) as error:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
 from sm_train.cost.prices import REFERENCE_REGION
-from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
+from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
 from sm_train.estimators.regions import region_problem
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -100,7 +100,7 @@ def require_region(source: str, region: str) -> None:
 
 
 def open_session(profile: str | None, region: str) -> boto3.Session:
-    """Return a boto3 session that has credentials, and whose S3 requests name the bucket's owner.
+    """Return a boto3 session with credentials, which sends each bucket's owner and KMS key.
 
     Raises:
         UserError: there is no such profile, or no credentials were found (exit code 4), or boto3
@@ -124,7 +124,7 @@ def open_session(profile: str | None, region: str) -> boto3.Session:
             "or give --profile",
             ExitCode.PERMISSION,
         )
-    require_bucket_owners(session)
+    send_bucket_parameters(session)
     return session
 
 
@@ -154,7 +154,7 @@ def open_session_if_possible(profile: str | None, region: str) -> boto3.Session 
             return None
     except botocore.exceptions.BotoCoreError:
         return None
-    require_bucket_owners(session)
+    send_bucket_parameters(session)
     return session
 
 
@@ -180,7 +180,7 @@ def session_in_region(session: boto3.Session, region: str) -> boto3.Session:
     resolver = CredentialResolver([SharedCredentials()])
     inner.register_component("credential_provider", resolver)
     regional = boto3.Session(botocore_session=inner, region_name=region)
-    require_bucket_owners(regional)
+    send_bucket_parameters(regional)
     return regional
 
 

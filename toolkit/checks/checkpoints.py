@@ -14,6 +14,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     MarkerError,
     shard_bytes,
 )
+from sm_train.entrypoints.object_store.store import ObjectStore, store_of
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
@@ -24,7 +25,6 @@ from sm_train.toolkit.costing.memory_fit import plan_for
 
 if TYPE_CHECKING:
     import boto3
-    from types_boto3_s3.client import S3Client
     from types_boto3_sagemaker.client import SageMakerClient
     from types_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef
 
@@ -89,7 +89,7 @@ def checkpoint_findings(
     bucket = staging_bucket(config, region)
     for index, stage in enumerate(config.stages):
         uri = checkpoint_uri(config, stage, bucket)
-        checkpoint = latest_checkpoint(session.client("s3"), uri)
+        checkpoint = latest_checkpoint(store_of(session), uri)
         if checkpoint is not None:
             where = f"stages[{index}]"
             job = _latest_job(session.client("sagemaker"), config, stage)
@@ -156,35 +156,31 @@ def _expected_bytes(config: RunConfig, stage: StageSection) -> int | None:
     return plan.checkpoint_bytes(ema=config.training.ema_decay > 0, optimizer=optimizer)
 
 
-def latest_checkpoint(s3: S3Client, uri: str) -> CheckpointSummary | None:
+def latest_checkpoint(store: ObjectStore, uri: str) -> CheckpointSummary | None:
     """Return the latest complete checkpoint under ``uri``; only the latest few are checked.
 
     Raises:
         ClientError: S3 rejects a request.
     """
     bucket, prefix = split_uri(uri)
-    response = s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/{STEP_PREFIX}", Delimiter="/")
-    folders = sorted((one["Prefix"] for one in response.get("CommonPrefixes", [])), reverse=True)
+    folders = sorted(store.folders(bucket, f"{prefix}/{STEP_PREFIX}"), reverse=True)
     for folder in folders[:_NEWEST_CHECKED]:
-        checkpoint = _read_marker(s3, bucket, f"{folder}{MARKER}")
+        checkpoint = _read_marker(store, bucket, f"{folder}{MARKER}")
         if checkpoint is not None:
             return checkpoint
     return None
 
 
-def _read_marker(s3: S3Client, bucket: str, key: str) -> CheckpointSummary | None:
+def _read_marker(store: ObjectStore, bucket: str, key: str) -> CheckpointSummary | None:
     """Return None where the marker is missing or damaged, as the job does."""
-    from botocore.exceptions import ClientError
-
+    stored = store.get_if_exists(bucket, key)
+    if stored is None:
+        return None
     try:
-        marker = CheckpointMarker.parse(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-        return CheckpointSummary(marker.step, shard_bytes(marker.files))
-    except ClientError as error:
-        if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
-            raise
+        marker = CheckpointMarker.parse(stored.content)
     except MarkerError:
-        pass  # damaged: the job skips this checkpoint, too
-    return None
+        return None  # damaged: the job skips this checkpoint, too
+    return CheckpointSummary(marker.step, shard_bytes(marker.files))
 
 
 def _latest_job(

@@ -13,6 +13,7 @@ from sm_train.entrypoints.models.component_files import (
     has_component,
 )
 from sm_train.entrypoints.models.components import read_preset
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.s3_components import S3Components
 from sm_train.toolkit.checks.finding import Check, Finding
@@ -98,7 +99,7 @@ def stored_components_findings(config: RunConfig, session: boto3.Session) -> Ite
     """
     if config.model.components is None or config.entry is not None:
         return
-    reader = S3Components(session.client("s3"), config.model.components)
+    reader = S3Components(store_of(session), config.model.components)
     if reader.files:
         yield from components_findings(config, "model.components", reader)
 
@@ -115,7 +116,7 @@ def named_components_findings(
     reader: ComponentReader
     if target.startswith("s3://"):
         assert session is not None
-        reader = S3Components(session.client("s3"), target)
+        reader = S3Components(store_of(session), target)
     elif Path(target).is_dir():
         reader = LocalComponents(Path(target))
     else:

@@ -255,6 +255,13 @@ def _s3_findings(
         yield from problems
         if problems:
             unusable.add(bucket)
+    if storage.knows_its_bucket(config) and staging_bucket(config, region) not in unusable:
+        yield from attempt(
+            "the bucket's encryption",
+            "output_kms_key",
+            "s3:GetBucketPolicy and s3:GetEncryptionConfiguration",
+            storage.encryption_findings(config, session, region),
+        )
     yield from _data_uri_findings(subject, session, local, progress, unusable, listings)
     yield from attempt(
         "a channel's prefix",

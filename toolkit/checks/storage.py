@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from sm_train.entrypoints.common.bucket_settings import declared_key
 from sm_train.entrypoints.common.index_location import staged_uri
 from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.s3 import bucket_region, split_uri
+from sm_train.toolkit.checks.bucket_policy import denies_unencrypted
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
 from sm_train.toolkit.checks.shards import Shards, of_listing
@@ -99,6 +102,21 @@ STAGED_IMAGES = Check(
     fix='Invoke the function with `{"flush": true}`, which writes all staged images to shards.',
 )
 
+UPLOAD_ENCRYPTION = Check(
+    "upload-encryption",
+    ("error", "warning"),
+    means="The run names a KMS key for its bucket. What sm-train writes names that key, and so "
+    "does the job's output. But SageMaker uploads checkpoints without a key: CheckpointConfig "
+    "has none. The bucket's policy denies such uploads, or the bucket encrypts them with another key.",
+    impact="With such a policy no checkpoint is stored, and an interrupted job starts from the "
+    "beginning. With another default key, the checkpoints are encrypted with that one.",
+    fix="Set the bucket's default encryption to the run's key, and let the policy deny a put only "
+    'if it names another encryption: add `"Null": {"s3:x-amz-server-side-encryption": "false"}` to '
+    "the statement's condition. `sm-train doctor --canary` proves that checkpoints arrive.",
+    source="SageMaker API reference, CheckpointConfig; Amazon S3 user guide, Requiring SSE-KMS "
+    "(2026-11)",
+)
+
 Progress = Callable[[int], None]
 """Called with the number of objects listed so far."""
 
@@ -127,6 +145,49 @@ def bucket_findings(session: boto3.Session, region: str, uri: str, where: str) -
             f"bucket {bucket} is in {actual}, but the job would run in {region}",
             "use a bucket in the job's region, or run there",
         )
+
+
+def encryption_findings(
+    config: RunConfig, session: boto3.Session, region: str
+) -> Iterator[Finding]:
+    """Check how the run's bucket treats the checkpoints that SageMaker uploads without a key.
+
+    Raises:
+        ClientError: S3 rejects a request.
+    """
+    bucket, store = staging_bucket(config, region), store_of(session)
+    key = declared_key(bucket)
+    if key is None:
+        return
+    denial = denies_unencrypted(store.policy(bucket), f"arn:aws:s3:::{bucket}/{config.name}/x")
+    if denial != "no":
+        what = "denies" if denial == "yes" else "may deny"
+        yield UPLOAD_ENCRYPTION.found(
+            "error" if denial == "yes" else "warning",
+            "output_kms_key",
+            f"the policy of bucket {bucket} {what} the checkpoints that SageMaker uploads, which "
+            "name no key",
+            "let it allow a put without encryption headers, which the bucket's default encrypts",
+        )
+    algorithm, default = store.default_encryption(bucket)
+    if algorithm not in _KMS or not may_be_same_key(key, default):
+        yield UPLOAD_ENCRYPTION.found(
+            "warning",
+            "output_kms_key",
+            f"bucket {bucket} encrypts the checkpoints that SageMaker uploads with {algorithm}"
+            f"{f' and {default}' if default else ''}, not with {key}",
+            f"set its default encryption to aws:kms with {key}",
+        )
+
+
+_KMS = ("aws:kms", "aws:kms:dsse")
+
+
+def may_be_same_key(named: str, stored: str | None) -> bool:
+    """Return whether two names may be those of one KMS key; an alias may name any."""
+    if stored is None or "alias/" in named or "alias/" in stored:
+        return stored is not None
+    return named.rpartition("/")[2] == stored.rpartition("/")[2]
 
 
 def buckets(config: RunConfig, region: str) -> dict[str, tuple[str, str]]:
@@ -163,8 +224,7 @@ def prefix_findings(
         bucket, prefix = split_uri(uri)
         if bucket in unusable:
             continue
-        response = session.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
-        if not response.get("KeyCount"):
+        if store_of(session).first(bucket, prefix) is None:
             yield PREFIX_MISSING.found(
                 "error", where, f"{uri} is empty", "upload the objects, or correct the URI"
             )
@@ -176,8 +236,7 @@ def list_data(config: RunConfig, session: boto3.Session, progress: Progress) -> 
     Raises:
         ClientError: S3 rejects a request.
     """
-    s3 = session.client("s3")
-    return list_prefix(s3, config.data.uri, limit=MOST_OBJECTS, progress=progress)
+    return list_prefix(store_of(session), config.data.uri, limit=MOST_OBJECTS, progress=progress)
 
 
 def staged_findings(config: RunConfig, session: boto3.Session) -> Iterator[Finding]:
@@ -187,10 +246,10 @@ def staged_findings(config: RunConfig, session: boto3.Session) -> Iterator[Findi
         ClientError: S3 rejects a request.
     """
     bucket, staged = split_uri(staged_uri(config.data.uri))
-    response = session.client("s3").list_objects_v2(Bucket=bucket, Prefix=staged)
-    count = response.get("KeyCount", 0)
+    page = next(store_of(session).pages(bucket, staged))
+    count = len(page.objects)
     if count:
-        more = "more than " if response.get("IsTruncated") else ""
+        more = "more than " if page.has_more else ""
         yield STAGED_IMAGES.found(
             "warning",
             "data.uri",
@@ -257,21 +316,17 @@ def index_findings(
 
 
 def _exists(session: boto3.Session, bucket: str, key: str) -> bool:
-    response = session.client("s3").list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
-    return [one["Key"] for one in response.get("Contents", [])] == [key]
+    first = store_of(session).first(bucket, key)
+    return first is not None and first.key == key
 
 
 def _index_in_s3(
     config: RunConfig, uri: str, session: boto3.Session, listing: ShardListing
 ) -> Iterator[Finding]:
-    from botocore.exceptions import ClientError
-
     fix = f"run `sm-train index {config.data.uri}`"
     try:
         header = read_stored_header(session, uri)
-    except ClientError as error:
-        if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
-            raise
+    except FileNotFoundError:
         yield INDEX_MISSING.found(
             "error", "data.index", f"{uri} does not exist", f"{fix}, or set index: false"
         )

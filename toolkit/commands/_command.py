@@ -9,7 +9,7 @@ from typing import Any
 import click
 from sm_train.toolkit.errors import UserError
 
-GLOBAL_OPTIONS = ("region", "profile", "owners", "quiet", "verbose")
+GLOBAL_OPTIONS = ("region", "profile", "owners", "bucket_keys", "quiet", "verbose")
 """Names of the options that every command and `sm-train` itself take."""
 
 
@@ -37,6 +37,14 @@ def global_options() -> list[click.Option]:
             help="Account that owns bucket B, if not yours; `any` accepts every owner.",
             expose_value=False,
             callback=_declare_owners,
+        ),
+        click.Option(
+            ["--bucket-kms-key", "bucket_keys"],
+            multiple=True,
+            metavar="B=KEY",
+            help="KMS key of new objects in bucket B; `default` leaves it to the bucket.",
+            expose_value=False,
+            callback=_declare_keys,
         ),
         click.Option(
             ["-q", "--quiet"],
@@ -77,9 +85,22 @@ def _declare_owners(ctx: click.Context, parameter: click.Parameter, value: Seque
                 f"--bucket-owner: {owner!r} must be BUCKET=ACCOUNT with 12 digits, or BUCKET=any"
             )
     if value:
-        from sm_train.entrypoints.common.bucket_owner import declare_owners
+        from sm_train.entrypoints.common.bucket_settings import declare_buckets
 
-        declare_owners(dict(owner.split("=") for owner in value))
+        declare_buckets(owners=dict(owner.split("=") for owner in value))
+
+
+def _declare_keys(ctx: click.Context, parameter: click.Parameter, value: Sequence[str]) -> None:
+    for key in value:
+        if not re.fullmatch(r"[a-z0-9.-]+=[a-zA-Z0-9:/_-]+", key):
+            raise UserError(
+                f"--bucket-kms-key: {key!r} must be BUCKET=KEY with the ID, ARN or alias of a key, "
+                "or BUCKET=default"
+            )
+    if value:
+        from sm_train.entrypoints.common.bucket_settings import declare_buckets
+
+        declare_buckets(keys=dict(key.split("=") for key in value))
 
 
 class Command(click.Command):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.toolkit.commands._command import command as sm_train_command
 
 
@@ -75,7 +76,7 @@ def command(
                 staging = staging_folder(source)
                 staging.mkdir(parents=True, exist_ok=True)
                 require_space(staging, max(plan.files.values()))
-                fetch_to_s3(plan, session.client("s3"), destination, staging, progress)
+                fetch_to_s3(plan, store_of(session), destination, staging, progress)
             else:
                 require_space(folder, plan.bytes)
                 fetch_to_folder(plan, folder, progress)

@@ -36,6 +36,8 @@ class CanaryJob:
     phases: tuple[tuple[str, float], ...] = ()
     """The platform's phases before training, with their seconds."""
     billable_seconds: float | None = None
+    encryption: tuple[str | None, str | None] = (None, None)
+    """Algorithm and KMS key of the newest complete checkpoint, as the storage reports them."""
     model_files: int | None = None
     model_archives: int | None = None
     """Compressed archives among the model's files."""

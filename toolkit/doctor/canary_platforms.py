@@ -16,7 +16,12 @@ from sm_train.toolkit.aws.cloudwatch_logs import search
 from sm_train.toolkit.doctor.canary import CanaryJob
 from sm_train.toolkit.doctor.canary_run import STAGE, Canary
 from sm_train.toolkit.errors import ExitCode
-from sm_train.toolkit.jobs.checkpoints import local_checkpoints, output_keys, stored_checkpoints
+from sm_train.toolkit.jobs.checkpoints import (
+    local_checkpoints,
+    output_keys,
+    stored_checkpoints,
+    stored_encryption,
+)
 from sm_train.toolkit.jobs.events import LOG_NAME, parse_events
 from sm_train.toolkit.jobs.live_events import EVENT_PATTERN
 from sm_train.toolkit.jobs.training_job import (
@@ -66,13 +71,17 @@ class SageMakerPlatform:
         job = self._job = refresh(self._session, self._job)
         entries = search(self._session, f"{job.name}/", region=job.region, pattern=EVENT_PATTERN)
         output = None if job.live else output_keys(self._session, job)
+        stored = stored_checkpoints(self._session, job.checkpoint_uri, job.region)
         return CanaryJob(
             name=job.name,
             status=f"{job.status} ({job.secondary_status})" if job.live else job.status,
             reason=job.failure_reason,
             live=job.live,
             events=tuple(parse_events(entry.message for entry in entries)),
-            stored=stored_checkpoints(self._session, job.checkpoint_uri, job.region),
+            stored=stored,
+            encryption=(
+                (None, None) if stored.step is None else stored_encryption(self._session, stored)
+            ),
             created=job.created.timestamp(),
             started=_timestamp(job.started),
             ended=_timestamp(job.ended),

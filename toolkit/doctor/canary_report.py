@@ -12,7 +12,9 @@ from importlib.metadata import version
 from typing import Any, Literal, TypedDict
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.config.naming import short_name
+from sm_train.entrypoints.common.bucket_settings import declared_key
+from sm_train.estimators.config.naming import short_name, staging_bucket
+from sm_train.toolkit.checks.storage import may_be_same_key
 from sm_train.toolkit.doctor.canary import CanaryJob, CanaryResult, first_event
 from sm_train.toolkit.doctor.canary_run import Canary
 from sm_train.toolkit.jobs.events import Event
@@ -25,6 +27,7 @@ FactCode = Literal[
     "data",
     "transport",
     "checkpoint-sync",
+    "checkpoint-encryption",
     "sigterm",
     "restore",
     "completion",
@@ -144,6 +147,8 @@ def facts(
     yield _data(first)
     yield _transport(canary, first, platform)
     yield _checkpoint_sync(result)
+    if platform == "sagemaker":
+        yield _checkpoint_encryption(canary, first)
     yield _sigterm(result)
     yield _restore(first, second)
     yield _completion(second)
@@ -217,6 +222,19 @@ def _checkpoint_sync(result: CanaryResult) -> Fact:
     if written and result.stopped is not None:
         figures += f", at most {result.stopped - written[0]:.0f} s after it was written"
     return Fact("checkpoint-sync", statement, "confirmed", figures)
+
+
+def _checkpoint_encryption(canary: Canary, job: CanaryJob) -> Fact:
+    statement = "The bucket accepts checkpoints and encrypts them with the run's key"
+    algorithm, key = job.encryption
+    if algorithm is None:
+        return Fact("checkpoint-encryption", statement, "not observed", "")
+    expected = declared_key(staging_bucket(canary.config, canary.region))
+    figures = algorithm if key is None else f"{algorithm} with {key}"
+    if expected is None:
+        return Fact("checkpoint-encryption", statement, "confirmed", f"{figures}; no key is named")
+    state: State = "confirmed" if may_be_same_key(expected, key) else "failed"
+    return Fact("checkpoint-encryption", statement, state, f"{figures}; the run names {expected}")
 
 
 def _sigterm(result: CanaryResult) -> Fact:

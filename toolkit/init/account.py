@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import instance_types
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.checks.quotas import read_quotas
@@ -13,6 +14,7 @@ from sm_train.toolkit.checks.role import may_assume
 
 if TYPE_CHECKING:
     import boto3
+    from botocore.config import Config
 
 _CONNECT_SECONDS, _READ_SECONDS = 3, 10
 """A wizard must not wait long for an account that cannot be reached."""
@@ -51,11 +53,7 @@ class Account:
             UserError: S3 refuses the request.
         """
         with translate_aws_errors("s3:ListAllMyBuckets"):
-            listed = self._client("s3").list_buckets(BucketRegion=self.region)["Buckets"]
-        here = [
-            one["Name"] for one in listed if one.get("BucketRegion", self.region) == self.region
-        ]
-        return here[:_MOST]
+            return store_of(self.session, config=_timeouts()).bucket_names(self.region)[:_MOST]
 
     def usable_types(self) -> dict[str, int]:
         """Return the instance types that the quotas allow, with the number of instances.
@@ -77,14 +75,17 @@ class Account:
 
 
 def _client(session: boto3.Session, service: Any) -> Any:
+    return session.client(service, config=_timeouts())
+
+
+def _timeouts() -> Config:
     from botocore.config import Config
 
-    timeouts = Config(
+    return Config(
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
         retries={"total_max_attempts": 2},
     )
-    return session.client(service, config=timeouts)
 
 
 def open_account(profile: str | None, region: str) -> Account:

@@ -15,6 +15,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     MarkerError,
     parse_step_folder,
 )
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -89,9 +90,22 @@ def output_keys(session: boto3.Session, job: TrainingJob) -> list[str]:
     uri = f"{job.description['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/"
     bucket, prefix = split_uri(uri)
     with translate_aws_errors(uri):
-        client = session.client("s3", region_name=job.region)
-        page = client.list_objects_v2(Bucket=bucket, Prefix=prefix)
-    return [entry["Key"] for entry in page.get("Contents", [])]
+        page = next(store_of(session, job.region).pages(bucket, prefix))
+    return [stored.key for stored in page.objects]
+
+
+def stored_encryption(
+    session: boto3.Session, stored: StoredCheckpoint
+) -> tuple[str | None, str | None]:
+    """Return the algorithm and the KMS key that S3 encrypted a checkpoint's marker with.
+
+    Raises:
+        UserError: AWS returns an error.
+    """
+    bucket, key = split_uri(f"{stored.uri}/{stored.name}/{MARKER}")
+    with translate_aws_errors(f"s3://{bucket}/{key}"):
+        head = store_of(session, stored.region).head(bucket, key)
+    return (None, None) if head is None else (head.encryption, head.kms_key)
 
 
 def require_stored(session: boto3.Session, uri: str, region: str, folder: str) -> None:
@@ -119,19 +133,14 @@ def _list_files(
         UserError: AWS returns an error; the reader raises it too.
     """
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
-    client = session.client("s3", region_name=region)
-    sizes: dict[str, int] = {}
+    store = store_of(session, region)
     with translate_aws_errors(f"checkpoints: {uri}"):
-        listed = f"{prefix}{folder}/" if folder else prefix
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=listed)
-        for page in pages:
-            for entry in page.get("Contents", ()):
-                sizes[entry["Key"].removeprefix(prefix)] = entry["Size"]
+        listed = store.objects(bucket, f"{prefix}{folder}/" if folder else prefix)
+        sizes = {stored.key.removeprefix(prefix): stored.bytes for stored in listed}
 
     def read_marker(name: str) -> bytes:
         with translate_aws_errors(f"checkpoints: {uri}"):
-            key = f"{prefix}{name}/{MARKER}"
-            return client.get_object(Bucket=bucket, Key=key)["Body"].read()
+            return store.get(bucket, f"{prefix}{name}/{MARKER}")
 
     return sizes, read_marker
 

@@ -17,13 +17,11 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from sm_train.entrypoints.common.bucket_owner import declare_owners
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.placement import placements
 from sm_train.estimators.config.schema import RunConfig
@@ -32,6 +30,7 @@ from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UsageError, UserError
 from sm_train.toolkit.jobs.claim_lock import ClaimLock, has_ended
 from sm_train.toolkit.jobs.training_job import describe_job, is_foreign
+from sm_train.toolkit.run_file import declare_run_buckets
 
 if TYPE_CHECKING:
     import boto3
@@ -49,8 +48,6 @@ CLAIM_SECONDS = 900.0
 
 IN_FLIGHT_SECONDS = 60.0
 """A killed process's request may still arrive at AWS for this long after its claim."""
-
-_CONDITION_FAILED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 
 
 class ClaimedError(UsageError):
@@ -114,7 +111,7 @@ class JobNameClaim:
         """
         begun = time.time()
         self._lock = ClaimLock(self._claim)  # before anyone can read the claim
-        etag = self._put(self._record, IfNoneMatch="*")
+        etag = self._put(self._record, etag=None)
         if etag is None:
             etag = self._take_over()
         if time.time() - begun > CLAIM_SECONDS / 2:
@@ -144,14 +141,14 @@ class JobNameClaim:
         etag = None
         # At another placement the region may differ, and both jobs would start.
         if stored.record.placement in (self._record.placement, FREE):
-            etag = self._put(self._record, IfMatch=stored.etag)
+            etag = self._put(self._record, etag=stored.etag)
         if etag is None:
             raise ClaimedError(f"{self._job}: another process has just claimed it; run this again")
         return etag
 
     def release(self) -> None:
         """Free the name after AWS rejected the job, unless the claim has been taken over."""
-        self._put(replace(self._record, placement=FREE), IfMatch=self._etag)
+        self._put(replace(self._record, placement=FREE), etag=self._etag)
 
     def abandon(self, stored: StoredRecord) -> None:
         """Spend the name of a job that was claimed and never started: it can never be claimed.
@@ -161,7 +158,7 @@ class JobNameClaim:
             UserError: AWS returns an error.
         """
         spent = replace(stored.record, placement=ABANDONED)
-        if self._put(spent, IfMatch=stored.etag) is None:
+        if self._put(spent, etag=stored.etag) is None:
             raise ClaimedError(f"{self._job}: another process has just claimed it; run this again")
 
     def __enter__(self) -> JobNameClaim:
@@ -181,27 +178,19 @@ class JobNameClaim:
         if self._lock is not None:
             self._lock.release(settled=rejected or error is None)
 
-    def _put(self, record: LaunchRecord, **condition: str) -> str | None:
-        """Write the record under the condition; its ETag, or None if the condition failed."""
-        from botocore.exceptions import ClientError
-
+    def _put(self, record: LaunchRecord, etag: str | None) -> str | None:
+        """Write the record over the one with ``etag``; its ETag, or None if there is another."""
         key = record_key(record.document["name"], self._job)
         # The random ID gives any two claims different bytes, and so different ETags.
         content = {"version": _VERSION, "claim": self._claim, **asdict(record)}
         with translate_aws_errors(f"s3://{self._bucket}/{key}"):
-            try:
-                response = self._session.client("s3").put_object(
-                    Bucket=self._bucket,
-                    Key=key,
-                    Body=json.dumps(content, indent=1).encode(),
-                    ContentType="application/json",
-                    **condition,  # type: ignore[arg-type]  # If-Match or If-None-Match
-                )
-            except ClientError as error:
-                if error.response["Error"]["Code"] not in _CONDITION_FAILED:
-                    raise
-                return None
-        return response["ETag"]
+            return store_of(self._session).put_if(
+                self._bucket,
+                key,
+                json.dumps(content, indent=1).encode(),
+                etag=etag,
+                content_type="application/json",
+            )
 
 
 def first_free_attempt(
@@ -264,32 +253,23 @@ def read_stored_record(
     Raises:
         UserError: the record is damaged, or AWS returns an error.
     """
-    from botocore.exceptions import ClientError
-
     key = record_key(run, job)
     with translate_aws_errors(f"s3://{bucket}/{key}"):
-        try:
-            response = session.client("s3").get_object(Bucket=bucket, Key=key)
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in ("NoSuchKey", "404"):
-                raise
-            return None
-        body = response["Body"].read()
-    now = parsedate_to_datetime(response["ResponseMetadata"]["HTTPHeaders"]["date"])
-    written: datetime = response["LastModified"]
+        stored = store_of(session).get_if_exists(bucket, key)
+    if stored is None:
+        return None
     try:
-        content = json.loads(body)
+        content = json.loads(stored.content)
         if content.pop("version") != _VERSION:
             raise ValueError("written by another version of sm-train")
         claim: str = content.pop("claim")
         record = LaunchRecord(**content)
-        declare_owners(record.document.get("bucket_owners", {}))
+        declare_run_buckets(record.config)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"s3://{bucket}/{key}: damaged ({error}); run `sm-train resume` with the run file"
         ) from None
-    age = max(0.0, (now - written).total_seconds())
-    return StoredRecord(record, response["ETag"], age, claim)
+    return StoredRecord(record, stored.etag, stored.age, claim)
 
 
 def record_key(run: str, job: str) -> str:

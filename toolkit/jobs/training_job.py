@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sm_train.entrypoints.common.bucket_owner import declare_owners
+from sm_train.entrypoints.common.bucket_settings import declare_buckets
 from sm_train.entrypoints.common.sagemaker_paths import host_names
 from sm_train.estimators.config.placement import PLACEMENT_TAG
 from sm_train.estimators.request.training import (
@@ -422,7 +422,7 @@ def _parse_job(description: Mapping[str, Any], tags: dict[str, str]) -> Training
         description=description,
     )
     if BUCKET_OWNER_TAG in tags:
-        declare_owners({job.bucket: tags[BUCKET_OWNER_TAG]})
+        declare_buckets({job.bucket: tags[BUCKET_OWNER_TAG]})
     return job
 
 

@@ -13,10 +13,12 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 )
 from sm_train.entrypoints.common.lora_layers import LORA_FILE, PEFT_FILE
 from sm_train.entrypoints.common.sagemaker_paths import stays_below
+from sm_train.entrypoints.object_store.store import StoredObject, store_of
 from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 from sm_train.estimators.config.naming import checkpoint_uri
+from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
-from sm_train.toolkit.aws.s3_download import StoredObject, download_all, list_objects
+from sm_train.toolkit.aws.s3_download import download_all
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.checkpoints import (
     StoredCheckpoint,
@@ -60,9 +62,9 @@ class StoredModel:
 
     def download(self, folder: Path, progress: Callable[[int], None]) -> Path:
         """Download everything below ``folder``; return the checkpoint's or model's folder."""
-        client = self.session.client("s3", region_name=self.region)
+        store = store_of(self.session, self.region)
         files = [(stored, folder / path) for path, stored in self.files.items()]
-        download_all(client, self.bucket, files, progress)
+        download_all(store, self.bucket, files, progress)
         return folder / self.source
 
 
@@ -97,8 +99,7 @@ def _without_base(stored: StoredModel) -> StoredModel:
     manifest = stored.files.get(_COMPONENTS_FILE)
     if manifest is None:
         return stored
-    client = stored.session.client("s3", region_name=stored.region)
-    body = client.get_object(Bucket=stored.bucket, Key=manifest.key)["Body"].read()
+    body = store_of(stored.session, stored.region).get(stored.bucket, manifest.key)
     if json.loads(body).get("base") is None:
         return stored
     files = {
@@ -235,12 +236,12 @@ def _relative(session: boto3.Session, region: str, uri: str) -> dict[str, Stored
         UserError: AWS returns an error, or a key leads out of the folder to download to.
     """
     bucket, prefix = split_uri(f"{uri}/")
-    client = session.client("s3", region_name=region)
-    found = {
-        stored.key.removeprefix(prefix): stored
-        for stored in list_objects(client, bucket, prefix)
-        if stored.key != prefix and not Path(stored.key).match(UPLOAD_NOTES)
-    }
+    with translate_aws_errors(f"s3://{bucket}/{prefix}"):
+        found = {
+            stored.key.removeprefix(prefix): stored
+            for stored in store_of(session, region).objects(bucket, prefix)
+            if stored.key != prefix and not Path(stored.key).match(UPLOAD_NOTES)
+        }
     for path, stored in found.items():
         if not stays_below(path):
             raise UserError(

@@ -30,6 +30,7 @@ from sm_train.entrypoints.models.model_manifest import (
     file_sha256,
     read_manifest,
 )
+from sm_train.entrypoints.object_store.store import ObjectStore
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -37,7 +38,7 @@ from sm_train.toolkit.hub.components import HubComponents
 from sm_train.toolkit.terminal.interrupts import set_complete
 
 if TYPE_CHECKING:
-    from types_boto3_s3 import S3Client
+    pass
 
 Progress = Callable[[int], None]
 
@@ -149,7 +150,7 @@ def fetch_to_folder(plan: FetchPlan, folder: Path, progress: Progress) -> ModelM
 
 
 def fetch_to_s3(
-    plan: FetchPlan, s3: S3Client, uri: str, staging: Path, progress: Progress
+    plan: FetchPlan, store: ObjectStore, uri: str, staging: Path, progress: Progress
 ) -> ModelManifest:
     """Copy the files below ``uri``, one after the other through ``staging``; the manifest is last.
 
@@ -162,7 +163,7 @@ def fetch_to_s3(
     digests = {}
     for path, size in plan.files.items():
         with translate_aws_errors(f"{uri}: {path}"):
-            stored = _stored_digest(s3, bucket, f"{prefix}{path}", size)
+            stored = _stored_digest(store, bucket, f"{prefix}{path}", size)
         expected = plan.source.digests.get(path)
         if stored is not None and expected in (None, stored):
             digests[path] = stored
@@ -171,28 +172,20 @@ def fetch_to_s3(
         digests[path] = _fetch(plan.source, path, staging, progress)
         with translate_aws_errors(f"{uri}: {path}"):
             metadata = {_SHA256_KEY: digests[path]}
-            extra = {"Metadata": metadata}
-            s3.upload_file(str(staging / path), bucket, f"{prefix}{path}", ExtraArgs=extra)
+            store.upload(staging / path, bucket, f"{prefix}{path}", metadata=metadata)
         (staging / path).unlink()
     manifest = _manifest(plan, digests)
     with translate_aws_errors(f"{uri}: {MANIFEST_FILE}"):
         body = manifest.to_json().encode()
-        s3.put_object(Bucket=bucket, Key=f"{prefix}{MANIFEST_FILE}", Body=body)
+        store.put(bucket, f"{prefix}{MANIFEST_FILE}", body)
     shutil.rmtree(staging, ignore_errors=True)
     return manifest
 
 
-def _stored_digest(s3: S3Client, bucket: str, key: str, size: int) -> str | None:
+def _stored_digest(store: ObjectStore, bucket: str, key: str, size: int) -> str | None:
     """Return the digest that an object was uploaded with; None if there is none of this size."""
-    from botocore.exceptions import ClientError
-
-    try:
-        head = s3.head_object(Bucket=bucket, Key=key)
-    except ClientError as error:
-        if error.response["ResponseMetadata"].get("HTTPStatusCode") == 404:
-            return None
-        raise
-    return head["Metadata"].get(_SHA256_KEY) if head["ContentLength"] == size else None
+    head = store.head(bucket, key)
+    return None if head is None or head.bytes != size else head.metadata.get(_SHA256_KEY)
 
 
 def _manifest(plan: FetchPlan, digests: dict[str, str]) -> ModelManifest:

@@ -28,8 +28,10 @@ from sm_train.entrypoints.data.shard_index import (
     ShardIndex,
     write_index,
 )
+from sm_train.entrypoints.object_store.errors import is_missing
+from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, store_of
 from sm_train.entrypoints.packing.describe_shard import ShardDescription, describe_shard
-from sm_train.entrypoints.packing.storage import S3Access, open_storage
+from sm_train.entrypoints.packing.storage import open_storage
 from sm_train.entrypoints.packing.unusable_samples import (
     GZIP,
     IMAGE_AND_TEXT,
@@ -53,7 +55,7 @@ from sm_train.toolkit.packing.shard_listing import (
 from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
-    from types_boto3_s3 import S3Client
+    pass
 
 Progress = Callable[[int, int], None]
 """Progress callback ``(bytes_described, bytes_total)``."""
@@ -155,23 +157,23 @@ def index_prefix(
         raise UserError(f"{uri}: the index is written next to the shards; move them to a prefix")
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
     _, key = split_uri(location)
-    s3 = open_session(profile, region).client("s3")
+    store = store_of(open_session(profile, region))
     with translate_aws_errors(uri), tempfile.TemporaryDirectory() as folder:
         _require_no_unfinished_pack(location.rpartition("/")[0], S3Access(profile, region))
-        listing = list_prefix(s3, f"s3://{bucket}/{prefix}")
+        listing = list_prefix(store, f"s3://{bucket}/{prefix}")
         compressed = [
             key.removeprefix(prefix) for key in listing.others if key.endswith(COMPRESSED_SUFFIXES)
         ]
         name = prefix.rstrip("/").rpartition("/")[2]
         contents = _Contents(uri, name, listing.shards, compressed, check)
         path = Path(folder) / INDEX_NAME
-        if _download_if_exists(s3, bucket, key, path):
+        if _download_if_exists(store, bucket, key, path):
             current = _load_if_current(path, contents, location)
             if current is not None:
                 return _up_to_date(location, current)
         describe = partial(_describe_in_s3, profile, region, bucket, prefix, check)
         result = _write(path, contents, describe, workers, progress)
-        s3.upload_file(str(path), bucket, key)
+        store.upload(path, bucket, key)
     return IndexResult(location, *result, up_to_date=False)
 
 
@@ -294,20 +296,20 @@ def _describe_in_folder(folder: Path, check: SampleCheck, name: str) -> ShardDes
 def _describe_in_s3(
     profile: str | None, region: str, bucket: str, prefix: str, check: SampleCheck, name: str
 ) -> ShardDescription:
-    s3 = open_session(profile, region).client("s3")
+    store = store_of(open_session(profile, region))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shard.tar"
-        s3.download_file(bucket, prefix + name, str(path))
+        store.download(bucket, prefix + name, path)
         return describe_shard(path, name, check.files, find_missing=check.find_missing)
 
 
-def _download_if_exists(s3: S3Client, bucket: str, key: str, path: Path) -> bool:
+def _download_if_exists(store: ObjectStore, bucket: str, key: str, path: Path) -> bool:
     from botocore.exceptions import ClientError
 
     try:
-        s3.download_file(bucket, key, str(path))
+        store.download(bucket, key, path)
     except ClientError as error:
-        if error.response["Error"].get("Code") in ("404", "NoSuchKey"):
+        if is_missing(error):
             return False
         raise
     return True

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pyarrow as pa
 from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import packed_bytes
 from sm_train.entrypoints.packing.plan_files import (
     INPUT_SCHEMA,
@@ -30,7 +31,6 @@ from sm_train.entrypoints.packing.plan_files import (
     batch_rows,
     decode,
 )
-from sm_train.entrypoints.packing.storage import S3Access
 from sm_train.entrypoints.packing.stored_plan import PackedInputs
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.append import Comparison, NewInputs
@@ -43,7 +43,7 @@ from sm_train.toolkit.packing.file_kinds import (
 from sm_train.toolkit.packing.input_sorter import InputSorter
 from sm_train.toolkit.packing.links import SourceFolder, images_inside
 from sm_train.toolkit.packing.s3_inventory import MANIFEST_NAME, list_inventory, read_manifest
-from sm_train.toolkit.packing.s3_listing import list_objects, listing_root
+from sm_train.toolkit.packing.s3_listing import collect_objects, listing_root
 from sm_train.toolkit.packing.source_image import SourceImage, local_image
 from sm_train.toolkit.packing.tables import ImageTable, collect_table
 
@@ -182,7 +182,7 @@ def _collect(source: InputSource, sorter: InputSorter, selection: FileSelection)
         sorter.root = f"s3://{inventory.bucket}/"
         list_inventory(inventory, source.access, selection, sorter)
     elif name.startswith("s3://"):
-        list_objects(name, source.access, selection, sorter)
+        collect_objects(name, source.access, selection, sorter)
     elif _is_pattern(name):
         _add_all(sorter, _glob_images(name, selection, sorter.reject))
     elif Path(name).is_dir():

@@ -25,6 +25,7 @@ from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
 from sm_train.entrypoints.models.components import describe_latents
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.pack import build_shards, finalize, remove_plan, remove_state
 from sm_train.entrypoints.packing.plan import (
     PackOptions,
@@ -33,7 +34,7 @@ from sm_train.entrypoints.packing.plan import (
 )
 from sm_train.entrypoints.packing.plan_files import INPUTS, PlannedRejections
 from sm_train.entrypoints.packing.shard_builder import PACK_STATE, open_index, record_name
-from sm_train.entrypoints.packing.storage import LocalFolder, S3Access, Storage, open_storage
+from sm_train.entrypoints.packing.storage import LocalFolder, Storage, open_storage
 from sm_train.entrypoints.packing.stored_plan import (
     INPUTS_FOLDER,
     PackedInputs,

@@ -19,7 +19,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote_plus
 
-from sm_train.entrypoints.packing.storage import S3Access, read_uri, s3_client
+from sm_train.entrypoints.object_store.store import S3Access, open_store
+from sm_train.entrypoints.packing.storage import read_uri
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.file_kinds import FileSelection
@@ -120,7 +121,7 @@ def _time_ns(row: dict[str, Any]) -> int:
 
 
 def _read_csv(inventory: Inventory, key: str, access: S3Access) -> Iterator[dict[str, Any]]:
-    body = s3_client(access).get_object(Bucket=inventory.files_bucket, Key=key)["Body"]
+    body = open_store(access).stream(inventory.files_bucket, key)
     try:
         with gzip.open(body) as file:
             for cells in csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline="")):
@@ -133,7 +134,7 @@ def _read_csv(inventory: Inventory, key: str, access: S3Access) -> Iterator[dict
 def _read_parquet(inventory: Inventory, key: str, access: S3Access) -> Iterator[dict[str, Any]]:
     with TemporaryDirectory(prefix="sm-train-inventory-") as folder:
         path = Path(folder) / "inventory.parquet"
-        s3_client(access).download_file(inventory.files_bucket, key, str(path))
+        open_store(access).download(inventory.files_bucket, key, path)
         with open_parquet(path) as file:
             names = [name for name in _COLUMNS if name in file.schema_arrow.names]
             for batch in file.iter_batches(_ROWS, columns=names, use_threads=False):

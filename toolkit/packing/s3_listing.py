@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from queue import Full, Queue
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from sm_train.entrypoints.packing.storage import S3Access, s3_client
+from sm_train.entrypoints.object_store.store import S3Access, StoredObject, open_store
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.packing.file_kinds import FileSelection, is_text, stem
 from sm_train.toolkit.packing.input_sorter import InputSorter
 from sm_train.toolkit.packing.source_image import SourceImage
-
-if TYPE_CHECKING:
-    from types_boto3_s3.type_defs import ObjectTypeDef
 
 LISTINGS = 16
 """Folders that are listed at the same time."""
@@ -33,36 +30,37 @@ def listing_root(uri: str) -> str:
     return f"s3://{bucket}/{prefix[: prefix.rfind('/') + 1]}"
 
 
-def list_objects(uri: str, access: S3Access, selection: FileSelection, sorter: InputSorter) -> None:
+def collect_objects(
+    uri: str, access: S3Access, selection: FileSelection, sorter: InputSorter
+) -> None:
     """Add the images below an S3 prefix, each with the ``.txt`` object of the same name."""
     bucket, prefix = split_uri(uri)
     collector = ObjectCollector(listing_root(uri), selection, sorter)
     with translate_aws_errors(uri):
-        for entry in _list_in_parallel(access, bucket, prefix):
-            modified_ns = int(entry["LastModified"].timestamp() * 1e9)
-            collector.add(f"s3://{bucket}/{entry['Key']}", entry["Size"], modified_ns)
+        for stored in _list_in_parallel(access, bucket, prefix):
+            modified_ns = int(stored.modified.timestamp() * 1e9)
+            collector.add(f"s3://{bucket}/{stored.key}", stored.bytes, modified_ns)
 
 
-def _list_in_parallel(access: S3Access, bucket: str, prefix: str) -> Iterator[ObjectTypeDef]:
+def _list_in_parallel(access: S3Access, bucket: str, prefix: str) -> Iterator[StoredObject]:
     """Yield the objects below a prefix, in any order; its folders are listed at the same time.
 
     S3 lists a prefix one page of 1,000 objects after another, so threads list different folders.
     Those are found level by level, until there is one for each thread.
     """
-    list_pages = s3_client(access).get_paginator("list_objects_v2").paginate
+    store = open_store(access)
     folders = [prefix]
     for _ in range(_LEVELS):
         if not 0 < len(folders) < LISTINGS:
             break
         parents, folders = folders, []
         for parent in parents:
-            for page in list_pages(Bucket=bucket, Prefix=parent, Delimiter="/"):
-                yield from page.get("Contents", [])
-                folders += [below["Prefix"] for below in page.get("CommonPrefixes", [])]
+            for page in store.pages(bucket, parent, delimiter="/"):
+                yield from page.objects
+                folders += page.folders
 
-    def list_folder(folder: str) -> Iterator[list[ObjectTypeDef]]:
-        for page in list_pages(Bucket=bucket, Prefix=folder):
-            yield page.get("Contents", [])
+    def list_folder(folder: str) -> Iterator[list[StoredObject]]:
+        return (page.objects for page in store.pages(bucket, folder))
 
     for objects in merge_in_threads(list_folder, folders, LISTINGS):
         yield from objects

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.data.shard_format import SUFFIX, find_shards
+from sm_train.entrypoints.object_store.store import ObjectStore
 from sm_train.toolkit.aws.s3 import split_uri
 
 if TYPE_CHECKING:
-    from types_boto3_s3 import S3Client
+    pass
 
 
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz")
@@ -58,7 +59,7 @@ def list_compressed(folder: Path) -> list[str]:
 
 
 def list_prefix(
-    s3: S3Client,
+    store: ObjectStore,
     uri: str,
     *,
     limit: int | None = None,
@@ -78,24 +79,23 @@ def list_prefix(
     shards: list[ListedShard] = []
     others: list[str] = []
     count, truncated = 0, False
-    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        for entry in page.get("Contents", []):
-            key = entry["Key"]
+    for page in store.pages(bucket, prefix):
+        for stored in page.objects:
+            key = stored.key
             if key.endswith(SUFFIX):
-                name, etag = key.removeprefix(prefix), entry.get("ETag", "")
-                shards.append(ListedShard(name, entry["Size"], etag))
-            elif entry["Size"] or not key.endswith("/"):  # not a folder marker of the S3 console
+                shards.append(ListedShard(key.removeprefix(prefix), stored.bytes, stored.etag))
+            elif stored.bytes or not key.endswith("/"):  # not a folder marker of the S3 console
                 others.append(key)
-        count += page.get("KeyCount", 0)
+        count += len(page.objects)
         progress(count)
         if limit is not None and count >= limit:
-            truncated = page.get("IsTruncated", False)
+            truncated = page.has_more
             break
     if not count and prefix:
         # S3 lists keys in order, so an object named exactly like the prefix comes first.
         key = prefix.rstrip("/")
-        page = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
-        others += [entry["Key"] for entry in page.get("Contents", []) if entry["Key"] == key]
+        first = store.first(bucket, key)
+        others += [first.key] if first is not None and first.key == key else []
     return ShardListing(
         tuple(sorted(shards, key=lambda shard: shard.name)), tuple(others), truncated
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from sm_train.entrypoints.data.shard_index import RejectedInput
-from sm_train.entrypoints.packing.storage import S3Access, s3_client
+from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
@@ -199,19 +199,14 @@ def _relative_path(root: str, name: str) -> str:
 
 def _head_objects(remote: list[tuple[str, str]], access: S3Access) -> list[SourceImage]:
     """Get the sizes of a table's objects, which the plan needs: one HEAD request for each."""
-    from botocore.exceptions import ClientError
 
     def head(row: tuple[str, str]) -> SourceImage:
         address, caption = row
-        bucket, key = split_uri(address)
-        try:
-            response = s3_client(access).head_object(Bucket=bucket, Key=key)
-        except ClientError as error:
-            if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
-                raise
+        found = open_store(access).head(*split_uri(address))
+        if found is None:
             return SourceImage(address, address, 0, 0, caption)  # rejected when it is read
-        modified = int(response["LastModified"].timestamp() * 1e9)
-        return SourceImage(address, address, response["ContentLength"], modified, caption)
+        modified = int(found.modified.timestamp() * 1e9)
+        return SourceImage(address, address, found.bytes, modified, caption)
 
     if not remote:
         return []

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.checkpoint_layout import parse_step_folder
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.review.model import SampleImage
@@ -51,17 +52,15 @@ def s3_grids(session: boto3.Session, checkpoint_uri: str) -> list[SampleGrid]:
         UserError: S3 rejects the request.
     """
     bucket, prefix = split_uri(f"{checkpoint_uri}/{_FOLDER}/")
-    client = session.client("s3")
+    store = store_of(session)
 
     def read(key: str) -> bytes:
         with translate_aws_errors("GetObject"):
-            content: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        return content
+            return store.get(bucket, key)
 
     grids = []
     with translate_aws_errors("ListObjectsV2"):
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        keys = [one["Key"] for page in pages for one in page.get("Contents", [])]
+        keys = [stored.key for stored in store.objects(bucket, prefix)]
     for key in sorted(keys):
         step = parse_step_folder(PurePosixPath(key).stem)
         if step is not None and key.endswith(".png"):

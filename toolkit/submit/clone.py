@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.bucket_owner import declare_owners
+from sm_train.entrypoints.common.bucket_settings import declare_buckets
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.bundle.bundle import RUN_FILE, Bundle, rebuild_bundle, unpack
 from sm_train.estimators.config.load import RunFileError, load_document
 from sm_train.estimators.config.naming import staging_bucket
@@ -20,6 +21,7 @@ from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.costing.memory_fit import custom_plan
 from sm_train.toolkit.costing.stages import predicted_speeds
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.run_file import declare_run_buckets
 
 if TYPE_CHECKING:
     import boto3
@@ -49,8 +51,8 @@ def clone(
         }
         bucket, key = split_uri(uri)
         if BUCKET_OWNER_TAG in tags:
-            declare_owners({bucket: tags[BUCKET_OWNER_TAG]})
-        archive = session.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+            declare_buckets({bucket: tags[BUCKET_OWNER_TAG]})
+        archive = store_of(session).get(bucket, key)
     files = unpack(archive)
     if RUN_FILE not in files:
         raise UserError(
@@ -65,7 +67,7 @@ def clone(
     except RunFileError as error:
         raise UserError(str(error)) from None
     version = pytorch_version(config)
-    declare_owners(config.bucket_owners)
+    declare_run_buckets(config)
     same = version == pytorch_version(load_document(document, (), job))
     bundle = rebuild_bundle(
         archive,
@@ -85,12 +87,11 @@ def _sets_name(changes: Sequence[str]) -> bool:
 def _free_name(session: boto3.Session, config: RunConfig, region: str) -> str:
     """Return the first of NAME-r2, NAME-r3 … with no objects in the bucket."""
     bucket = staging_bucket(config, region)
-    client = session.client("s3")
+    store = store_of(session)
     stem = re.sub(r"-r\d+$", "", config.name)
     with translate_aws_errors(f"bucket {bucket}"):
         for number in count(2):
             name = f"{stem}-r{number}"
-            listed = client.list_objects_v2(Bucket=bucket, Prefix=f"{name}/", MaxKeys=1)
-            if not listed["KeyCount"]:
+            if store.first(bucket, f"{name}/") is None:
                 return name
     raise AssertionError("there is always another number")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
 from sm_train.estimators.manifests.problem import ManifestError
@@ -64,4 +65,4 @@ def stage_code(session: boto3.Session, manifest: Manifest, bundle: Bundle) -> No
     """
     bucket, key = split_uri(manifest.code_uri)
     with translate_aws_errors(f"--stage-code: {manifest.code_uri}"):
-        session.client("s3").put_object(Bucket=bucket, Key=key, Body=bundle.archive)
+        store_of(session).put(bucket, key, bundle.archive)

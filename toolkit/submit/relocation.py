@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.json_document import as_document
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, rebuild_bundle
 from sm_train.estimators.config.placement import PLACEMENT_TAG, Placement, placements
 from sm_train.estimators.config.schema import RunConfig
@@ -171,8 +172,7 @@ def stage_relocated_code(
         staged = _staged(home_uri, placement)
         bucket, key = split_uri(f"{staged}/code/{ARCHIVE_NAME}")
         with translate_aws_errors(f"{placement.key}: s3://{bucket}/{key}"):
-            s3 = session.client("s3", region_name=placement.region)
-            s3.put_object(Bucket=bucket, Key=key, Body=placed.archive)
+            store_of(session, placement.region).put(bucket, key, placed.archive)
         if has_drivers:
             folder = FolderCopy(
                 f"{home_uri}/sm_drivers", home_region, f"{staged}/sm_drivers", placement.region

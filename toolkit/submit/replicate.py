@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folder_name
+from sm_train.entrypoints.object_store.store import StoredObject, store_of
 from sm_train.estimators.request.training import TrainingRequest, stage_name
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 ProgressCallback = Callable[[int, int], None]
 """Progress callback ``(bytes_copied, bytes_total)``."""
 
-_PART_BYTES = 256 << 20
-"""Objects of at least this size are copied in parts; S3 copies at most 5 GB in one request."""
-
-_CONCURRENT_PARTS = 16
-
 
 @dataclass(frozen=True)
 class FolderCopy:
@@ -40,12 +35,6 @@ class FolderCopy:
     source_region: str
     target_uri: str
     target_region: str
-
-
-@dataclass(frozen=True)
-class _Object:
-    bytes: int
-    written: datetime
 
 
 def replicate_inputs(
@@ -127,31 +116,27 @@ def copy_folder(session: boto3.Session, folder: FolderCopy, progress: ProgressCa
     return bool(missing)
 
 
-def _is_copy(copied: _Object, original: _Object) -> bool:
+def _is_copy(copied: StoredObject, original: StoredObject) -> bool:
     """Return whether ``copied`` is not older in S3: a step trained again has the same sizes."""
-    return copied.bytes == original.bytes and copied.written >= original.written
+    return copied.bytes == original.bytes and copied.modified >= original.modified
 
 
-def _objects(session: boto3.Session, uri: str, region: str) -> dict[str, _Object]:
+def _objects(session: boto3.Session, uri: str, region: str) -> dict[str, StoredObject]:
     bucket, prefix = split_uri(f"{uri}/")
-    pages = session.client("s3", region_name=region).get_paginator("list_objects_v2")
-    return {
-        entry["Key"].removeprefix(prefix): _Object(entry["Size"], entry["LastModified"])
-        for page in pages.paginate(Bucket=bucket, Prefix=prefix)
-        for entry in page.get("Contents", ())
-    }
+    listed = store_of(session, region).objects(bucket, prefix)
+    return {stored.key.removeprefix(prefix): stored for stored in listed}
 
 
 class _ProgressCounter:
-    """Sums the progress of concurrent transfers; an s3transfer subscriber."""
+    """Sums the progress of concurrent transfers."""
 
     def __init__(self, progress: ProgressCallback, total: int, done: int) -> None:
         self._progress, self._total, self._done = progress, total, done
         progress(done, total)
 
-    def on_progress(self, bytes_transferred: int, **_: Any) -> None:
-        """Called by s3transfer."""
-        self._done += bytes_transferred
+    def add(self, copied_bytes: int) -> None:
+        """Count bytes that were copied."""
+        self._done += copied_bytes
         self._progress(self._done, self._total)
 
 
@@ -159,27 +144,13 @@ def _transfer(
     session: boto3.Session, folder: FolderCopy, names: Sequence[str], counter: _ProgressCounter
 ) -> None:
     """Copy the objects server-side, large ones in parts, and wait for all of them."""
-    from boto3.s3.transfer import TransferConfig, create_transfer_manager
-
-    settings = TransferConfig(
-        multipart_threshold=_PART_BYTES,
-        multipart_chunksize=_PART_BYTES,
-        max_concurrency=_CONCURRENT_PARTS,
-    )
-    source_client = session.client("s3", region_name=folder.source_region)
-    target_client = session.client("s3", region_name=folder.target_region)
     source_bucket, source_prefix = split_uri(folder.source_uri)
     target_bucket, target_prefix = split_uri(folder.target_uri)
-    with create_transfer_manager(target_client, settings) as manager:
-        copies = [
-            manager.copy(
-                {"Bucket": source_bucket, "Key": f"{source_prefix}/{name}"},
-                target_bucket,
-                f"{target_prefix}/{name}",
-                subscribers=[counter],  # type: ignore[list-item]  # duck-typed
-                source_client=source_client,
-            )
+    store_of(session, folder.source_region).copy_to(
+        store_of(session, folder.target_region),
+        [
+            ((source_bucket, f"{source_prefix}/{name}"), (target_bucket, f"{target_prefix}/{name}"))
             for name in names
-        ]
-        for copy in copies:
-            copy.result()
+        ],
+        counter.add,
+    )

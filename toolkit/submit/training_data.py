@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
@@ -24,16 +25,16 @@ def require_shards(session: boto3.Session, uri: str, instances: int) -> None:
         UserError: there are too few objects, ``uri`` is an object, or AWS denies the call.
     """
     bucket, prefix = split_uri(uri)
+    store, count = store_of(session), 0
     with translate_aws_errors(f"data.uri: {uri}"):
-        s3, count = session.client("s3"), 0
-        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-            count += page.get("KeyCount", 0)
+        for page in store.pages(bucket, prefix):
+            count += len(page.objects)
             if count >= instances:
                 return
         # S3 lists keys in order, so an object named exactly like the folder comes first.
         key = prefix.rstrip("/")
-        listed = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", [])
-    if key and [entry["Key"] for entry in listed] == [key]:
+        first = store.first(bucket, key)
+    if key and first is not None and first.key == key:
         raise UserError(
             f"data.uri: {uri} is a single object; FastFile with ShardedByS3Key needs the prefix "
             "above it",
@@ -56,20 +57,15 @@ def require_index(session: boto3.Session, shards: str, uri: str | None) -> None:
     """
     if uri is None:
         return
-    from botocore.exceptions import ClientError
-
     bucket, key = split_uri(uri)
     with translate_aws_errors(f"data.index: {uri}"):
-        try:
-            session.client("s3").head_object(Bucket=bucket, Key=key)
-        except ClientError as error:
-            if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
-                raise
-            raise UserError(
-                f"data.index: {uri} does not exist; run `sm-train index {shards}`, or write "
-                "index: false, and every start reads the headers of all shards",
-                ExitCode.PREFLIGHT,
-            ) from None
+        head = store_of(session).head(bucket, key)
+    if head is None:
+        raise UserError(
+            f"data.index: {uri} does not exist; run `sm-train index {shards}`, or write "
+            "index: false, and every start reads the headers of all shards",
+            ExitCode.PREFLIGHT,
+        )
 
 
 def require_components(session: boto3.Session, config: RunConfig) -> None:

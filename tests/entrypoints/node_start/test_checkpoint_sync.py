@@ -16,7 +16,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     step_folder_name,
 )
 from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads, restore
-from sm_train.entrypoints.node_start.object_store import ObjectStore
+from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
 
 from tests.conftest import Aws
 from tests.support.deadline import DEADLINE
@@ -26,12 +26,12 @@ STEP = step_folder_name(10)
 
 
 @pytest.fixture
-def store(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+def store(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> PrefixFiles:
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     aws.make_bucket("ai-bucket")
-    return ObjectStore(URI)
+    return PrefixFiles(URI)
 
 
 def write(folder: Path, name: str, content: bytes, step: int = 10) -> CheckpointFile:
@@ -61,21 +61,21 @@ def remove(nodes: list[Path], step: int) -> None:
         shutil.rmtree(folder / step_folder_name(step))
 
 
-def sync(store: ObjectStore, folder: Path) -> None:
+def sync(store: PrefixFiles, folder: Path) -> None:
     """Upload and delete once, without waiting for other nodes."""
     node = CheckpointUploads(store, folder, lambda text: None, last_upload_seconds=0.0)
     node.start()
     node.finish()
 
 
-def stored(store: ObjectStore) -> list[int]:
+def stored(store: PrefixFiles) -> list[int]:
     """Return the steps of the checkpoints that are complete in S3."""
     names = [PurePosixPath(name) for name in store.sizes()]
     folders = [name.parent.name for name in names if name.name == MARKER]
     return sorted(int(folder.rpartition("-")[2]) for folder in folders)
 
 
-def is_stored(store: ObjectStore, name: str) -> bool:
+def is_stored(store: PrefixFiles, name: str) -> bool:
     return name in store.sizes()
 
 
@@ -86,13 +86,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def uploads(store: ObjectStore, folder: Path, warnings: list[str]) -> CheckpointUploads:
+def uploads(store: PrefixFiles, folder: Path, warnings: list[str]) -> CheckpointUploads:
     return CheckpointUploads(
         store, folder, warnings.append, poll_seconds=0.01, last_upload_seconds=0.1
     )
 
 
-def test_marker_waits_for_the_files_of_other_nodes(store: ObjectStore, tmp_path: Path) -> None:
+def test_marker_waits_for_the_files_of_other_nodes(store: PrefixFiles, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     restore(store, first)
     restore(store, second)
@@ -124,7 +124,7 @@ def test_marker_waits_for_the_files_of_other_nodes(store: ObjectStore, tmp_path:
     assert restore(store, new) == 0
 
 
-def test_a_file_of_another_size_is_not_the_marker_s(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_file_of_another_size_is_not_the_marker_s(store: PrefixFiles, tmp_path: Path) -> None:
     """The step was written before, by an attempt that S3 still holds in part."""
     store_folder = tmp_path / "node"
     restore(store, store_folder)
@@ -138,7 +138,7 @@ def test_a_file_of_another_size_is_not_the_marker_s(store: ObjectStore, tmp_path
     assert f"{STEP}/{MARKER}" not in store.sizes()
 
 
-def test_what_training_deletes_is_deleted_in_s3(store: ObjectStore, tmp_path: Path) -> None:
+def test_what_training_deletes_is_deleted_in_s3(store: PrefixFiles, tmp_path: Path) -> None:
     folder = tmp_path / "node"
     restore(store, folder)
     save([folder], 10)
@@ -162,10 +162,10 @@ def test_what_training_deletes_is_deleted_in_s3(store: ObjectStore, tmp_path: Pa
 
 
 def test_newest_checkpoint_in_s3_stays_until_a_newer_one_is_complete(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: PrefixFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second node's requests fail meanwhile."""
-    other = ObjectStore(URI)
+    other = PrefixFiles(URI)
     nodes = [tmp_path / "first", tmp_path / "second"]
     for folder in nodes:
         restore(store, folder)
@@ -190,7 +190,7 @@ def test_newest_checkpoint_in_s3_stays_until_a_newer_one_is_complete(
 
 
 def test_last_checkpoint_of_a_removed_folder_stays_in_s3(
-    store: ObjectStore, tmp_path: Path
+    store: PrefixFiles, tmp_path: Path
 ) -> None:
     folder = tmp_path / "node"
     restore(store, folder)
@@ -204,7 +204,7 @@ def test_last_checkpoint_of_a_removed_folder_stays_in_s3(
 
 
 def test_checkpoint_that_a_resumed_job_refused_is_deleted(
-    store: ObjectStore, tmp_path: Path
+    store: PrefixFiles, tmp_path: Path
 ) -> None:
     """Its content is damaged: it must not count as the newest while it is written again."""
     folder = tmp_path / "node"
@@ -222,7 +222,7 @@ def test_checkpoint_that_a_resumed_job_refused_is_deleted(
 
 
 def test_failed_uploads_are_warnings(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: PrefixFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "node"
     restore(store, folder)

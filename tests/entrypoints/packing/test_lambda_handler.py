@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 import webdataset
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing import lambda_handler
 from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, s3_client
+from sm_train.entrypoints.packing.storage import S3Prefix
 from sm_train.entrypoints.packing.streaming import STREAM_STATE, StreamingPacker
 
 from tests.conftest import Aws, Cli
@@ -139,7 +140,6 @@ def deployment(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("SM_TRAIN_DESTINATION", "s3://packed/set")
     monkeypatch.setenv("SM_TRAIN_SHARD_BYTES", "20000")
-    s3_client.cache_clear()
     return Deployment(aws)
 
 
@@ -338,7 +338,7 @@ def test_no_shard_is_started_without_enough_time(deployment: Deployment) -> None
 
 def test_streaming_adds_to_a_pack(deployment: Deployment, aws: Aws, tmp_path: Path) -> None:
     """The index keeps listing the shards of the pack."""
-    from sm_train.entrypoints.packing.storage import S3Access
+    from sm_train.entrypoints.object_store.store import S3Access
     from sm_train.toolkit.packing.pack import PackJob, pack
 
     from tests.support.image_files import write_album

@@ -15,18 +15,10 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from sm_train.entrypoints.packing import storage
-from sm_train.entrypoints.packing.storage import (
-    PART_BYTES,
-    UPLOAD_PARTS,
-    LocalFolder,
-    S3Access,
-    S3Prefix,
-    ShardSink,
-    open_storage,
-    read_uri,
-    s3_client,
-)
+from sm_train.entrypoints.object_store import parallel_read
+from sm_train.entrypoints.object_store.store import S3Access, open_store
+from sm_train.entrypoints.object_store.stream_upload import PART_BYTES, UPLOAD_PARTS, ShardSink
+from sm_train.entrypoints.packing.storage import LocalFolder, S3Prefix, open_storage, read_uri
 
 from tests.conftest import Aws
 from tests.support.deadline import DEADLINE
@@ -39,14 +31,13 @@ def prefix(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> S3Prefix:
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3_client.cache_clear()
     aws.make_bucket("bucket")
     return S3Prefix("bucket", "set/", S3Access())
 
 
 def before_request(operation: str, hook: Callable[[], None]) -> None:
     """Call ``hook`` ahead of every request of an S3 operation that the storage sends."""
-    events: Any = s3_client(S3Access()).meta.events
+    events: Any = open_store(S3Access())._client.meta.events
     events.register(f"before-call.s3.{operation}", lambda **_: hook())
 
 
@@ -80,7 +71,7 @@ def test_a_small_object_is_one_request(aws: Aws, prefix: S3Prefix) -> None:
 def test_large_objects_are_downloaded_in_parallel(
     aws: Aws, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "RANGE_BYTES", 10)
+    monkeypatch.setattr(parallel_read, "RANGE_BYTES", 10)
     content = bytes(range(40))
     aws.client("s3").put_object(Bucket="bucket", Key="set/a", Body=content)
     reads = iter(range(100))
@@ -97,7 +88,7 @@ def test_large_objects_are_downloaded_in_parallel(
 def test_a_download_never_mixes_two_versions(
     aws: Aws, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "RANGE_BYTES", 10)
+    monkeypatch.setattr(parallel_read, "RANGE_BYTES", 10)
     s3 = aws.client("s3")
     s3.put_object(Bucket="bucket", Key="set/a", Body=b"0123456789abcdef")
     reads = iter(range(100))
@@ -250,8 +241,9 @@ def test_an_upload_stays_within_bounded_memory(aws: Aws, prefix: S3Prefix) -> No
     """400 MB through a process that may allocate 350 MB."""
     program = (
         "import resource\n"
-        "from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, s3_client\n"
-        "s3_client(S3Access())\n"
+        "from sm_train.entrypoints.object_store.store import S3Access, open_store\n"
+        "from sm_train.entrypoints.packing.storage import S3Prefix\n"
+        "open_store(S3Access())\n"
         "limit = 350 * 2**20\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
         "with S3Prefix('bucket', 'set/', S3Access()).atomic_writer('a') as sink:\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import boto3
 import pytest
 from boto3.s3.transfer import TransferConfig
-from sm_train.entrypoints.common.bucket_owner import OWNERS_VARIABLE, declare_owners
+from sm_train.entrypoints.common.bucket_settings import OWNERS_VARIABLE, declare_buckets
 from sm_train.toolkit.aws.session import open_session, session_in_region
 
 from tests.conftest import Aws, Cli
@@ -81,7 +81,7 @@ def test_transfers_in_parts_expect_both_owners(
     for variable, value in aws.environment.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv(OWNERS_VARIABLE, "")
-    declare_owners({"west": OTHER})
+    declare_buckets({"west": OTHER})
     east = open_session(None, "us-east-1")
     west = session_in_region(east, "us-west-2")
     parts = TransferConfig(multipart_threshold=5 << 20, multipart_chunksize=5 << 20)

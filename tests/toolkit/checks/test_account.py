@@ -13,6 +13,7 @@ import pytest
 from sm_train.entrypoints.common.checkpoint_layout import FORMAT_VERSION
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import write_index
+from sm_train.entrypoints.object_store.store import ObjectStore
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Finding
 from sm_train.toolkit.checks.preflight import Subject, offline_findings, online_findings
@@ -326,16 +327,12 @@ def test_thirty_thousand_shards_need_thirty_calls_and_a_few(
 def test_listing_stops_at_its_limit() -> None:
     sizes = {f"set/{number:05d}.tar": 1 for number in range(3500)}
     with fake_server(fake_bucket(sizes, {})) as s3:
-        client = boto3.client(
-            "s3",
-            "us-east-1",
-            endpoint_url=s3.url,
-            aws_access_key_id="testing",
-            aws_secret_access_key="testing",
-        )
-        listing = list_prefix(client, "s3://ai-bucket/set/", limit=2000)
+        session = boto3.Session("testing", "testing", region_name="us-east-1")
+        client = session.client("s3", endpoint_url=s3.url)
+        store = ObjectStore(client)
+        listing = list_prefix(store, "s3://ai-bucket/set/", limit=2000)
         assert (len(listing.shards), listing.truncated, len(s3.requests)) == (2000, True, 2)
-        assert not list_prefix(client, "s3://ai-bucket/set/", limit=3500).truncated
+        assert not list_prefix(store, "s3://ai-bucket/set/", limit=3500).truncated
     [found] = listing_findings(config(), listing)
     assert (found.code, found.level) == ("too-many-objects", "warning")
 

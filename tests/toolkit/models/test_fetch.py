@@ -91,7 +91,8 @@ def test_s3_gets_the_same_and_a_second_run_copies_nothing(
     cli: Cli, tmp_path: Path, hub: Hub, aws: Aws, environment: dict[str, str]
 ) -> None:
     aws.make_bucket("models")
-    arguments = ["fetch-model", NAME, "s3://models/sdxl"]
+    aws.required_keys["models"] = "alias/models"
+    arguments = ["fetch-model", NAME, "s3://models/sdxl", "--bucket-kms-key", "models=alias/models"]
     result = cli(*arguments, network="loopback", env=environment)
     assert result.returncode == 0, result.stderr
     s3 = aws.client("s3")

@@ -16,10 +16,11 @@ import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.pack import finalize
 from sm_train.entrypoints.packing.plan_files import PlannedInputs, PlannedRejections
 from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
+from sm_train.entrypoints.packing.storage import LocalFolder
 from sm_train.entrypoints.packing.stored_plan import PackedInputs, read_plan
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing import claim as claims
 from sm_train.entrypoints.packing.claim import (
     CLAIM_NAME,
@@ -19,7 +20,7 @@ from sm_train.entrypoints.packing.claim import (
     hold_claim,
     release,
 )
-from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, s3_client
+from sm_train.entrypoints.packing.storage import S3Prefix
 
 from tests.conftest import Aws, Cli
 from tests.support.deadline import DEADLINE
@@ -32,7 +33,6 @@ from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
 def prefix(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> S3Prefix:
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
-    s3_client.cache_clear()
     aws.make_bucket("packed")
     return S3Prefix("packed", "set/", S3Access(None, "us-east-1"))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import (
     GROUP_INPUTS,
@@ -24,7 +25,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     build_shard,
 )
 from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
+from sm_train.entrypoints.packing.storage import LocalFolder
 
 from tests.conftest import Cli, Mount, clean_environment
 from tests.support.deadline import DEADLINE

@@ -14,8 +14,8 @@ from urllib.parse import quote_plus
 import pyarrow
 import pyarrow.parquet
 import pytest
+from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.packing.plan_files import PlannedInputs
-from sm_train.entrypoints.packing.storage import S3Access, s3_client
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.inputs import InputSource, find_inputs
 from sm_train.toolkit.packing.s3_listing import merge_in_threads
@@ -37,13 +37,12 @@ def access(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> S3Access:
         monkeypatch.setenv(name, value)
     aws.make_bucket("raw")
     access = S3Access(region="us-east-1")
-    s3_client.cache_clear()
-    client = s3_client(access)
+    store = open_store(access)
     for key in KEYS:
-        client.put_object(Bucket="raw", Key=f"{key}.jpg", Body=b"12345")
-        client.put_object(Bucket="raw", Key=f"{key}.txt", Body=b"text")
+        store.put("raw", f"{key}.jpg", b"12345")
+        store.put("raw", f"{key}.txt", b"text")
     for name in ("set/b/notes.md", "set/a/0/table.csv", "set/lonely.txt", "set/folder/"):
-        client.put_object(Bucket="raw", Key=name, Body=b"")
+        store.put("raw", name, b"")
     return access
 
 
@@ -100,7 +99,7 @@ NAMES = ["a b/é+1.jpg", "a b/é+1.txt", "top.jpg", "top.txt", "more/x,y.png", "
 
 def write_inventory(access: S3Access, file_format: str, **changes: Any) -> str:
     """Write an inventory of two files as S3 does; return the address of its manifest."""
-    client = s3_client(access)
+    store = open_store(access)
     files = []
     for number, names in enumerate((NAMES[::2], NAMES[1::2])):
         rows = [(name, 7, datetime(2026, 1, 2, tzinfo=UTC), True, False) for name in names]
@@ -119,7 +118,7 @@ def write_inventory(access: S3Access, file_format: str, **changes: Any) -> str:
             cells = [dict(zip(columns, row, strict=True)) | {"bucket": "raw2"} for row in rows]
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(cells), file)
         key = f"list/raw2/daily/data/{number}"
-        client.put_object(Bucket="raw", Key=key, Body=file.getvalue())
+        store.put("raw", key, file.getvalue())
         files.append({"key": key, "size": len(file.getvalue()), "MD5checksum": ""})
     manifest = {
         "sourceBucket": "raw2",
@@ -131,7 +130,7 @@ def write_inventory(access: S3Access, file_format: str, **changes: Any) -> str:
         "files": files,
     }
     key = "list/raw2/daily/2026-01-02T00-00Z/manifest.json"
-    client.put_object(Bucket="raw", Key=key, Body=json.dumps(manifest | changes).encode())
+    store.put("raw", key, json.dumps(manifest | changes).encode())
     return f"s3://raw/{key}"
 
 
@@ -141,7 +140,7 @@ def test_an_inventory_gives_the_same_inputs_as_a_listing(
 ) -> None:
     aws.make_bucket("raw2")
     for name in NAMES:
-        s3_client(access).put_object(Bucket="raw2", Key=name, Body=b"7 bytes")
+        open_store(access).put("raw2", name, b"7 bytes")
     found = []
     for source in (write_inventory(access, file_format), "s3://raw2/"):
         folder = tmp_path / str(len(found))

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing import work_claims
 from sm_train.entrypoints.packing.claim import PackClaim, put_claim
-from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, s3_client
+from sm_train.entrypoints.packing.storage import S3Prefix
 from sm_train.entrypoints.packing.work_claims import PLAN_NAME, Part, SharedWork, Stage, WorkClaims
 from sm_train.entrypoints.packing.worker_pool import PackProgress
 
@@ -171,7 +172,6 @@ def action(method: str, path: str, query: str) -> str:
 def prefix(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> S3Prefix:
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
-    s3_client.cache_clear()
     aws.make_bucket("packed")
     found = S3Prefix("packed", "set/", S3Access(None, "us-east-1"))
     found.create_if_absent(PLAN_NAME, b"{}")

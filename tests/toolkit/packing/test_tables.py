@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan_files import PlannedInputs
-from sm_train.entrypoints.packing.storage import S3Access
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing import input_sorter, sqlite_tables
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs

@@ -62,8 +62,11 @@ def _umask() -> int:
 def test_stage_code_uploads_the_bundle_that_the_manifest_names(
     cli: Cli, tmp_path: Path, aws: Aws
 ) -> None:
+    """Its bucket may deny every object without the run's key."""
     aws.make_bucket("ai-bucket")
+    aws.required_keys["ai-bucket"] = "alias/train"
     command = ["manifest", run_file(tmp_path), "--to", "trainjob", "--stage-code", "--json"]
+    command += ["--set", "output_kms_key=alias/train"]
     result = cli(*command, network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
@@ -71,6 +74,7 @@ def test_stage_code_uploads_the_bundle_that_the_manifest_names(
     content = aws.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
     assert hashlib.sha256(content).hexdigest() == document["bundle"]["sha256"]
     assert document["code_staged"]
+    assert "ai-bucket=alias/train" in json.dumps(document["objects"])
 
 
 def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, tmp_path: Path) -> None:

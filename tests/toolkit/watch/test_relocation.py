@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from moto.backends import get_backend
+from sm_train.entrypoints.object_store import server_copy
 from sm_train.estimators.config.load import load_run
 from sm_train.toolkit.cli import main
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError, JobNameClaim
 from sm_train.toolkit.jobs.training_job import jobs_of_run
+from sm_train.toolkit.run_file import declare_run_buckets
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.runs.resolve import ResolvedRun, resolve_run
 from sm_train.toolkit.runs.stop import stop_run
@@ -62,6 +64,7 @@ class LiveRun:
         changes = {"cluster": CLUSTER, "recovery": {"fallbacks": FALLBACKS}} | changes
         self.file = write_run(folder, **changes)
         config = load_run(self.file)
+        declare_run_buckets(config)
         submission = prepare(
             config, config.stages[0].name, bundle_of(config, folder), EAST, datetime(2026, 11, 20)
         )
@@ -218,11 +221,26 @@ def test_relocated_next_stage_gets_the_previous_stages_model(server: Aws, tmp_pa
     assert "complete.json" in run.keys("west", "demo/checkpoints/a/step-00001000/")
 
 
+def test_relocation_encrypts_what_it_copies_and_stages(server: Aws, tmp_path: Path) -> None:
+    """Both buckets deny objects without the run's key: record, code and checkpoint."""
+    server.required_keys = {"ai-bucket": "alias/train", "west": "alias/train"}
+    fallbacks = {"fallbacks": [OTHER_REGION]}
+    run = LiveRun(server, tmp_path, recovery=fallbacks, output_kms_key="alias/train")
+    head = server.client("s3").head_object(Bucket="ai-bucket", Key=f"demo/jobs/{FIRST}.json")
+    assert head["ServerSideEncryption"] == "aws:kms"
+    run.sagemaker.checkpoint("256px", 300)
+    run.lose(FIRST)
+    run.poll()
+    assert run.jobs() == {FIRST: EAST, SECOND: WEST}
+    assert "complete.json" in run.keys("west", "demo/checkpoints/256px/step-00000300/")
+
+
 KILLED_IN_COPY = """
 import os, sys
+from sm_train.entrypoints.object_store import server_copy
 from sm_train.toolkit.submit import replicate
 from sm_train.toolkit.cli import main
-replicate._ProgressCounter.on_progress = lambda *_, **__: os._exit(9)
+replicate._ProgressCounter.add = lambda *_, **__: os._exit(9)
 from sm_train.toolkit.cli import main
 main(sys.argv[1:])
 """
@@ -259,14 +277,14 @@ def test_stop_during_a_copy_prevents_the_start(
     run = LiveRun(server, tmp_path, recovery={"fallbacks": [OTHER_REGION]})
     run.sagemaker.checkpoint("256px", 300)
     run.lose(FIRST)
-    on_progress = replicate._ProgressCounter.on_progress
+    on_progress = replicate._ProgressCounter.add
 
-    def stop_and_continue(self: Any, **progress: Any) -> None:
+    def stop_and_continue(self: Any, copied_bytes: int) -> None:
         found = resolve_run(run.session(), "demo", EAST)
         stop_run(run.session(), found, wait=False)
-        on_progress(self, **progress)
+        on_progress(self, copied_bytes)
 
-    monkeypatch.setattr(replicate._ProgressCounter, "on_progress", stop_and_continue)
+    monkeypatch.setattr(replicate._ProgressCounter, "add", stop_and_continue)
     assert "was stopped" in run.poll().done
     assert run.jobs() == {FIRST: EAST}
 
@@ -274,7 +292,7 @@ def test_stop_during_a_copy_prevents_the_start(
 def test_large_objects_are_copied_in_parts_and_newer_ones_again(
     run: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicate, "_PART_BYTES", 5 << 20)
+    monkeypatch.setattr(server_copy, "_PART_BYTES", 5 << 20)
     s3, content = run.aws.client("s3"), bytes(12 << 20)
     s3.put_object(Bucket="ai-bucket", Key="x/large", Body=content)
     s3.put_object(Bucket="ai-bucket", Key="x/complete.json", Body=b"{}")

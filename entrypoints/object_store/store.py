@@ -1,0 +1,381 @@
+"""Lists, reads, writes and deletes S3 objects.
+
+All S3 requests of the product but those of the SageMaker SDK go through :class:`ObjectStore`. Each
+names the bucket's owner and KMS key (:mod:`sm_train.entrypoints.object_store.bucket_parameters`).
+Methods raise the errors of botocore and boto3 unchanged, unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
+from sm_train.entrypoints.object_store.errors import error_code, is_condition_failed, is_missing
+from sm_train.entrypoints.object_store.parallel_read import ParallelReader
+from sm_train.entrypoints.object_store.server_copy import ObjectName, copy_objects
+from sm_train.entrypoints.object_store.stream_upload import ShardSink, upload_stream
+
+if TYPE_CHECKING:
+    import boto3
+    from botocore.config import Config
+    from botocore.response import StreamingBody
+    from types_boto3_s3 import S3Client
+
+MAX_CONNECTIONS = 64
+"""Requests to S3 that one process has in flight."""
+
+
+@dataclass(frozen=True)
+class S3Access:
+    """The AWS profile and region to reach S3 with; None leaves the choice to the environment."""
+
+    profile: str | None = None
+    region: str | None = None
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object in a listing. ``etag`` is in quotes, as S3 sends it."""
+
+    key: str
+    bytes: int
+    etag: str
+    modified: datetime
+
+
+@dataclass(frozen=True)
+class ListedPage:
+    """Up to 1,000 objects, and the folders below the prefix if the listing has a delimiter."""
+
+    objects: list[StoredObject]
+    folders: list[str]
+    has_more: bool
+
+
+@dataclass(frozen=True)
+class ObjectHead:
+    """What S3 knows of an object. ``encryption`` is its algorithm, ``kms_key`` its key's ARN."""
+
+    bytes: int
+    etag: str
+    modified: datetime
+    version: str | None
+    metadata: Mapping[str, str]
+    encryption: str | None
+    kms_key: str | None
+
+
+@dataclass(frozen=True)
+class ObjectContent:
+    """A whole object. ``age`` is in seconds, by S3's clock alone: the local clock may be wrong."""
+
+    content: bytes
+    etag: str
+    age: float
+
+
+class ObjectStore:
+    """S3 as one session and region reach it. Threads may share it."""
+
+    def __init__(self, client: S3Client) -> None:
+        self._client = client
+
+    # ------------------------------------------------------------------ list
+
+    def pages(self, bucket: str, prefix: str, *, delimiter: str = "") -> Iterator[ListedPage]:
+        """Yield the objects below ``prefix`` in the order of their keys, a request at a time.
+
+        With a delimiter, keys that contain it after the prefix are summed up as folders.
+        """
+        options: dict[str, Any] = {"Delimiter": delimiter} if delimiter else {}
+        pages = self._client.get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=bucket, Prefix=prefix, **options):
+            yield _page(page)
+
+    def objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+        """Yield all objects below ``prefix``."""
+        for page in self.pages(bucket, prefix):
+            yield from page.objects
+
+    def folders(self, bucket: str, prefix: str) -> list[str]:
+        """Return the prefixes, each with a slash at its end, of the folders that start so."""
+        return [
+            folder for page in self.pages(bucket, prefix, delimiter="/") for folder in page.folders
+        ]
+
+    def first(self, bucket: str, prefix: str) -> StoredObject | None:
+        """Return the first object below ``prefix``. One named exactly like it comes first."""
+        page = self._client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+        return next(iter(_page(page).objects), None)
+
+    # ------------------------------------------------------------------ read
+
+    def head(self, bucket: str, key: str) -> ObjectHead | None:
+        """Return what S3 knows of an object; None if it does not exist."""
+        from botocore.exceptions import ClientError
+
+        try:
+            head = self._client.head_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if is_missing(error):
+                return None
+            raise
+        return ObjectHead(
+            head["ContentLength"],
+            head["ETag"],
+            head["LastModified"],
+            head.get("VersionId"),
+            head.get("Metadata", {}),
+            head.get("ServerSideEncryption"),
+            head.get("SSEKMSKeyId"),
+        )
+
+    def get(self, bucket: str, key: str) -> bytes:
+        """Return an object's content, in one request."""
+        return self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
+
+    def get_if_exists(self, bucket: str, key: str) -> ObjectContent | None:
+        """Return an object; None if it does not exist."""
+        from botocore.exceptions import ClientError
+
+        try:
+            response = self._client.get_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if is_missing(error):
+                return None
+            raise
+        date = response["ResponseMetadata"]["HTTPHeaders"].get("date")
+        now = parsedate_to_datetime(date) if date else datetime.now(UTC)
+        age = max(0.0, (now - response["LastModified"]).total_seconds())
+        return ObjectContent(response["Body"].read(), response["ETag"], age)
+
+    def get_range(self, bucket: str, key: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes of an object from ``start`` on; fewer at its end."""
+        span = f"bytes={start}-{start + length - 1}"
+        return self._client.get_object(Bucket=bucket, Key=key, Range=span)["Body"].read()
+
+    def stream(
+        self, bucket: str, key: str, *, start: int = 0, etag: str | None = None
+    ) -> StreamingBody:
+        """Open an object as a stream, from byte ``start`` on.
+
+        Raises:
+            ClientError: S3 rejects it; status 412 if the object does not have ``etag`` any more.
+        """
+        options: dict[str, Any] = {"Range": f"bytes={start}-"} if start else {}
+        if etag is not None:
+            options["IfMatch"] = etag
+        return self._client.get_object(Bucket=bucket, Key=key, **options)["Body"]
+
+    def read(self, bucket: str, key: str) -> bytes:
+        """Return an object's content, large ones in ranges that are requested in parallel.
+
+        Raises:
+            OSError: as that of the file system, also for an object that is replaced meanwhile.
+        """
+        return self._reader.read(bucket, key)
+
+    @cached_property
+    def _reader(self) -> ParallelReader:
+        return ParallelReader(self._client, MAX_CONNECTIONS)
+
+    def download(self, bucket: str, key: str, path: Path) -> None:
+        """Download an object to a file."""
+        self._client.download_file(bucket, key, str(path))
+
+    # ------------------------------------------------------------------ write
+
+    def put(
+        self, bucket: str, key: str, content: bytes, *, content_type: str | None = None
+    ) -> None:
+        """Write an object."""
+        self._client.put_object(Bucket=bucket, Key=key, Body=content, **_type(content_type))
+
+    def put_if(
+        self,
+        bucket: str,
+        key: str,
+        content: bytes,
+        *,
+        etag: str | None,
+        content_type: str | None = None,
+    ) -> str | None:
+        """Write an object if it has ``etag``, or if it does not exist and ``etag`` is None.
+
+        Exactly one of several concurrent writers succeeds (S3 user guide, Conditional writes).
+        Return the new ETag; None if another writer was faster.
+        """
+        from botocore.exceptions import ClientError
+
+        condition: dict[str, Any] = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        try:
+            response = self._client.put_object(
+                Bucket=bucket, Key=key, Body=content, **condition, **_type(content_type)
+            )
+        except ClientError as error:
+            # An object that was deleted meanwhile has no ETag to compare.
+            if is_condition_failed(error) or (etag is not None and is_missing(error)):
+                return None
+            raise
+        return response["ETag"]
+
+    def upload(
+        self, path: Path, bucket: str, key: str, *, metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """Upload a file, a large one in parts."""
+        extra = {"Metadata": dict(metadata)} if metadata else None
+        self._client.upload_file(str(path), bucket, key, ExtraArgs=extra)
+
+    def writer(self, bucket: str, key: str) -> AbstractContextManager[ShardSink]:
+        """Open a sink; its content becomes the object when the context exits without an error."""
+        return upload_stream(self._client, bucket, key)
+
+    def copy_to(
+        self,
+        target: ObjectStore,
+        names: Iterable[tuple[ObjectName, ObjectName]],
+        on_progress: Callable[[int], None],
+    ) -> None:
+        """Copy objects of this store to other names in ``target``; see :func:`copy_objects`."""
+        copy_objects(self._client, target._client, names, on_progress)
+
+    # ------------------------------------------------------------------ remove
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Delete an object if it exists."""
+        self._client.delete_object(Bucket=bucket, Key=key)
+
+    def abort_uploads(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        started_before: datetime | None = None,
+        names: Container[str] | None = None,
+    ) -> int:
+        """Abort unfinished multipart uploads below ``prefix``, whose parts S3 bills.
+
+        Both filters are optional; ``names`` are relative to the prefix. Return how many it were.
+        """
+        aborted = 0
+        pages = self._client.get_paginator("list_multipart_uploads")
+        for page in pages.paginate(Bucket=bucket, Prefix=prefix):
+            for upload in page.get("Uploads", []):
+                key = upload["Key"]
+                is_old = started_before is None or upload["Initiated"] < started_before
+                if is_old and (names is None or key.removeprefix(prefix) in names):
+                    self._client.abort_multipart_upload(
+                        Bucket=bucket, Key=key, UploadId=upload["UploadId"]
+                    )
+                    aborted += 1
+        return aborted
+
+    # ------------------------------------------------------------------ buckets
+
+    def bucket_names(self, region: str) -> list[str]:
+        """Return the account's buckets in ``region``."""
+        listed = self._client.list_buckets(BucketRegion=region)["Buckets"]
+        return [bucket["Name"] for bucket in listed if bucket.get("BucketRegion", region) == region]
+
+    def bucket_region(self, bucket: str, prefix: str) -> str | None:
+        """Return a bucket's region; None if the caller may list ``prefix`` but not see it.
+
+        Raises:
+            ClientError: S3 denies access; status 404 if there is no such bucket.
+        """
+        from botocore.exceptions import ClientError
+
+        try:
+            listed = self._client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+            return _region_header(listed) or self._location(bucket)
+        except ClientError as error:
+            status = error.response["ResponseMetadata"].get("HTTPStatusCode")
+            region = _region_header(error.response)
+            # S3 answers a request for another region's bucket with a redirect that names it.
+            if status not in (301, 400) or region in (None, self._client.meta.region_name):
+                raise
+            return region
+
+    def _location(self, bucket: str) -> str | None:
+        from botocore.exceptions import ClientError
+
+        try:
+            location = self._client.get_bucket_location(Bucket=bucket)["LocationConstraint"]
+        except ClientError as error:
+            if error.response["ResponseMetadata"].get("HTTPStatusCode") != 403:
+                raise
+            return None
+        # S3 reports us-east-1 as no location, and EU for buckets of its first years in eu-west-1.
+        return "eu-west-1" if location == "EU" else location or "us-east-1"
+
+    def policy(self, bucket: str) -> dict[str, Any] | None:
+        """Return the bucket's policy document; None if it has none."""
+        from botocore.exceptions import ClientError
+
+        try:
+            text = self._client.get_bucket_policy(Bucket=bucket)["Policy"]
+        except ClientError as error:
+            if error_code(error) != "NoSuchBucketPolicy":
+                raise
+            return None
+        document: dict[str, Any] = json.loads(text)
+        return document
+
+    def default_encryption(self, bucket: str) -> tuple[str, str | None]:
+        """Return the algorithm that the bucket encrypts with by default, and its KMS key if any."""
+        response = self._client.get_bucket_encryption(Bucket=bucket)
+        rules = response["ServerSideEncryptionConfiguration"]["Rules"]
+        default = rules[0]["ApplyServerSideEncryptionByDefault"]
+        return default["SSEAlgorithm"], default.get("KMSMasterKeyID")
+
+
+def _region_header(response: Mapping[str, Any]) -> str | None:
+    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    region: str | None = headers.get("x-amz-bucket-region")
+    return region
+
+
+def store_of(
+    session: boto3.Session, region: str | None = None, *, config: Config | None = None
+) -> ObjectStore:
+    """Return S3 as ``session`` reaches it, in ``region`` if that is not the session's."""
+    return ObjectStore(session.client("s3", region_name=region, config=config))
+
+
+@lru_cache(maxsize=4)
+def open_store(access: S3Access) -> ObjectStore:
+    """Return this process's store with many connections, for pipelines of images and shards."""
+    import boto3
+    from botocore.config import Config
+
+    session = boto3.Session(profile_name=access.profile, region_name=access.region)
+    send_bucket_parameters(session)
+    config = Config(
+        max_pool_connections=MAX_CONNECTIONS,
+        retries={"mode": "adaptive", "max_attempts": 10},
+        # S3 has no checksum for a range of an object; asking for one makes s3transfer send a HEAD
+        # request ahead of every GET, which doubles the requests for a data set of small images.
+        response_checksum_validation="when_required",
+    )
+    return ObjectStore(session.client("s3", config=config))
+
+
+def _type(content_type: str | None) -> dict[str, Any]:
+    return {} if content_type is None else {"ContentType": content_type}
+
+
+def _page(response: Mapping[str, Any]) -> ListedPage:
+    objects = [
+        StoredObject(entry["Key"], entry["Size"], entry.get("ETag", ""), entry["LastModified"])
+        for entry in response.get("Contents", ())
+    ]
+    folders = [entry["Prefix"] for entry in response.get("CommonPrefixes", ())]
+    return ListedPage(objects, folders, bool(response.get("IsTruncated")))
