@@ -48,12 +48,16 @@ def declared_owner(bucket: str) -> str | None:
 
 
 def declared_key(bucket: str) -> str | None:
+    """Return the KMS key that was declared for objects in ``bucket``, as :func:`bucket_key`."""
+    return bucket_key(_declared(KEYS_VARIABLE), bucket)
+
+
+def bucket_key(keys: Mapping[str, str], bucket: str) -> str | None:
     """Return the KMS key for objects in ``bucket``; None to leave it to the bucket's default.
 
-    A declared name may hold ``*``, for a default bucket whose account is not known yet. An exact
+    A name in ``keys`` may hold ``*``, for a default bucket whose account is not known yet. An exact
     name takes precedence.
     """
-    keys = _declared(KEYS_VARIABLE)
     matching = (key for name, key in keys.items() if "*" in name and fnmatchcase(bucket, name))
     key = keys.get(bucket) or next(matching, None)
     return None if key == BUCKET_DEFAULT else key

@@ -171,7 +171,7 @@ class RunConfig(Section):
         """Return the KMS key of each bucket that has one.
 
         The default bucket of an account is a name with ``*``
-        (:func:`sm_train.entrypoints.common.bucket_settings.declared_key`).
+        (:func:`sm_train.entrypoints.common.bucket_settings.bucket_key`).
         """
         if self.output_kms_key is None:
             return dict(self.bucket_kms_keys)

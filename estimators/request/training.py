@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
-from sm_train.entrypoints.common.bucket_settings import BUCKET_DEFAULT
+from sm_train.entrypoints.common.bucket_settings import bucket_key
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
 from sm_train.entrypoints.common.index_location import index_channel
 from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
@@ -312,8 +312,8 @@ def _output(config: RunConfig, bucket: str) -> OutputDataConfigTypeDef:
         "S3OutputPath": f"s3://{bucket}/{config.name}/output",
         "CompressionType": "NONE",  # packing tens of gigabytes would be billed
     }
-    key = config.bucket_kms_keys.get(bucket, config.output_kms_key)
-    if key not in (None, BUCKET_DEFAULT):
+    key = bucket_key(config.bucket_keys, bucket)
+    if key is not None:
         output["KmsKeyId"] = key
     return output
 

@@ -112,7 +112,9 @@ def _get_object(content: bytes | None, request: FakeRequest) -> FakeResponse:
     if content is None:
         return FakeResponse(404)
     if request.method == "HEAD":
-        return FakeResponse(headers={"Content-Length": str(len(content))})
+        modified = "Fri, 20 Nov 2026 00:00:00 GMT"
+        headers = {"Content-Length": str(len(content)), "ETag": '"0"', "Last-Modified": modified}
+        return FakeResponse(headers=headers)
     first, _, last = request.headers["Range"].removeprefix("bytes=").partition("-")
     return FakeResponse(206, content[int(first) : int(last) + 1])
 

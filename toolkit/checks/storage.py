@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sm_train.entrypoints.common.bucket_settings import declared_key
+from sm_train.entrypoints.common.bucket_settings import bucket_key
 from sm_train.entrypoints.common.index_location import staged_uri
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.aws.bucket_policy import denies_unencrypted
 from sm_train.toolkit.aws.s3 import bucket_region, split_uri
-from sm_train.toolkit.checks.bucket_policy import denies_unencrypted
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
 from sm_train.toolkit.checks.shards import Shards, of_listing
@@ -107,7 +107,8 @@ UPLOAD_ENCRYPTION = Check(
     ("error", "warning"),
     means="The run names a KMS key for its bucket. What sm-train writes names that key, and so "
     "does the job's output. But SageMaker uploads checkpoints without a key: CheckpointConfig "
-    "has none. The bucket's policy denies such uploads, or the bucket encrypts them with another key.",
+    "has none. The bucket's policy denies such uploads, or the bucket encrypts them with another "
+    "key.",
     impact="With such a policy no checkpoint is stored, and an interrupted job starts from the "
     "beginning. With another default key, the checkpoints are encrypted with that one.",
     fix="Set the bucket's default encryption to the run's key, and let the policy deny a put only "
@@ -156,7 +157,7 @@ def encryption_findings(
         ClientError: S3 rejects a request.
     """
     bucket, store = staging_bucket(config, region), store_of(session)
-    key = declared_key(bucket)
+    key = bucket_key(config.bucket_keys, bucket)
     if key is None:
         return
     denial = denies_unencrypted(store.policy(bucket), f"arn:aws:s3:::{bucket}/{config.name}/x")

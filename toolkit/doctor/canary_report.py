@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any, Literal, TypedDict
 
 from sm_train.cost.instances import instance_type
-from sm_train.entrypoints.common.bucket_settings import declared_key
+from sm_train.entrypoints.common.bucket_settings import bucket_key
 from sm_train.estimators.config.naming import short_name, staging_bucket
 from sm_train.toolkit.checks.storage import may_be_same_key
 from sm_train.toolkit.doctor.canary import CanaryJob, CanaryResult, first_event
@@ -229,7 +229,8 @@ def _checkpoint_encryption(canary: Canary, job: CanaryJob) -> Fact:
     algorithm, key = job.encryption
     if algorithm is None:
         return Fact("checkpoint-encryption", statement, "not observed", "")
-    expected = declared_key(staging_bucket(canary.config, canary.region))
+    bucket = staging_bucket(canary.config, canary.region)
+    expected = bucket_key(canary.config.bucket_keys, bucket)
     figures = algorithm if key is None else f"{algorithm} with {key}"
     if expected is None:
         return Fact("checkpoint-encryption", statement, "confirmed", f"{figures}; no key is named")

@@ -140,6 +140,9 @@ def deployment(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("SM_TRAIN_DESTINATION", "s3://packed/set")
     monkeypatch.setenv("SM_TRAIN_SHARD_BYTES", "20000")
+    # Every object names the key that the bucket's policy demands.
+    monkeypatch.setenv("SM_TRAIN_BUCKET_KMS_KEYS", "packed=alias/packed")
+    aws.required_keys["packed"] = "alias/packed"
     return Deployment(aws)
 
 

@@ -15,6 +15,7 @@ from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.object_store.store import ObjectStore
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.aws.bucket_policy import denies_unencrypted
 from sm_train.toolkit.checks.finding import Finding
 from sm_train.toolkit.checks.preflight import Subject, offline_findings, online_findings
 from sm_train.toolkit.checks.role import secret_findings
@@ -515,6 +516,88 @@ def test_command_queries_aws_and_sorts_by_severity(
     assert codes >= {"role-absent", "instance-quota", "idle-instances", "throughput-unmeasured"}
     assert severities(found) == sorted(severities(found))
     assert result.stderr == ""
+
+
+def encrypt(aws: Aws, key: str, *statements: dict[str, Any]) -> None:
+    """Set the default encryption of the run's bucket, and its policy."""
+    s3 = aws.client("s3")
+    default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
+    rules = {"Rules": [{"ApplyServerSideEncryptionByDefault": default}]}
+    s3.put_bucket_encryption(Bucket="ai-bucket", ServerSideEncryptionConfiguration=rules)
+    policy = {"Version": "2012-10-17", "Statement": list(statements)}
+    s3.put_bucket_policy(Bucket="ai-bucket", Policy=json.dumps(policy))
+
+
+DENY = {
+    "Effect": "Deny",
+    "Principal": "*",
+    "Action": "s3:PutObject",
+    "Resource": "arn:aws:s3:::ai-bucket/*",
+    "Condition": {"StringNotEquals": {"s3:x-amz-server-side-encryption": "aws:kms"}},
+}
+"""As in the S3 user guide, Requiring SSE-KMS (read 2026-11)."""
+
+
+def test_policy_that_denies_sagemakers_checkpoints_is_an_error(check: Check, aws: Aws) -> None:
+    encrypt(aws, "1234", DENY)
+    found = check(output_kms_key="1234")["upload-encryption"]
+    assert found.level == "error"
+    assert "denies the checkpoints that SageMaker uploads" in found.message
+    tolerant = {"Null": {"s3:x-amz-server-side-encryption": "false"}}
+    encrypt(aws, "1234", DENY | {"Condition": {**DENY["Condition"], **tolerant}})  # type: ignore[dict-item]
+    assert "upload-encryption" not in check(output_kms_key="1234")
+
+
+def test_checkpoints_that_the_bucket_encrypts_with_another_key_are_reported(
+    check: Check, aws: Aws
+) -> None:
+    assert "upload-encryption" not in check(), "no key is named, so none is expected"
+    encrypt(aws, "arn:aws:kms:us-east-1:345678901234:key/1234", DENY | {"Effect": "Allow"})
+    assert "upload-encryption" not in check(output_kms_key="1234")
+    found = check(output_kms_key="5678")["upload-encryption"]
+    assert found.level == "warning"
+    assert "not with 5678" in found.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "yes"),
+        ({"Action": ["s3:Get*", "s3:Put*"]}, "yes"),
+        ({"Action": "s3:GetObject"}, "no"),
+        ({"Effect": "Allow"}, "no"),
+        ({"Resource": "arn:aws:s3:::ai-bucket/other/*"}, "no"),
+        ({"Principal": {"AWS": "*"}}, "yes"),
+        ({"Principal": {"AWS": "arn:aws:iam::345678901234:role/other"}}, "perhaps"),
+        ({"Condition": {}}, "no"),
+        ({"Condition": {"Null": {"s3:X-Amz-Server-Side-Encryption": True}}}, "yes"),
+        ({"Condition": {"Null": {"s3:x-amz-server-side-encryption": "false"}}}, "no"),
+        (
+            {
+                "Condition": {
+                    "StringNotLikeIfExists": {
+                        "s3:x-amz-server-side-encryption-aws-kms-key-id": "arn:aws:kms:*"
+                    }
+                }
+            },
+            "yes",
+        ),
+        ({"Condition": {"StringEquals": {"s3:x-amz-server-side-encryption": "AES256"}}}, "no"),
+        (
+            {
+                "Condition": {
+                    **DENY["Condition"],  # type: ignore[dict-item]
+                    "ArnNotLike": {"aws:PrincipalArn": "arn:aws:iam::*:role/sm-train"},
+                }
+            },
+            "perhaps",
+        ),
+    ],
+)
+def test_denial_of_uploads_that_name_no_encryption(changes: dict[str, Any], expected: str) -> None:
+    policy = {"Statement": DENY | changes}
+    assert denies_unencrypted(policy, "arn:aws:s3:::ai-bucket/demo/x") == expected
+    assert denies_unencrypted(None, "arn:aws:s3:::ai-bucket/demo/x") == "no"
 
 
 def test_images_that_are_in_no_shard_yet_are_reported(check: Check, aws: Aws) -> None:

@@ -222,6 +222,18 @@ def test_measurements_and_canaries_of_the_run_are_allowed_and_no_other_run(run: 
             assert (allowed(policy, action, resource) is not None) == is_allowed, (action, resource)
 
 
+def test_laptop_may_check_and_use_the_key_of_the_bucket() -> None:
+    keys = {"other": "alias/other", "ai-bucket": "default"}
+    laptop = policies(config(bucket_kms_keys=keys), "us-east-1", ECR)["laptop"]
+    for action in ("s3:GetBucketPolicy", "s3:GetEncryptionConfiguration"):
+        assert allowed(laptop, action, "arn:aws:s3:::ai-bucket") == "CheckEncryption"
+    [statement] = [one for one in laptop["Statement"] if one["Sid"] == "UseKeysWithAlias"]
+    assert set(statement["Action"]) >= {"kms:GenerateDataKey", "kms:Decrypt"}
+    assert statement["Condition"]["ForAnyValue:StringEquals"] == {
+        "kms:ResourceAliases": ["alias/other"]
+    }
+
+
 def test_keys_with_an_alias_are_limited_to_it() -> None:
     alias = "arn:aws:kms:us-east-1:210987654321:alias/own"
     runs = (config(output_kms_key=alias), config(name="other", output_kms_key="alias/more"))

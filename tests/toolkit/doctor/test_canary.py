@@ -106,10 +106,21 @@ def run_of(job: str) -> str:
     return job.partition("--")[0]
 
 
+KEY = "arn:aws:kms:us-east-1:345678901234:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+
+
 @pytest.fixture
 def training(aws: Aws) -> Training:
     aws.make_bucket("ai-bucket", **SHARDS)
+    encrypt_by_default(aws, {"SSEAlgorithm": "AES256"})  # as S3 does without being told
     return Training(aws, FakeSageMaker(aws))
+
+
+def encrypt_by_default(aws: Aws, encryption: dict[str, str]) -> None:
+    rules = {"Rules": [{"ApplyServerSideEncryptionByDefault": encryption}]}
+    aws.client("s3").put_bucket_encryption(
+        Bucket="ai-bucket", ServerSideEncryptionConfiguration=rules
+    )
 
 
 @dataclass
@@ -156,6 +167,19 @@ def test_canary_confirms_each_step_with_its_figures(canary: RunCanary, training:
     assert first["ResourceConfig"]["InstanceCount"] == 2
     assert first["StoppingCondition"]["MaxRuntimeInSeconds"] == 1800
     assert "at most $" in done.stderr
+
+
+@pytest.mark.parametrize(("default", "state"), [(KEY, "confirmed"), (None, "failed")])
+def test_canary_observes_how_a_stored_checkpoint_is_encrypted(
+    canary: RunCanary, training: Training, default: str | None, state: str
+) -> None:
+    """SageMaker's upload names no key: the bucket's default encryption decides."""
+    if default is not None:
+        encrypt_by_default(training.aws, {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": default})
+    done = canary(output_kms_key=KEY)
+    assert done.states()["checkpoint-encryption"] == state
+    assert ("aws:kms with" if default else "AES256; the run names") in done.report
+    assert KEY not in done.report
 
 
 def test_report_names_neither_account_nor_bucket_nor_run(

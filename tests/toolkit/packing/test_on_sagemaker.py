@@ -179,8 +179,18 @@ def start_node(
 def test_two_nodes_build_the_same_pack_as_one(
     cli: Cli, cloud: Any, aws: Aws, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
-    """Also if an image duplicates one that is assigned to the other node."""
-    run = write_run(tmp_path, bucket="ai-bucket", role=f"arn:aws:iam::{ACCOUNT}:role/own")
+    """Also if an image duplicates one that is assigned to the other node.
+
+    Both buckets deny objects that do not name their key.
+    """
+    aws.required_keys = {"ai-bucket": "alias/train", "packed": "alias/packed"}
+    run = write_run(
+        tmp_path,
+        bucket="ai-bucket",
+        role=f"arn:aws:iam::{ACCOUNT}:role/own",
+        output_kms_key="alias/train",
+        bucket_kms_keys={"packed": "alias/packed"},
+    )
     on = ("--on", "sagemaker", "--for", run, "--instances", "2", "--yes")
     sent = cloud(*PACK, *extra, *on)
     assert sent.returncode == 0, sent.stderr
