@@ -28,8 +28,8 @@ from sm_train.entrypoints.packing.deduplicate import (
 )
 from sm_train.entrypoints.packing.pack import StateFiles, find_duplicates
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
+from sm_train.entrypoints.packing.shared_work import SharedWork
 from sm_train.entrypoints.packing.storage import LocalFolder
-from sm_train.entrypoints.packing.work_claims import SharedWork
 from sm_train.entrypoints.packing.worker_pool import WorkerPlan
 
 IMAGES = int(float(sys.argv[1])) if len(sys.argv) > 1 else 10_000_000

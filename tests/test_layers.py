@@ -34,7 +34,7 @@ LEVELS = {
     "entrypoints": [
         {"common"},
         {"images", "object_store", "uploads"},
-        {"data", "deduplication", "distributed", "monitoring"},
+        {"data", "deduplication", "distributed", "leases", "monitoring"},
         {"checkpointing", "tracking"},
         {"models"},
         {"packing", "planning"},
@@ -84,6 +84,7 @@ OWNERS = {
     "entrypoints/checkpointing/safetensors_header.py": r"\bdata_offsets\b|\bF8_E4M3\b",
     "entrypoints/object_store/": r"client\(\s*[\"']s3[\"']|\.(put|get|head|copy|delete)_object\(|"
     r"list_objects_v2|(?<!api)\.upload_file\(|\.download_file\(|multipart_upload|TransferManager",
+    "entrypoints/leases/": r"\bclass Lease\b|\bRENEW_SECONDS = ",
     "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
 }
 """Owner of a concept → what only its source contains. CONTRIBUTING.md names the concepts.

@@ -1,8 +1,8 @@
 """Builds a pack from its plan to its index, on one node or several.
 
-Nodes claim ranges of shards. They communicate only through the destination, where each finished
-shard has a record. A node that finds all records writes the index, which is the same whichever node
-writes it.
+Nodes take leases for ranges of shards. They communicate only through the destination, where each
+finished shard has a record. A node that finds all records writes the index, which is the same
+whichever node writes it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from sm_train.entrypoints.packing.shard_builder import (
     read_record,
     record_name,
 )
-from sm_train.entrypoints.packing.storage import S3Prefix, Storage
-from sm_train.entrypoints.packing.stored_plan import DIGESTS_FOLDER, PackPlan
-from sm_train.entrypoints.packing.work_claims import (
-    CLAIMS_FOLDER,
+from sm_train.entrypoints.packing.shared_work import (
     ENDED_NAME,
+    LEASES_FOLDER,
     PLAN_NAME,
     Part,
     SharedWork,
     Stage,
 )
+from sm_train.entrypoints.packing.storage import S3Prefix, Storage
+from sm_train.entrypoints.packing.stored_plan import DIGESTS_FOLDER, PackPlan
 from sm_train.entrypoints.packing.worker_pool import (
     PackProgress,
     ShardTask,
@@ -164,7 +164,7 @@ def _building(
 
 
 def _parts(name: str, plans: Sequence[ShardPlan], num_nodes: int) -> list[Part[ShardPlan]]:
-    """Return the ranges of shards that a node claims at once."""
+    """Return the ranges of shards, each of which a node takes a lease for."""
     size = max(1, min(_MAX_PART_SHARDS, len(plans) // (num_nodes * _PARTS_PER_NODE)))
     return [
         Part(f"{name}-{first:06d}", plans[first : first + size])
@@ -282,7 +282,7 @@ def remove_state(pack: PackPlan, destination: Storage) -> None:
     """
     for plan in pack.plans:
         destination.remove(record_name(plan))
-    for folder in (DUPLICATES_FOLDER, CLAIMS_FOLDER):
+    for folder in (DUPLICATES_FOLDER, LEASES_FOLDER):
         destination.remove_folder(folder)
     destination.remove(PLAN_NAME)
     destination.remove(ENDED_NAME)

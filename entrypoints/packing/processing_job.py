@@ -17,17 +17,17 @@ from pathlib import Path
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.claim import CLAIM_NAME
 from sm_train.entrypoints.packing.pack import build_shards, finalize, remove_state
-from sm_train.entrypoints.packing.storage import Storage, open_storage, write_file
-from sm_train.entrypoints.packing.stored_plan import PackPlan, read_plan
-from sm_train.entrypoints.packing.work_claims import (
+from sm_train.entrypoints.packing.shared_work import (
     ENDED_NAME,
+    LEASE_NAME,
     PLAN_NAME,
     POLL_SECONDS,
     PackEndedError,
     SharedWork,
 )
+from sm_train.entrypoints.packing.storage import Storage, open_storage, write_file
+from sm_train.entrypoints.packing.stored_plan import PackPlan, read_plan
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan
 
 _LOG_SECONDS = 30.0
@@ -76,8 +76,8 @@ def read_topology(base: Path) -> tuple[int, int]:
 def _finalize(pack: PackPlan, destination: Storage, shared: SharedWork) -> str:
     """Write the index, or wait until another node has; return a message for the log.
 
-    The node that has claimed the index removes all other files. If it is lost before the plan is
-    removed, which is the last file, another node continues.
+    The node that has the lease of the index removes all other files. If it is lost before the plan
+    is removed, which is the last file, another node continues.
 
     Raises:
         PackEndedError: another node has done it.
@@ -93,7 +93,7 @@ def _finalize(pack: PackPlan, destination: Storage, shared: SharedWork) -> str:
             if totals is None:
                 raise RuntimeError("a finished shard was removed; pack again")
             write_file(destination, ENDED_NAME, b"")
-        destination.remove(CLAIM_NAME)
+        destination.remove(LEASE_NAME)
         remove_state(pack, destination)
     if totals is None:
         raise PackEndedError
@@ -109,9 +109,9 @@ def _require_plan(destination: Storage) -> None:
 def _remove_leftovers(pack: PackPlan, destination: Storage) -> None:
     """Remove what this node stored after another one had removed the state of the pack.
 
-    It was paused meanwhile. A pack that has begun since has a plan or a claim.
+    It was paused meanwhile. A pack that has begun since has a plan or a lease.
     """
-    if destination.size(PLAN_NAME) is None and destination.size(CLAIM_NAME) is None:
+    if destination.size(PLAN_NAME) is None and destination.size(LEASE_NAME) is None:
         remove_state(pack, destination)
 
 

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from sm_train.entrypoints.leases.lease_files import LeaseFiles, LocalLeaseFiles, S3LeaseFiles
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, open_store
 from sm_train.entrypoints.object_store.stream_upload import DescriptorSink, ShardSink
 
@@ -56,6 +57,10 @@ class Storage(Protocol):
 
     def address(self, name: str) -> str:
         """Return the path or URI of a file, for messages."""
+
+    @property
+    def lease_files(self) -> LeaseFiles:
+        """Leases in the storage."""
 
 
 def open_storage(address: str, access: S3Access) -> Storage:
@@ -144,6 +149,10 @@ class LocalFolder:
     def address(self, name: str) -> str:
         return str(self.path / name)
 
+    @property
+    def lease_files(self) -> LocalLeaseFiles:
+        return LocalLeaseFiles(self.path)
+
 
 def _sync_folder(folder: Path) -> None:
     """Flush the folder's directory entries to the disk."""
@@ -223,3 +232,7 @@ class S3Prefix:
 
     def address(self, name: str) -> str:
         return f"s3://{self.bucket}/{self.prefix}{name}"
+
+    @property
+    def lease_files(self) -> S3LeaseFiles:
+        return S3LeaseFiles(self._store, self.bucket, self.prefix)

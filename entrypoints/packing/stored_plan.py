@@ -23,8 +23,8 @@ from sm_train.entrypoints.packing.plan_files import (
     PlannedRejections,
     partition_names,
 )
+from sm_train.entrypoints.packing.shared_work import PLAN_NAME
 from sm_train.entrypoints.packing.storage import Storage, write_file
-from sm_train.entrypoints.packing.work_claims import PLAN_NAME
 
 INPUTS_FOLDER = "inputs"
 """Folder in the destination with the plan of each pack, in a folder of its own."""

@@ -10,6 +10,7 @@ Each image is packed exactly once. The whole state is in ``.streaming/`` in the 
 - ``manifests/NUMBER``: the samples of one shard. It is created only if it is absent, and its number
   is one more than the last. So whoever creates it has seen all earlier manifests, and no two
   manifests claim the same sample.
+- ``leases/NUMBER``: one invocation is writing the shard (:mod:`sm_train.entrypoints.leases`).
 - ``records/NUMBER``: the shard is written; its own index. ``done/NUMBER``: its samples are seen.
 
 A shard depends only on its manifest, so writing it twice gives the same bytes. Interrupted work is
@@ -34,6 +35,8 @@ from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, Sh
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.images.image_header import DecodeError, image_size
+from sm_train.entrypoints.leases.holder import Holder
+from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
 from sm_train.entrypoints.object_store.store import open_store
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions
 from sm_train.entrypoints.packing.shard_builder import (
@@ -52,6 +55,7 @@ REJECTED = f"{STREAM_STATE}/rejected"
 MANIFESTS = f"{STREAM_STATE}/manifests"
 RECORDS = f"{STREAM_STATE}/records"
 DONE = f"{STREAM_STATE}/done"
+LEASES = f"{STREAM_STATE}/leases"
 
 S3_REQUESTS = 32
 """Objects that are requested at the same time."""
@@ -139,14 +143,38 @@ class StreamingPacker:
         shard. Return the number of finished shards.
         """
         finished = 0
-        for interrupted in sorted(self._numbers(MANIFESTS) - self._numbers(DONE)):
-            if may_continue():
-                self._finish(interrupted)
-                finished += 1
-        while may_continue() and (claimed := self._claim(flush)) is not None:
-            self._finish(claimed)
-            finished += 1
+        holder = Holder.of_this_process()
+        try:
+            with Renewal() as renewal:
+                for unfinished in sorted(self._numbers(MANIFESTS) - self._numbers(DONE)):
+                    if may_continue():
+                        finished += self._finish_alone(unfinished, holder, renewal)
+                while may_continue() and (claimed := self._claim(flush)) is not None:
+                    finished += self._finish_alone(claimed, holder, renewal)
+        finally:
+            holder.close()
         return finished
+
+    def _finish_alone(self, number: int, holder: Holder, renewal: Renewal) -> bool:
+        """Finish a shard unless another invocation is at it; return whether this one did.
+
+        The lease only saves work: an invocation that was suspended writes the same bytes.
+        """
+        name = f"{LEASES}/{number:06d}.json"
+        lease = Lease(self.destination.lease_files, name, holder)
+        try:
+            lease.acquire()
+        except LeaseHeldError:
+            return False
+        renewal.add(name, lease)
+        try:
+            if self.destination.size(f"{DONE}/{number:06d}") is not None:
+                return False  # since it was listed
+            self._finish(number)
+        finally:
+            renewal.discard(name)
+            lease.release()
+        return True
 
     def _numbers(self, folder: str) -> set[int]:
         return {int(name) for name in self.destination.list_sizes(folder)}

@@ -14,13 +14,15 @@ name becomes free again only if AWS rejects the job.
 
 from __future__ import annotations
 
-import json
 import time
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
+from sm_train.entrypoints.leases.holder import Holder
+from sm_train.entrypoints.leases.lease import Lease, StoredLease, read_lease
+from sm_train.entrypoints.leases.lease_files import S3LeaseFiles
 from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.placement import placements
@@ -28,14 +30,13 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UsageError, UserError
-from sm_train.toolkit.jobs.claim_lock import ClaimLock, has_ended
 from sm_train.toolkit.jobs.training_job import describe_job, is_foreign
 from sm_train.toolkit.run_file import declare_run_buckets
 
 if TYPE_CHECKING:
     import boto3
 
-_VERSION = 3
+_VERSION = 4
 
 ABANDONED = -1
 """Placement of a job that will never start: its name was claimed and is spent."""
@@ -72,21 +73,17 @@ class LaunchRecord:
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record as stored: ``etag`` identifies its bytes; ``age`` is in seconds by S3's clock
-    alone, since the local clock may be wrong. ``claim`` is the ID of the process's claim.
-    """
+    """A record as stored, and the lease that it is: the claim of a process on the job's name."""
 
     record: LaunchRecord
-    etag: str
-    age: float
-    claim: str
+    lease: StoredLease
 
     @property
     def expired(self) -> bool:
         """Whether the process that claimed the name will never start the job."""
-        if self.age >= CLAIM_SECONDS:
-            return True
-        return self.age >= IN_FLIGHT_SECONDS and has_ended(self.claim)
+        if self.lease.age < IN_FLIGHT_SECONDS:
+            return False
+        return self.lease.has_expired(CLAIM_SECONDS)
 
 
 class JobNameClaim:
@@ -99,8 +96,9 @@ class JobNameClaim:
     def __init__(self, session: boto3.Session, bucket: str, job: str, record: LaunchRecord) -> None:
         self._session, self._bucket, self._job = session, bucket, job
         self._record = record
-        self._etag, self._claim = "", uuid4().hex
-        self._lock: ClaimLock | None = None
+        files = S3LeaseFiles(store_of(session), bucket)
+        key = record_key(record.document["name"], job)
+        self._lease = Lease(files, key, Holder.of_this_process(), _as_document(record))
 
     def acquire(self) -> None:
         """Write the record as the job's, before the job is started.
@@ -110,19 +108,18 @@ class JobNameClaim:
             UserError: AWS returns an error.
         """
         begun = time.time()
-        self._lock = ClaimLock(self._claim)  # before anyone can read the claim
-        etag = self._put(self._record, etag=None)
-        if etag is None:
-            etag = self._take_over()
+        with self._translated():
+            is_taken = self._lease.take(None)
+        if not is_taken:
+            self._take_over()
         if time.time() - begun > CLAIM_SECONDS / 2:
             # This machine was suspended: the claim may have expired, and another process may have
             # started the job at another placement.
             raise ClaimedError(f"{self._job}: was not claimed in time; the next poll decides again")
-        self._etag = etag
 
-    def _take_over(self) -> str:
+    def _take_over(self) -> None:
         """Replace a claim that is free, or of the same placement and without a process that could
-        start the job; returns the ETag.
+        start the job.
 
         A request of a process that was just killed may still arrive. Name and region are equal, so
         SageMaker then rejects the second job.
@@ -131,24 +128,26 @@ class JobNameClaim:
         stored = read_stored_record(self._session, self._bucket, run, self._job)
         if stored is None:
             raise ClaimedError(f"{self._job}: another process is starting it; run this again")
-        ended = stored.expired or has_ended(stored.claim)
-        if stored.record.placement != FREE and not ended:
+        placement, lease = stored.record.placement, stored.lease
+        if placement != FREE and not lease.has_expired(CLAIM_SECONDS):
             raise ClaimedError(
-                f"{self._job}: another process has been starting it for {stored.age:.0f} s; "
+                f"{self._job}: another process has been starting it for {lease.age:.0f} s; "
                 "`sm-train status` shows it soon. If it was killed on another machine, its claim "
                 f"expires after {CLAIM_SECONDS / 60:.0f} minutes"
             )
-        etag = None
         # At another placement the region may differ, and both jobs would start.
-        if stored.record.placement in (self._record.placement, FREE):
-            etag = self._put(self._record, etag=stored.etag)
-        if etag is None:
+        is_taken = False
+        if placement in (self._record.placement, FREE):
+            with self._translated():
+                is_taken = self._lease.take(lease)
+        if not is_taken:
             raise ClaimedError(f"{self._job}: another process has just claimed it; run this again")
-        return etag
 
     def release(self) -> None:
         """Free the name after AWS rejected the job, unless the claim has been taken over."""
-        self._put(replace(self._record, placement=FREE), etag=self._etag)
+        with self._translated():
+            free = _as_document(replace(self._record, placement=FREE))
+            self._lease.write(free, self._lease.version)
 
     def abandon(self, stored: StoredRecord) -> None:
         """Spend the name of a job that was claimed and never started: it can never be claimed.
@@ -157,12 +156,18 @@ class JobNameClaim:
             ClaimedError: another process has just taken it over.
             UserError: AWS returns an error.
         """
-        spent = replace(stored.record, placement=ABANDONED)
-        if self._put(spent, etag=stored.etag) is None:
+        spent = _as_document(replace(stored.record, placement=ABANDONED))
+        with self._translated():
+            written = self._lease.write(spent, stored.lease.version)
+        if written is None:
             raise ClaimedError(f"{self._job}: another process has just claimed it; run this again")
 
     def __enter__(self) -> JobNameClaim:
-        self.acquire()
+        try:
+            self.acquire()
+        except BaseException:
+            self._lease.holder.close()
+            raise
         return self
 
     def __exit__(
@@ -175,22 +180,15 @@ class JobNameClaim:
         rejected = isinstance(error, UserError) and error.exit_code != ExitCode.UNEXPECTED
         if rejected:
             self.release()
-        if self._lock is not None:
-            self._lock.release(settled=rejected or error is None)
+        self._lease.holder.close(settled=rejected or error is None)
 
-    def _put(self, record: LaunchRecord, etag: str | None) -> str | None:
-        """Write the record over the one with ``etag``; its ETag, or None if there is another."""
-        key = record_key(record.document["name"], self._job)
-        # The random ID gives any two claims different bytes, and so different ETags.
-        content = {"version": _VERSION, "claim": self._claim, **asdict(record)}
-        with translate_aws_errors(f"s3://{self._bucket}/{key}"):
-            return store_of(self._session).put_if(
-                self._bucket,
-                key,
-                json.dumps(content, indent=1).encode(),
-                etag=etag,
-                content_type="application/json",
-            )
+    def _translated(self) -> AbstractContextManager[None]:
+        key = record_key(self._record.document["name"], self._job)
+        return translate_aws_errors(f"s3://{self._bucket}/{key}")
+
+
+def _as_document(record: LaunchRecord) -> dict[str, Any]:
+    return {"version": _VERSION, **asdict(record)}
 
 
 def first_free_attempt(
@@ -254,22 +252,20 @@ def read_stored_record(
         UserError: the record is damaged, or AWS returns an error.
     """
     key = record_key(run, job)
-    with translate_aws_errors(f"s3://{bucket}/{key}"):
-        stored = store_of(session).get_if_exists(bucket, key)
-    if stored is None:
-        return None
+    damaged = f"s3://{bucket}/{key}: damaged"
     try:
-        content = json.loads(stored.content)
+        with translate_aws_errors(f"s3://{bucket}/{key}"):
+            lease = read_lease(S3LeaseFiles(store_of(session), bucket), key)
+        if lease is None:
+            return None
+        content = lease.document
         if content.pop("version") != _VERSION:
             raise ValueError("written by another version of sm-train")
-        claim: str = content.pop("claim")
         record = LaunchRecord(**content)
         declare_run_buckets(record.config)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"s3://{bucket}/{key}: damaged ({error}); run `sm-train resume` with the run file"
-        ) from None
-    return StoredRecord(record, stored.etag, stored.age, claim)
+        raise UserError(f"{damaged} ({error}); run `sm-train resume` with the run file") from None
+    return StoredRecord(record, lease)
 
 
 def record_key(run: str, job: str) -> str:

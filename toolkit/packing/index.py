@@ -31,6 +31,7 @@ from sm_train.entrypoints.data.shard_index import (
 from sm_train.entrypoints.object_store.errors import is_missing
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, store_of
 from sm_train.entrypoints.packing.describe_shard import ShardDescription, describe_shard
+from sm_train.entrypoints.packing.shared_work import PLAN_NAME
 from sm_train.entrypoints.packing.storage import open_storage
 from sm_train.entrypoints.packing.unusable_samples import (
     GZIP,
@@ -40,7 +41,6 @@ from sm_train.entrypoints.packing.unusable_samples import (
     UnusableSamples,
     merge_unusable,
 )
-from sm_train.entrypoints.packing.work_claims import PLAN_NAME
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.aws.session import open_session

@@ -1,35 +1,40 @@
-"""Locks a destination, so that only one pack writes to it."""
+"""Takes the lease of a destination, so that only one pack writes to it."""
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 
-from sm_train.entrypoints.packing.claim import PackClaimedError, hold_claim
+from sm_train.entrypoints.leases.holder import Holder
+from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
 from sm_train.entrypoints.packing.shard_builder import PACK_STATE
+from sm_train.entrypoints.packing.shared_work import LEASE_NAME
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Prefix, Storage
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
 
-_LOCK_NAME = "lock"
 
+def acquire_lease(destination: Storage, holder: Holder) -> Lease:
+    """Take the lease of a destination for ``holder``.
 
-@contextmanager
-def translate_claims() -> Iterator[None]:
-    """Raise the claim of another pack as the user's error."""
+    Raises:
+        UserError: another pack holds it.
+    """
+    lease = Lease(destination.lease_files, LEASE_NAME, holder)
     try:
-        yield
-    except PackClaimedError as error:
-        raise UserError(str(error)) from None
+        lease.acquire(job_is_active=partial(_job_is_active, destination))
+    except LeaseHeldError as error:
+        address = destination.address("").rstrip("/")
+        raise UserError(f"{address}: another sm-train pack is writing to it: {error}") from None
+    return lease
 
 
-def job_is_active(destination: S3Prefix, job: str) -> bool:
+def _job_is_active(destination: Storage, job: str) -> bool:
     """Return whether a processing job is running."""
     from botocore.exceptions import ClientError
 
+    assert isinstance(destination, S3Prefix)
     access = destination.access
     session = open_session(access.profile, access.region or "us-east-1")
     try:
@@ -43,42 +48,33 @@ def job_is_active(destination: S3Prefix, job: str) -> bool:
 
 @contextmanager
 def lock_destination(destination: Storage) -> Iterator[None]:
-    """Hold an exclusive lock on a folder or an S3 prefix.
+    """Hold the lease of a folder or an S3 prefix, renewed in the background.
 
-    On errors, remove local folders that stayed empty.
+    Remove local folders that stayed empty.
 
     Raises:
-        UserError: another pack holds the lock.
+        UserError: another pack holds it.
     """
-    if isinstance(destination, S3Prefix):
-        with translate_claims(), hold_claim(destination, partial(job_is_active, destination)):
-            yield
-        return
-    assert isinstance(destination, LocalFolder)
-    folder = destination.path
-    state = folder / PACK_STATE
-    created = [path for path in (state, folder, *folder.parents) if not path.exists()]
-    state.mkdir(parents=True, exist_ok=True)
+    created = []
+    if isinstance(destination, LocalFolder):
+        state = destination.path / PACK_STATE
+        folders = (state, destination.path, *destination.path.parents)
+        created = [path for path in folders if not path.exists()]
     try:
-        with (state / _LOCK_NAME).open("a") as lock:
-            try:
-                # The kernel releases the lock however this process ends.
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"{folder}: another sm-train pack is writing to it") from None
-            yield
-            _remove_if_empty(state)
+        lease = acquire_lease(destination, Holder.of_this_process())
+        renewal = Renewal()
+        renewal.add(LEASE_NAME, lease)
+        try:
+            with renewal:
+                yield
+        finally:
+            lease.release()
+            lease.holder.close()
+            if isinstance(destination, LocalFolder):
+                with suppress(OSError):  # an unfinished pack stays in it
+                    state.rmdir()
     except BaseException:
-        if not any(path.name != _LOCK_NAME for path in state.glob("*")):
-            _remove_if_empty(state)
         for path in created:
             with suppress(OSError):  # not empty: finished shards stay
                 path.rmdir()
         raise
-
-
-def _remove_if_empty(state: Path) -> None:
-    """Remove the lock, and the state folder if nothing else is in it."""
-    with suppress(OSError):
-        (state / _LOCK_NAME).unlink()
-        state.rmdir()

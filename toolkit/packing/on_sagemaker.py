@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from sm_train.cost.prices import PROCESSING, PriceTable
+from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.models.components import component_files
-from sm_train.entrypoints.packing.claim import PackClaim, acquire, release
 from sm_train.entrypoints.packing.storage import S3Prefix, Storage, open_storage
 from sm_train.entrypoints.packing.stored_plan import PackPlan, store_plan
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, build_bundle
@@ -39,7 +38,7 @@ from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.packing.file_kinds import describe_skipped
 from sm_train.toolkit.packing.inputs import PackInputs
-from sm_train.toolkit.packing.lock import job_is_active, translate_claims
+from sm_train.toolkit.packing.lock import acquire_lease
 from sm_train.toolkit.packing.pack import (
     PackJob,
     find_finished,
@@ -272,15 +271,15 @@ def submit(
     if not yes:
         ask("Start the job?")
     assert isinstance(destination, S3Prefix)
-    claim = PackClaim.of_job(planned.request["ProcessingJobName"])
-    with translate_aws_errors(job.destination), translate_claims():
-        acquire(destination, claim, partial(job_is_active, destination))
+    with translate_aws_errors(job.destination):
+        holder = Holder.of_job(planned.request["ProcessingJobName"])
+        lease = acquire_lease(destination, holder)
     try:
         with translate_aws_errors(job.destination):
             _store_plan(planned, job, destination)
         return _create(planned, job, config, session, bucket)
     except BaseException:
-        release(destination, claim)
+        lease.release()
         raise
 
 

@@ -34,6 +34,7 @@ from sm_train.entrypoints.packing.plan import (
 )
 from sm_train.entrypoints.packing.plan_files import INPUTS, PlannedRejections
 from sm_train.entrypoints.packing.shard_builder import PACK_STATE, open_index, record_name
+from sm_train.entrypoints.packing.shared_work import PLAN_NAME, SharedWork
 from sm_train.entrypoints.packing.storage import LocalFolder, Storage, open_storage
 from sm_train.entrypoints.packing.stored_plan import (
     INPUTS_FOLDER,
@@ -45,7 +46,6 @@ from sm_train.entrypoints.packing.stored_plan import (
     remove_incomplete_plan,
     store_plan,
 )
-from sm_train.entrypoints.packing.work_claims import PLAN_NAME, SharedWork
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerKilledError, WorkerPlan
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra

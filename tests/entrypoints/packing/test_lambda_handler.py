@@ -150,6 +150,33 @@ def flush() -> None:
     lambda_handler.handler({"flush": True}, FakeContext())
 
 
+def test_overlapping_invocations_build_a_shard_once(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM_TRAIN_SHARD_BYTES", str(10**9))
+    names = [f"{number:02}.jpg" for number in range(12)]
+    for number, name in enumerate(names):
+        deployment.arrive(name, image_bytes(number))
+    packer = StreamingPacker(S3Prefix("packed", "set/", S3Access(None, "us-east-1")), 10**9)
+    assert deployment.drain() == set()
+    barrier, sealed = threading.Barrier(8, timeout=DEADLINE), list[int]()
+
+    def invoke() -> None:
+        barrier.wait()
+        sealed.append(packer.seal(flush=True))
+
+    invocations = [threading.Thread(target=invoke) for _ in range(8)]
+    for invocation in invocations:
+        invocation.start()
+    for invocation in invocations:
+        invocation.join()
+    assert sum(sealed) == 1
+    puts = [path for method, path, _ in deployment.aws.requests if method in ("PUT", "POST")]
+    assert puts.count("/packed/set/shards/streamed-000000.tar") == 1
+    assert deployment.packed(tmp_path)[1] == Counter(names)
+    assert deployment.keys(f"{STREAM_STATE}/leases/") == []
+
+
 def test_repeated_and_reordered_messages_pack_each_image_once(
     deployment: Deployment, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -248,10 +249,10 @@ def test_concurrent_packs_do_not_share_a_destination(cli: Cli, tmp_path: Path) -
         second = cli("pack", "small", "out")
         process.terminate()
         process.wait(DEADLINE)
-    assert (second.returncode, second.stderr) == (
-        2,
-        "sm-train: out: another sm-train pack is writing to it\n",
-    )
+    assert second.returncode == 2
+    holder = f"process {process.pid} on {socket.gethostname()}"
+    expected = f"sm-train: out: another sm-train pack is writing to it: {holder}\n"
+    assert second.stderr == expected
 
 
 def test_an_ignored_hang_up_stays_ignored(long_album: Path, tmp_path: Path) -> None:

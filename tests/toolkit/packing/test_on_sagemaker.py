@@ -129,10 +129,11 @@ def test_invalid_arguments_are_one_line(
 
 NODE = """
 import sys
-from sm_train.entrypoints.packing import work_claims
+from sm_train.entrypoints.leases import lease
+from sm_train.entrypoints.packing import shared_work
 if (expires := float(sys.argv.pop())):
-    work_claims.EXPIRES_SECONDS, work_claims.RENEW_SECONDS = expires, expires / 6
-    work_claims.POLL_SECONDS = 0.5
+    lease.EXPIRES_SECONDS, lease.RENEW_SECONDS = expires, expires / 6
+    shared_work.POLL_SECONDS = 0.5
 from sm_train.entrypoints.packing.processing_job import main
 main()
 """

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_train.entrypoints.leases import lease
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing import work_claims
-from sm_train.entrypoints.packing.claim import PackClaim, put_claim
+from sm_train.entrypoints.packing import shared_work
+from sm_train.entrypoints.packing.shared_work import PLAN_NAME, Part, SharedWork, Stage, WorkLeases
 from sm_train.entrypoints.packing.storage import S3Prefix
-from sm_train.entrypoints.packing.work_claims import PLAN_NAME, Part, SharedWork, Stage, WorkClaims
 from sm_train.entrypoints.packing.worker_pool import PackProgress
 
 from tests.conftest import Aws, Cli
@@ -175,7 +175,7 @@ def prefix(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> S3Prefix:
     aws.make_bucket("packed")
     found = S3Prefix("packed", "set/", S3Access(None, "us-east-1"))
     found.create_if_absent(PLAN_NAME, b"{}")
-    monkeypatch.setattr(work_claims, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(shared_work, "POLL_SECONDS", 0.0)
     return found
 
 
@@ -194,22 +194,22 @@ def counting_stage(parts: int, finished: list[str]) -> Stage[str]:
     )
 
 
-def test_a_part_is_claimed_once_and_taken_over_when_its_claim_expires(
+def test_a_part_has_one_node_and_is_taken_over_when_its_lease_expires(
     prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost, other = WorkClaims(prefix), WorkClaims(prefix)
+    lost, other = WorkLeases(prefix.lease_files), WorkLeases(prefix.lease_files)
     assert lost.acquire("shards-0")
     assert lost.acquire("shards-0")
     assert not other.acquire("shards-0")
-    monkeypatch.setattr(work_claims, "EXPIRES_SECONDS", -1.0)
+    monkeypatch.setattr(lease, "EXPIRES_SECONDS", -1.0)
     assert other.acquire("shards-0")
 
 
-def test_a_node_whose_claim_was_taken_over_stops_renewing_it(
+def test_a_node_whose_lease_was_taken_over_stops_renewing_it(
     prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_claims, "RENEW_SECONDS", 0.01)
-    paused, other = WorkClaims(prefix), WorkClaims(prefix)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
+    paused, other = WorkLeases(prefix.lease_files), WorkLeases(prefix.lease_files)
     assert paused.acquire("shards-0")
     assert other.acquire("shards-0", by_force=True)
     with paused.renewed():
@@ -222,14 +222,13 @@ def test_a_node_whose_claim_was_taken_over_stops_renewing_it(
 def test_a_lost_node_does_not_hold_up_the_others(
     prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = f"{work_claims.CLAIMS_FOLDER}/part-1.json"
-    assert put_claim(prefix, name, PackClaim.of_this_process(), None)
+    assert WorkLeases(prefix.lease_files).acquire("part-1")
     finished: list[str] = []
     shared = SharedWork(prefix, node_rank=1, num_nodes=2, is_shared=True)
     progress = shared.complete(counting_stage(3, finished))
     assert [next(progress).done for _ in range(2)] == [1, 1]
-    assert finished == ["item-2", "item-0"]  # starts with its own share; part 1 is claimed
-    monkeypatch.setattr(work_claims, "EXPIRES_SECONDS", 0.0)
+    assert finished == ["item-2", "item-0"]  # starts with its own share; part 1 is held
+    monkeypatch.setattr(lease, "EXPIRES_SECONDS", 0.0)
     list(progress)
     assert finished == ["item-2", "item-0", "item-1"]
 
@@ -237,9 +236,9 @@ def test_a_lost_node_does_not_hold_up_the_others(
 def test_an_idle_node_takes_over_a_part_that_makes_no_progress(
     prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = WorkClaims(prefix)
+    slow = WorkLeases(prefix.lease_files)
     assert slow.acquire("part-0")
-    monkeypatch.setattr(work_claims, "SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(shared_work, "SLOW_SECONDS", 0.01)
     finished: list[str] = []
     list(SharedWork(prefix, is_shared=True).complete(counting_stage(1, finished)))
     assert finished == ["item-0"]
@@ -247,10 +246,10 @@ def test_an_idle_node_takes_over_a_part_that_makes_no_progress(
 
 @pytest.mark.parametrize("sign", ["ended", "removed"])
 def test_a_node_ends_when_another_one_has_written_the_index(prefix: S3Prefix, sign: str) -> None:
-    assert WorkClaims(prefix).acquire("part-0")
+    assert WorkLeases(prefix.lease_files).acquire("part-0")
     if sign == "ended":
-        prefix.create_if_absent(work_claims.ENDED_NAME, b"")
+        prefix.create_if_absent(shared_work.ENDED_NAME, b"")
     else:
         prefix.remove(PLAN_NAME)
-    with pytest.raises(work_claims.PackEndedError):
+    with pytest.raises(shared_work.PackEndedError):
         list(SharedWork(prefix, is_shared=True).complete(counting_stage(1, [])))

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -368,8 +369,9 @@ def start_concurrently(run: LiveRun, folder: Path, placements: list[int], functi
         assert process.stdout.readline()  # "ready", or an error
     for process in processes:
         assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, with an error
+            process.stdin.write("\n")
+            process.stdin.flush()
     for process in processes:
         process.communicate(timeout=DEADLINE)
         assert process.returncode == 0
@@ -386,7 +388,8 @@ def test_concurrent_starts_at_different_placements_create_one_job(
 
 def leave_expired_claim(run: LiveRun, placement: int) -> None:
     """Claim attempt 2 for ``placement`` an hour ago, without starting the job."""
-    claimed = vars(run.record) | {"placement": placement, "version": 3, "claim": "0"}
+    claimed = vars(run.record) | {"placement": placement, "version": 4}
+    claimed |= {"holder": {"token": "0"}}
     key = f"demo/jobs/{SECOND}.json"
     s3 = run.aws.client("s3")
     s3.put_object(Bucket="ai-bucket", Key=key, Body=json.dumps(claimed).encode())

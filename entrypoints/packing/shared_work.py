@@ -1,39 +1,39 @@
-"""Claims parts of a pack for one of several nodes, so that none waits for a slow or lost one.
+"""Divides a pack among several nodes, so that none waits for a slow or lost one.
 
-A node claims a part by creating an object with a conditional write, and renews it while it runs.
-Claims only avoid double work. The result does not depend on them, because two nodes that build the
-same shard write the same bytes. So a node takes over a part
+A node takes a lease for each part that it works on. Leases only avoid double work. The result does
+not depend on them, because two nodes that build the same shard write the same bytes. So a node
+takes over a part
 
-- whose claim was not renewed for :data:`EXPIRES_SECONDS`: its node is lost, or was paused;
+- whose lease has expired: its node is lost, or was paused;
 - that was not completed any further for :data:`SLOW_SECONDS`, once it has nothing else to do.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeVar
 
-from sm_train.entrypoints.packing.claim import PackClaim, put_claim, read_claim
+from sm_train.entrypoints.leases.holder import Holder
+from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
+from sm_train.entrypoints.leases.lease_files import LeaseFiles
 from sm_train.entrypoints.packing.shard_builder import PACK_STATE
-from sm_train.entrypoints.packing.storage import S3Prefix, Storage
+from sm_train.entrypoints.packing.storage import Storage
 from sm_train.entrypoints.packing.worker_pool import PackProgress
 
-CLAIMS_FOLDER = f"{PACK_STATE}/claims"
+LEASE_NAME = f"{PACK_STATE}/lease.json"
+"""Lease of the whole destination, of which one pack at a time writes."""
+
+LEASES_FOLDER = f"{PACK_STATE}/leases"
+"""Leases of the parts that nodes work on."""
 
 PLAN_NAME = f"{PACK_STATE}/plan.json"
 
 ENDED_NAME = f"{PACK_STATE}/ended"
 """Marks a pack whose index is written and whose other files are being removed."""
-
-RENEW_SECONDS = 20.0
-
-EXPIRES_SECONDS = 120.0
-"""Age at which a claim that was not renewed is taken over: five renewals may fail."""
 
 SLOW_SECONDS = 900.0
 """Time without a finished item after which an idle node takes over a part: several times what a
@@ -47,7 +47,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Part(Generic[_Item]):
-    """Items that one node works on, and the name of their claim."""
+    """Items that one node works on, and the name of their lease."""
 
     name: str
     items: Sequence[_Item]
@@ -74,75 +74,40 @@ class PackEndedError(Exception):
     """Another node has written the index of the pack."""
 
 
-class WorkClaims:
-    """The claims of one node below an S3 prefix; None claims everything, for a single node."""
+class WorkLeases:
+    """The leases of one node in ``files``; None gives it every part, as for a single node."""
 
-    def __init__(self, prefix: S3Prefix | None) -> None:
-        self._prefix = prefix
-        self._held: dict[str, tuple[PackClaim, str]] = {}
-        self._lock = threading.Lock()
+    def __init__(self, files: LeaseFiles | None) -> None:
+        self._files = files
+        self._holder: Holder | None = None
+        self._renewal = Renewal()
 
-    @contextmanager
-    def renewed(self) -> Iterator[None]:
-        """Renew the held claims in the background until the context exits."""
-        if self._prefix is None:  # botocore may not be installed
-            yield
-            return
-        stop = threading.Event()
-        thread = threading.Thread(target=self._renew, args=[stop], daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-
-    def _renew(self, stop: threading.Event) -> None:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        while not stop.wait(RENEW_SECONDS):
-            with self._lock:
-                held = dict(self._held)
-            for name, (claim, etag) in held.items():
-                # After a failed request the claim is still valid, and the next one renews it.
-                with suppress(BotoCoreError, ClientError):
-                    self._store(name, claim, etag)
-
-    def _store(self, name: str, claim: PackClaim, etag: str | None) -> bool:
-        """Write a claim if it is as expected; otherwise another node holds it."""
-        assert self._prefix is not None
-        stored = put_claim(self._prefix, name, claim, etag)
-        with self._lock:
-            if stored is None:
-                self._held.pop(name, None)
-            else:
-                self._held[name] = claim, stored
-        return stored is not None
+    def renewed(self) -> AbstractContextManager[object]:
+        """Renew the leases in the background until the context exits."""
+        return nullcontext() if self._files is None else self._renewal
 
     def acquire(self, part: str, *, by_force: bool = False) -> bool:
-        """Claim a part unless another node holds it; ``by_force`` also takes over a held claim."""
-        if self._prefix is None:
+        """Take the lease of a part, unless another node holds it and ``by_force`` is not set."""
+        if self._files is None or part in self._renewal:
             return True
-        name, claim = f"{CLAIMS_FOLDER}/{part}.json", PackClaim.of_this_process()
-        with self._lock:
-            if name in self._held:
-                return True
-        found = read_claim(self._prefix, name)
-        if found is None:
-            return self._store(name, claim, None)
-        _, age, etag = found
-        return (by_force or age >= EXPIRES_SECONDS) and self._store(name, claim, etag)
+        self._holder = self._holder or Holder.of_this_process()
+        lease = Lease(self._files, f"{LEASES_FOLDER}/{part}.json", self._holder)
+        try:
+            lease.acquire(by_force=by_force)
+        except LeaseHeldError:
+            return False
+        self._renewal.add(part, lease)
+        return True
 
     def release_all(self) -> None:
-        """Stop renewing all claims; what was claimed is finished."""
-        with self._lock:
-            self._held.clear()
+        """Stop renewing all leases; what they protected is finished."""
+        self._renewal.clear()
 
 
 class SharedWork:
     """The work of one of several nodes that pack to the same destination.
 
-    ``is_shared`` is false for the only process that writes there, which needs no claims.
+    ``is_shared`` is false for the only process that writes there, which needs no leases.
     """
 
     def __init__(
@@ -150,13 +115,12 @@ class SharedWork:
     ) -> None:
         self._destination = destination
         self.num_nodes, self._node_rank = num_nodes, node_rank
-        # Only S3 has conditional writes, and only there several nodes write.
-        prefix = destination if is_shared and isinstance(destination, S3Prefix) else None
-        self._is_shared, self._claims = prefix is not None, WorkClaims(prefix)
+        self._is_shared = is_shared
+        self._leases = WorkLeases(destination.lease_files if is_shared else None)
 
-    def renewed(self) -> AbstractContextManager[None]:
-        """Keep the claims of this node until the context exits."""
-        return self._claims.renewed()
+    def renewed(self) -> AbstractContextManager[object]:
+        """Keep the leases of this node until the context exits."""
+        return self._leases.renewed()
 
     def complete(self, stage: Stage[_Item]) -> Iterator[PackProgress]:
         """Run a stage together with the other nodes; yield this node's progress until it is done.
@@ -166,24 +130,24 @@ class SharedWork:
         """
         slow = _SlowParts(stage)
         while True:
-            claimed = self._claim_items(stage)
-            if (first := next(claimed, None)) is not None:
-                yield from self._run(stage, first, claimed)
+            own = self._own_items(stage)
+            if (first := next(own, None)) is not None:
+                yield from self._run(stage, first, own)
             if not self._is_shared:
                 return
             if not stage.unfinished(stage.items):
                 # The files of a pack that has ended are removed: look for its end after them.
                 self.raise_if_ended()
-                self._claims.release_all()
+                self._leases.release_all()
                 return
             self.raise_if_ended()
             part = slow.next()
-            if part is not None and self._claims.acquire(part.name, by_force=True):
+            if part is not None and self._leases.acquire(part.name, by_force=True):
                 yield from self._run(stage, part.items[0], iter(part.items[1:]))
             time.sleep(POLL_SECONDS)
 
-    def _claim_items(self, stage: Stage[_Item]) -> Iterator[_Item]:
-        """Yield unfinished items of parts that are claimed one after another.
+    def _own_items(self, stage: Stage[_Item]) -> Iterator[_Item]:
+        """Yield unfinished items of parts whose leases are taken one after another.
 
         Each node starts with another part, so that they rarely try the same one.
         """
@@ -191,19 +155,19 @@ class SharedWork:
         start = self._node_rank * num_parts // self.num_nodes
         for offset in range(num_parts):
             part = stage.parts[(start + offset) % num_parts]
-            if stage.unfinished(part.items) and self._claims.acquire(part.name):
+            if stage.unfinished(part.items) and self._leases.acquire(part.name):
                 yield from stage.unfinished(part.items)
 
     def _run(
-        self, stage: Stage[_Item], first: _Item, claimed: Iterator[_Item]
+        self, stage: Stage[_Item], first: _Item, own: Iterator[_Item]
     ) -> Iterator[PackProgress]:
-        """Run claimed items; stop early if the other nodes have finished them."""
+        """Run items of this node; stop early if the other nodes have finished them."""
         is_waiting = False
 
         def items() -> Iterator[_Item]:
             nonlocal is_waiting
             yield first
-            yield from claimed
+            yield from own
             is_waiting = True
 
         looked = time.monotonic()
@@ -235,8 +199,8 @@ class SharedWork:
         )
 
     def acquire(self, part: str) -> bool:
-        """Claim a part unless another node holds it."""
-        return self._claims.acquire(part)
+        """Take the lease of a part, unless another node holds it."""
+        return self._leases.acquire(part)
 
 
 class _SlowParts(Generic[_Item]):

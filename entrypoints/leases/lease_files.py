@@ -1,0 +1,116 @@
+"""Where leases are stored: files that are written only if they are as expected."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sm_train.entrypoints.object_store.store import ObjectStore
+
+
+@dataclass(frozen=True)
+class LeaseFile:
+    """The content of a lease, its version, and the seconds since it was written."""
+
+    content: bytes
+    version: str
+    age: float
+
+
+class LeaseFiles(Protocol):
+    """A place for leases. Names are paths with forward slashes."""
+
+    def read(self, name: str) -> LeaseFile | None:
+        """Return a file; None if it does not exist."""
+
+    def write_if(self, name: str, content: bytes, *, version: str | None) -> str | None:
+        """Write a file if it has ``version``, or if it does not exist and ``version`` is None.
+
+        Exactly one of several concurrent writers succeeds. Return the new version; None if another
+        writer was faster.
+        """
+
+    def remove(self, name: str) -> None:
+        """Remove a file if it exists."""
+
+
+@dataclass(frozen=True)
+class S3LeaseFiles:
+    """Objects below a prefix. Age is by S3's clock, and conditions by ETag."""
+
+    store: ObjectStore
+    bucket: str
+    prefix: str = ""
+
+    def read(self, name: str) -> LeaseFile | None:
+        found = self.store.get_if_exists(self.bucket, self.prefix + name)
+        return None if found is None else LeaseFile(found.content, found.etag, found.age)
+
+    def write_if(self, name: str, content: bytes, *, version: str | None) -> str | None:
+        key = self.prefix + name
+        kind = "application/json"
+        return self.store.put_if(self.bucket, key, content, etag=version, content_type=kind)
+
+    def remove(self, name: str) -> None:
+        self.store.delete(self.bucket, self.prefix + name)
+
+
+@dataclass(frozen=True)
+class LocalLeaseFiles:
+    """Files in a folder, which several machines may share. Age is by the local clock."""
+
+    folder: Path
+
+    def read(self, name: str) -> LeaseFile | None:
+        try:
+            with (self.folder / name).open("rb") as file:
+                status = os.fstat(file.fileno())
+                age = max(0.0, time.time() - status.st_mtime)
+                return LeaseFile(file.read(), _version(status), age)
+        except FileNotFoundError:
+            return None
+
+    def write_if(self, name: str, content: bytes, *, version: str | None) -> str | None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        temporary.write_bytes(content)
+        try:
+            with _lock(path.parent):
+                if version is None:
+                    os.link(temporary, path)  # fails if the file exists, also on NFS
+                elif _version(path.stat()) != version:
+                    return None
+                else:
+                    temporary.replace(path)
+                return _version(path.stat())
+        except (FileExistsError, FileNotFoundError):
+            return None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_ino}-{status.st_mtime_ns}"
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock a folder among the processes of this machine, which leaves no file behind."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems lock no folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
