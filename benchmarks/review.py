@@ -29,8 +29,8 @@ from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.review.build import review_job
 from sm_train.toolkit.review.collect import FactsCollector
 from sm_train.toolkit.review.document import as_document
-from sm_train.toolkit.review.model import Review
-from sm_train.toolkit.review.page import write_page
+from sm_train.toolkit.review.review_model import Review
+from sm_train.toolkit.review.review_page import write_page
 from sm_train.toolkit.review.sources import local_sources
 
 NODES, GPUS, STEP_SECONDS = 16, 8, 3.4

@@ -23,7 +23,7 @@ from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from sm_train.entrypoints.checkpointing.manifest import CheckpointInfo
+    from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointInfo
     from sm_train.entrypoints.common.job_config import JobConfig
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -103,7 +104,7 @@ TORCH_FREE = [
     "data.shard_index",
     "packing.shard_verification",
     "doctor.history",
-    "doctor.report",
+    "doctor.doctor_report",
     "doctor.start",
     "doctor.verdict",
     "monitoring.start",
@@ -222,6 +223,33 @@ def test_each_concept_has_one_owner() -> None:
         found = {path for path, source in sources.items() if re.search(sign, source)}
         assert found, owner
         assert {path for path in found if not path.startswith(owner)} == set(), owner
+
+
+def test_contributing_describes_every_package() -> None:
+    """The paragraph of each folder names its packages."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for folder in ("entrypoints", "estimators", "toolkit"):
+        [paragraph] = re.findall(rf"^`{folder}/`(?: from|:).*?\n\n", text, re.MULTILINE | re.DOTALL)
+        packages = {path.name for path in (ROOT / folder).iterdir() if path.is_dir()}
+        packages -= {"__pycache__"}
+        missing = {name for name in packages if f"`{name}`" not in paragraph}
+        assert missing == set(), folder
+
+
+def test_readme_lists_every_command() -> None:
+    text = (ROOT / "README.md").read_text()
+    table = text.partition("| command | does |")[2].partition("\n\n")[0]
+    listed = {name for row in table.splitlines() for name in re.findall(r"`([a-z-]+)`", row[:60])}
+    files = (ROOT / "toolkit" / "commands").glob("[a-z]*.py")
+    commands = {path.stem.replace("_", "-") for path in files}
+    assert commands - listed == set()
+
+
+def test_generic_names_of_modules_are_used_once() -> None:
+    """A command's module bears the name of the command."""
+    found = Counter(path.stem for path in modules().values() if path.parent.name != "commands")
+    generic = {"view", "report", "manifest", "plan", "command", "model", "page", "result"}
+    assert {name: found[name] for name in generic if found[name] > 1} == {}
 
 
 def test_contributing_names_the_owners() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 from sm_train.toolkit.review.document import as_document
-from sm_train.toolkit.review.model import Review
-from sm_train.toolkit.review.page import page
+from sm_train.toolkit.review.review_model import Review
+from sm_train.toolkit.review.review_page import page
 from sm_train.toolkit.watch.screen import screen
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))

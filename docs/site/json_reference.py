@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sm_train.toolkit.checks.report import CheckDocument
-from sm_train.toolkit.diagnose.view import DiagnosisDocument
+from sm_train.toolkit.checks.check_report import CheckDocument
+from sm_train.toolkit.diagnose.diagnosis_view import DiagnosisDocument
 from sm_train.toolkit.doctor.canary_report import CanaryDocument
 from sm_train.toolkit.packing.on_sagemaker import ProcessingPackDocument
-from sm_train.toolkit.packing.report import IndexDocument, PackDocument
+from sm_train.toolkit.packing.pack_report import IndexDocument, PackDocument
 from sm_train.toolkit.review.document import ReviewDocument
 from sm_train.toolkit.runs.listing import ListedRun
 from sm_train.toolkit.runs.status_view import RunStatus

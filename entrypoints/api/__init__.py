@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sm_train.toolkit.api.run import Run
     from sm_train.toolkit.api.sampling import Samples, sample
     from sm_train.toolkit.api.status import Status
-    from sm_train.toolkit.costing.result import Cost
+    from sm_train.toolkit.costing.cost_result import Cost
     from sm_train.toolkit.diagnose.diagnosis import Diagnosis
     from sm_train.toolkit.errors import (
         AccessError,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from sm_train.toolkit.packing.pack import PackResult
-    from sm_train.toolkit.review.model import Review
+    from sm_train.toolkit.review.review_model import Review
 
     __version__: str
 

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
@@ -113,7 +113,7 @@ class AsyncCheckpointer:
         folder = self._checkpoints / step_folder_name(step)
         if self.rank.local_main:
             # An earlier attempt may have left a folder of this step, damaged since.
-            manifest.invalidate(folder)
+            checkpoint_files.invalidate(folder)
         background_blocked = self._background.blocked_seconds
         self.snapshot.take(step, tensors, progress)
         written = self._thread.submit(self._write, step, folder, dict(files))
@@ -130,9 +130,9 @@ class AsyncCheckpointer:
         shards = shard_file_name(self.rank.rank)
         reusable = self._prune(step, folder, shards)
         share = self.snapshot.share()
-        written = [manifest.write_file(folder, name, save) for name, save in files.items()]
+        written = [checkpoint_files.write_file(folder, name, save) for name, save in files.items()]
         save = partial(save_shards, shards=share)
-        return [*written, manifest.write_file(folder, shards, save, reusable)]
+        return [*written, checkpoint_files.write_file(folder, shards, save, reusable)]
 
     def _prune(self, step: int, folder: Path, shards: str) -> Path | None:
         """Remove old checkpoints; keep one file of this rank, to be overwritten.
@@ -144,18 +144,18 @@ class AsyncCheckpointer:
         reusable.unlink(missing_ok=True)
         found = False
         # The node's first rank may still be writing the marker of the last commit.
-        for old in manifest.surplus(
+        for old in checkpoint_files.surplus(
             self._checkpoints, self._keep, step, self._committed, self.stored.protected
         ):
             if self.rank.local_main:
-                manifest.invalidate(old)
+                checkpoint_files.invalidate(old)
             # The node's other ranks do the same at about this time.
             with contextlib.suppress(OSError):
                 if not found:
                     (old / shards).replace(reusable)
                     found = True
             if self.rank.local_main:
-                manifest.remove(old)
+                checkpoint_files.remove(old)
         return reusable if found else None
 
     @property
@@ -206,7 +206,7 @@ class AsyncCheckpointer:
 
     def _complete(self, pending: _PendingCheckpoint, files: list[CheckpointFile]) -> None:
         """Write the marker, on every node: each has its own folder."""
-        manifest.write_marker(
+        checkpoint_files.write_marker(
             pending.folder, pending.step, self.rank.world_size, self._fingerprint, files
         )
 
@@ -228,7 +228,7 @@ class AsyncCheckpointer:
 
     def _abandon(self, pending: _PendingCheckpoint, failure: str) -> None:
         if self.rank.local_main:
-            manifest.remove(pending.folder)
+            checkpoint_files.remove(pending.folder)
         if self.rank.rank == 0:
             message = (
                 f"no checkpoint at step {pending.step}: {failure}; training continues, the "

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.async_checkpointer import AllGatherObject, CheckpointRank
-from sm_train.entrypoints.checkpointing.manifest import CheckpointError, CheckpointInfo
+from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError, CheckpointInfo
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointMarker,
@@ -103,7 +103,7 @@ def remove_later(checkpoints: Path, step: int | None) -> None:
     for folder in step_folders(checkpoints):
         number = parse_step_folder(folder.name) or 0
         if number > step if step is not None else not (folder / MARKER).exists():
-            manifest.remove(folder)
+            checkpoint_files.remove(folder)
 
 
 def _step_names(checkpoints: Path, nodes: Nodes) -> list[str]:
@@ -124,7 +124,7 @@ def _survey(folder: Path, nodes: Nodes) -> _Copies:
     problems: dict[str, str] = {}
     for file in marker.files[rank.local_rank :: rank.local_world_size]:
         try:
-            manifest.check_file(folder, file)
+            checkpoint_files.check_file(folder, file)
         except (CheckpointError, OSError) as error:
             problems[file.name] = str(error)
     if rank.local_main and _read(folder / MARKER) != content:
@@ -189,14 +189,14 @@ def _copy_between_nodes(folder: Path, copies: _Copies, nodes: Nodes) -> None:
         blocks = _broadcast_file(folder / file.name, file.bytes, source, nodes)
         if rank.local_main and rank.node_rank not in holders:
             folder.mkdir(parents=True, exist_ok=True)
-            written = manifest.write_file(folder, file.name, partial(_write_blocks, blocks))
+            written = checkpoint_files.write_file(folder, file.name, partial(_write_blocks, blocks))
             if written != file:
                 problem = f"{folder}: {file.name} changed while it was copied between nodes"
         else:
             for _ in blocks:
                 pass
     if rank.local_main and rank.node_rank not in copies.holders[MARKER] and not problem:
-        manifest.write_file(folder, MARKER, manifest.save_bytes(copies.content))
+        checkpoint_files.write_file(folder, MARKER, checkpoint_files.save_bytes(copies.content))
     # The other ranks of this node read the files next: the exchange is also a barrier.
     problems = [one for one in nodes.all_gather(problem) if one]
     if problems:

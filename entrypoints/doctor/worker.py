@@ -43,6 +43,7 @@ from sm_train.entrypoints.doctor.cluster_benchmark import (
     RESERVE_SECONDS,
     ClusterBenchmark,
 )
+from sm_train.entrypoints.doctor.doctor_report import conclude
 from sm_train.entrypoints.doctor.gpu_inventory import read_gpus
 from sm_train.entrypoints.doctor.measurements import (
     ClusterMeasurements,
@@ -53,7 +54,6 @@ from sm_train.entrypoints.doctor.measurements import (
     sweeps_from_store,
 )
 from sm_train.entrypoints.doctor.nccl_log import NcclLog, merge_nccl_logs, parse_nccl_log
-from sm_train.entrypoints.doctor.report import conclude
 
 JOIN_SHARE = 1 / 3
 """Share of the timeout within which all ranks must join."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from sm_train.entrypoints.checkpointing.manifest import (
+from sm_train.entrypoints.checkpointing.checkpoint_files import (
     EMA,
     MODEL,
     CheckpointError,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, load_into
@@ -104,7 +104,7 @@ class Checkpointer:
                 f"{found.folder.name} holds {', '.join(trees)}; the script's checkpointer has "
                 f"{', '.join(self._objects)}; give the run another name to start over"
             )
-        files = manifest.shard_files(found.folder)
+        files = checkpoint_files.shard_files(found.folder)
         for name, tree in trees.items():
             self._load(name, tree, files)
         if found.world_size == self._rank.world_size:
@@ -150,7 +150,7 @@ class Checkpointer:
         }
         if self._rank.rank == 0:
             trees = {name: state.tree for name, state in states.items()}
-            files[_STATE] = manifest.save_bytes(json.dumps(trees).encode())
+            files[_STATE] = checkpoint_files.save_bytes(json.dumps(trees).encode())
         return files
 
 

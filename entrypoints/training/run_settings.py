@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.checkpointing.manifest import CheckpointError
+from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
 from sm_train.entrypoints.common.checkpoint_layout import SETTINGS_FILE
 from sm_train.entrypoints.common.job_config import JobConfig, StageConfig
 from sm_train.entrypoints.models.builder import ModelComponents

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing.manifest import EMA, MODEL
+from sm_train.entrypoints.checkpointing.checkpoint_files import EMA, MODEL
 from sm_train.entrypoints.checkpointing.sharded_tensors import (
     ShardSpec,
     StoredTensor,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, ShardSpec
 from sm_train.entrypoints.common.background import BackgroundWork
@@ -66,7 +66,7 @@ class TrainState:
                 self._local_weights, training.ema_decay, training.ema_start
             )
         self.step = 0
-        self.fingerprint = manifest.architecture_hash(module.state_dict(), base_digest)
+        self.fingerprint = checkpoint_files.architecture_hash(module.state_dict(), base_digest)
         self._state_dict = TrainStateDict(module, self._local_weights, self._optimizers, self._ema)
 
     @property
@@ -221,24 +221,24 @@ class TrainState:
             "optimizer": self._state_dict.optimizer.values(),
         }
 
-    def restore(self, checkpoint: manifest.CheckpointInfo) -> None:
+    def restore(self, checkpoint: checkpoint_files.CheckpointInfo) -> None:
         """Load the state of a checkpoint.
 
         Raises:
             CheckpointError: it belongs to another model.
         """
         if checkpoint.fingerprint != self.fingerprint:
-            raise manifest.CheckpointError(
+            raise checkpoint_files.CheckpointError(
                 f"{checkpoint.folder}: is of another model (weights {checkpoint.fingerprint}, this "
                 f"one has {self.fingerprint}); give the run another name or checkpoint folder"
             )
         self._wait_for_background()
         progress = json.loads((checkpoint.folder / PROGRESS_FILE).read_bytes())
         try:
-            files = manifest.shard_files(checkpoint.folder)
+            files = checkpoint_files.shard_files(checkpoint.folder)
             self._state_dict.restore(files, progress["optimizer"])
         except ShardedTensorError as error:
-            raise manifest.CheckpointError(f"{checkpoint.folder}: {error}") from None
+            raise checkpoint_files.CheckpointError(f"{checkpoint.folder}: {error}") from None
         self._restore_counters(checkpoint.step, progress)
 
     def roll_back(self, snapshot: HostSnapshot) -> None:
@@ -254,7 +254,7 @@ class TrainState:
         Raises:
             CheckpointError: it is incomplete, or belongs to another model.
         """
-        files = manifest.shard_files(manifest.read_marker(previous).folder)
+        files = checkpoint_files.shard_files(checkpoint_files.read_marker(previous).folder)
         optimizer = None
         if stage.optimizer_state == "keep":
             optimizer = json.loads((previous / PROGRESS_FILE).read_bytes())["optimizer"]
@@ -263,7 +263,7 @@ class TrainState:
                 files, weights=stage.init_from == "raw", optimizer=optimizer
             )
         except ShardedTensorError as error:
-            raise manifest.CheckpointError(f"{previous}: {error}") from None
+            raise checkpoint_files.CheckpointError(f"{previous}: {error}") from None
         self._free_gathered_weights()
 
     def _restore_counters(self, step: int, progress: Mapping[str, Any]) -> None:

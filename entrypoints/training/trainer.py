@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
-from sm_train.entrypoints.checkpointing.manifest import CheckpointInfo
+from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointInfo
 from sm_train.entrypoints.checkpointing.resume import remove_later
 from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
 from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, SAMPLER_FILE, SETTINGS_FILE
@@ -368,9 +368,9 @@ class Trainer:
         files: dict[str, Callable[[Path], None]] = {}
         if self.accelerator.is_main_process:
             files = {
-                PROGRESS_FILE: manifest.save_bytes(json.dumps(progress).encode()),
-                SETTINGS_FILE: manifest.save_bytes(self.settings_file()),
-                SAMPLER_FILE: manifest.save_bytes(self.loader.state_bytes()),
+                PROGRESS_FILE: checkpoint_files.save_bytes(json.dumps(progress).encode()),
+                SETTINGS_FILE: checkpoint_files.save_bytes(self.settings_file()),
+                SAMPLER_FILE: checkpoint_files.save_bytes(self.loader.state_bytes()),
             }
         self._checkpointer.save_async(self.state.step, self.state.tensors(), progress, files)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     SAMPLER_FILE,
@@ -127,9 +127,9 @@ def copy_saved(source: Path, target: Path, *, data_of: int) -> None:
     folder = target / step_folder_name(SAVED)
     marker = CheckpointMarker.parse((folder / MARKER).read_bytes())
     data = (source / step_folder_name(data_of) / SAMPLER_FILE).read_bytes()
-    written = manifest.write_file(folder, SAMPLER_FILE, manifest.save_bytes(data))
+    written = checkpoint_files.write_file(folder, SAMPLER_FILE, checkpoint_files.save_bytes(data))
     files = [written if file.name == SAMPLER_FILE else file for file in marker.files]
-    manifest.write_marker(folder, SAVED, marker.world_size, marker.fingerprint, files)
+    checkpoint_files.write_marker(folder, SAVED, marker.world_size, marker.fingerprint, files)
 
 
 def diverge(layout: Layout, first: int, last: int, **variables: str) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def test_stored_checkpoint_survives_a_node_that_cannot_upload(tmp_path: Path) ->
     saved = [event for event in events if event["kind"] == "checkpoint"]
     assert [event["step"] for event in saved] == list(range(5, 21))
     assert {event["stored_step"] for event in saved} == {4}
-    latest = manifest.latest_complete(nodes[0].checkpoints, lambda folder, reason: None)
+    latest = checkpoint_files.latest_complete(nodes[0].checkpoints, lambda folder, reason: None)
     assert latest is not None
     assert latest.step == 4
 

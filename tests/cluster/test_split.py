@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing.manifest import shard_files
+from sm_train.entrypoints.checkpointing.checkpoint_files import shard_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
 from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing.manifest import shard_files
+from sm_train.entrypoints.checkpointing.checkpoint_files import shard_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
 from sm_train.toolkit.jobs.events import parse_event
 

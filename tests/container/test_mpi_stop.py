@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.checkpointing.manifest import latest_complete
+from sm_train.entrypoints.checkpointing.checkpoint_files import latest_complete
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointMarker,

@@ -13,7 +13,7 @@ from sm_train.entrypoints.common.events import FIELDS, TEXTS, format_event
 from sm_train.toolkit.review.job_facts import JobCost, JobFacts, JobOutcome
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.log_parser import parse_log
-from sm_train.toolkit.review.model import Verdict
+from sm_train.toolkit.review.review_model import Verdict
 from sm_train.toolkit.review.verdicts import judge
 
 BEGIN = 1_795_000_000.0

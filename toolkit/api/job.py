@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sm_train.toolkit.api.status import Status
     from sm_train.toolkit.diagnose.diagnosis import Diagnosis
     from sm_train.toolkit.jobs.local_folder import LocalRunFolder
-    from sm_train.toolkit.review.model import Review
+    from sm_train.toolkit.review.review_model import Review
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Job:
             with_samples=html is not None,
         )
         if html is not None:
-            from sm_train.toolkit.review.page import write_page
+            from sm_train.toolkit.review.review_page import write_page
 
             write_page(Path(html), as_document(review, with_images=True))
         return review

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sm_train.toolkit.api.checks import Checks
     from sm_train.toolkit.api.job import Job
     from sm_train.toolkit.api.local_run import LocalRun
-    from sm_train.toolkit.costing.result import Cost
+    from sm_train.toolkit.costing.cost_result import Cost
     from sm_train.toolkit.submit.planned_job import PlannedJob
     from sm_train.toolkit.submit.submission import Submission
 
@@ -187,8 +187,8 @@ class Run:
         Raises:
             UsageError: a value is implausible, or there is no such stage.
         """
-        from sm_train.toolkit.costing.command import CostOptions, inputs_of_run, usage_errors
-        from sm_train.toolkit.costing.result import price
+        from sm_train.toolkit.costing.cost_command import CostOptions, inputs_of_run, usage_errors
+        from sm_train.toolkit.costing.cost_result import price
 
         options = CostOptions(
             stage=stage,

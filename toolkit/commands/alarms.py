@@ -94,8 +94,8 @@ def _require_valid_addresses(topic: str | None, email: str | None) -> None:
 
 
 def _delete(options: dict[str, Any], run: str, as_json: bool) -> None:
+    from sm_train.toolkit.alarms.alarm_view import deleted_document, deleted_lines
     from sm_train.toolkit.alarms.alarms import delete_alarms
-    from sm_train.toolkit.alarms.view import deleted_document, deleted_lines
     from sm_train.toolkit.jobs.training_job import find_job
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.runs.resolve import is_run_file, open_session_for
@@ -122,6 +122,7 @@ def _create(
     yes: bool,
     as_json: bool,
 ) -> None:
+    from sm_train.toolkit.alarms.alarm_view import AlarmPlan, changes_document, changes_lines
     from sm_train.toolkit.alarms.alarms import find_rule, live_jobs, put_alarms, require_managed
     from sm_train.toolkit.alarms.sns_topic import (
         create_topic,
@@ -131,7 +132,6 @@ def _create(
         run_topic_arn,
         topic_warnings,
     )
-    from sm_train.toolkit.alarms.view import AlarmPlan, changes_document, changes_lines
     from sm_train.toolkit.runs.resolve import open_run
     from sm_train.toolkit.terminal.confirmation import ask
     from sm_train.toolkit.terminal.console import note, write_json, write_line

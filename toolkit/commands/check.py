@@ -56,7 +56,7 @@ def command(
     docs/checks.md describes every finding.
     """
     from sm_train.toolkit.api.run import Run
-    from sm_train.toolkit.checks.report import document, show
+    from sm_train.toolkit.checks.check_report import document, show
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     checked = Run(_load(run, changes, as_json), run.parent, options["region"], options["profile"])
@@ -88,7 +88,7 @@ def _load(run: Path, changes: tuple[str, ...], as_json: bool) -> RunConfig:
         return load_or_problems(run, changes)
     except RunFileError as error:
         if as_json:
-            from sm_train.toolkit.checks.report import document
+            from sm_train.toolkit.checks.check_report import document
             from sm_train.toolkit.checks.run_file import run_file_findings
             from sm_train.toolkit.terminal.console import write_json
 

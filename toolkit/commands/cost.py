@@ -11,7 +11,7 @@ from sm_train.toolkit.commands._options import InputFile, set_option
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from sm_train.toolkit.costing.command import CostOptions, EstimateInputs
+    from sm_train.toolkit.costing.cost_command import CostOptions, EstimateInputs
 
 
 @sm_train_command(
@@ -135,7 +135,7 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
     Prices come from a dated table with a source for each. Only --refresh, --learn, --actual and
     --measured JOB send requests to AWS.
     """
-    from sm_train.toolkit.costing.command import resolve_inputs, usage_errors
+    from sm_train.toolkit.costing.cost_command import resolve_inputs, usage_errors
 
     cost_options = _cost_options(parameters, options)
     _check_exclusive(parameters)
@@ -166,7 +166,7 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
 def _cost_options(parameters: dict[str, Any], options: dict[str, Any]) -> CostOptions:
     from dataclasses import fields
 
-    from sm_train.toolkit.costing.command import CostOptions
+    from sm_train.toolkit.costing.cost_command import CostOptions
 
     globals_ = {name: options[name] for name in ("region", "profile")}
     names = {field.name for field in fields(CostOptions)} - globals_.keys()
@@ -201,8 +201,8 @@ def _check_exclusive(parameters: dict[str, Any]) -> None:
 
 
 def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
-    from sm_train.toolkit.costing import view
-    from sm_train.toolkit.costing.result import price
+    from sm_train.toolkit.costing import cost_view
+    from sm_train.toolkit.costing.cost_result import price
     from sm_train.toolkit.costing.scope import scope_rows
     from sm_train.toolkit.terminal.console import note, write_json
 
@@ -217,7 +217,7 @@ def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
     if parameters["as_json"]:
         write_json(document)
     elif parameters["as_csv"]:
-        click.echo(view.as_csv(document), nl=False)
+        click.echo(cost_view.as_csv(document), nl=False)
     elif parameters["markdown"]:
         from sm_train.toolkit.costing.comparison_view import estimate_markdown
 
@@ -225,11 +225,11 @@ def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
     elif parameters["explain"]:
         from sm_train.cost.explain import explain
 
-        view.show_explanation(document, inputs.purchase.region, explain(cost.estimate))
+        cost_view.show_explanation(document, inputs.purchase.region, explain(cost.estimate))
     else:
         run = parameters["run"]
         scope = scope_rows(document, inputs.config) if inputs.config else []
-        view.show_cost(document, None if run is None else str(run), scope)
+        cost_view.show_cost(document, None if run is None else str(run), scope)
 
 
 def _show_comparison(
@@ -238,9 +238,9 @@ def _show_comparison(
     from dataclasses import replace
 
     from sm_train.cost.comparison import compare
-    from sm_train.toolkit.costing.command import resolve_inputs
     from sm_train.toolkit.costing.comparison_view import comparison_markdown, show_comparison
-    from sm_train.toolkit.costing.result import price
+    from sm_train.toolkit.costing.cost_command import resolve_inputs
+    from sm_train.toolkit.costing.cost_result import price
     from sm_train.toolkit.terminal.console import write_json
 
     other = resolve_inputs(replace(cost_options, run=parameters["compare"]))
@@ -257,7 +257,7 @@ def _show_comparison(
 
 def _show_alternatives(inputs: EstimateInputs, parameters: dict[str, Any]) -> int:
     from sm_train.toolkit.costing.alternatives import limits, list_alternatives
-    from sm_train.toolkit.costing.view import show_alternatives
+    from sm_train.toolkit.costing.cost_view import show_alternatives
     from sm_train.toolkit.terminal.console import write_json
 
     limit = limits(parameters["deadline"], parameters["budget"])
@@ -274,7 +274,7 @@ def _show_alternatives(inputs: EstimateInputs, parameters: dict[str, Any]) -> in
 
 def _show_regions(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
     from sm_train.toolkit.costing.alternatives import list_regions
-    from sm_train.toolkit.costing.view import show_regions
+    from sm_train.toolkit.costing.cost_view import show_regions
     from sm_train.toolkit.terminal.console import write_json
 
     rows = list_regions(inputs)
@@ -289,7 +289,7 @@ def _show_actual(
 ) -> None:
     from sm_train.toolkit.aws.session import open_session
     from sm_train.toolkit.costing.actual import actual_cost
-    from sm_train.toolkit.costing.view import show_actual
+    from sm_train.toolkit.costing.cost_view import show_actual
     from sm_train.toolkit.runs.resolve import read_state, run_of_config
     from sm_train.toolkit.terminal.console import write_json
     from sm_train.toolkit.watch.controller import failed_on_infrastructure
@@ -313,8 +313,8 @@ def _show_report(cost_options: CostOptions, parameters: dict[str, Any]) -> None:
     from datetime import UTC, datetime
 
     from sm_train.toolkit.aws.session import open_session, resolve_region
+    from sm_train.toolkit.costing.cost_report import COLUMNS, report, reported_period, table_rows
     from sm_train.toolkit.costing.price_table import price_table
-    from sm_train.toolkit.costing.report import COLUMNS, report, reported_period, table_rows
     from sm_train.toolkit.terminal.console import write_json
     from sm_train.toolkit.terminal.csv_text import format_csv
     from sm_train.toolkit.terminal.text_table import terminal_width, text_table
@@ -346,7 +346,7 @@ def _update_prices(cost_options: CostOptions, parameters: dict[str, Any]) -> Non
         table = price_table.import_price_lists(parameters["price_list"])
     if parameters["refresh"]:
         from sm_train.toolkit.aws.session import open_session
-        from sm_train.toolkit.costing.command import region_of
+        from sm_train.toolkit.costing.cost_command import region_of
         from sm_train.toolkit.terminal.console import stderr_console
 
         region = region_of(cost_options)

@@ -22,7 +22,7 @@ def command(options: dict[str, Any], targets: tuple[str, ...], as_json: bool) ->
     FILES are the nodes' logs, one per node (.gz is supported), folders of logs, or a local run's
     folder. JOB is a training job: its log streams and its status are read from AWS.
     """
-    from sm_train.toolkit.diagnose import view
+    from sm_train.toolkit.diagnose import diagnosis_view
     from sm_train.toolkit.diagnose.targets import diagnose_targets
     from sm_train.toolkit.jobs.local_folder import local_path
     from sm_train.toolkit.terminal.console import write_json
@@ -30,6 +30,6 @@ def command(options: dict[str, Any], targets: tuple[str, ...], as_json: bool) ->
     targets = tuple(local_path(target) for target in targets)
     diagnosis = diagnose_targets(targets, region=options["region"], profile=options["profile"])
     if as_json:
-        write_json(view.document(diagnosis))
+        write_json(diagnosis_view.document(diagnosis))
     else:
-        view.show(diagnosis)
+        diagnosis_view.show(diagnosis)

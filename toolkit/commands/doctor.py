@@ -123,7 +123,7 @@ def _examine_local(
 
     require_local_run()
     from sm_train.toolkit.doctor.doctor import examine_local
-    from sm_train.toolkit.doctor.view import show_result
+    from sm_train.toolkit.doctor.doctor_view import show_result
     from sm_train.toolkit.local.launcher import default_nodes
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 

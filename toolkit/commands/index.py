@@ -46,7 +46,7 @@ def command(
     """
     from sm_train.toolkit.errors import ExitCode
     from sm_train.toolkit.packing.index import index_folder, index_prefix, sample_check
-    from sm_train.toolkit.packing.report import index_document, print_index_summary
+    from sm_train.toolkit.packing.pack_report import index_document, print_index_summary
     from sm_train.toolkit.terminal.console import bytes_bar, write_json
 
     check = sample_check(run)

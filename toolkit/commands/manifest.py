@@ -61,8 +61,8 @@ def command(
     """
     from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.submit.manifest import manifest_of
-    from sm_train.toolkit.submit.manifest import stage_code as upload
+    from sm_train.toolkit.submit.staged_manifest import manifest_of
+    from sm_train.toolkit.submit.staged_manifest import stage_code as upload
     from sm_train.toolkit.terminal.console import write_json
 
     config = load(run, changes)

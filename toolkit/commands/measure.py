@@ -79,7 +79,7 @@ def command(
     The speeds are recorded in NAME.measured.json next to RUN: commit it. Interrupt the command at
     any time; the same command continues with its jobs.
     """
-    from sm_train.toolkit.measuring.command import MeasureOptions, measure
+    from sm_train.toolkit.measuring.measure_command import MeasureOptions, measure
 
     measure(
         MeasureOptions(

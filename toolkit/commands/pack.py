@@ -192,7 +192,7 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     """
     from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.packing.pack import pack
-    from sm_train.toolkit.packing.report import pack_document, print_pack_summary, progress_bar
+    from sm_train.toolkit.packing.pack_report import pack_document, print_pack_summary, progress_bar
     from sm_train.toolkit.terminal.console import write_json
 
     job = _job(options, arguments)

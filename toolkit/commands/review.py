@@ -71,7 +71,7 @@ def command(
     from sm_train.toolkit.jobs.local_folder import local_path
     from sm_train.toolkit.review.build import build_review, export
     from sm_train.toolkit.review.document import as_document
-    from sm_train.toolkit.review.view import csv_table, show
+    from sm_train.toolkit.review.review_view import csv_table, show
     from sm_train.toolkit.terminal.console import note, stderr_console, stdout_console, write_json
 
     targets = tuple(local_path(target) for target in targets)
@@ -103,7 +103,7 @@ def command(
         with_samples=html is not None,
     )
     if html is not None:
-        from sm_train.toolkit.review.page import write_page
+        from sm_train.toolkit.review.review_page import write_page
 
         write_page(html, as_document(review, with_images=True))
         if open_page:

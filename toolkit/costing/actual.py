@@ -12,7 +12,7 @@ from sm_train.cost.actual_cost import FinishedJob, as_document, measurements, ob
 from sm_train.cost.estimate import Estimate, estimate
 from sm_train.cost.stage import CostStage
 from sm_train.cost.timeline import Timeline
-from sm_train.toolkit.costing.command import EstimateInputs
+from sm_train.toolkit.costing.cost_command import EstimateInputs
 from sm_train.toolkit.costing.history import History, history_uri, write_history
 from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.errors import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.report_html.page import STATIC_PAGE_POLICY, template, write_html
+from sm_train.toolkit.report_html.html_page import STATIC_PAGE_POLICY, template, write_html
 from sm_train.toolkit.report_html.svg import css_color, inline_svg
 from sm_train.toolkit.terminal.formatting import (
     format_days,

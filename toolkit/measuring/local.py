@@ -11,8 +11,8 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed
 from sm_train.toolkit.jobs.events import read_events
 from sm_train.toolkit.jobs.local_folder import DEFAULT_FOLDER, finished_step
-from sm_train.toolkit.measuring.plan import PlannedMeasurement
-from sm_train.toolkit.measuring.result import read_result
+from sm_train.toolkit.measuring.measurement_plan import PlannedMeasurement
+from sm_train.toolkit.measuring.measurement_result import read_result
 from sm_train.toolkit.submit.bundle import bundle_of
 from sm_train.toolkit.submit.local_run import run_locally
 from sm_train.toolkit.terminal.console import stderr_console

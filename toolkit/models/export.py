@@ -57,7 +57,7 @@ def export_local(folder: Path, request: ExportRequest) -> Path:
     Raises:
         UserError: it is incomplete or damaged, or the disk is too small.
     """
-    from sm_train.entrypoints.checkpointing.manifest import CheckpointError
+    from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
     from sm_train.entrypoints.models import checkpoint_export
 
     source = find_source(folder)  # verifies digests

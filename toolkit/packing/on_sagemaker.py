@@ -49,7 +49,7 @@ from sm_train.toolkit.packing.pack import (
     require_not_extended,
     require_same_plan,
 )
-from sm_train.toolkit.packing.report import describe_comparison, describe_filtered
+from sm_train.toolkit.packing.pack_report import describe_comparison, describe_filtered
 from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd

@@ -20,7 +20,7 @@ from sm_train.toolkit.review.export import Exported, export_jobs
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.log_parser import parse_log
-from sm_train.toolkit.review.model import Figures, JobReview, Review
+from sm_train.toolkit.review.review_model import Figures, JobReview, Review
 from sm_train.toolkit.review.sources import ReviewSource, local_sources, sagemaker_sources
 from sm_train.toolkit.review.time_series import charts, marks, progress
 from sm_train.toolkit.review.verdicts import judge

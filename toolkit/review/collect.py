@@ -21,7 +21,7 @@ from sm_train.toolkit.jobs.training_job import STOPPED_TAG, TrainingJob
 from sm_train.toolkit.review.job_facts import JobCost, JobFacts, JobOutcome
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.log_parser import parse_log
-from sm_train.toolkit.review.model import SampleImage
+from sm_train.toolkit.review.review_model import SampleImage
 from sm_train.toolkit.review.sample_images import sample_images
 from sm_train.toolkit.review.settings import job_settings
 from sm_train.toolkit.review.sources import ReviewSource

@@ -8,11 +8,11 @@ from typing import TypedDict, cast
 
 from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.costing.projection import ProjectionDocument
-from sm_train.toolkit.review.model import JobReview, Level, MarkKind, Review
+from sm_train.toolkit.review.review_model import JobReview, Level, MarkKind, Review
 
 
 class VerdictDocument(TypedDict):
-    """A :class:`~sm_train.toolkit.review.model.Verdict`."""
+    """A :class:`~sm_train.toolkit.review.review_model.Verdict`."""
 
     code: str
     level: Level
@@ -23,7 +23,7 @@ class VerdictDocument(TypedDict):
 
 
 class CurveDocument(TypedDict):
-    """A :class:`~sm_train.toolkit.review.model.Curve`."""
+    """A :class:`~sm_train.toolkit.review.review_model.Curve`."""
 
     label: str
     times_seconds: Sequence[float]
@@ -33,7 +33,7 @@ class CurveDocument(TypedDict):
 
 
 class ChartDocument(TypedDict):
-    """A :class:`~sm_train.toolkit.review.model.Chart`."""
+    """A :class:`~sm_train.toolkit.review.review_model.Chart`."""
 
     code: str
     title: str
@@ -43,7 +43,7 @@ class ChartDocument(TypedDict):
 
 
 class MarkDocument(TypedDict):
-    """A :class:`~sm_train.toolkit.review.model.Mark`."""
+    """A :class:`~sm_train.toolkit.review.review_model.Mark`."""
 
     kind: MarkKind
     time_seconds: float
@@ -52,7 +52,7 @@ class MarkDocument(TypedDict):
 
 
 class FiguresDocument(TypedDict):
-    """:class:`~sm_train.toolkit.review.model.Figures`, with null for empty ``seconds``."""
+    """:class:`~sm_train.toolkit.review.review_model.Figures`, with null for empty ``seconds``."""
 
     status: str | None
     backend: str | None
@@ -82,14 +82,14 @@ class FiguresDocument(TypedDict):
 
 
 class StepProgressDocument(TypedDict):
-    """A :class:`~sm_train.toolkit.review.model.StepProgress`."""
+    """A :class:`~sm_train.toolkit.review.review_model.StepProgress`."""
 
     times_seconds: Sequence[float]
     steps: Sequence[float]
 
 
 class SampleDocument(TypedDict):
-    """A :class:`~sm_train.toolkit.review.model.SampleImage`; ``address`` is null in JSON."""
+    """A :class:`~sm_train.toolkit.review.review_model.SampleImage`; ``address`` is null in JSON."""
 
     step: int
     location: str
@@ -97,7 +97,7 @@ class SampleDocument(TypedDict):
 
 
 class JobDocument(FiguresDocument):
-    """A :class:`~sm_train.toolkit.review.model.JobReview` with its figures as keys."""
+    """A :class:`~sm_train.toolkit.review.review_model.JobReview` with its figures as keys."""
 
     name: str
     run: str | None

@@ -11,7 +11,7 @@ from sm_train.cost.timeline import Timeline
 from sm_train.toolkit.aws.cloudwatch_metrics import Series
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.review.job_log import JobLog
-from sm_train.toolkit.review.model import SampleImage
+from sm_train.toolkit.review.review_model import SampleImage
 
 
 @dataclass(frozen=True)

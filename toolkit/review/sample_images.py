@@ -13,7 +13,7 @@ from sm_train.entrypoints.common.checkpoint_layout import parse_step_folder
 from sm_train.entrypoints.object_store.store import store_of
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
-from sm_train.toolkit.review.model import SampleImage
+from sm_train.toolkit.review.review_model import SampleImage
 
 if TYPE_CHECKING:
     import boto3

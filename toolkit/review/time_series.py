@@ -11,7 +11,7 @@ from sm_train.entrypoints.common.sagemaker_paths import host_name
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column
-from sm_train.toolkit.review.model import Chart, Curve, Mark, MarkKind, StepProgress
+from sm_train.toolkit.review.review_model import Chart, Curve, Mark, MarkKind, StepProgress
 from sm_train.toolkit.review.verdicts.gpus import utilization
 
 MAX_POINTS = 300

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sm_train.toolkit.report_html.svg import PARTS
 from sm_train.toolkit.review.document import JobDocument
-from sm_train.toolkit.review.model import part_label
+from sm_train.toolkit.review.review_model import part_label
 from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
 
 

@@ -51,7 +51,7 @@ def find_source(checkpoint: Path) -> ModelSource:
     if not checkpoint.is_dir():
         raise UserError(f"{checkpoint}: no such folder; give a model's or a run's checkpoints")
     require_training_packages()
-    from sm_train.entrypoints.checkpointing.manifest import CheckpointError
+    from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
     from sm_train.entrypoints.models import sampling
 
     try:
@@ -69,7 +69,7 @@ def sample_images(
         UserError: the model or its weights cannot be read.
     """
     from rich.progress import Progress
-    from sm_train.entrypoints.checkpointing.manifest import CheckpointError
+    from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
     from sm_train.entrypoints.models import sampling
 
     console = stderr_console()

@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 
 import torch
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, load_full
 from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
@@ -55,8 +55,8 @@ class Training:
         """Return the content of each checkpoint by step; all must be complete."""
         found = {}
         for folder in sorted(self.folder.iterdir()):
-            info = manifest.read_marker(folder)
-            [tensor] = load_full(manifest.shard_files(folder), "").values()
+            info = checkpoint_files.read_marker(folder)
+            [tensor] = load_full(checkpoint_files.shard_files(folder), "").values()
             assert tensor.unique().numel() == 1
             found[info.step] = float(tensor[0])
         return found
@@ -75,7 +75,7 @@ def test_the_oldest_file_is_overwritten_and_the_kept_ones_are_not(tmp_path: Path
     assert training.stored() == {20: 20.0, 30: 30.0, 40: 40.0}
     assert training.inode(40) == oldest
     names = {path.name for path in (tmp_path / step_folder_name(40)).iterdir()}
-    assert names == {SHARDS, manifest.MARKER}
+    assert names == {SHARDS, checkpoint_files.MARKER}
 
 
 def test_a_failed_write_leaves_the_kept_checkpoints_whole(mount: Mount) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.async_checkpointer import CheckpointRank
 from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, FormatError, step_folder_name
@@ -27,7 +27,7 @@ def steps(checkpoints: Path) -> list[str]:
 def test_newest_intact_checkpoint_is_found_and_later_ones_are_removed(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         write_checkpoint(tmp_path, step)
-    manifest.invalidate(tmp_path / step_folder_name(40))
+    checkpoint_files.invalidate(tmp_path / step_folder_name(40))
     [damaged] = (tmp_path / step_folder_name(30)).glob("*.safetensors")
     flip_last_bit(damaged)
     messages: list[str] = []
@@ -48,7 +48,7 @@ def test_without_a_usable_checkpoint_only_incomplete_ones_are_removed(tmp_path: 
         write_checkpoint(tmp_path, step)
     [damaged] = (tmp_path / step_folder_name(10)).glob("*.safetensors")
     flip_last_bit(damaged)
-    manifest.invalidate(tmp_path / step_folder_name(20))
+    checkpoint_files.invalidate(tmp_path / step_folder_name(20))
     assert find_latest(tmp_path, ALONE, lambda code, message: None) is None
     remove_later(tmp_path, None)
     assert steps(tmp_path) == ["step-00000010"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec
 from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
@@ -85,10 +85,10 @@ class Cluster:
     def stored(self) -> list[int]:
         """Return the steps of the checkpoints that are complete in S3, newest first."""
         steps = []
-        for folder in manifest.step_folders(self.s3):
+        for folder in checkpoint_files.step_folders(self.s3):
             try:
-                steps.append(manifest.read_marker(folder).step)
-            except manifest.CheckpointError:
+                steps.append(checkpoint_files.read_marker(folder).step)
+            except checkpoint_files.CheckpointError:
                 continue
         return steps
 
@@ -98,7 +98,7 @@ class Cluster:
         return [(one["step"], one["stored_step"]) for one in events if one["kind"] == "checkpoint"]
 
     def kept(self, node: int) -> list[str]:
-        return sorted(folder.name for folder in manifest.step_folders(self.folders[node]))
+        return sorted(folder.name for folder in checkpoint_files.step_folders(self.folders[node]))
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

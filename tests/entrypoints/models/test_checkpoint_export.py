@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from sm_train.entrypoints.checkpointing.manifest import (
+from sm_train.entrypoints.checkpointing.checkpoint_files import (
     CheckpointError,
 )
 from sm_train.entrypoints.models.builder import ModelComponents

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing.manifest import (
+from sm_train.entrypoints.checkpointing.checkpoint_files import (
     MODEL,
     CheckpointError,
     write_file,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, shard_file_name
 from sm_train.entrypoints.common.job_config import JobConfigError, read_job_config
@@ -98,18 +98,22 @@ def tensors_of(state: TrainState) -> dict[ShardSpec, torch.Tensor]:
     return {spec: shard.tensor for spec, shard in shards.items()}
 
 
-def save(state: TrainState, folder: Path) -> manifest.CheckpointInfo:
+def save(state: TrainState, folder: Path) -> checkpoint_files.CheckpointInfo:
     """Write a checkpoint as the checkpointer does, in this process."""
     folder.mkdir()
     shards = {spec: tensor.contiguous() for spec, tensor in tensors_of(state).items()}
     files = [
-        manifest.write_file(folder, shard_file_name(0), lambda path: save_shards(path, shards)),
-        manifest.write_file(
-            folder, PROGRESS_FILE, manifest.save_bytes(json.dumps(state.progress()).encode())
+        checkpoint_files.write_file(
+            folder, shard_file_name(0), lambda path: save_shards(path, shards)
+        ),
+        checkpoint_files.write_file(
+            folder,
+            PROGRESS_FILE,
+            checkpoint_files.save_bytes(json.dumps(state.progress()).encode()),
         ),
     ]
-    manifest.write_marker(folder, state.step, 1, state.fingerprint, files)
-    return manifest.read_marker(folder)
+    checkpoint_files.write_marker(folder, state.step, 1, state.fingerprint, files)
+    return checkpoint_files.read_marker(folder)
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -186,7 +190,9 @@ def test_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     state = train_state(tmp_path, optimizer="adafactor")
     take_steps(state, 1)
     checkpoint = save(state, tmp_path / "step-00000001")
-    with pytest.raises(manifest.CheckpointError, match=r"state of Adafactor, and .* is AdamW"):
+    with pytest.raises(
+        checkpoint_files.CheckpointError, match=r"state of Adafactor, and .* is AdamW"
+    ):
         train_state(tmp_path).restore(checkpoint)
 
 

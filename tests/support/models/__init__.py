@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.checkpointing.manifest import EMA, MODEL, write_file, write_marker
+from sm_train.entrypoints.checkpointing.checkpoint_files import EMA, MODEL, write_file, write_marker
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
 from sm_train.entrypoints.common.job_config import ModelConfig

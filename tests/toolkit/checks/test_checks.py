@@ -18,13 +18,13 @@ from rich.console import Console
 from sm_train.cost.json_document import as_document
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks import finding
+from sm_train.toolkit.checks.check_report import show
 from sm_train.toolkit.checks.finding import LEVELS, Finding, Subject
 from sm_train.toolkit.checks.image import ecr_image, image_findings
 from sm_train.toolkit.checks.pages import checks_by_subject, render
 from sm_train.toolkit.checks.preflight import offline_findings
 from sm_train.toolkit.checks.quotas import default_runtime_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
-from sm_train.toolkit.checks.report import show
 from sm_train.toolkit.checks.role import may_assume
 from sm_train.toolkit.checks.shards import Shards, augmentation_findings, shard_findings
 from sm_train.toolkit.costing.run_price import estimate_run

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name, step_folder_name
 from sm_train.toolkit.local.checkpoint_sync import CheckpointSync, NodeUploads
@@ -95,18 +95,18 @@ def write_checkpoint(folders: list[Path], step: int, keep: int) -> None:
     """Write one checkpoint as the ranks of each node do: prune, own files, marker."""
     files = []
     for rank, folder in enumerate(folders):
-        for old in manifest.surplus(folder, keep, step):
-            manifest.remove(old)
+        for old in checkpoint_files.surplus(folder, keep, step):
+            checkpoint_files.remove(old)
         step_folder = folder / step_folder_name(step)
         step_folder.mkdir(parents=True)
         shards = {ShardSpec(f"weight.{rank}", (0,)): torch.full((3,), float(step))}
         files.append(
-            manifest.write_file(
+            checkpoint_files.write_file(
                 step_folder, shard_file_name(rank), lambda path, s=shards: save_shards(path, s)
             )
         )
     for folder in folders:
-        manifest.write_marker(folder / step_folder_name(step), step, NODES, "same", files)
+        checkpoint_files.write_marker(folder / step_folder_name(step), step, NODES, "same", files)
 
 
 @settings(max_examples=25)
@@ -135,7 +135,7 @@ def test_s3_always_holds_a_complete_checkpoint(
             for name in nodes[rank].changed()[:1]:
                 nodes[rank].upload(name)
             if step > 2:
-                latest = manifest.latest_complete(root / "s3", lambda *_: None)
+                latest = checkpoint_files.latest_complete(root / "s3", lambda *_: None)
                 assert latest is not None
                 assert latest.step >= step - 2
         for node, name in pending:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import sm_train
 import yaml
-from sm_train.entrypoints.checkpointing.manifest import shard_files
+from sm_train.entrypoints.checkpointing.checkpoint_files import shard_files
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
 from sm_train.toolkit.jobs.events import parse_event, read_events
 from sm_train.toolkit.jobs.local_folder import LOCK_NAME

@@ -22,7 +22,7 @@ from sm_train.entrypoints.packing.storage import LocalFolder
 from sm_train.entrypoints.packing.worker_pool import PackProgress
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.pack import PackJob, PackResult, pack, parse_size
-from sm_train.toolkit.packing.report import pack_summary
+from sm_train.toolkit.packing.pack_report import pack_summary
 
 from tests.conftest import Cli, clean_environment
 from tests.support.image_files import image_bytes, read_tree, write_album, write_pair

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.report_html.page import template
+from sm_train.toolkit.report_html.html_page import template
 from sm_train.toolkit.report_html.svg import COLORS
 from sm_train.toolkit.review import comparison_table, waterfall
 from sm_train.toolkit.review.charts import render_chart, steps_at, time_axis
 from sm_train.toolkit.review.comparison_table import short_names
 from sm_train.toolkit.review.document import as_document
-from sm_train.toolkit.review.model import (
+from sm_train.toolkit.review.review_model import (
     LEVELS,
     Chart,
     Curve,
@@ -33,7 +33,7 @@ from sm_train.toolkit.review.model import (
     SampleImage,
     Verdict,
 )
-from sm_train.toolkit.review.page import page, write_page
+from sm_train.toolkit.review.review_page import page, write_page
 from sm_train.toolkit.review.series import resample
 
 from tests.support.sample_reviews import healthy, offline, stalled, three_jobs
@@ -223,7 +223,7 @@ def test_missing_folder_is_reported_and_no_file_is_left(tmp_path: Path) -> None:
 def test_missing_extra_names_what_to_install(module: str) -> None:
     program = (
         f"import sys; sys.modules[{module!r}] = None\n"
-        "from sm_train.toolkit.review.page import page\n"
+        "from sm_train.toolkit.review.review_page import page\n"
         "from sm_train.toolkit.review.document import as_document\n"
         "from sm_train.toolkit.errors import UserError\n"
         "from tests.support.sample_reviews import *\n"

@@ -17,8 +17,8 @@ from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from sm_train.toolkit.review.document import as_document
-from sm_train.toolkit.review.model import Review
-from sm_train.toolkit.review.page import write_page
+from sm_train.toolkit.review.review_model import Review
+from sm_train.toolkit.review.review_page import write_page
 
 from tests.support.sample_reviews import healthy, offline, stalled
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from selenium import webdriver
-from sm_train.toolkit.costing.command import CostOptions, resolve_inputs
+from sm_train.toolkit.costing.cost_command import CostOptions, resolve_inputs
 from sm_train.toolkit.costing.html_report import write_report
 from sm_train.toolkit.review.document import as_document
-from sm_train.toolkit.review.model import Review
-from sm_train.toolkit.review.page import write_page
+from sm_train.toolkit.review.review_model import Review
+from sm_train.toolkit.review.review_page import write_page
 from sm_train.toolkit.sampling.comparison_page import comparison_page
 
 from tests.support.run_documents import stage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sm_train.toolkit.review.job_facts import JobFacts
-from sm_train.toolkit.review.model import LEVELS, Verdict
+from sm_train.toolkit.review.review_model import LEVELS, Verdict
 from sm_train.toolkit.review.verdicts import (
     data,
     goodput,

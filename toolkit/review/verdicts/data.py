@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import finite
-from sm_train.toolkit.review.model import Level, Verdict
+from sm_train.toolkit.review.review_model import Level, Verdict
 from sm_train.toolkit.terminal.formatting import format_number
 
 GOOD_SHARE, WARNING_SHARE = 0.02, 0.1

@@ -10,7 +10,7 @@ from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts, JobOutcome
-from sm_train.toolkit.review.model import Level, Verdict, part_label
+from sm_train.toolkit.review.review_model import Level, Verdict, part_label
 from sm_train.toolkit.review.verdicts.data import ENTRY_DATA_FIX, has_own_script
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd, format_usd_range
 

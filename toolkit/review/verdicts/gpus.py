@@ -9,7 +9,7 @@ import numpy as np
 from sm_train.entrypoints.common.sagemaker_paths import host_name
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
-from sm_train.toolkit.review.model import LEVELS, Level, Verdict
+from sm_train.toolkit.review.review_model import LEVELS, Level, Verdict
 from sm_train.toolkit.terminal.formatting import format_number
 
 GOOD_UTILIZATION, POOR_UTILIZATION = 0.9, 0.7

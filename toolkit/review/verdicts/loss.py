@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
-from sm_train.toolkit.review.model import Level, Verdict
+from sm_train.toolkit.review.review_model import Level, Verdict
 from sm_train.toolkit.terminal.formatting import format_number
 
 _BUCKETS = 20

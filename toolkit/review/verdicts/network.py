@@ -10,7 +10,7 @@ from sm_train.entrypoints.doctor.nccl_log import NcclLog, TransportProblem, tran
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import finite
-from sm_train.toolkit.review.model import Level, Verdict
+from sm_train.toolkit.review.review_model import Level, Verdict
 from sm_train.toolkit.review.verdicts.traffic import network_use
 from sm_train.toolkit.terminal.formatting import format_quantity
 

@@ -13,7 +13,7 @@ from sm_train.cost.network import (
 )
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import finite
-from sm_train.toolkit.review.model import Level
+from sm_train.toolkit.review.review_model import Level
 from sm_train.toolkit.review.verdicts.gpus import rank_times
 from sm_train.toolkit.review.verdicts.speed import steady_speeds
 from sm_train.toolkit.terminal.formatting import format_number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sm_train.toolkit.review.job_facts import JobFacts
-from sm_train.toolkit.review.model import Verdict
+from sm_train.toolkit.review.review_model import Verdict
 
 _COVERED = ("stall", "stall-resolved", "step-skipped", "loss-non-finite", "rolled-back")
 _SERIOUS = frozenset(

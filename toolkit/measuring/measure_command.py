@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.aws.session import price_region, resolve_region
-from sm_train.toolkit.costing.command import usage_errors
+from sm_train.toolkit.costing.cost_command import usage_errors
 from sm_train.toolkit.costing.measured_speeds import (
     MeasuredSpeed,
     add_to_bucket,
@@ -22,8 +22,8 @@ from sm_train.toolkit.costing.measured_speeds import (
 )
 from sm_train.toolkit.costing.stages import stages_to_price
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.measuring import view
-from sm_train.toolkit.measuring.plan import (
+from sm_train.toolkit.measuring import measurement_view
+from sm_train.toolkit.measuring.measurement_plan import (
     MeasurementPlan,
     PlannedMeasurement,
     Sweep,
@@ -96,7 +96,7 @@ def _measure_here(options: MeasureOptions, config: RunConfig, stage: StageSectio
         one.stage.name: str(measurer.folder(one)) if measurer.is_done(one) else None
         for one in plan.measurements
     }
-    document = view.plan_document(plan, lambda one: known[one.stage.name])
+    document = measurement_view.plan_document(plan, lambda one: known[one.stage.name])
     if _only_shown(options, document):
         return
     _run(options, config, plan, measurer, lambda speed: None)
@@ -107,7 +107,7 @@ def _measure_in_jobs(options: MeasureOptions, config: RunConfig, stage: StageSec
     instances = _numbers("--instances", options.instances)
     plan = _plan(options, config, stage, region, instances, synthetic=options.synthetic)
     if options.dry_run:
-        _only_shown(options, view.plan_document(plan, lambda one: None))
+        _only_shown(options, measurement_view.plan_document(plan, lambda one: None))
         return
     from sm_train.toolkit.measuring.jobs import JobMeasurer
     from sm_train.toolkit.terminal.confirmation import ask
@@ -116,10 +116,10 @@ def _measure_in_jobs(options: MeasureOptions, config: RunConfig, stage: StageSec
     measurer = JobMeasurer.open(config, stage, base, region, options.profile)
     jobs = {one.stage.name: measurer.find(one) for one in plan.measurements}
     names = {name: None if job is None else job.name for name, job in jobs.items()}
-    document = view.plan_document(plan, lambda one: names[one.stage.name])
-    view.show_plan(document, local=False)
+    document = measurement_view.plan_document(plan, lambda one: names[one.stage.name])
+    measurement_view.show_plan(document, local=False)
     if any(name is None for name in names.values()) and not options.yes:
-        ask(view.question(document))
+        ask(measurement_view.question(document))
 
     def record(speed: MeasuredSpeed) -> None:
         try:
@@ -159,7 +159,7 @@ def _only_shown(options: MeasureOptions, document: dict[str, Any]) -> bool:
     if options.dry_run and options.as_json:
         write_json(document)
     else:
-        view.show_plan(document, local=options.local)
+        measurement_view.show_plan(document, local=options.local)
     return options.dry_run
 
 
@@ -197,7 +197,7 @@ def _run(
             }
         )
     else:
-        view.show_result(config, speeds, priced, unused)
+        measurement_view.show_result(config, speeds, priced, unused)
     note(f"Recorded in {path}; commit it")
     note(f"Next: sm-train cost {options.run}")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.extras import require_extra
-from sm_train.toolkit.report_html.page import STATIC_PAGE_POLICY, template, write_html
+from sm_train.toolkit.report_html.html_page import STATIC_PAGE_POLICY, template, write_html
 from sm_train.toolkit.review import comparison_table, waterfall
 from sm_train.toolkit.review.charts import (
     PROGRESS,
@@ -30,7 +30,7 @@ from sm_train.toolkit.review.document import (
     MarkDocument,
     ReviewDocument,
 )
-from sm_train.toolkit.review.model import LEVELS, SYMBOLS, Level, MarkKind, part_label
+from sm_train.toolkit.review.review_model import LEVELS, SYMBOLS, Level, MarkKind, part_label
 from sm_train.toolkit.review.series import lines_with_values
 from sm_train.toolkit.review.settings import differences
 from sm_train.toolkit.terminal.formatting import (

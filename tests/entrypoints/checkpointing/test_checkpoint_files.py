@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
@@ -22,8 +22,8 @@ def write_checkpoint(checkpoints: Path, step: int) -> Path:
     folder = checkpoints / step_folder_name(step)
     folder.mkdir(parents=True)
     shards = {ShardSpec("weight", (0,)): torch.full((3,), float(step))}
-    file = manifest.write_file(folder, SHARD, lambda path: save_shards(path, shards))
-    manifest.write_marker(folder, step, 1, "same", [file])
+    file = checkpoint_files.write_file(folder, SHARD, lambda path: save_shards(path, shards))
+    checkpoint_files.write_marker(folder, step, 1, "same", [file])
     return folder
 
 
@@ -58,7 +58,7 @@ def test_latest_complete_skips_unusable_checkpoints_with_reason(
         write_checkpoint(tmp_path, step)
     damage(tmp_path / step_folder_name(30))
     skipped: list[str] = []
-    latest = manifest.latest_complete(
+    latest = checkpoint_files.latest_complete(
         tmp_path, lambda folder, why: skipped.append(f"{folder.name} {why}")
     )
     assert latest is not None
@@ -73,11 +73,11 @@ def test_surplus_keeps_the_newest_complete_checkpoints_before_the_one_being_writ
 ) -> None:
     for step in (10, 20, 30, 40, 50):
         write_checkpoint(tmp_path, step)
-    manifest.invalidate(tmp_path / step_folder_name(10))
-    manifest.invalidate(tmp_path / step_folder_name(40))
-    manifest.invalidate(tmp_path / step_folder_name(50))
-    for old in manifest.surplus(tmp_path, keep=2, step=50):
-        manifest.remove(old)
+    checkpoint_files.invalidate(tmp_path / step_folder_name(10))
+    checkpoint_files.invalidate(tmp_path / step_folder_name(40))
+    checkpoint_files.invalidate(tmp_path / step_folder_name(50))
+    for old in checkpoint_files.surplus(tmp_path, keep=2, step=50):
+        checkpoint_files.remove(old)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == [
         "step-00000020",
         "step-00000030",
@@ -91,12 +91,16 @@ def test_shard_files_are_those_that_the_marker_lists(tmp_path: Path) -> None:
     folder = tmp_path / step_folder_name(10)
     folder.mkdir()
     listed = [
-        manifest.write_file(folder, shard_file_name(rank), manifest.save_bytes(b"new"))
+        checkpoint_files.write_file(
+            folder, shard_file_name(rank), checkpoint_files.save_bytes(b"new")
+        )
         for rank in range(2)
     ]
-    manifest.write_file(folder, shard_file_name(2), manifest.save_bytes(b"stale"))
-    manifest.write_marker(folder, 10, 2, "same", listed)
-    assert [path.name for path in manifest.shard_files(folder)] == [one.name for one in listed]
+    checkpoint_files.write_file(folder, shard_file_name(2), checkpoint_files.save_bytes(b"stale"))
+    checkpoint_files.write_marker(folder, 10, 2, "same", listed)
+    assert [path.name for path in checkpoint_files.shard_files(folder)] == [
+        one.name for one in listed
+    ]
 
 
 def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
@@ -105,5 +109,5 @@ def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        manifest.write_file(tmp_path, SHARD, fail)
+        checkpoint_files.write_file(tmp_path, SHARD, fail)
     assert list(tmp_path.iterdir()) == []

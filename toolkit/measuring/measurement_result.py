@@ -15,7 +15,7 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed, work_digest
 from sm_train.toolkit.costing.throughput import measure_speed
 from sm_train.toolkit.jobs.events import Event
-from sm_train.toolkit.measuring.plan import PlannedMeasurement
+from sm_train.toolkit.measuring.measurement_plan import PlannedMeasurement
 
 
 def read_result(

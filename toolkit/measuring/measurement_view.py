@@ -9,7 +9,7 @@ import click
 from sm_train.cost.stage import CostStage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed
-from sm_train.toolkit.measuring.plan import MeasurementPlan, PlannedMeasurement
+from sm_train.toolkit.measuring.measurement_plan import MeasurementPlan, PlannedMeasurement
 from sm_train.toolkit.terminal.formatting import (
     format_days,
     format_number,

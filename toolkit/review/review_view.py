@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.review.comparison_table import short_names
-from sm_train.toolkit.review.model import SYMBOLS, JobReview, Level, Review, part_label
+from sm_train.toolkit.review.review_model import SYMBOLS, JobReview, Level, Review, part_label
 from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.csv_text import format_csv
 from sm_train.toolkit.terminal.formatting import (
