@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import sysconfig
 import venv
 import zipfile
@@ -65,8 +66,21 @@ def test_the_wheel_holds_every_tracked_file(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("sm_train/")}
     expected = {f"sm_train/{name}" for name in tracked_files() if name.partition("/")[0] in FOLDERS}
-    # entrypoints/api is also the package itself.
-    assert packed == {*expected, "sm_train/__init__.py", "sm_train/py.typed"}
+    # entrypoints/api is the package itself.
+    installed = {name.replace("sm_train/entrypoints/api/", "sm_train/") for name in expected}
+    assert packed == installed
+
+
+def test_the_package_has_one_name() -> None:
+    """A second copy under another name would have classes of its own."""
+    imported = subprocess.run(
+        [sys.executable, "-c", "import sm_train.entrypoints.api"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert imported.returncode == 1
+    assert "ImportError: import sm_train instead of sm_train.entrypoints.api" in imported.stderr
 
 
 def test_setup_cfg_lists_every_package() -> None:
@@ -78,7 +92,7 @@ def test_setup_cfg_lists_every_package() -> None:
     folders = {
         "sm_train." + Path(name).parent.as_posix().replace("/", ".")
         for name in tracked_files()
-        if name.endswith(".py")
+        if name.endswith(".py") and not name.startswith("entrypoints/api/")
     }
     assert listed == folders
 

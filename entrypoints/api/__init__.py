@@ -17,6 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+if __name__ != "sm_train":  # a second copy would have a second of each lazily loaded state
+    raise ImportError(f"import sm_train instead of {__name__}: this folder is the package itself")
+
 if TYPE_CHECKING:
     from sm_train.entrypoints.common.error import Error
     from sm_train.entrypoints.script.checkpointer import Checkpointer

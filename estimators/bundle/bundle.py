@@ -204,21 +204,25 @@ def _user_files(config: RunConfig, user_code: UserCode) -> dict[str, bytes]:
     return user_code.files
 
 
+_API = "api"
+"""Folder of ``sm_train`` itself in a source tree."""
+
+
 def _training_code() -> dict[str, bytes]:
-    entrypoints = entrypoints_folder()
     # The same `import sm_train` as on a laptop; the version marks it as a job's.
     package = {
-        f"{_PACKAGE}__init__.py": (entrypoints / "api" / "__init__.py").read_bytes(),
+        f"{_PACKAGE}__init__.py": (files("sm_train") / "__init__.py").read_bytes(),
         f"{_PACKAGE}version.txt": f"{version('sm-train')}\n".encode(),
     }
     # The doctor predicts a step's time with the cost model.
-    for folder in (entrypoints, Path(str(files("sm_train.cost")))):
+    for folder in (entrypoints_folder(), Path(str(files("sm_train.cost")))):
         package |= {
             f"{_PACKAGE}{folder.name}/{path.relative_to(folder).as_posix()}": path.read_bytes()
             for path in folder.rglob("*")
             if path.is_file()
             and path.suffix in _SHIPPED_SUFFIXES
             and "__pycache__" not in path.parts
+            and path.parent != folder / _API  # a source tree has it, an installation has not
         }
     return package
 
