@@ -37,20 +37,6 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def start_time(pid: int) -> str:
-    """Return when the process was started, as the kernel counts; empty if it does not run.
-
-    :data:`UNKNOWN` without ``/proc``, for a process that exists.
-    """
-    if not _PROC.is_dir():
-        return UNKNOWN if _exists(pid) else ""
-    try:
-        # Field 22 of proc(5).
-        return _stat_fields(pid)[19]
-    except (OSError, IndexError):
-        return ""
-
-
 def exit_code(pid: int) -> int | None:
     """Return the exit code of a process that its parent has not reaped; None once it has.
 
