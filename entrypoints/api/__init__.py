@@ -88,7 +88,7 @@ _TOOLKIT = "sm_train.toolkit"
 _SOURCES = {
     "Checkpointer": (f"{_SCRIPT}.checkpointer", "Checkpointer"),
     "Checks": (f"{_TOOLKIT}.api.checks", "Checks"),
-    "Cost": (f"{_TOOLKIT}.costing.result", "Cost"),
+    "Cost": (f"{_TOOLKIT}.costing.cost_result", "Cost"),
     "CurrentJob": (f"{_SCRIPT}.current_job", "CurrentJob"),
     "Diagnosis": (f"{_TOOLKIT}.diagnose.diagnosis", "Diagnosis"),
     "Error": ("sm_train.entrypoints.common.error", "Error"),
@@ -98,7 +98,7 @@ _SOURCES = {
     "LocalRun": (f"{_TOOLKIT}.api.local_run", "LocalRun"),
     "Metrics": (f"{_TOOLKIT}.api.metrics", "Metrics"),
     "PackResult": (f"{_TOOLKIT}.packing.pack", "PackResult"),
-    "Review": (f"{_TOOLKIT}.review.model", "Review"),
+    "Review": (f"{_TOOLKIT}.review.review_model", "Review"),
     "Run": (f"{_TOOLKIT}.api.run", "Run"),
     "Samples": (f"{_TOOLKIT}.api.sampling", "Samples"),
     "ShardDataset": (f"{_SCRIPT}.shard_dataset", "ShardDataset"),

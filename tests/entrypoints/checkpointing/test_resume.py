@@ -11,7 +11,7 @@ from sm_train.entrypoints.checkpointing.async_checkpointer import CheckpointRank
 from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, FormatError, step_folder_name
 
-from tests.entrypoints.checkpointing.test_manifest import (
+from tests.entrypoints.checkpointing.test_checkpoint_files import (
     flip_last_bit,
     set_format,
     write_checkpoint,
