@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.common.events import FIELDS, TEXTS, EventLog, format_event
+from sm_train.toolkit.jobs.event_types import optional_types
 from sm_train.toolkit.jobs.events import parse_event
 
 LISTS = ("findings", "gpus", "ranks")
@@ -21,7 +22,7 @@ LISTS = ("findings", "gpus", "ranks")
     st.dictionaries(st.text(min_size=1), st.floats() | st.integers() | st.text()),
 )
 def test_formatted_event_parses_back(kind: str, extra: dict[str, Any]) -> None:
-    reserved = {"kind", "time", "node", "rank", *FIELDS[kind]}
+    reserved = {"kind", "time", "node", "rank", *FIELDS[kind], *optional_types(kind)}
     fields = valid_fields(kind) | {
         key: value for key, value in extra.items() if key not in reserved
     }
