@@ -24,7 +24,7 @@ class MeasuredNetwork(Topology):
         """Return the seconds of one call.
 
         Raises:
-            ValueError: the collective was not measured; :meth:`knows` tells.
+            ValueError: the collective was not measured (see :meth:`knows`).
         """
         seconds = seconds_for(call.bytes, self.sweeps[call.scope].get(call.collective, ()))
         if seconds is None:

@@ -63,7 +63,8 @@ class Lease:
     ) -> None:
         self._files, self._name, self.holder = files, name, holder
         self._document = dict(document or {})
-        self._version: str | None = None
+        self.version: str | None = None
+        """What :meth:`take` and :meth:`renew` wrote last; None if the lease is not held."""
 
     def acquire(
         self, *, job_is_active: JobIsActive = lambda job: False, by_force: bool = False
@@ -86,8 +87,8 @@ class Lease:
 
     def take(self, stored: StoredLease | None) -> bool:
         """Write the lease over ``stored``, or if None is stored; return whether that succeeded."""
-        self._version = self.write(self._document, None if stored is None else stored.version)
-        return self._version is not None
+        self.version = self.write(self._document, None if stored is None else stored.version)
+        return self.version is not None
 
     def write(self, document: Mapping[str, Any], version: str | None) -> str | None:
         """Write ``document`` and the holder over the stored ``version``; return the new version.
@@ -97,16 +98,11 @@ class Lease:
         content = json.dumps({**document, "holder": asdict(self.holder)}, indent=1).encode()
         return self._files.write_if(self._name, content, version=version)
 
-    @property
-    def version(self) -> str | None:
-        """What :meth:`take` and :meth:`renew` wrote last; None if the lease is not held."""
-        return self._version
-
     def renew(self) -> bool:
         """Renew the lease; return whether it is still held."""
-        if self._version is not None:
-            self._version = self.write(self._document, self._version)
-        return self._version is not None
+        if self.version is not None:
+            self.version = self.write(self._document, self.version)
+        return self.version is not None
 
     def release(self) -> None:
         """Remove the lease if it is still held."""

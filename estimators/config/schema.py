@@ -179,9 +179,9 @@ class RunConfig(Section):
             account = self.role.split(":")[4] if self.role else "*"
             names = [f"sagemaker-*-{account}"]
         else:
-            fallbacks = self.recovery.fallbacks
-            names = [self.bucket, *(one.buckets.get(self.bucket, "") for one in fallbacks)]
-        own = {name: self.output_kms_key for name in names if name}
+            relocated = (fallback.buckets.get(self.bucket) for fallback in self.recovery.fallbacks)
+            names = [self.bucket, *filter(None, relocated)]
+        own = dict.fromkeys(names, self.output_kms_key)
         return {**own, **self.bucket_kms_keys}
 
     @property

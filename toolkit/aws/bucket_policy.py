@@ -1,4 +1,4 @@
-"""Whether a bucket's policy denies the uploads of SageMaker, which name no encryption."""
+"""What a bucket does with the uploads of SageMaker, which name no encryption."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def denies_unencrypted(policy: Mapping[str, Any] | None, arn: str) -> Denial:
     """
     found = [_denial(statement, arn) for statement in _as_list((policy or {}).get("Statement"))]
     return "yes" if "yes" in found else "perhaps" if "perhaps" in found else "no"
+
+
+def may_be_same_key(named: str, stored: str | None) -> bool:
+    """Return whether two names may be those of one KMS key; an alias may name any."""
+    if stored is None or "alias/" in named or "alias/" in stored:
+        return stored is not None
+    return named.rpartition("/")[2] == stored.rpartition("/")[2]
 
 
 def _denial(statement: Mapping[str, Any], arn: str) -> Denial:

@@ -255,7 +255,10 @@ def _s3_findings(
         yield from problems
         if problems:
             unusable.add(bucket)
-    if storage.knows_its_bucket(config) and staging_bucket(config, region) not in unusable:
+    reaches_own_bucket = (
+        storage.knows_its_bucket(config) and staging_bucket(config, region) not in unusable
+    )
+    if reaches_own_bucket:
         yield from attempt(
             "the bucket's encryption",
             "output_kms_key",
@@ -278,11 +281,7 @@ def _s3_findings(
             stored_components_findings(config, session),
         )
     # Checkpoints in other regions are copies of the run's own, so only the first one is checked.
-    if (
-        subject.number == 0
-        and storage.knows_its_bucket(config)
-        and staging_bucket(config, region) not in unusable
-    ):
+    if subject.number == 0 and reaches_own_bucket:
         yield from attempt(
             "earlier checkpoints",
             "name",

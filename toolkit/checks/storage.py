@@ -12,7 +12,7 @@ from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.bucket_policy import denies_unencrypted
+from sm_train.toolkit.aws.bucket_policy import denies_unencrypted, may_be_same_key
 from sm_train.toolkit.aws.s3 import bucket_region, split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
@@ -182,13 +182,6 @@ def encryption_findings(
 
 
 _KMS = ("aws:kms", "aws:kms:dsse")
-
-
-def may_be_same_key(named: str, stored: str | None) -> bool:
-    """Return whether two names may be those of one KMS key; an alias may name any."""
-    if stored is None or "alias/" in named or "alias/" in stored:
-        return stored is not None
-    return named.rpartition("/")[2] == stored.rpartition("/")[2]
 
 
 def buckets(config: RunConfig, region: str) -> dict[str, tuple[str, str]]:

@@ -36,7 +36,9 @@ def global_options() -> list[click.Option]:
             metavar="B=ACCOUNT",
             help="Account that owns bucket B, if not yours; `any` accepts every owner.",
             expose_value=False,
-            callback=_declare_owners,
+            callback=_declare(
+                "owners", "([0-9]{12}|any)", "BUCKET=ACCOUNT with 12 digits, or BUCKET=any"
+            ),
         ),
         click.Option(
             ["--bucket-kms-key", "bucket_keys"],
@@ -44,7 +46,11 @@ def global_options() -> list[click.Option]:
             metavar="B=KEY",
             help="KMS key of new objects in bucket B; `default` leaves it to the bucket.",
             expose_value=False,
-            callback=_declare_keys,
+            callback=_declare(
+                "keys",
+                "[a-zA-Z0-9:/_-]+",
+                "BUCKET=KEY with the ID, ARN or alias of a key, or BUCKET=default",
+            ),
         ),
         click.Option(
             ["-q", "--quiet"],
@@ -78,29 +84,24 @@ def _store(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
             hide_messages()
 
 
-def _declare_owners(ctx: click.Context, parameter: click.Parameter, value: Sequence[str]) -> None:
-    for owner in value:
-        if not re.fullmatch(r"[a-z0-9.-]+=([0-9]{12}|any)", owner):
-            raise UserError(
-                f"--bucket-owner: {owner!r} must be BUCKET=ACCOUNT with 12 digits, or BUCKET=any"
-            )
-    if value:
-        from sm_train.entrypoints.common.bucket_settings import declare_buckets
+def _declare(
+    setting: str, pattern: str, expected: str
+) -> Callable[[click.Context, click.Parameter, Sequence[str]], None]:
+    """Return the callback of an option with a value for each bucket, as ``declare_buckets`` takes.
 
-        declare_buckets(owners=dict(owner.split("=") for owner in value))
+    Values have the form BUCKET=``pattern``; ``expected`` describes it in the error.
+    """
 
+    def declare(ctx: click.Context, parameter: click.Parameter, value: Sequence[str]) -> None:
+        for pair in value:
+            if not re.fullmatch(f"[a-z0-9.-]+={pattern}", pair):
+                raise UserError(f"{parameter.opts[0]}: {pair!r} must be {expected}")
+        if value:
+            from sm_train.entrypoints.common.bucket_settings import declare_buckets
 
-def _declare_keys(ctx: click.Context, parameter: click.Parameter, value: Sequence[str]) -> None:
-    for key in value:
-        if not re.fullmatch(r"[a-z0-9.-]+=[a-zA-Z0-9:/_-]+", key):
-            raise UserError(
-                f"--bucket-kms-key: {key!r} must be BUCKET=KEY with the ID, ARN or alias of a key, "
-                "or BUCKET=default"
-            )
-    if value:
-        from sm_train.entrypoints.common.bucket_settings import declare_buckets
+            declare_buckets(**{setting: dict(pair.split("=") for pair in value)})
 
-        declare_buckets(keys=dict(key.split("=") for key in value))
+    return declare
 
 
 class Command(click.Command):

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict
 from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.common.bucket_settings import bucket_key
 from sm_train.estimators.config.naming import short_name, staging_bucket
-from sm_train.toolkit.checks.storage import may_be_same_key
+from sm_train.toolkit.aws.bucket_policy import may_be_same_key
 from sm_train.toolkit.doctor.canary import CanaryJob, CanaryResult, first_event
 from sm_train.toolkit.doctor.canary_run import Canary
 from sm_train.toolkit.jobs.events import Event

@@ -157,8 +157,11 @@ class JobNameClaim:
             UserError: AWS returns an error.
         """
         spent = _as_document(replace(stored.record, placement=ABANDONED))
-        with self._translated():
-            written = self._lease.write(spent, stored.lease.version)
+        try:
+            with self._translated():
+                written = self._lease.write(spent, stored.lease.version)
+        finally:
+            self._lease.holder.close()
         if written is None:
             raise ClaimedError(f"{self._job}: another process has just claimed it; run this again")
 

@@ -112,7 +112,7 @@ KEY = "arn:aws:kms:us-east-1:345678901234:key/1234abcd-12ab-34cd-56ef-1234567890
 @pytest.fixture
 def training(aws: Aws) -> Training:
     aws.make_bucket("ai-bucket", **SHARDS)
-    encrypt_by_default(aws, {"SSEAlgorithm": "AES256"})  # as S3 does without being told
+    encrypt_by_default(aws, {"SSEAlgorithm": "AES256"})  # the default encryption of a new bucket
     return Training(aws, FakeSageMaker(aws))
 
 
