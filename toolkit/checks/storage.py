@@ -10,7 +10,7 @@ from sm_train.entrypoints.common.bucket_settings import bucket_key
 from sm_train.entrypoints.common.index_location import staged_uri
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.object_store.store import store_of
-from sm_train.estimators.config.naming import staging_bucket
+from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.bucket_policy import denies_unencrypted, may_be_same_key
 from sm_train.toolkit.aws.s3 import bucket_region, split_uri
@@ -160,7 +160,9 @@ def encryption_findings(
     key = bucket_key(config.bucket_keys, bucket)
     if key is None:
         return
-    denial = denies_unencrypted(store.policy(bucket), f"arn:aws:s3:::{bucket}/{config.name}/x")
+    partition = (config.role or ROLE_NOT_SET).split(":")[1]
+    checkpoint = f"arn:{partition}:s3:::{bucket}/{config.name}/checkpoints/x"
+    denial = denies_unencrypted(store.policy(bucket), checkpoint)
     if denial != "no":
         what = "denies" if denial == "yes" else "may deny"
         yield UPLOAD_ENCRYPTION.found(

@@ -548,6 +548,12 @@ def test_policy_that_denies_sagemakers_checkpoints_is_an_error(check: Check, aws
     assert "upload-encryption" not in check(output_kms_key="1234")
 
 
+def test_policy_of_another_partition_names_its_own_resources(check: Check, aws: Aws) -> None:
+    encrypt(aws, "1234", DENY | {"Resource": "arn:aws-us-gov:s3:::ai-bucket/*"})
+    role = ROLE.replace("arn:aws:", "arn:aws-us-gov:")
+    assert check(output_kms_key="1234", role=role)["upload-encryption"].level == "error"
+
+
 def test_checkpoints_that_the_bucket_encrypts_with_another_key_are_reported(
     check: Check, aws: Aws
 ) -> None:
