@@ -91,6 +91,8 @@ def test_recorder_reports_what_blocks(small_runs: FakeGpuResult) -> None:
         "from pinned": "asynchronous",
         "from pinned, blocking": "blocking copy",
         "from pin_memory": "asynchronous",
+        "pin_memory of the GPU's": "RuntimeError",
+        "pin_memory of an expanded": "RuntimeError",
         "synchronize": "torch.cuda.synchronize",
         "event": "Event.synchronize",
         "nonzero": "DynamicOutputShapeException",

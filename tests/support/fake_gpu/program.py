@@ -124,6 +124,8 @@ def _probe(recorder: Recorder) -> dict[str, str]:
             "from pinned": lambda: pinned.to("cuda", non_blocking=True),
             "from pinned, blocking": lambda: pinned.to("cuda"),
             "from pin_memory": lambda: pageable.pin_memory().to("cuda", non_blocking=True),
+            "pin_memory of the GPU's": value.pin_memory,
+            "pin_memory of an expanded": lambda: pageable.expand(2, 4).pin_memory(),
             "synchronize": torch.cuda.synchronize,
             "event": torch.cuda.Event().synchronize,
             "nonzero": value.nonzero,

@@ -66,7 +66,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         if func is aten.is_pinned.default:
             return self._is_pinned(args[0])
         if func is aten._pin_memory.default:
-            return self._pin(torch.empty_like(args[0]))
+            return self._pin(_page_locked_copy(args[0]))
         if func in _COPIES:
             self._check_copies(func, args, kwargs)
         elif func.namespace in ("c10d", "_c10d_functional"):
@@ -118,6 +118,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         tensors = whole if isinstance(whole, (list, tuple)) else [whole]
         size = sum(one.numel() * one.element_size() for one in tensors)
         self.collectives[name, self._function(), _ranks(args), size] += 1
+
+
+def _page_locked_copy(tensor: Tensor) -> Tensor:
+    """Return what ``pin_memory`` copies into; raise what it raises."""
+    if tensor.device.type != "cpu":
+        raise RuntimeError("only dense CPU tensors can be pinned")
+    if 0 in tensor.stride() and tensor.numel() > 1:
+        raise RuntimeError("more than one element refers to a single memory location")
+    return torch.empty_like(tensor)
 
 
 def _ranks(args: Sequence[Any]) -> int:
