@@ -8,7 +8,7 @@ Each prints one line as soon as it has ended, and its figures are in the JSON fi
     failed          3.1 s  optimizers      muon: 3 tensors differ after the resume
     not installed   0.0 s  adamw8bit       bitsandbytes
 
-    python benchmarks/gpu.py [--device cpu --quick] [--part NAME …] [--seconds 480] [--output FILE]
+    python benchmarks/gpu.py [--device cpu --quick] [--part NAME …] [--seconds 480]
 
 With ``--quick`` the networks are tiny, so that the same code runs on two CPU cores. gpu_parts.py
 describes the parts.
@@ -47,11 +47,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny networks and few steps")
-    parser.add_argument("--part", action="append", help="only this part; may be repeated")
+    parser.add_argument("--part", action="append", help="only these parts, in this order")
     parser.add_argument("--seconds", type=float, default=480, help="limit of the whole run")
+    parser.add_argument(
+        "--optional", type=Path, help="folder of packages that start CUDA when they are imported"
+    )
     parser.add_argument("--output", type=Path, default=Path("build/gpu.json"))
     options = parser.parse_args(arguments)
-    _prepare_environment(options.device)
+    _prepare_environment(options.device, options.optional)
     # Imported once, before any part is forked. Nothing in it creates a CUDA context.
     from gpu_parts import PARTS, PartRun
 
@@ -59,7 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"--part: {', '.join(sorted(unknown))}: unknown; use one of "
                      f"{', '.join(part.name for part in PARTS)}")  # fmt: skip
-    chosen = [part for part in PARTS if not options.part or part.name in options.part]
+    by_name = {part.name: part for part in PARTS}
+    chosen = [by_name[name] for name in options.part or by_name]
     deadline = time.monotonic() + options.seconds
     document: Figures = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -86,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if "failed" in outcomes else 0
 
 
-def _prepare_environment(device: str) -> None:
+def _prepare_environment(device: str, optional: Path | None) -> None:
     """Set what must be set before PyTorch is imported or CUDA starts."""
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -95,6 +99,8 @@ def _prepare_environment(device: str) -> None:
     set_allocator()
     # cuBLAS is deterministic with it only; parts that compare bits turn the rest on themselves.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if optional is not None:
+        os.environ["GPU_OPTIONAL_PACKAGES"] = str(optional.absolute())
     # Processes that a job starts import the modules that this process imports.
     paths = [*filter(None, sys.path), str(Path.cwd())]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

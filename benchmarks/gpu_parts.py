@@ -22,7 +22,6 @@ A part gets a :class:`PartRun` and returns the line that is printed. It raises i
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import math
@@ -35,6 +34,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -78,6 +78,9 @@ from training_setup import (
     write_shards,
 )
 from transformers import CLIPTextModel, T5EncoderModel  # noqa: F401
+
+OPTIONAL_VARIABLE = "GPU_OPTIONAL_PACKAGES"
+"""Environment variable with the folders of packages that start CUDA when they are imported."""
 
 FAMILIES = ("tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit", "tiny-pixels", "digits")
 
@@ -306,7 +309,52 @@ def _measure_throughput(run: PartRun, what: _Throughput) -> str:
     if run.device == "cuda":
         words += _gpu_figures(what, plan, trainer, images, figures)
     run.report(**{what.label: figures})
+    if run.device == "cuda":
+        figures |= _kernel_times(steps)
+        run.report(**{what.label: figures})
+        words.append(f"GPU busy {figures['gpu_busy']:.0%}")
     return f"{what.label}: {', '.join(words)}"
+
+
+KERNELS = {
+    "copies": r"Memcpy|Memset",
+    "attention": r"flash|fmha|attention|sdpa",
+    "convolutions": r"conv|wgrad|dgrad|fprop|winograd|nchwToNhwc|nhwcToNchw",
+    "matrix products": r"gemm|nvjet|cutlass|xmma|cublas",
+    "optimizer, EMA and norms of gradients": r"multi_tensor|foreach|adam",
+    "normalizations": r"norm|Norm|RowwiseMoments|welford",
+    "compiled": r"triton",
+    "element-wise": r"elementwise|vectorized|reduce|cat|index|gather|fill",
+}
+"""Kind of kernel → pattern of its name; the first one counts."""
+
+
+def _kernel_times(steps: _Steps, count: int = 3) -> dict[str, Any]:
+    """Return how long the GPU ran kernels in steady steps, by kind, in milliseconds per step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        steps.take(count)
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - started
+    kinds: Counter[str] = Counter()
+    names: Counter[str] = Counter()
+    launches = 0
+    for event in profiler.key_averages():
+        milliseconds = event.device_time_total / 1e3 / count
+        kind = next((kind for kind, part in KERNELS.items() if re.search(part, event.key)), "other")
+        kinds[kind] += milliseconds
+        names[event.key[:120]] += milliseconds
+        launches += event.count
+    return {
+        "gpu_busy": sum(kinds.values()) / (1e3 * wall / count),
+        "kernel_milliseconds": dict(kinds.most_common()),
+        "longest_kernels": dict(names.most_common(15)),
+        "kernels_per_step": launches // count,
+        "step_milliseconds": 1e3 * wall / count,
+    }
 
 
 def _gpu_figures(
@@ -583,7 +631,7 @@ def optimizers(run: PartRun) -> str:
     missing = ""
     if run.device == "cpu":
         missing = "; adamw8bit needs a GPU"
-    elif importlib.util.find_spec("bitsandbytes") is None:
+    elif not _has_bitsandbytes():
         missing = "; adamw8bit: bitsandbytes is not installed"
     else:
         names.append("adamw8bit")
@@ -603,8 +651,16 @@ def optimizers(run: PartRun) -> str:
     return f"{', '.join(outcomes)}: 3 steps after the resume equal bit for bit{missing}"
 
 
+def _has_bitsandbytes() -> bool:
+    folders = os.environ.get(OPTIONAL_VARIABLE, "").split(os.pathsep)
+    return any(Path(folder, "bitsandbytes").is_dir() for folder in folders)
+
+
 def _resume_optimizer(run: PartRun, name: str, results: Any) -> None:
     try:
+        if name == "adamw8bit":
+            # It starts CUDA when it is imported, and diffusers imports it where it is installed.
+            sys.path += os.environ[OPTIONAL_VARIABLE].split(os.pathsep)
         optimizer = replace(configure("tiny-mmdit", 32, 4).training.optimizer, name=name)
         going_on = _job(run, f"{name}-on", "tiny-mmdit", 6, 3, optimizer=optimizer)
         expected = _losses(going_on.run())
@@ -718,7 +774,9 @@ def fsdp(run: PartRun) -> str:
 
 def loader(run: PartRun) -> str:
     """Train from JPEGs; the step events tell how long the GPU waited for them."""
-    preset, resolution, batch, steps = ("tiny-sd2", 32, 4, 6) if run.quick else ("sd2", 256, 64, 60)
+    preset, resolution, batch, steps = "dit-xl", 256, 64, 60
+    if run.quick:
+        preset, resolution, batch, steps = "tiny-sd2", 32, 4, 6
     images = 16 if run.quick else 128
     channel = run.folder / "job" / "input" / "data" / "train"
     channel.mkdir(parents=True)
@@ -729,7 +787,13 @@ def loader(run: PartRun) -> str:
                 key = f"{shard:03d}{number:04d}"
                 writer.write({"__key__": key, "jpg": content, "txt": f"photo {number}"})
     config = configure(
-        preset, resolution, batch, decode_workers=1 if run.quick else 8, log_every=steps // 3
+        preset,
+        resolution,
+        batch,
+        # Large text encoders take long to build, and little of a step.
+        content=None if run.quick else with_small_encoders(preset),
+        decode_workers=1 if run.quick else 8,
+        log_every=steps // 3,
     )
     config = replace(
         config,
@@ -774,7 +838,7 @@ def node(run: PartRun) -> str:
 
 
 def _doctor(run: PartRun) -> dict[str, Any]:
-    config = configure("tiny-sd2", 32, 4)
+    config = configure("tiny-sd2", 32, 4) if run.quick else configure("sd2", 512, 32)
     base = run.folder / "doctor"
     write_shards(base / "input" / "data" / "train", 64)
     document = write_document(config, base)
@@ -792,7 +856,7 @@ def _doctor(run: PartRun) -> dict[str, Any]:
 PARTS = (
     Part("families", families, 60),
     Part("sync", sync, 40),
-    Part("sd2", sd2, 75),
+    Part("sd2", sd2, 110),
     Part("snapshot", snapshot, 75),
     Part("resume", resume, 75),
     Part("mmdit", mmdit, 75),

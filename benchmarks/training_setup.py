@@ -201,7 +201,9 @@ def synthetic_batch(trainer: Trainer, resolution: int, batch: int, *, online: bo
         [ids.to(trainer.device) for ids in components.text_encoders.tokenize(["a word"])]
     )
     states, pooled = (
-        None if tensor is None else tensor.detach().half().cpu().expand(batch, *tensor.shape[1:])
+        None
+        if tensor is None
+        else tensor.detach().half().cpu().repeat(batch, *tensor[0].ndim * [1])
         for tensor in (text.states, text.pooled)
     )
     return replace(online_batch, moments=moments, text=states, pooled=pooled)

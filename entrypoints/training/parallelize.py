@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.distributed.fsdp import blocks, shard
+from sm_train.entrypoints.distributed.fsdp import shard
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.component_check import UNET
 from sm_train.entrypoints.planning.memory import keeps_unsharded_gradients
 from torch import nn
+
+COMPILED = ("BasicTransformerBlock", "JointTransformerBlock", "ResnetBlock2D")
+"""Class names in diffusers of the layers that repeat within a network, which are compiled.
+
+Each compiles once per shape, in seconds; a U-Net's outer blocks took more than two minutes on an
+H200. They contain neither FSDP's hooks of a U-Net nor the function that checkpoints activations.
+"""
+
+_MAX_VARIANTS = 64
+"""Graphs of one class: a U-Net has 18 shapes, and evaluations add variants without gradients.
+PyTorch's default of 8 would run the others without compilation."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +98,7 @@ def parallelize(
     if plan.activation_checkpointing:
         network.enable_gradient_checkpointing()
     if plan.compile:
-        for block in blocks(network):
-            # Block by block: one graph for all would start to sum gradients only at its end.
-            block.compile()
+        compile_repeated(network, one_shape=not config.data.aspect_buckets)
     shard(
         module,
         plan.sharding,
@@ -107,6 +117,22 @@ def parallelize(
     if plan.channels_last:
         network.to(memory_format=torch.channels_last)
     return module.train()
+
+
+def compile_repeated(network: nn.Module, *, one_shape: bool, **options: Any) -> list[nn.Module]:
+    """Let each of the :data:`COMPILED` layers compile itself in its first pass; return them.
+
+    One graph for all would start to sum gradients only at its end. With ``one_shape`` kernels are
+    specialized to the shapes of a stage; otherwise those that vary become variables of the graph.
+    ``options`` are those of torch.compile.
+    """
+    torch._dynamo.config.cache_size_limit = max(
+        _MAX_VARIANTS, torch._dynamo.config.cache_size_limit
+    )
+    layers = [module for module in network.modules() if type(module).__name__ in COMPILED]
+    for layer in layers:
+        layer.compile(dynamic=False if one_shape else None, **options)
+    return layers
 
 
 def move_frozen(plan: ParallelPlan, components: ModelComponents, device: torch.device) -> None:
