@@ -10,7 +10,7 @@ DEMO_EXTRAS := train,demo
 TEST_EXTRAS := aws,$(DEMO_EXTRAS),heic,hub,report,where,notebook,docs,dev
 
 .PHONY: demo test test-integration test-newest test-slow test-torch-2.5 test-torch-2.3 optional \
-	lint screens docs site plans images requirements sbom audit bench clean
+	lint screens docs site plans images requirements sbom audit bench gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m sm_train.toolkit.demo
@@ -156,6 +156,10 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/review.py
 	$(BIN)/python benchmarks/cloudwatch_metrics.py
+
+# Proves on one GPU what no CPU exercises, in at most eight minutes: make TORCH=torch==2.13.0 gpu
+gpu: $(VENV)/.installed optional
+	$(BIN)/python benchmarks/gpu.py --optional $(VENV)/optional
 
 # Creates an environment with exact versions, each checked against its hash: of PyTorch the CPU
 # build, if a package index has it, otherwise PyPI's build with the libraries that it needs.

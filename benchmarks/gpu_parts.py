@@ -63,7 +63,7 @@ from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter
 from sm_train.entrypoints.monitoring.node_metrics import NodeCounters, event_fields
 from sm_train.entrypoints.planning.memory import ModelPlan, plan_preset
 from sm_train.entrypoints.planning.mfu import PEAK_FLOPS, MfuMeter
-from sm_train.entrypoints.training.gpu_settings import configure_kernels
+from sm_train.entrypoints.training import gpu_settings
 from sm_train.entrypoints.training.metrics import StepMetricsWindow
 from sm_train.entrypoints.training.parallelize import ParallelPlan
 from sm_train.entrypoints.training.trainer import Trainer
@@ -169,7 +169,7 @@ def _loss_and_gradients(
 
     AcceleratorState._reset_state(True)
     torch.manual_seed(0)  # of the frozen components
-    configure_kernels(config)
+    gpu_settings.configure_kernels(config)
     trainer = make_trainer(run.accelerator(config.training.precision), run.folder, config)
     module = trainer.state.module
     if state is None:
@@ -281,7 +281,7 @@ def _measure_throughput(run: PartRun, what: _Throughput) -> str:
     )
     stage = replace(config.stage, activation_checkpointing=what.checkpointing)
     config = replace(config, stage=stage)
-    configure_kernels(config)
+    gpu_settings.configure_kernels(config)
     began = time.perf_counter()
     folder = run.folder / what.label.replace(" ", "-")
     trainer = make_trainer(run.accelerator(), folder, config)
@@ -495,6 +495,18 @@ def snapshot(run: PartRun) -> str:
     )
 
 
+def _choose_deterministic_kernels() -> None:
+    """Make two runs of a job equal: without it cuDNN measures algorithms and keeps the fastest."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    configure = gpu_settings.configure_kernels
+
+    def configure_without_measuring(config: JobConfig) -> None:
+        configure(config)
+        torch.backends.cudnn.benchmark = False
+
+    gpu_settings.configure_kernels = configure_without_measuring
+
+
 @dataclass
 class Job:
     """The built-in training as a job below ``base``, in a forked process."""
@@ -529,7 +541,7 @@ class Job:
         sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
         sys.stderr = sys.stdout
         os.environ |= {"SAGEMAKER_BASE_DIR": str(self.base), **self.environment}
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        _choose_deterministic_kernels()
         warnings.filterwarnings("once")
         self.prepare()
         train.main(["--stage", self.config.stage.name, "--document", str(document)])
