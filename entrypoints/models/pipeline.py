@@ -92,8 +92,8 @@ def _encode_with_padding(encoder: Any, ids: Tensor) -> Text:
     need no mask of their own.
     """
     mask = ids.ne(encoder.config.pad_token_id)
-    # In the shape of attention (B, heads, queries, keys): of a mask (B, L) transformers asks whether
-    # it masks anything, for which the CPU would wait for the GPU.
+    # Shaped for attention (B, heads, queries, keys): of a mask (B, L) transformers asks whether it
+    # masks anything, and the CPU would wait for the GPU's answer.
     states = encoder(ids, attention_mask=mask[:, None, None]).last_hidden_state
     return Text(states * mask[:, :, None].to(states.dtype))
 

@@ -1,4 +1,4 @@
-"""Captions are encoded without a look at the content of a tensor, for which a CPU waits on a GPU."""
+"""Encoding captions reads no tensor's content, for which the CPU would wait for the GPU."""
 
 from __future__ import annotations
 
