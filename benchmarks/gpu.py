@@ -4,9 +4,9 @@ The parts run in the order of their value, each in a process of its own with a l
 run that is cut short has the important parts, and a part that fails or hangs ends no other one.
 Each prints one line as soon as it has ended, and its figures are in the JSON file from then on:
 
-    ok             12.3 s  families        6 presets in fp32: gradients differ by 4e-06 at most
-    failed          3.1 s  optimizers      muon: 3 tensors differ after the resume
-    not installed   0.0 s  adamw8bit       bitsandbytes
+    ok              2.0 s  nan                 a step with a NaN changes none of 298 tensors
+    failed        120.3 s  sd2-compile         ended after its limit of 120 s
+    not installed   0.0 s  adamw8bit           bitsandbytes, below --optional, for a GPU
 
     python benchmarks/gpu.py [--device cpu --quick] [--part NAME …] [--seconds 480]
 
@@ -54,17 +54,17 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, default=Path("build/gpu.json"))
     options = parser.parse_args(arguments)
+    deadline = time.monotonic() + options.seconds
     _prepare_environment(options.device, options.optional)
     # Imported once, before any part is forked. Nothing in it creates a CUDA context.
     from gpu_parts import PARTS, PartRun
 
     unknown = set(options.part or ()) - {part.name for part in PARTS}
     if unknown:
-        parser.error(f"--part: {', '.join(sorted(unknown))}: unknown; use one of "
-                     f"{', '.join(part.name for part in PARTS)}")  # fmt: skip
+        names = ", ".join(part.name for part in PARTS)
+        parser.error(f"--part: {', '.join(sorted(unknown))}: unknown; use one of {names}")
     by_name = {part.name: part for part in PARTS}
     chosen = [by_name[name] for name in options.part or by_name]
-    deadline = time.monotonic() + options.seconds
     document: Figures = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": options.device,

@@ -11,7 +11,8 @@ mmdit-compile  as ``mmdit``, with its blocks compiled
 fsdp           ``fully_shard`` with NCCL: an evaluation does not change the next step's loss
 nan            a step without a finite gradient changes no weight and no optimizer state
 rollback       several such steps in a row roll the job back to its last checkpoint
-optimizers     each shipped optimizer resumes bit for bit
+optimizers     each of PyTorch's optimizers resumes bit for bit
+adamw8bit      so does that of bitsandbytes
 loader         the share of time for which the GPU waits for decoded images
 node           NVML's figures of the GPU, and the doctor on one GPU
 sd2-compile    as ``sd2``, with its blocks compiled
@@ -638,15 +639,19 @@ def resume(run: PartRun) -> str:
 
 
 def optimizers(run: PartRun) -> str:
-    """Resume every shipped optimizer from its checkpoint, and compare with going on."""
-    names = ["adamw", "adafactor", "muon"]
-    missing = ""
-    if run.device == "cpu":
-        missing = "; adamw8bit needs a GPU"
-    elif not _has_bitsandbytes():
-        missing = "; adamw8bit: bitsandbytes is not installed"
-    else:
-        names.append("adamw8bit")
+    """Resume PyTorch's optimizers from their checkpoints, and compare with going on."""
+    return _resume_optimizers(run, ["adamw", "adafactor", "muon"])
+
+
+def adamw8bit(run: PartRun) -> str:
+    """The same for bitsandbytes' optimizer, which is a package of its own."""
+    folders = os.environ.get(OPTIONAL_VARIABLE, "").split(os.pathsep)
+    if run.device == "cpu" or not any(Path(folder, "bitsandbytes").is_dir() for folder in folders):
+        raise NotInstalledError("bitsandbytes, below --optional, for a GPU")
+    return _resume_optimizers(run, ["adamw8bit"])
+
+
+def _resume_optimizers(run: PartRun, names: Sequence[str]) -> str:
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     processes = [
@@ -659,13 +664,8 @@ def optimizers(run: PartRun) -> str:
     outcomes = dict(results.get() for _ in processes)
     run.report(**outcomes)
     failed = {name: text for name, text in outcomes.items() if text != "equal"}
-    assert not failed, "; ".join(f"{name}: {text}" for name, text in failed.items()) + missing
-    return f"{', '.join(outcomes)}: 3 steps after the resume equal bit for bit{missing}"
-
-
-def _has_bitsandbytes() -> bool:
-    folders = os.environ.get(OPTIONAL_VARIABLE, "").split(os.pathsep)
-    return any(Path(folder, "bitsandbytes").is_dir() for folder in folders)
+    assert not failed, "; ".join(f"{name}: {text}" for name, text in failed.items())
+    return f"{', '.join(outcomes)}: 3 steps after the resume equal bit for bit"
 
 
 def _resume_optimizer(run: PartRun, name: str, results: Any) -> None:
@@ -877,6 +877,7 @@ PARTS = (
     Part("nan", nan, 30),
     Part("rollback", rollback, 30),
     Part("optimizers", optimizers, 60),
+    Part("adamw8bit", adamw8bit, 40),
     Part("loader", loader, 60),
     Part("node", node, 60),
     Part("sd2-compile", sd2_compile, 120),

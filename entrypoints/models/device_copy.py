@@ -9,7 +9,7 @@ from torch import Tensor
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return ``tensor`` on ``device``; the CPU continues before the copy is done.
 
-    A tensor that is there already is returned as it is. A GPU copies page-locked memory only; for
+    A tensor of that device is returned as it is. A GPU copies page-locked memory only; for
     any other the driver may first wait until all earlier work is done (CUDA Runtime API 12.2, "API
     synchronization behavior"). PyTorch keeps page-locked memory that it has allocated once, and
     reuses a block after its copy is done.

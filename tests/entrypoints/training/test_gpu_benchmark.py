@@ -15,7 +15,7 @@ from tests.support.deadline import DEADLINE
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 COMPILED = ("mmdit-compile", "sd2-compile")
 
 
@@ -46,6 +46,13 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     assert outcomes == dict.fromkeys(listed.split(), "ok"), output
     assert code == 0
     assert document["parts"]["snapshot"]["figures"]["different"] == []
+
+
+def test_a_part_without_its_package_says_so(tmp_path: Path) -> None:
+    code, output, _ = run_parts(tmp_path, "--part", "adamw8bit")
+    assert output.startswith("not installed")
+    assert "bitsandbytes" in output
+    assert code == 0
 
 
 @pytest.mark.slow
