@@ -43,15 +43,16 @@ def machine_key() -> bytes:
         Error: the file is another user's, or others can read it.
     """
     path = Path(tempfile.gettempdir()) / f"sm-train-{os.geteuid()}.key"
-    own = path.with_name(f"{path.name}.{os.getpid()}")
-    own.touch(0o600)
+    # Of this call alone: another thread may do the same at this time.
+    descriptor, own = tempfile.mkstemp(prefix=f"{path.name}.")
     try:
-        own.write_bytes(secrets.token_bytes(32))
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(32))
         os.link(own, path)  # whole, or not at all
     except FileExistsError:
         pass
     finally:
-        own.unlink()
+        Path(own).unlink()
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o600:

@@ -124,7 +124,10 @@ def test_processes_outside_of_a_job_share_a_key_that_others_cannot_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert machine_key() == machine_key()
+    with ThreadPoolExecutor(8) as threads:
+        keys = {future.result() for future in [threads.submit(machine_key) for _ in range(200)]}
+    assert keys == {machine_key()}
+    assert [path.suffix for path in tmp_path.iterdir()] == [".key"]
     [file] = tmp_path.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     file.chmod(0o644)
