@@ -22,7 +22,7 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
-from sm_train.entrypoints.distributed.object_exchange import use_job_key
+from sm_train.entrypoints.distributed.messages import use_job_key
 from sm_train.entrypoints.monitoring.failures import (
     LOST_NODE_SECONDS,
     SETTLE_SECONDS,

@@ -15,18 +15,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
+from sm_train.entrypoints.common.digests import message_key
 from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JOB_FILE
 from sm_train.entrypoints.common.node_description import HYPERPODRUN, LAUNCHER_VARIABLE
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.common.user_packages import PackageInstallError, install_user_packages
 from sm_train.entrypoints.distributed.cuda_compat import cuda_compat
-from sm_train.entrypoints.distributed.rendezvous import (
+from sm_train.entrypoints.distributed.messages import (
+    ForgedMessageError,
     MissingNodeError,
-    RendezvousAddress,
-    join,
-    wait_for_nodes,
+    use_job_key,
 )
+from sm_train.entrypoints.distributed.rendezvous import RendezvousAddress, join, wait_for_nodes
 from sm_train.entrypoints.monitoring.start import wait_for_watchdog
 
 
@@ -82,6 +85,7 @@ def rendezvous(environment: Mapping[str, str], paths: SageMakerPaths) -> None:
 
     Raises:
         MissingNodeError: a node is missing; the log and the job's failure reason name it.
+        ForgedMessageError: another host writes to the nodes' store.
     """
     resources = ResourceConfig.read(paths)
     if len(resources.hosts) == 1:
@@ -94,7 +98,7 @@ def rendezvous(environment: Mapping[str, str], paths: SageMakerPaths) -> None:
             wait_for_nodes(resources.hosts, first.port, lambda text: events.warn("node-late", text))
         else:
             join(resources.current_host, first)
-    except MissingNodeError as error:
+    except (ForgedMessageError, MissingNodeError) as error:
         _report_failure(events, "node-missing", error, paths)
         raise
 
@@ -111,12 +115,15 @@ def main(arguments: list[str]) -> int:
     if network:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", network)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
+    document = Path(arguments[0]).parent / JOB_FILE
+    if document.exists():
+        use_job_key(message_key(document))
     paths = SageMakerPaths.from_environment()
     events = EventLog(node=ResourceConfig.read(paths).node_rank, rank=0)
     try:
         rendezvous(os.environ, paths)
         install_user_packages()
-    except MissingNodeError:
+    except (ForgedMessageError, MissingNodeError):
         return 1
     except PackageInstallError as error:
         _report_failure(events, "packages-missing", error, paths)

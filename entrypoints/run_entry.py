@@ -34,7 +34,7 @@ from sm_train.entrypoints.script.ranks import (
     ScriptRank,
     ScriptRanks,
     agree_on_states,
-    open_store,
+    open_messages,
 )
 
 _EXIT_TIMEOUT = 120.0
@@ -70,8 +70,8 @@ def _run(process: TrainingProcess) -> None:
     for folder in (paths.checkpoints, paths.model, paths.output_data):
         folder.mkdir(parents=True, exist_ok=True)
     _join_smddp(process, resources, events)
-    store = open_store(info)
-    states = agree_on_states(_own_states(process, info), info, store)
+    messages = open_messages(info)
+    states = agree_on_states(_own_states(process, info), info, messages)
     if info.leads_node:
         for name in saved_states.remove_incomplete(paths.checkpoints, states):
             events.warn("checkpoint-incomplete", f"{name} is incomplete and was removed")
@@ -86,7 +86,7 @@ def _run(process: TrainingProcess) -> None:
     observer.ranks = ScriptRanks(
         paths.checkpoints,
         info,
-        store,
+        messages,
         step=lambda: observer.step,
         steps_per_second=lambda: observer.steps_per_second,
         on_complete=observer.log_checkpoint,

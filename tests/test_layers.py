@@ -86,6 +86,7 @@ OWNERS = {
     "entrypoints/object_store/": r"client\(\s*[\"']s3[\"']|\.(put|get|head|copy|delete)_object\(|"
     r"list_objects_v2|(?<!api)\.upload_file\(|\.download_file\(|multipart_upload|TransferManager",
     "entrypoints/leases/": r"\bclass Lease\b|\bRENEW_SECONDS = ",
+    "entrypoints/distributed/messages.py": r"\bdef job_key\b|\bclass KeyValueStore\b",
     "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
 }
 """Owner of a concept → what only its source contains. CONTRIBUTING.md names the concepts.

@@ -11,16 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
+
+from sm_train.entrypoints.distributed.messages import (
+    KeyValueStore,
+    Messages,
+    MissingNodeError,
+    job_key,
+)
 
 TIMEOUT_SECONDS = 600.0
 """The instances of a job start together; the largest images are pulled in a few minutes."""
 
 REMINDER_SECONDS = 60.0
-POLL_SECONDS = 0.05
 _CONNECT_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
 _ACKNOWLEDGE_SECONDS = 10.0
@@ -32,20 +38,6 @@ SECURITY_GROUP_HINT = (
     "the security group must let its members reach each other on all ports, in and out"
 )
 _HINT = f"in a VPC, {SECURITY_GROUP_HINT}; otherwise check whether its log has begun, and resubmit"
-
-
-class MissingNodeError(RuntimeError):
-    """A node or rank is missing, or this one came too late; the message is one line."""
-
-
-class KeyValueStore(Protocol):
-    """The calls of ``torch.distributed.Store`` that neither block nor need all ranks."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes | str: ...
-
-    def check(self, keys: list[str]) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -88,33 +80,6 @@ def _tcp_store(host: str, port: int, *, is_server: bool, timeout: float) -> Any:
     )
 
 
-def wait_for_keys(
-    store: KeyValueStore,
-    keys: Iterable[str],
-    timeout: float,
-    *,
-    on_poll: Callable[[list[str], float], None] = lambda missing, seconds: None,
-) -> dict[str, float]:
-    """Wait until all ``keys`` are set; returns key → seconds until it was set, for those that were.
-
-    ``on_poll`` is called with the missing keys and the seconds waited. This polls instead of
-    calling the store's blocking ``wait``, which reports neither the nodes that joined nor those
-    that are missing.
-    """
-    started = time.monotonic()
-    arrived: dict[str, float] = {}
-    missing = list(keys)
-    while True:
-        elapsed = time.monotonic() - started
-        for key in [key for key in missing if store.check([key])]:
-            missing.remove(key)
-            arrived[key] = elapsed
-        if not missing or elapsed > timeout:
-            return arrived
-        on_poll(missing, elapsed)
-        time.sleep(POLL_SECONDS)
-
-
 def wait_for_nodes(
     names: Sequence[str],
     port: int,
@@ -141,12 +106,13 @@ def wait_for_nodes(
             warn(f"waiting for {waiting_for} for {seconds:.0f} s")
 
     store, _ = serve_store(port, timeout=timeout)
-    joined = wait_for_keys(store, by_key, timeout, on_poll=remind)
+    messages = Messages(store, job_key())
+    joined = messages.arrivals(by_key, timeout, on_poll=remind)
     missing = ", ".join(name for key, name in by_key.items() if key not in joined)
-    store.set(_MISSING_KEY, missing)
+    messages.put_json(_MISSING_KEY, missing)
     # The store closes with this call: leave the others time to read the outcome.
     acknowledged = [_acknowledged_key(by_key[key]) for key in joined]
-    wait_for_keys(store, acknowledged, _ACKNOWLEDGE_SECONDS)
+    messages.arrivals(acknowledged, _ACKNOWLEDGE_SECONDS)
     if missing:
         raise MissingNodeError(f"{missing} did not join within {timeout:.0f} s: {_HINT}")
 
@@ -182,16 +148,16 @@ def _join_once(name: str, first: RendezvousAddress, deadline: float) -> str:
     """
     remaining = deadline - time.monotonic()
     timeout = min(_CONNECT_SECONDS, max(_RETRY_SECONDS, remaining))
-    store = connect_store(first, timeout=timeout)
-    store.set(_node_key(name), "")
+    messages = Messages(connect_store(first, timeout=timeout), job_key())
+    messages.put(_node_key(name), b"")
     # The first node may have started its own timeout later than this node did.
-    if not wait_for_keys(store, [_MISSING_KEY], max(0.0, remaining) + REMINDER_SECONDS):
+    if not messages.arrivals([_MISSING_KEY], max(0.0, remaining) + REMINDER_SECONDS):
         raise RuntimeError("it is up, but did not report which nodes joined")
-    value = store.get(_MISSING_KEY)
+    missing: str = messages.get_json(_MISSING_KEY) or ""
     # The first node may close the store as soon as it has read this.
     with contextlib.suppress(RuntimeError):
-        store.set(_acknowledged_key(name), "")
-    return value if isinstance(value, str) else value.decode()
+        messages.put(_acknowledged_key(name), b"")
+    return missing
 
 
 def _node_key(name: str) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sm_train.entrypoints.distributed.object_exchange import ObjectExchange, job_key
+from sm_train.entrypoints.distributed.messages import Messages, job_key
+from sm_train.entrypoints.distributed.object_exchange import ObjectExchange
 
 SELF_TEST_SECONDS = 180.0
 """The first collective opens all connections: about a minute for NCCL on 128 GPUs."""
@@ -30,7 +31,7 @@ def join_smddp(timeout: timedelta, on_hang: Callable[[str], None]) -> str | None
     distributed: Any = dist
     store, rank, world_size = next(distributed.rendezvous("env://", timeout=timeout))
     own_store = distributed.PrefixStore("self-test", store)
-    exchange = ObjectExchange(own_store, rank, world_size, job_key())
+    exchange = ObjectExchange(Messages(own_store, job_key()), rank, world_size)
     message = _FAILED.format(seconds=SELF_TEST_SECONDS)
     timer = threading.Timer(SELF_TEST_SECONDS, on_hang, [message])
     timer.daemon = True

@@ -7,17 +7,12 @@ later decide the verdict are put into the same store as soon as they are known.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.entrypoints.distributed.rendezvous import (
-    KeyValueStore,
-    MissingNodeError,
-    wait_for_keys,
-)
+from sm_train.entrypoints.distributed.messages import Messages, MissingNodeError
 
 
 @dataclass(frozen=True)
@@ -33,30 +28,27 @@ class BarrierResult:
 
 
 class StoreBarrier:
-    """Barriers and JSON values of one rank in ``store``; rank 0 of ``size`` ranks decides."""
+    """Barriers of one rank, by messages; rank 0 of ``size`` ranks decides."""
 
-    def __init__(self, store: KeyValueStore, rank: int, size: int) -> None:
-        self.store, self.rank, self.size = store, rank, size
+    def __init__(self, messages: Messages, rank: int, size: int) -> None:
+        self.messages, self.rank, self.size = messages, rank, size
 
-    def put(self, key: str, value: Any) -> None:
-        """Store ``value`` as JSON."""
-        self.store.set(key, json.dumps(value))
+    def put(self, name: str, value: Any) -> None:
+        """Send ``value`` to the other ranks."""
+        self.messages.put_json(name, value)
 
-    def get(self, key: str) -> Any | None:
-        """Return the value of ``key``; None if there is none yet."""
-        if not self.store.check([key]):
-            return None
-        return json.loads(self.store.get(key))
+    def get(self, name: str) -> Any | None:
+        """Return a value that a rank has sent; None if there is none yet."""
+        return self.messages.get_json(name)
 
-    def wait(self, key: str, seconds: float) -> Any:
-        """Wait for the value of ``key``.
+    def wait(self, name: str, seconds: float) -> Any:
+        """Wait for a value of rank 0.
 
         Raises:
             MissingNodeError: there is none within ``seconds``.
         """
-        if not wait_for_keys(self.store, [key], seconds):
-            raise MissingNodeError(f"rank 0 did not set {key} within {seconds:.0f} s")
-        return self.get(key)
+        self.messages.require({name: "rank 0"}, seconds, f"set {name}")
+        return self.get(name)
 
     def meet(
         self,
@@ -90,7 +82,7 @@ class StoreBarrier:
         self, part: str, timeout: float, budget: Callable[[], float], expected: tuple[int, ...]
     ) -> BarrierResult:
         by_key = {f"{part}/{rank}": rank for rank in expected}
-        arrived = wait_for_keys(self.store, by_key, timeout)
+        arrived = self.messages.arrivals(by_key, timeout)
         first = min(arrived.values(), default=0.0)
         delays = {by_key[key]: round(seconds - first, 2) for key, seconds in arrived.items()}
         ranks = tuple(sorted(delays))

@@ -176,7 +176,7 @@ class ClusterBenchmark:
 
     def _group(self, name: str, ranks: Sequence[int]) -> BenchmarkGroup:
         return BenchmarkGroup(
-            self._barrier.store,
+            self._barrier.messages.store,
             name,
             ranks,
             self._rank.rank,

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from sm_train.cost.network import Collective
-from sm_train.entrypoints.distributed.rendezvous import KeyValueStore
+from sm_train.entrypoints.distributed.messages import KeyValueStore
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 

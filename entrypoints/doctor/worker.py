@@ -23,18 +23,23 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.digests import message_key
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
 from sm_train.entrypoints.common.parent_death import exit_with_launcher
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import decide
+from sm_train.entrypoints.distributed.messages import (
+    Messages,
+    MissingNodeError,
+    job_key,
+    use_job_key,
+)
 from sm_train.entrypoints.distributed.rendezvous import (
     SECURITY_GROUP_HINT,
-    MissingNodeError,
     RendezvousAddress,
     connect_store,
     serve_store,
-    wait_for_keys,
 )
 from sm_train.entrypoints.doctor import node_benchmarks, node_facts
 from sm_train.entrypoints.doctor.barrier import StoreBarrier
@@ -100,6 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--verdict", type=Path, required=True)
     options = parser.parse_args(arguments)
     exit_with_launcher()
+    use_job_key(message_key(options.document))
     config = read_job_config(options.document, options.stage)
     paths = SageMakerPaths.from_environment()
     process = _Process(config, paths, options.verdict.parent / "nccl.log")
@@ -178,9 +184,8 @@ class _Process:
             return RendezvousAddress(host, port + 1)
         # torchrun's own store publishes the free port of the doctor's. It is not used for more,
         # because training's rendezvous happens there.
-        launcher_store = StoreBarrier(
-            connect_store(RendezvousAddress(host, port), timeout=self._join_timeout), 1, 1
-        )
+        store = connect_store(RendezvousAddress(host, port), timeout=self._join_timeout)
+        launcher_store = StoreBarrier(Messages(store, job_key()), 1, 1)
         key = f"doctor-port/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         if is_server:
             launcher_store.put(key, self._serve(0))
@@ -194,7 +199,7 @@ class _Process:
     def _connect(self) -> StoreBarrier:
         # torch connects twice before it gives up, each time for the whole timeout.
         store = connect_store(self._address, timeout=self._join_timeout / 2)
-        return StoreBarrier(store, self._info.rank, self._info.world_size)
+        return StoreBarrier(Messages(store, job_key()), self._info.rank, self._info.world_size)
 
     def _store_unreachable(self, error: str) -> dict[str, Any]:
         """Log that rank 0's store cannot be reached; returns the verdict of this rank alone."""
@@ -294,7 +299,7 @@ class _Process:
         verdict = conclude(self._config, cluster, self._paths, self._events)
         barrier.put("verdict", verdict)
         readers = {one.rank for one in cluster.ranks} - {0} - cluster.lost_ranks.keys()
-        wait_for_keys(barrier.store, [f"verdict-read/{rank}" for rank in readers], FAREWELL_SECONDS)
+        barrier.messages.arrivals([f"verdict-read/{rank}" for rank in readers], FAREWELL_SECONDS)
         return verdict
 
     def _read_verdict(self, barrier: StoreBarrier) -> dict[str, Any]:

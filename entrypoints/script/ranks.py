@@ -8,7 +8,6 @@ saved to it or has passed the step without saving, and chooses the step after wh
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -21,7 +20,8 @@ from typing import Any
 
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import CheckpointFile, CheckpointMarker
-from sm_train.entrypoints.distributed.object_exchange import ObjectExchange, Store, job_key
+from sm_train.entrypoints.distributed.messages import KeyValueStore, Messages, job_key
+from sm_train.entrypoints.distributed.object_exchange import ObjectExchange
 from sm_train.entrypoints.monitoring.heartbeat import heartbeat_folder
 from sm_train.entrypoints.script import saved_states
 
@@ -62,7 +62,7 @@ class Save:
 
 
 class FolderStore:
-    """A :class:`Store` for the processes of one node: a file for each key.
+    """A :class:`KeyValueStore` for the processes of one node: a file for each key.
 
     The watchdog removes the folder when the node's first process has ended.
     """
@@ -71,8 +71,8 @@ class FolderStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
 
-    def set(self, key: str, value: bytes | str) -> None:
-        write_atomic(self._path(key), value.encode() if isinstance(value, str) else value)
+    def set(self, key: str, value: bytes) -> None:
+        write_atomic(self._path(key), value)
 
     def get(self, key: str) -> bytes:
         return self._path(key).read_bytes()
@@ -91,8 +91,8 @@ class FolderStore:
         return self._folder / key.replace("/", "-")
 
 
-def open_store(info: ScriptRank) -> Store | None:
-    """Connect to a key-value store of the job's ranks; None for a single process.
+def open_messages(info: ScriptRank) -> Messages | None:
+    """Connect to the messages of the job's ranks; None for a single process.
 
     On one node it is a folder in memory. The agent of torchrun hosts that of several nodes. Where
     MPI starts the processes there is no agent, and the default process group's store is used, which
@@ -100,6 +100,10 @@ def open_store(info: ScriptRank) -> Store | None:
     """
     if info.world_size == 1:
         return None
+    return Messages(_open_store(info), job_key())
+
+
+def _open_store(info: ScriptRank) -> KeyValueStore:
     if info.nodes == 1:
         return FolderStore(heartbeat_folder() / "store")
     import torch.distributed as dist
@@ -116,15 +120,15 @@ def open_store(info: ScriptRank) -> Store | None:
 
 
 def agree_on_states(
-    states: Sequence[saved_states.SavedState], info: ScriptRank, store: Store | None
+    states: Sequence[saved_states.SavedState], info: ScriptRank, messages: Messages | None
 ) -> list[saved_states.SavedState]:
     """Return the states that are complete on every node, newest first.
 
     ``states`` are those that this node holds; only the rank that leads the node has to know them.
     """
-    if store is None:
+    if messages is None:
         return list(states)
-    exchange = ObjectExchange(store, info.rank, info.world_size, job_key())
+    exchange = ObjectExchange(messages, info.rank, info.world_size)
     held = exchange.all_gather(list(states) if info.leads_node else None)
     by_node = [one for one in held if one is not None]
     return [state for state in by_node[0] if all(state in one for one in by_node)]
@@ -141,13 +145,13 @@ class ScriptRanks:
         self,
         checkpoints: Path,
         info: ScriptRank,
-        store: Store | None,
+        messages: Messages | None,
         *,
         step: Callable[[], int],
         steps_per_second: Callable[[], float],
         on_complete: Callable[[Save, CheckpointMarker], None],
     ) -> None:
-        self._checkpoints, self._info, self._store = checkpoints, info, store
+        self._checkpoints, self._info, self._messages = checkpoints, info, messages
         self._step, self._steps_per_second = step, steps_per_second
         self._on_complete = on_complete
         self._lock = threading.Lock()
@@ -215,7 +219,7 @@ class ScriptRanks:
     def _has_finished(self) -> bool:
         self.tick()
         if self._info.rank:
-            return self._store is None or self._store.check(["finished"])
+            return self._messages is None or self._messages.has(["finished"])
         return not self._pending and self._seal is None
 
     def _release_ranks(self) -> None:
@@ -223,8 +227,8 @@ class ScriptRanks:
 
         The agent of torchrun hosts the store and ends after all agents, so it would outlive rank 0.
         """
-        if self._info.rank == 0 and self._store is not None:
-            self._store.set("finished", "1")
+        if self._info.rank == 0 and self._messages is not None:
+            self._messages.put("finished", b"")
 
     # ------------------------------------------------------------------ by the thread
 
@@ -238,7 +242,7 @@ class ScriptRanks:
         self._agree_on_stop()
 
     def _publish(self) -> None:
-        if self._store is None:
+        if self._messages is None:
             return
         with self._lock:
             status = {
@@ -250,18 +254,16 @@ class ScriptRanks:
                 "stop_at": self.stop_at,
                 "stop_refused": self._stop_refused,
             }
-        self._store.set(f"rank/{self._info.rank}", json.dumps(status))
+        self._messages.put_json(f"rank/{self._info.rank}", status)
 
     def _statuses(self) -> list[dict[str, Any]]:
         """Return what the ranks have published; one that has not begun is at step -1."""
-        assert self._store is not None
+        assert self._messages is not None
         unknown: dict[str, Any] = {"step": -1, "saving": None, "saves": [], "ended": False}
         unknown |= {"stop": False, "stop_at": None, "stop_refused": None}
         statuses = []
         for rank in range(self._info.world_size):
-            key = f"rank/{rank}"
-            known = self._store.check([key])
-            statuses.append(json.loads(self._store.get(key)) if known else unknown)
+            statuses.append(self._messages.get_json(f"rank/{rank}") or unknown)
         return statuses
 
     def _seal_pending(self) -> None:
@@ -275,13 +277,13 @@ class ScriptRanks:
                 self._pending.remove(save)
                 self._seal = save
                 self._sealed += 1
-            if self._store is not None:
-                self._store.set(f"seal/{self._sealed}", json.dumps([save.name, save.step]))
+            if self._messages is not None:
+                self._messages.put_json(f"seal/{self._sealed}", [save.name, save.step])
         if self._seal is not None:
             self._write_marker(self._seal)
 
     def _all_past(self, save: Save) -> bool:
-        if self._store is None:
+        if self._messages is None:
             return True
         key = [save.name, save.step]
         return all(
@@ -292,14 +294,14 @@ class ScriptRanks:
 
     def _write_marker(self, save: Save) -> None:
         keys = [f"files/{self._sealed}/{node}" for node in range(1, self._info.nodes)]
-        if self._store is not None and keys and not self._store.check(keys):
+        if self._messages is not None and keys and not self._messages.has(keys):
             return
         folder = self._checkpoints / save.name
         try:
             files = saved_states.list_files(folder)
             for key in keys:
-                assert self._store is not None
-                files += [CheckpointFile(**one) for one in json.loads(self._store.get(key))]
+                assert self._messages is not None
+                files += [CheckpointFile(**one) for one in self._messages.get_json(key) or ()]
             with self._lock:
                 # The script may have begun to write the folder again, or removed it.
                 current, self._seal = self._seal is save, None
@@ -313,53 +315,54 @@ class ScriptRanks:
 
     def _answer_seal(self) -> None:
         """On another node's first rank: list the node's files of the save that rank 0 seals."""
-        assert self._store is not None
+        assert self._messages is not None
         number = self._answered + 1
-        if not self._store.check([f"seal/{number}"]):
+        sealed = self._messages.get_json(f"seal/{number}")
+        if sealed is None:
             return
-        name, _ = json.loads(self._store.get(f"seal/{number}"))
+        name, _ = sealed
         folder = self._checkpoints / name
         try:
             files = [asdict(file) for file in saved_states.list_files(folder)]
         except OSError:
             files = []
         (folder / saved_states.INCOMPLETE).unlink(missing_ok=True)
-        self._store.set(f"files/{number}/{self._info.node}", json.dumps(files))
+        self._messages.put_json(f"files/{number}/{self._info.node}", files)
         self._answered = number
 
     def _agree_on_stop(self) -> None:
-        if self._store is None:
+        if self._messages is None:
             if self._stop and self.stop_at is None:
                 self.stop_at = self._step()
                 self.stop_agreed.set()
             return
         if self._info.rank == 0:
             self._propose_stop()
-        if not self.stop_agreed.is_set() and self._store.check(["stop"]):
-            proposed = int(self._store.get("stop"))
+        proposed = None if self.stop_agreed.is_set() else self._messages.get_json("stop")
+        if proposed is not None:
             with self._lock:
                 if proposed != self.stop_at and proposed != self._stop_refused:
                     if self._step() < proposed:
                         self.stop_at = proposed
                     else:
                         self._stop_refused = proposed
-        if self.stop_at is not None and self._store.check([f"stop-agreed/{self.stop_at}"]):
+        if self.stop_at is not None and self._messages.has([f"stop-agreed/{self.stop_at}"]):
             self.stop_agreed.set()
 
     def _propose_stop(self) -> None:
-        assert self._store is not None
+        assert self._messages is not None
         if self.stop_agreed.is_set():
             return
         statuses = self._statuses()
-        proposed = int(self._store.get("stop")) if self._store.check(["stop"]) else None
+        proposed = self._messages.get_json("stop")
         if proposed is None:
             if not any(status["stop"] for status in statuses):
                 return
         elif all(status["stop_at"] == proposed for status in statuses):
-            self._store.set(f"stop-agreed/{proposed}", "1")
+            self._messages.put(f"stop-agreed/{proposed}", b"")
             return
         elif not any(status["stop_refused"] == proposed for status in statuses):
             return
         fastest = max(self._step(), *(status["step"] for status in statuses))
         margin = max(2, math.ceil(STOP_MARGIN_SECONDS * self._steps_per_second()))
-        self._store.set("stop", str(fastest + margin))
+        self._messages.put_json("stop", fastest + margin)

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.common.digests import machine_key, seal
 from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.distributed import object_exchange
-from sm_train.entrypoints.distributed.object_exchange import ForgedValueError, ObjectExchange
+from sm_train.entrypoints.distributed import messages, object_exchange
+from sm_train.entrypoints.distributed.messages import ForgedMessageError, Messages, MissingNodeError
+from sm_train.entrypoints.distributed.object_exchange import ObjectExchange
 from sm_train.entrypoints.distributed.rendezvous import serve_store
 
 from tests.support.deadline import DEADLINE
@@ -32,10 +33,9 @@ def ranks(world_size: int, timeout: float = DEADLINE) -> Iterator[list[ObjectExc
     server, port = serve_store(0, timeout=DEADLINE)
     yield [
         ObjectExchange(
-            TCPStore("127.0.0.1", port, None, False, timedelta(seconds=DEADLINE)),
+            Messages(TCPStore("127.0.0.1", port, None, False, timedelta(seconds=DEADLINE)), KEY),
             rank,
             world_size,
-            KEY,
             timedelta(seconds=timeout),
         )
         for rank in range(world_size)
@@ -58,7 +58,7 @@ def test_all_ranks_receive_all_values_in_rank_order(values: list[Any]) -> None:
 
 
 def test_large_values_are_split_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_exchange, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(messages, "CHUNK_BYTES", 1000)
     values = [bytes(range(256)) * 40, torch.arange(5000).tolist()]
     with ranks(2) as exchanges:
         assert on_all(exchanges, lambda one: one.all_gather(values[one.rank])) == [values] * 2
@@ -72,18 +72,18 @@ def test_gather_returns_the_values_on_rank_0_only() -> None:
 
 def test_values_are_deleted_once_all_ranks_have_read_them() -> None:
     with ranks(2) as exchanges:
-        store: Any = exchanges[0].store
+        store: Any = exchanges[0].messages.store
         before = store.num_keys()
         counts = set()
         for _ in range(5):
             on_all(exchanges, lambda one: one.gather(one.rank))
             on_all(exchanges, lambda one: one.all_gather(one.rank))
             counts.add(store.num_keys() - before)
-        assert counts == {4}, "only the keys of the last call may remain"
+        assert counts == {2}, "only the messages of the last call may remain"
 
 
 def test_absent_rank_is_named() -> None:
-    absent = pytest.raises(TimeoutError, match="ranks 1, 2 did not take part")
+    absent = pytest.raises(MissingNodeError, match="rank 1, rank 2 did not take part")
     with ranks(3, timeout=0.2) as exchanges, absent:
         exchanges[0].all_gather("here")
 
@@ -101,11 +101,12 @@ class Payload:
 @pytest.mark.parametrize("name", ["objects/1/1", "objects/1/1/0"])
 @pytest.mark.parametrize("attack", ["forged", "replayed", "cut"])
 def test_value_of_another_host_is_refused_before_it_is_unpickled(
-    tmp_path: Path, name: str, attack: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, attack: str
 ) -> None:
     """A third connection to the rendezvous's port replaces what rank 1 has written."""
+    monkeypatch.setattr(messages, "CHUNK_BYTES", 8)
     with ranks(2) as exchanges:
-        intruder: Any = exchanges[1].store
+        intruder: Any = exchanges[1].messages.store
         exchanges[1]._publish("honest")
         payload = zlib.compress(pickle.dumps(Payload(tmp_path / "executed")))
         values = {
@@ -115,7 +116,7 @@ def test_value_of_another_host_is_refused_before_it_is_unpickled(
         }
         intruder.set(name, values[attack])
         exchanges[0]._publish("own")
-        with pytest.raises(ForgedValueError, match=r"was not written by a process of this job"):
+        with pytest.raises(ForgedMessageError, match=r"was not written by a process of this job"):
             exchanges[0]._read("objects/1")
     assert not (tmp_path / "executed").exists()
 

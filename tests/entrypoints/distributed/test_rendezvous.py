@@ -13,9 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch.distributed  # noqa: F401  importing it later would take time of a node's timeout
+from sm_train.entrypoints.common.digests import seal
+from sm_train.entrypoints.distributed.messages import ForgedMessageError, MissingNodeError
 from sm_train.entrypoints.distributed.rendezvous import (
-    MissingNodeError,
     RendezvousAddress,
+    connect_store,
     join,
     wait_for_nodes,
 )
@@ -95,6 +98,18 @@ def test_foreign_connections_are_not_counted() -> None:
         assert not first.done()
         join("algo-2", address, timeout=DEADLINE)
         assert first.exception(timeout=DEADLINE) is None
+
+
+def test_node_with_another_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs other code, or does not belong to the job."""
+    address = RendezvousAddress("127.0.0.1", free_port())
+    with ThreadPoolExecutor(1) as nodes:
+        first = nodes.submit(wait_for_nodes, NODES[:2], address.port, print, timeout=DEADLINE)
+        connect_when_listening(address.port).close()
+        intruder = connect_store(address, timeout=DEADLINE)
+        intruder.set("node/algo-2", seal(b"w", b"another key", "node/algo-2"))
+        with pytest.raises(ForgedMessageError, match="node/algo-2"):
+            first.result(timeout=DEADLINE)
 
 
 def connect_when_listening(port: int) -> socket.socket:

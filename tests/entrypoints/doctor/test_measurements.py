@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.cost.network import COLLECTIVES, bus_factor
-from sm_train.entrypoints.distributed.rendezvous import MissingNodeError
+from sm_train.entrypoints.distributed.messages import Messages, MissingNodeError
 from sm_train.entrypoints.doctor import node_benchmarks
 from sm_train.entrypoints.doctor.barrier import StoreBarrier
 from sm_train.entrypoints.doctor.bus_bandwidth import (
@@ -127,28 +128,14 @@ def test_sweep_reaches_1_gib_on_a_fast_network_and_stops_early_on_a_slow_one() -
 # ------------------------------------------------------------------ barriers
 
 
-class FakeStore:
-    """torch's store for threads."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-    def get(self, key: str) -> str:
-        return self.values[key]
-
-
 def test_missing_rank_is_left_out_and_late_rank_gets_an_error() -> None:
-    store = FakeStore()
+    messages = Messages(dist.HashStore(), b"the job's key")
     results: dict[int, Any] = {}
 
     def meet(rank: int) -> None:
-        results[rank] = StoreBarrier(store, rank, 4).meet("a", 0.3, lambda: 7.0, result_timeout=5.0)
+        results[rank] = StoreBarrier(messages, rank, 4).meet(
+            "a", 0.3, lambda: 7.0, result_timeout=5.0
+        )
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1, 3)]
     for one in threads:
@@ -158,9 +145,11 @@ def test_missing_rank_is_left_out_and_late_rank_gets_an_error() -> None:
     assert {one.ranks for one in results.values()} == {(0, 1, 3)}
     assert {one.budget for one in results.values()} == {7.0}
     with pytest.raises(MissingNodeError, match="came too late"):
-        StoreBarrier(store, 2, 4).meet("a", 0.3, lambda: 7.0, result_timeout=5.0)
+        StoreBarrier(messages, 2, 4).meet("a", 0.3, lambda: 7.0, result_timeout=5.0)
     with pytest.raises(MissingNodeError, match="rank 0 did not set a/result"):
-        StoreBarrier(FakeStore(), 2, 4).meet("a", 0.3, lambda: 7.0, result_timeout=0.1)
+        StoreBarrier(Messages(dist.HashStore(), b""), 2, 4).meet(
+            "a", 0.3, lambda: 7.0, result_timeout=0.1
+        )
 
 
 # ------------------------------------------------------------------ one node

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from sm_train.entrypoints.distributed.messages import Messages
 from sm_train.entrypoints.script import ranks
 from sm_train.entrypoints.script.ranks import ScriptRank, ScriptRanks
 
@@ -14,12 +15,12 @@ from tests.support.deadline import DEADLINE
 
 
 def create_ranks(folder: Path, count: int, steps: list[int]) -> list[ScriptRanks]:
-    store = dist.HashStore()
+    messages = Messages(dist.HashStore(), b"the job's key")
     return [
         ScriptRanks(
             folder,
             ScriptRank(rank, count, 0, rank, count),
-            store,
+            messages,
             step=lambda rank=rank: steps[rank],  # type: ignore[misc]
             steps_per_second=lambda: 1.0,
             on_complete=lambda save, marker: None,
