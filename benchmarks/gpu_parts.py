@@ -94,6 +94,15 @@ PUBLISHED = {("sd2", False): 127.0, ("sd2", True): 385.3 / 8}
 4.0, NVIDIA, and awsome-distributed-training, as listed in cost/data/speeds.csv."""
 
 
+DATA_SHEETS = {
+    "A100": "A100-SXM4-80GB",
+    "H100": "H100-SXM5-80GB",
+    "H200": "H200-SXM-141GB",
+    "B200": "B200-179GiB",
+}
+"""Part of a GPU's name → its row of cost/data/accelerators.csv."""
+
+
 class NotInstalledError(Exception):
     """A part needs a package that is not installed; the message names it."""
 
@@ -109,10 +118,6 @@ class PartRun:
     quick: bool
     folder: Path
     report: Callable[..., None] = lambda **figures: None
-
-    @property
-    def torch_device(self) -> torch.device:
-        return torch.device(self.device, 0) if self.device == "cuda" else torch.device("cpu")
 
     def accelerator(self, precision: str = "bf16") -> Accelerator:
         mixed = "bf16" if precision == "bf16" else "no"
@@ -166,9 +171,7 @@ def _loss_and_gradients(
     run: PartRun, config: JobConfig, state: dict[str, Tensor] | None, batch: Batch | None
 ) -> tuple[float, Tensor, dict[str, Tensor], Batch]:
     """Return loss, gradients (one vector), weights and batch; ``state`` None makes new weights."""
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(True)
+    _reset_accelerator()
     torch.manual_seed(0)  # of the frozen components
     gpu_settings.configure_kernels(config)
     trainer = make_trainer(run.accelerator(config.training.precision), run.folder, config)
@@ -186,10 +189,10 @@ def _loss_and_gradients(
         prediction = trainer.model(target.noisy, target.timesteps, *text)
         loss = trainer._loss.mean(prediction, target)
     loss.backward()
-    gradients = [one.grad for one in trainer.state.parameters if one.grad is not None]
+    gradients = [weight.grad for weight in trainer.state.parameters if weight.grad is not None]
     return (
         loss.item(),
-        torch.cat([one.float().flatten().cpu() for one in gradients]),
+        torch.cat([gradient.float().flatten().cpu() for gradient in gradients]),
         {name: value.cpu() for name, value in state.items()},
         batch,
     )
@@ -363,7 +366,7 @@ def _gpu_figures(
 ) -> list[str]:
     """Add what only a GPU has; return it in words."""
     name = torch.cuda.get_device_name()
-    sheet = data_sheet("H200-SXM-141GB" if "H200" in name else "H100-SXM5-80GB")
+    sheet = data_sheet(next(row for part, row in DATA_SHEETS.items() if part in name))
     peak = next(flops for part, flops in PEAK_FLOPS.items() if part in name)
     mfu = MfuMeter(plan.training_flops_per_image, peak).mfu(images, 1)
     frozen = sum(
@@ -417,7 +420,7 @@ def _pinned(batch: Batch) -> Batch:
 
 
 def _measure_all(run: PartRun, measurements: Sequence[_Throughput]) -> str:
-    return "; ".join(_measure_throughput(run, one) for one in measurements)
+    return "; ".join(_measure_throughput(run, measurement) for measurement in measurements)
 
 
 def sd2(run: PartRun) -> str:
@@ -574,7 +577,7 @@ class Job:
     def digests(self, step: int) -> dict[str, str]:
         """Return the digests of a checkpoint's tensors; it must be complete."""
         marker = json.loads((self.checkpoints / step_folder_name(step) / MARKER).read_bytes())
-        files = {one["name"]: one["blake3"] for one in marker["files"]}
+        files = {file["name"]: file["blake3"] for file in marker["files"]}
         return {name: digest for name, digest in files.items() if is_shard_file(name)}
 
     def copy_to(self, base: Path, *, without: int) -> Job:
