@@ -88,6 +88,7 @@ OWNERS = {
     "entrypoints/leases/": r"\bclass Lease\b|\bRENEW_SECONDS = ",
     "entrypoints/distributed/messages.py": r"\bdef job_key\b|\bclass KeyValueStore\b",
     "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
+    "toolkit/models/": r"\bclass StoredModel\b|\bdef find_stored\b",
 }
 """Owner of a concept → what only its source contains. CONTRIBUTING.md names the concepts.
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.sampling.sample import find_source, require_writable, sample_images
+from sm_train.toolkit.models.opened_checkpoint import open_checkpoint
+from sm_train.toolkit.sampling.sample import (
+    find_source,
+    require_training_packages,
+    require_writable,
+    sample_images,
+)
+from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,12 +28,13 @@ _COLUMNS = 10
 class Samples:
     """Sampled images, one for each prompt. In a notebook they are shown as a grid.
 
-    ``checkpoint`` is the folder of the checkpoint or model that they are from.
+    ``checkpoint`` is the folder of the checkpoint or model that they are from, or its address in
+    S3.
     """
 
     images: tuple[Image, ...]
     prompts: tuple[str, ...]
-    checkpoint: Path
+    checkpoint: Path | str
     seed: int
 
     def grid(self, columns: int = _COLUMNS) -> Image:
@@ -62,16 +70,23 @@ def sample(
     steps: int = 50,
     guidance: float = 5.0,
     seed: int = 0,
+    stage: str | None = None,
+    region: str | None = None,
+    profile: str | None = None,
 ) -> Samples:
     """Sample one image for each prompt.
 
     Args:
-        checkpoint: A model's folder, a checkpoint (``step-…``), or the folder of a run's
-            checkpoints, of which the latest complete one is used.
+        checkpoint: A run's name or file, a job's name, a local run's folder, a checkpoint
+            (``step-…``), a stage's checkpoints, of which the latest complete one is used, or a
+            model's folder; the last three local or ``s3://…``. What is in S3 is downloaded.
         prompts: The prompts.
         steps: Sampling steps.
         guidance: The scale of classifier-free guidance.
         seed: The seed of the noise; the same seed gives the same images.
+        stage: The stage of the run; by default the last one with a checkpoint.
+        region: The AWS region of the run; by default that of the run file or the environment.
+        profile: The AWS profile.
 
     Returns:
         The images, which :meth:`Samples.save` writes as one grid.
@@ -82,6 +97,9 @@ def sample(
     """
     if isinstance(prompts, str) or not prompts:
         raise UserError("prompts: give a list with at least one prompt")
-    source = find_source(Path(checkpoint))
-    images = sample_images(source, prompts, steps=steps, guidance=guidance, seed=seed)
-    return Samples(tuple(images), tuple(prompts), source.weights, seed)
+    require_training_packages()
+    options = {"region": region, "profile": profile}
+    with open_checkpoint(str(checkpoint), stage, options, stderr_console().print) as opened:
+        source = find_source(opened.folder)
+        images = sample_images(source, prompts, steps=steps, guidance=guidance, seed=seed)
+    return Samples(tuple(images), tuple(prompts), opened.uri or source.weights, seed)

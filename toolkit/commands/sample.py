@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
@@ -11,9 +12,10 @@ from sm_train.toolkit.commands._options import sampling_options
 
 @sm_train_command(
     "sm-train sample local-runs/my-model --prompts prompts.txt",
+    "sm-train sample my-model --stage 512px --prompts prompts.txt",
     "sm-train sample checkpoints/step-00001000 --prompts prompts.txt --out grid.png",
 )
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint")
 @sampling_options
 @click.option(
     "--out",
@@ -32,8 +34,13 @@ from sm_train.toolkit.commands._options import sampling_options
     help="Images in a row.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@click.option(
+    "--stage", metavar="S", help="Stage of the run; default: the last one with a checkpoint."
+)
+@click.pass_obj
 def command(
-    checkpoint: Path,
+    options: dict[str, Any],
+    checkpoint: str,
     prompts: Path,
     out: Path,
     steps: int,
@@ -41,11 +48,12 @@ def command(
     seed: int,
     columns: int,
     as_json: bool,
+    stage: str | None,
 ) -> None:
     """Sample one image for each prompt and write them as one grid.
 
-    CHECKPOINT is a local run's folder (or its stage's), a final model's folder, a checkpoint
-    (step-…), or a folder of checkpoints, of which the latest complete one is used.
+    CHECKPOINT is a run's name, a local run's folder, a checkpoint (step-…), a stage's checkpoints,
+    of which the latest complete one is used, or a model folder; the last three local or s3://….
     """
     from sm_train.toolkit.api.sampling import sample
     from sm_train.toolkit.sampling.prompts import read_prompts
@@ -54,7 +62,16 @@ def command(
 
     texts = read_prompts(prompts)
     require_writable(out, "PNG")
-    samples = sample(checkpoint, texts, steps=steps, guidance=guidance, seed=seed)
+    samples = sample(
+        checkpoint,
+        texts,
+        steps=steps,
+        guidance=guidance,
+        seed=seed,
+        stage=stage,
+        region=options["region"],
+        profile=options["profile"],
+    )
     samples.save(out, columns)
     note(f"wrote {len(texts)} images from {samples.checkpoint} to {out}")
     if as_json:

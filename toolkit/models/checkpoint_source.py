@@ -89,6 +89,8 @@ def find_stored(
         stored = _at_uri(session, target.rstrip("/"), session.region_name)
     elif Path(target).is_dir():
         return None
+    elif parse_step_folder(Path(target).name) is not None:
+        raise UserError(f"{target}: no such folder; name a checkpoint's folder, a run or s3://…")
     else:
         stored = _of_run(target, stage, options)
     return stored if whole_model else _without_base(stored)

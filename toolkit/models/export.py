@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.models.checkpoint_source import StoredModel
+from sm_train.toolkit.models.opened_checkpoint import download_stored, require_space
 from sm_train.toolkit.models.progress import byte_progress
 from sm_train.toolkit.sampling.sample import find_source, require_training_packages
-from sm_train.toolkit.terminal.formatting import format_bytes
 from sm_train.toolkit.terminal.interrupts import set_complete
 
 if TYPE_CHECKING:
@@ -98,12 +98,8 @@ def export_stored(
     Raises:
         UserError: AWS returns an error, the checkpoint is damaged, or the disk is too small.
     """
-    folder = request.staging / "download"
-    present = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    require_space(request.out, 2 * stored.bytes - present)
-    announce(f"downloading {format_bytes(stored.bytes)} from {stored.uri}")
-    with byte_progress("downloading", stored.bytes) as progress:
-        downloaded = stored.download(folder, progress)
+    # One copy of the download, and the model that is written from it.
+    downloaded = download_stored(stored, request.staging / "download", announce, copies=2)
     try:
         export_local(downloaded, request)
     except UserError as error:
@@ -111,18 +107,3 @@ def export_stored(
         shutil.rmtree(request.staging, ignore_errors=True)
         raise UserError(str(error).replace(str(downloaded), stored.uri), error.exit_code) from None
     shutil.rmtree(request.staging, ignore_errors=True)
-
-
-def require_space(out: Path, needed: int) -> None:
-    """Refuse to start what the disk cannot hold.
-
-    Raises:
-        UserError: there is too little space.
-    """
-    free = shutil.disk_usage(out.absolute().parent).free
-    if needed > free:
-        raise UserError(
-            f"{out}: needs {format_bytes(needed)} and {format_bytes(free)} are free; free some "
-            "space or name another disk",
-            ExitCode.UNEXPECTED,
-        )

@@ -153,6 +153,48 @@ def test_a_damaged_checkpoint_is_refused_with_one_line(
     assert {path.name for path in tmp_path.iterdir()} == {"copy"}
 
 
+def test_sample_and_compare_take_what_export_takes(
+    cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws
+) -> None:
+    """An address and a run's name; addresses are shown as they were given."""
+    FakeSageMaker(aws)
+    run = write_run(tmp_path, stages=[stage("256px"), stage("512px")])
+    uri = put(aws, checkpoints, "demo/checkpoints/256px", bucket="ai-bucket")
+    (tmp_path / "prompts.txt").write_text("a grey of 3\n")
+    before = {path.name for path in tmp_path.iterdir()}
+    environment = {**aws.environment, "AWS_DEFAULT_REGION": "us-east-1"}
+    options: dict[str, Any] = {"network": "loopback", "env": environment, "cwd": tmp_path}
+    more = ["--prompts", "prompts.txt", "--steps", "1"]
+    result = cli("sample", run, "--stage", "256px", *more, **options)
+    assert result.returncode == 0, result.stderr
+    assert f"wrote 1 images from {uri}/{STEP} to grid.png" in result.stderr
+    # The same noise and the same weights: the local checkpoint gives the same image.
+    cli("sample", checkpoints, *more, "--out", "local.png", **options)
+    assert (tmp_path / "local.png").read_bytes() == (tmp_path / "grid.png").read_bytes()
+    result = cli("compare", uri, checkpoints, *more, **options)
+    assert result.returncode == 0, result.stderr
+    assert uri in (tmp_path / "compare.html").read_text()
+    written = {path.name for path in tmp_path.iterdir()} - before
+    assert written == {"grid.png", "local.png", "compare.html"}
+
+
+def test_a_damaged_download_is_named_by_its_address_and_removed(
+    cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws
+) -> None:
+    copy = shutil.copytree(checkpoints, tmp_path / "copy")
+    weights = copy / STEP / shard_file_name(0)
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    uri = put(aws, copy)
+    (tmp_path / "prompts.txt").write_text("a grey of 3\n")
+    options: dict[str, Any] = {"network": "loopback", "env": aws.environment, "cwd": tmp_path}
+    result = cli("sample", uri, "--prompts", "prompts.txt", **options)
+    assert result.returncode != 0
+    assert uri in result.stderr.splitlines()[-1]
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", "prompts.txt"}
+
+
 def test_names_of_runs_and_stages_are_resolved(cli: Cli, tmp_path: Path, aws: Aws) -> None:
     result = cli(
         "--region",

@@ -44,7 +44,7 @@ SCREENS: dict[str, list[str]] = {
     "config": ["config", "--run", "run.yaml"],
     "run-file-errors": ["cost", "wrong.yaml"],
     "fetch-model-refused": ["fetch-model", "org/name", "missing/folder"],
-    "sample-refused": ["sample", "missing", "--prompts", "prompts.txt"],
+    "sample-refused": ["sample", "step-00001000", "--prompts", "prompts.txt"],
     "export-refused": ["export", "missing/folder", "model"],
     "doctor-refused": ["doctor", "run.yaml", "--yes"],
     "iam": ["iam", "run.yaml", "--only", "trust"],
