@@ -39,7 +39,6 @@ def command(
     from sm_train.toolkit.aws.s3 import open_bucket_session
     from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.hub.components import read_repository
-    from sm_train.toolkit.models.export import require_space
     from sm_train.toolkit.models.fetch import (
         describe,
         fetch_to_folder,
@@ -48,6 +47,7 @@ def command(
         plan_fetch,
         staging_folder,
     )
+    from sm_train.toolkit.models.opened_checkpoint import require_space
     from sm_train.toolkit.models.progress import byte_progress
     from sm_train.toolkit.terminal.console import stderr_console, write_json
     from sm_train.toolkit.terminal.formatting import format_bytes
