@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("build/gpu.json"))
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.seconds
-    _prepare_environment(options.device, options.optional)
+    _prepare_environment(options.device)
     # Imported once, before any part is forked. Nothing in it creates a CUDA context.
     from gpu_parts import PARTS, PartRun
 
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
             result: Figures = {"outcome": "not run", "line": "the time is over", "seconds": 0.0}
         else:
             with tempfile.TemporaryDirectory(prefix=f"gpu-{part.name}-") as folder:
-                run = PartRun(options.device, options.quick, Path(folder))
+                run = PartRun(options.device, options.quick, Path(folder), options.optional)
                 result = run_part(part.run, run, min(left, part.limit))
         document["parts"][part.name] = result
         options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if "failed" in outcomes else 0
 
 
-def _prepare_environment(device: str, optional: Path | None) -> None:
+def _prepare_environment(device: str) -> None:
     """Set what must be set before PyTorch is imported or CUDA starts."""
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -99,8 +99,6 @@ def _prepare_environment(device: str, optional: Path | None) -> None:
     set_allocator()
     # cuBLAS is deterministic with it only; parts that compare bits turn the rest on themselves.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if optional is not None:
-        os.environ["GPU_OPTIONAL_PACKAGES"] = str(optional.absolute())
     # Processes that a job starts import the modules that this process imports.
     paths = [*filter(None, sys.path), str(Path.cwd())]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

@@ -4,7 +4,7 @@
 families       loss and gradients of every model family: the GPU against the CPU, in fp32 and bf16
 sync           no step between two log intervals waits for the GPU (``set_sync_debug_mode``)
 sd2            images/s, MFU, peak memory against the plan, and speed against ``cost``
-snapshot       a checkpoint taken while training goes on equals a copy of the state of its step
+snapshot       a checkpoint that is saved during training equals a copy of its step's state
 resume         a job that is killed and started again ends bit for bit like one that is not
 mmdit          as ``sd2``, for ``mmdit-2b``
 mmdit-compile  as ``mmdit``, with its blocks compiled
@@ -55,7 +55,7 @@ from sm_train.cost.accelerators import accelerator as data_sheet
 from sm_train.cost.network import gpu_network
 from sm_train.cost.speed_model import StepWork, images_per_second
 from sm_train.entrypoints import train
-from sm_train.entrypoints.checkpointing.sharded_tensors import load_into
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, load_into
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, is_shard_file, step_folder_name
 from sm_train.entrypoints.common.events import PREFIX
 from sm_train.entrypoints.common.job_config import JobConfig
@@ -79,9 +79,6 @@ from training_setup import (
     write_shards,
 )
 from transformers import CLIPTextModel, T5EncoderModel  # noqa: F401
-
-OPTIONAL_VARIABLE = "GPU_OPTIONAL_PACKAGES"
-"""Environment variable with the folders of packages that start CUDA when they are imported."""
 
 FAMILIES = ("tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit", "tiny-pixels", "digits")
 
@@ -111,12 +108,14 @@ class NotInstalledError(Exception):
 class PartRun:
     """How a part runs: on which device, with tiny networks (``quick``), below which folder.
 
+    ``optional`` is a folder of packages that start CUDA when they are imported.
     ``report`` sends figures to the runner at once, so that a part that is ended keeps them.
     """
 
     device: str
     quick: bool
     folder: Path
+    optional: Path | None = None
     report: Callable[..., None] = lambda **figures: None
 
     def accelerator(self, precision: str = "bf16") -> Accelerator:
@@ -450,6 +449,13 @@ def mmdit_compile(run: PartRun) -> str:
 # ---------------------------------------------------------------------- checkpoints
 
 
+def _copied_state(trainer: Trainer) -> dict[ShardSpec, Tensor]:
+    """Return a copy of everything that a checkpoint of this step holds."""
+    tensors = trainer.state.tensors()
+    trainer.state.background.join()
+    return {spec: shard.tensor.clone() for spec, shard in tensors.items()}
+
+
 def snapshot(run: PartRun) -> str:
     """Compare a checkpoint with a copy of its step's state, while later steps change the state."""
     preset = "tiny-sd2" if run.quick else "sd2"
@@ -463,9 +469,7 @@ def snapshot(run: PartRun) -> str:
     trainer._start_checkpoint()
     steps.take(2)
     trainer._finish_checkpoint()
-    trainer.state.start_ema_update()
-    trainer.state.background.join()
-    expected = {spec: shard.tensor.clone() for spec, shard in trainer.state.tensors().items()}
+    expected = _copied_state(trainer)
     step = trainer.state.step
     began = time.perf_counter()
     trainer._start_checkpoint()
@@ -592,6 +596,14 @@ def _losses(events: Sequence[dict[str, Any]]) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
 
 
+def _require_same_end(job: Job, losses: dict[int, float], other: Job, last: int) -> None:
+    """Compare the losses, of some steps of ``job``, and its last checkpoint with another job's."""
+    expected = _losses(other.events())
+    different = [step for step, loss in losses.items() if loss != expected[step]]
+    assert not different, f"{job.base.name}: losses of steps {different[:5]} differ"
+    assert job.digests(last) == other.digests(last), f"{job.base.name}: states differ"
+
+
 def _job(run: PartRun, name: str, preset: str, steps: int, every: int, **training: Any) -> Job:
     config = configure(preset, 32, 4, log_every=1, **training)
     stage = replace(config.stage, max_steps=steps)
@@ -605,7 +617,7 @@ def resume(run: PartRun) -> str:
     presets = ("tiny-mmdit",) if run.quick else ("tiny-mmdit", "tiny-sd2")
     for preset in presets:
         undisturbed = _job(run, f"{preset}-undisturbed", preset, 2 * saved, saved)
-        expected = _losses(undisturbed.run())
+        undisturbed.run()
         killed = _job(run, f"{preset}-killed", preset, 2 * saved, saved)
         process = killed.start()
         marker = killed.checkpoints / step_folder_name(saved) / MARKER
@@ -620,21 +632,9 @@ def resume(run: PartRun) -> str:
         [start] = [event for event in events if event["kind"] == "start"]
         resumed = start["resumed_from_step"]
         assert resumed == saved, f"{preset}: resumed from step {resumed}"
-        losses = _losses(events)
-        different = [step for step, loss in losses.items() if loss != expected[step]]
-        run.report(
-            **{
-                preset: {
-                    "reached": reached,
-                    "resumed": resumed,
-                    "different": different,
-                    "nondeterministic": killed.nondeterministic(),
-                }
-            }
-        )
-        assert not different, f"{preset}: losses of steps {different[:5]} differ"
-        last = 2 * saved
-        assert killed.digests(last) == undisturbed.digests(last), f"{preset}: states differ"
+        details = {"reached": reached, "nondeterministic": killed.nondeterministic()}
+        run.report(**{preset: details})
+        _require_same_end(killed, _losses(events), undisturbed, 2 * saved)
     return (
         f"{', '.join(presets)}: killed after step {saved}, {saved} steps after the resume equal "
         "bit for bit, with optimizer and EMA"
@@ -642,14 +642,13 @@ def resume(run: PartRun) -> str:
 
 
 def optimizers(run: PartRun) -> str:
-    """Resume PyTorch's optimizers from their checkpoints, and compare with going on."""
+    """Resume PyTorch's optimizers from their checkpoints; compare with uninterrupted jobs."""
     return _resume_optimizers(run, ["adamw", "adafactor", "muon"])
 
 
 def adamw8bit(run: PartRun) -> str:
     """The same for bitsandbytes' optimizer, which is a package of its own."""
-    folders = os.environ.get(OPTIONAL_VARIABLE, "").split(os.pathsep)
-    if run.device == "cpu" or not any(Path(folder, "bitsandbytes").is_dir() for folder in folders):
+    if run.device == "cpu" or not run.optional or not (run.optional / "bitsandbytes").is_dir():
         raise NotInstalledError("bitsandbytes, below --optional, for a GPU")
     return _resume_optimizers(run, ["adamw8bit"])
 
@@ -675,16 +674,14 @@ def _resume_optimizer(run: PartRun, name: str, results: Any) -> None:
     try:
         if name == "adamw8bit":
             # It starts CUDA when it is imported, and diffusers imports it where it is installed.
-            sys.path += os.environ[OPTIONAL_VARIABLE].split(os.pathsep)
+            sys.path.append(str(run.optional))
         optimizer = replace(configure("tiny-mmdit", 32, 4).training.optimizer, name=name)
-        going_on = _job(run, f"{name}-on", "tiny-mmdit", 6, 3, optimizer=optimizer)
-        expected = _losses(going_on.run())
-        resumed = going_on.copy_to(run.folder / f"{name}-resumed", without=6)
+        whole = _job(run, f"{name}-whole", "tiny-mmdit", 6, 3, optimizer=optimizer)
+        whole.run()
+        resumed = whole.copy_to(run.folder / f"{name}-resumed", without=6)
         losses = _losses(resumed.run())
         assert sorted(losses) == [4, 5, 6], f"resumed at step {min(losses, default=0)}"
-        different = [step for step, loss in losses.items() if loss != expected[step]]
-        assert not different, f"losses of steps {different} differ"
-        assert resumed.digests(6) == going_on.digests(6), "states differ"
+        _require_same_end(resumed, losses, whole, 6)
         results.put((name, "equal"))
     except Exception as error:
         results.put((name, f"{type(error).__name__}: {error}"))
@@ -699,9 +696,7 @@ def nan(run: PartRun) -> str:
     batches = cycle([synthetic_batch(trainer, 32, 4, online=True)])
     steps = _Steps(run, trainer, batches)
     steps.take(2)
-    trainer.state.start_ema_update()
-    trainer.state.background.join()
-    before = {spec: shard.tensor.clone() for spec, shard in trainer.state.tensors().items()}
+    before = _copied_state(trainer)
     with _nan_loss(1, 1):
         steps.take(1)
     # The average moves with every step, also with one that changes no weight.
@@ -734,7 +729,7 @@ def _nan_loss(first: int, last: int) -> Iterator[None]:
 
 
 def rollback(run: PartRun) -> str:
-    """Let the loss of three steps be NaN; the job returns to its checkpoint and goes on."""
+    """Let the loss of three steps be NaN; the job returns to its checkpoint and continues."""
     job = _job(run, "job", "tiny-mmdit", 14, 5, max_nonfinite_steps=2)
     diverging = ExitStack()  # the job's process ends without leaving it
     events = replace(job, prepare=lambda: diverging.enter_context(_nan_loss(8, 10))).run()
@@ -778,9 +773,7 @@ def fsdp(run: PartRun) -> str:
         results[strategy] = {"losses": losses, "without": expected, "evaluations": count}
         run.report(**results)
         assert count == 3, f"{strategy}: {count} evaluations"
-        different = [step for step, loss in losses.items() if loss != expected[step]]
-        assert not different, f"{strategy}: losses of steps {different} differ"
-        assert evaluated.digests(6) == job.digests(6), f"{strategy}: states differ"
+        _require_same_end(evaluated, losses, job, 6)
     return f"{', '.join(results)}: losses with and without evaluations equal bit for bit"
 
 

@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from data_config import DATA_CONFIG
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data import shard_catalog
 from sm_train.entrypoints.data.epoch import Epoch
 from sm_train.entrypoints.data.loader import open_loader
@@ -39,16 +39,6 @@ SHARDS = int(sys.argv[1]) if len(sys.argv) == 2 else 500_000
 SHARD_SAMPLES = 200
 NUM_NODES, LOCAL_WORLD_SIZE = 16, 8
 SAMPLE_BYTES = 250 * 1024
-DATA_CONFIG = DataConfig(
-    "png",
-    "txt",
-    "center",
-    "bilinear",
-    "fast",
-    "ignore",
-    aspect_buckets=False,
-    max_bad_fraction=0.01,
-)
 
 
 def main() -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 import webdataset
 from accelerate import Accelerator
+from data_config import DATA_CONFIG
 from PIL import Image
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import (
     AlertsConfig,
     CheckpointConfig,
-    DataConfig,
     DoctorConfig,
     EvaluationConfig,
     ExpectedPerformance,
@@ -44,16 +44,7 @@ CONFIG = JobConfig(
     entry=None,
     entry_args=(),
     backend="auto",
-    data=DataConfig(
-        "png",
-        "txt",
-        "center",
-        "bilinear",
-        "fast",
-        "ignore",
-        aspect_buckets=False,
-        max_bad_fraction=0.01,
-    ),
+    data=DATA_CONFIG,
     model=ModelConfig(
         "digits", None, zero_terminal_snr=False, min_snr_gamma=None, timestep_shift=None
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.models.checkpoint_source import StoredModel
-from sm_train.toolkit.models.opened_checkpoint import download_stored, require_space
+from sm_train.toolkit.models.opened_checkpoint import downloaded, require_space
 from sm_train.toolkit.models.progress import byte_progress
 from sm_train.toolkit.sampling.sample import find_source, require_training_packages
 from sm_train.toolkit.terminal.interrupts import set_complete
@@ -98,12 +98,6 @@ def export_stored(
     Raises:
         UserError: AWS returns an error, the checkpoint is damaged, or the disk is too small.
     """
-    # One copy of the download, and the model that is written from it.
-    downloaded = download_stored(stored, request.staging / "download", announce, copies=2)
-    try:
-        export_local(downloaded, request)
-    except UserError as error:
-        # A damaged file must not be taken for a finished download by the next attempt.
-        shutil.rmtree(request.staging, ignore_errors=True)
-        raise UserError(str(error).replace(str(downloaded), stored.uri), error.exit_code) from None
-    shutil.rmtree(request.staging, ignore_errors=True)
+    # One copy is the download, the other the model that is written from it.
+    with downloaded(stored, request.staging, announce, out=request.out, copies=2) as folder:
+        export_local(folder, request)

@@ -41,44 +41,53 @@ def open_checkpoint(
         yield OpenedCheckpoint(local_stage(target, stage))
         return
     staging = Path(f".sm-train-{hashlib.sha256(stored.uri.encode()).hexdigest()[:16]}")
-    folder = download_stored(stored, staging, announce)
-    try:
+    with downloaded(stored, staging, announce, out=staging) as folder:
         yield OpenedCheckpoint(folder, stored.uri)
+
+
+@contextmanager
+def downloaded(
+    stored: StoredModel,
+    staging: Path,
+    announce: Callable[[str], None],
+    *,
+    out: Path,
+    copies: int = 1,
+) -> Iterator[Path]:
+    """Download a checkpoint or model below ``staging``, and yield its folder.
+
+    ``staging`` is removed at the end. A download that is interrupted stays, and the next call
+    continues it. The disk must hold ``copies`` of the files; an error names ``out``.
+
+    Raises:
+        UserError: AWS returns an error, or the disk is too small. One that the caller raises names
+            the address in S3 in place of the folder.
+    """
+    folder = staging / "download"
+    present = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    require_space(out, copies * stored.bytes - present)
+    announce(f"downloading {format_bytes(stored.bytes)} from {stored.uri}")
+    with byte_progress("downloading", stored.bytes) as progress:
+        source = stored.download(folder, progress)
+    try:
+        yield source
     except UserError as error:
         # A damaged file must not be taken for a finished download by the next attempt.
         shutil.rmtree(staging, ignore_errors=True)
-        raise UserError(str(error).replace(str(folder), stored.uri), error.exit_code) from None
+        raise UserError(str(error).replace(str(source), stored.uri), error.exit_code) from None
     shutil.rmtree(staging, ignore_errors=True)
 
 
-def download_stored(
-    stored: StoredModel, folder: Path, announce: Callable[[str], None], *, copies: int = 1
-) -> Path:
-    """Download a checkpoint or model below ``folder``, which an earlier attempt may have begun.
-
-    Return the checkpoint's folder. The disk must hold ``copies`` of it.
-
-    Raises:
-        UserError: AWS returns an error, or the disk is too small.
-    """
-    present = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    require_space(folder, copies * stored.bytes - present)
-    announce(f"downloading {format_bytes(stored.bytes)} from {stored.uri}")
-    with byte_progress("downloading", stored.bytes) as progress:
-        return stored.download(folder, progress)
-
-
-def require_space(path: Path, needed: int) -> None:
-    """Refuse to write what the disk of ``path`` cannot hold; nothing there needs to exist.
+def require_space(out: Path, needed: int) -> None:
+    """Refuse to start what the disk cannot hold.
 
     Raises:
         UserError: there is too little space.
     """
-    existing = next(parent for parent in path.absolute().parents if parent.is_dir())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(out.absolute().parent).free
     if needed > free:
         raise UserError(
-            f"{path}: needs {format_bytes(needed)} and {format_bytes(free)} are free; free some "
+            f"{out}: needs {format_bytes(needed)} and {format_bytes(free)} are free; free some "
             "space or name another disk",
             ExitCode.UNEXPECTED,
         )

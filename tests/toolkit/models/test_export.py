@@ -51,6 +51,13 @@ def put(aws: Aws, folder: Path, prefix: str = "run/s1/checkpoints", bucket: str 
     return f"s3://{bucket}/{prefix}"
 
 
+def put_run(aws: Aws, folder: Path, checkpoints: Path) -> tuple[Path, str]:
+    """Write a run of two stages, of which the first has ``checkpoints``; return both."""
+    FakeSageMaker(aws)
+    run = write_run(folder, stages=[stage("256px"), stage("512px")])
+    return run, put(aws, checkpoints, "demo/checkpoints/256px", bucket="ai-bucket")
+
+
 def test_a_key_that_leads_out_of_the_folder_is_refused(
     cli: Cli, aws: Aws, tmp_path: Path, checkpoints: Path
 ) -> None:
@@ -157,9 +164,7 @@ def test_sample_and_compare_take_what_export_takes(
     cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws
 ) -> None:
     """An address and a run's name; addresses are shown as they were given."""
-    FakeSageMaker(aws)
-    run = write_run(tmp_path, stages=[stage("256px"), stage("512px")])
-    uri = put(aws, checkpoints, "demo/checkpoints/256px", bucket="ai-bucket")
+    run, uri = put_run(aws, tmp_path, checkpoints)
     (tmp_path / "prompts.txt").write_text("a grey of 3\n")
     before = {path.name for path in tmp_path.iterdir()}
     environment = {**aws.environment, "AWS_DEFAULT_REGION": "us-east-1"}
@@ -213,9 +218,7 @@ def test_the_last_stage_with_a_checkpoint_is_exported(
     cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws
 ) -> None:
     """A run file names the run as its name does."""
-    FakeSageMaker(aws)
-    run = write_run(tmp_path, stages=[stage("256px"), stage("512px")])
-    uri = put(aws, checkpoints, "demo/checkpoints/256px", bucket="ai-bucket")
+    run, uri = put_run(aws, tmp_path, checkpoints)
     environment = {**aws.environment, "AWS_DEFAULT_REGION": "us-east-1"}
 
     def export(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,16 @@
+"""How the benchmarks read samples."""
+
+from __future__ import annotations
+
+from sm_train.entrypoints.common.job_config import DataConfig
+
+DATA_CONFIG = DataConfig(
+    "png",
+    "txt",
+    "center",
+    "bilinear",
+    "fast",
+    "ignore",
+    aspect_buckets=False,
+    max_bad_fraction=0.01,
+)
