@@ -504,8 +504,15 @@ def snapshot(run: PartRun) -> str:
 
 
 def _choose_deterministic_kernels() -> None:
-    """Make two runs of a job equal: without it cuDNN measures algorithms and keeps the fastest."""
+    """Make two runs of a job equal.
+
+    Otherwise cuDNN measures algorithms and keeps the fastest, and the fused kernels of attention
+    sum gradients in an order that varies. ``warn_only`` leaves those kernels as they are.
+    """
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
     configure = gpu_settings.configure_kernels
 
     def configure_without_measuring(config: JobConfig) -> None:
@@ -876,5 +883,5 @@ PARTS = (
     Part("adamw8bit", adamw8bit, 40),
     Part("loader", loader, 60),
     Part("node", node, 60),
-    Part("sd2-compile", sd2_compile, 120),
+    Part("sd2-compile", sd2_compile, 230),
 )
