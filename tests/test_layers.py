@@ -57,6 +57,7 @@ LEVELS = {
         {"index_facts"},
         {"run_file"},
         {"jobs"},
+        {"targets"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
         {"checks", "runs"},
         {"init", "models", "submit"},

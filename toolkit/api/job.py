@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.errors import JobFailedError
-from sm_train.toolkit.jobs.local_folder import find_local_run, local_path
+from sm_train.toolkit.jobs.local_folder import find_local_run
 from sm_train.toolkit.settings import default_profile
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class JobLogLine:
 class Job:
     """A run or one of its jobs on SageMaker, or a local run.
 
-    ``name`` is the name of a job or a run, a run file, or the folder of a local run. A run stands
+    ``name`` is the name of a run, of a stage (``RUN--STAGE``) or of a job, a run file, or the
+    folder of a local run. A run stands
     for its newest job in :meth:`logs`, and for all of its jobs in :meth:`metrics` and
     :meth:`review`. ``region`` and ``profile`` are for AWS; without them they come from where the
     command line takes them: ``SM_TRAIN_*``, the configuration file, AWS's own configuration.
@@ -58,8 +59,9 @@ class Job:
         A local run has no region and costs nothing.
         """
         from sm_train.toolkit.api.status import Status
-        from sm_train.toolkit.runs.resolve import open_run, read_state
+        from sm_train.toolkit.runs.run_state import read_state
         from sm_train.toolkit.runs.status_view import as_document
+        from sm_train.toolkit.targets.resolved_run import open_run
 
         if (local := self._local) is not None:
             from sm_train.toolkit.runs.local_view import local_document
@@ -88,17 +90,17 @@ class Job:
             reject_options(local, node=node, since=since)
             return _local_lines(local, follow=follow)
         from sm_train.toolkit.runs.logs import read_logs
-        from sm_train.toolkit.runs.resolve import open_run
+        from sm_train.toolkit.targets.resolved_run import open_run
 
         session, run = open_run(self.name, self._options)
-        entries = read_logs(session, run, self.name, since=since, node=node, follow=follow)
+        entries = read_logs(session, run, since=since, node=node, follow=follow)
         return (JobLogLine(one.time, one.node, one.message) for one in entries)
 
     def metrics(self) -> Metrics:
         """Return the metrics of the logged steps: loss, it/s, images/s, MFU, learning rate."""
         from sm_train.toolkit.api.metrics import read_metrics
 
-        return read_metrics(local_path(self.name), region=self.region, profile=self.profile)
+        return read_metrics(self.name, region=self.region, profile=self.profile)
 
     def review(self, *, html: str | Path | None = None) -> Review:
         """Review how well the time was used, with evidence and suggested fixes.
@@ -115,7 +117,7 @@ class Job:
         from sm_train.toolkit.review.document import as_document
 
         review = build_review(
-            [local_path(self.name)],
+            [self.name],
             region=self.region,
             profile=self.profile,
             run_file=None,
@@ -131,8 +133,7 @@ class Job:
         """Find out why the job failed: cause, first failing rank, evidence and suggested fix."""
         from sm_train.toolkit.diagnose.targets import diagnose_targets
 
-        targets = [local_path(self.name)]
-        return diagnose_targets(targets, region=self.region, profile=self.profile)
+        return diagnose_targets([self.name], self._options)
 
     def stop(self, *, wait: bool = False) -> str:
         """Stop the run's live job after it has saved a checkpoint.
@@ -153,8 +154,8 @@ class Job:
             from sm_train.toolkit.runs.local_view import stop_local
 
             return stop_local(local, wait=wait)
-        from sm_train.toolkit.runs.resolve import open_run
         from sm_train.toolkit.runs.stop import stop_run
+        from sm_train.toolkit.targets.resolved_run import open_run
 
         session, run = open_run(self.name, self._options)
         result = stop_run(session, run, wait=wait)
@@ -173,11 +174,11 @@ class Job:
         """
         if (local := self._local) is not None:
             return _wait_for_local(local)
-        from sm_train.toolkit.runs.resolve import open_run
-        from sm_train.toolkit.runs.stop import named_job, wait_for_end
+        from sm_train.toolkit.runs.stop import wait_for_end
+        from sm_train.toolkit.targets.resolved_run import newest_job, open_run
 
         session, run = open_run(self.name, self._options)
-        job = wait_for_end(session, named_job(session, run, self.name))
+        job = wait_for_end(session, newest_job(session, run))
         if job.status == "Failed":
             raise JobFailedError(f"{job.name}: {job.failure_reason or 'failed without a reason'}")
         return job.status

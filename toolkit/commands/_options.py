@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.toolkit.errors import UserError
 
 
 class InputFile(click.Path):
@@ -27,6 +28,24 @@ class InputFile(click.Path):
         if path.is_file() and path.stat().st_size > self.MAX_BYTES:
             self.fail(f"{value}: more than 512 MiB; name another file", param, ctx)
         return path
+
+
+class RunFile(click.Path):
+    """The path of a run file.
+
+    An address in S3, the folder of a run and other folders are refused by what they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        text = str(value)
+        if text.startswith("s3://"):
+            raise UserError(f"{text}: is an address in S3; name a run file")
+        if Path(text).is_dir():
+            raise UserError(f"{text}: is a folder; name a run file")
+        return Path(text)
 
 
 set_option = click.option(

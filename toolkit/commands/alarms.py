@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Target(NamedTuple):
+class Recipient(NamedTuple):
     """Where alarms go: an existing topic, or a new one for an address, encrypted with a key."""
 
     topic: str | None
@@ -78,7 +78,7 @@ def command(
     if remove:
         _delete(options, run, as_json)
     else:
-        target = Target(topic, email, kms_key, unencrypted)
+        target = Recipient(topic, email, kms_key, unencrypted)
         _create(options, run, target, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
@@ -98,11 +98,12 @@ def _delete(options: dict[str, Any], run: str, as_json: bool) -> None:
     from sm_train.toolkit.alarms.alarms import delete_alarms
     from sm_train.toolkit.jobs.training_job import find_job
     from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.runs.resolve import is_run_file, open_session_for
+    from sm_train.toolkit.targets.resolved_run import open_session_for
+    from sm_train.toolkit.targets.target import Kind, run_target
     from sm_train.toolkit.terminal.console import write_json
 
     session, region = open_session_for(run, options)
-    if is_run_file(run):
+    if run_target(run).kind is Kind.RUN_FILE:
         name = load(Path(run)).name
     else:
         job = find_job(session, run)
@@ -116,7 +117,7 @@ def _delete(options: dict[str, Any], run: str, as_json: bool) -> None:
 def _create(
     options: dict[str, Any],
     run: str,
-    wanted: Target,
+    wanted: Recipient,
     *,
     dry_run: bool,
     yes: bool,
@@ -132,7 +133,7 @@ def _create(
         run_topic_arn,
         topic_warnings,
     )
-    from sm_train.toolkit.runs.resolve import open_run
+    from sm_train.toolkit.targets.resolved_run import open_run
     from sm_train.toolkit.terminal.confirmation import ask
     from sm_train.toolkit.terminal.console import note, write_json, write_line
 

@@ -14,8 +14,8 @@ from sm_train.toolkit.commands._options import set_option
 from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 
 if TYPE_CHECKING:
-    from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.checks.storage import Progress
+    from sm_train.toolkit.targets.run_config import OpenedConfig
 
 
 @sm_train_command(
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "sm-train check run.yaml",
     "sm-train check run.yaml --offline --index packed/index.parquet --json",
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run")
 @set_option
 @click.option("--offline", is_flag=True, help="Skip the checks that need AWS.")
 @click.option(
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(
     options: dict[str, Any],
-    run: Path,
+    run: str,
     changes: tuple[str, ...],
     offline: bool,
     index: Path | None,
@@ -50,6 +50,9 @@ def command(
 ) -> int:
     """Check RUN for errors and waste; exit with 3 if there is an error.
 
+    RUN is a run file, the folder of a local run, or the name of a submitted run, a stage or a job.
+    Relative paths in settings that no run file here holds start from this folder.
+
     Checks the run file, the estimate, the shards in data.local or --index and the components in
     model.local_components, and, unless --offline is given, the AWS account: role, quotas, buckets,
     shards, components, existing checkpoints.
@@ -57,9 +60,13 @@ def command(
     """
     from sm_train.toolkit.api.run import Run
     from sm_train.toolkit.checks.check_report import document, show
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.terminal.console import note, stderr_console, write_json
 
-    checked = Run(_load(run, changes, as_json), run.parent, options["region"], options["profile"])
+    opened = _open(run, changes, options, as_json)
+    if opened.origin is not None:
+        note(opened.origin)
+    region = options["region"] or opened.region
+    checked = Run(opened.config, opened.folder, region, options["profile"])
     refused: AccessError | None = None
     try:
         with _listing_progress(offline) as progress:
@@ -80,19 +87,27 @@ def command(
     return ExitCode.OK if checks.ok else ExitCode.PREFLIGHT
 
 
-def _load(run: Path, changes: tuple[str, ...], as_json: bool) -> RunConfig:
+def _open(
+    run: str, changes: tuple[str, ...], options: dict[str, Any], as_json: bool
+) -> OpenedConfig:
+    """Open the settings; what is wrong in a run file is part of the JSON document, too."""
     from sm_train.estimators.config.load import RunFileError
     from sm_train.toolkit.run_file import load_or_problems
+    from sm_train.toolkit.targets.run_config import OpenedConfig, open_recorded
+    from sm_train.toolkit.targets.target import Kind, run_target
 
+    target = run_target(run)
+    if target.kind is not Kind.RUN_FILE:
+        return open_recorded(target, changes, options)
     try:
-        return load_or_problems(run, changes)
+        return OpenedConfig(load_or_problems(target.path, changes), target.path.parent)
     except RunFileError as error:
         if as_json:
             from sm_train.toolkit.checks.check_report import document
             from sm_train.toolkit.checks.run_file import run_file_findings
             from sm_train.toolkit.terminal.console import write_json
 
-            write_json(document(list(run_file_findings(run, error))))
+            write_json(document(list(run_file_findings(target.path, error))))
         raise UserError(str(error)) from None
 
 

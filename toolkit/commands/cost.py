@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         "Output": ("--explain", "--html", "--csv", "--markdown", "--json"),
     },
 )
-@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.argument("run", metavar="[RUN]", required=False)
 @click.option("--stage", metavar="S", help="Price one stage of RUN.")
 @set_option
 @click.option("--instance", metavar="T", help="Instance type, without RUN.")
@@ -131,6 +131,8 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
     """Price RUN, or a cluster given by --instance, --instances, --its and --steps.
+
+    RUN is a run file, the folder of a local run, or the name of a submitted run, a stage or a job.
 
     Prices come from a dated table with a source for each. Only --refresh, --learn, --actual and
     --measured JOB send requests to AWS.
@@ -243,7 +245,7 @@ def _show_comparison(
     from sm_train.toolkit.costing.cost_result import price
     from sm_train.toolkit.terminal.console import write_json
 
-    other = resolve_inputs(replace(cost_options, run=parameters["compare"]))
+    other = resolve_inputs(replace(cost_options, run=str(parameters["compare"])))
     before, after = (price(each).document for each in (inputs, other))
     document = {"before": before, "after": after, "difference": compare(before, after)}
     if parameters["as_json"]:
@@ -290,7 +292,8 @@ def _show_actual(
     from sm_train.toolkit.aws.session import open_session
     from sm_train.toolkit.costing.actual import actual_cost
     from sm_train.toolkit.costing.cost_view import show_actual
-    from sm_train.toolkit.runs.resolve import read_state, run_of_config
+    from sm_train.toolkit.runs.run_state import read_state
+    from sm_train.toolkit.targets.resolved_run import run_of_config
     from sm_train.toolkit.terminal.console import write_json
     from sm_train.toolkit.watch.controller import failed_on_infrastructure
 

@@ -9,26 +9,26 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 
 
 @sm_train_command(
+    "sm-train diagnose my-model",
     "sm-train diagnose my-model--512px-0002",
     "sm-train diagnose logs/",
     "sm-train diagnose local-runs/my-model",
 )
-@click.argument("targets", metavar="JOB|FILES...", nargs=-1, required=True)
+@click.argument("targets", metavar="RUN|JOB|FILES...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], targets: tuple[str, ...], as_json: bool) -> None:
     """Find out why a job failed: cause, first failing rank, evidence and suggested fix.
 
     FILES are the nodes' logs, one per node (.gz is supported), folders of logs, or a local run's
-    folder. JOB is a training job: its log streams and its status are read from AWS.
+    folder. JOB is a training job: its log streams and its status are read from AWS. RUN, by its
+    name or its run file, stands for its newest job.
     """
     from sm_train.toolkit.diagnose import diagnosis_view
     from sm_train.toolkit.diagnose.targets import diagnose_targets
-    from sm_train.toolkit.jobs.local_folder import local_path
     from sm_train.toolkit.terminal.console import write_json
 
-    targets = tuple(local_path(target) for target in targets)
-    diagnosis = diagnose_targets(targets, region=options["region"], profile=options["profile"])
+    diagnosis = diagnose_targets(targets, options)
     if as_json:
         write_json(diagnosis_view.document(diagnosis))
     else:

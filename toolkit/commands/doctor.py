@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import local_options
+from sm_train.toolkit.commands._options import RunFile, local_options
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "sm-train doctor run.yaml --stage 512px",
     "sm-train doctor run.yaml --local --nodes 2",
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunFile())
 @click.option("--stage", metavar="S", help="Stage whose cluster is examined (default: the first).")
 @click.option(
     "--canary",

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import RunFile
 from sm_train.toolkit.errors import UserError
 
 
@@ -14,7 +15,7 @@ from sm_train.toolkit.errors import UserError
     "sm-train iam run.yaml",
     "sm-train iam run.yaml --only job",
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunFile())
 @click.option(
     "--only",
     type=click.Choice(["laptop", "job", "trust", "watch"]),

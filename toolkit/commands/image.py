@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import RunFile
 from sm_train.toolkit.errors import UserError
 
 
@@ -14,7 +15,7 @@ from sm_train.toolkit.errors import UserError
     "sm-train image run.yaml",
     "sm-train image run.yaml --dockerfile > Dockerfile",
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunFile())
 @click.option("--dockerfile", is_flag=True, help="Print a Dockerfile that installs all packages.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj

@@ -39,7 +39,7 @@ def command(
     from sm_train.toolkit.jobs.local_folder import find_local_run
     from sm_train.toolkit.jobs.log_tail import print_line
     from sm_train.toolkit.runs.logs import read_logs
-    from sm_train.toolkit.runs.resolve import open_run
+    from sm_train.toolkit.targets.resolved_run import open_run
     from sm_train.toolkit.terminal.console import stderr_console
     from sm_train.toolkit.terminal.formatting import parse_duration
 
@@ -53,6 +53,6 @@ def command(
     begin = time.time() - parse_duration("--since", since) if since else 0.0
     on_error = partial(stderr_console(shows_results=True).print, markup=False)
     for line in read_logs(
-        session, resolved, run, since=begin, node=node, follow=follow, on_error=on_error
+        session, resolved, since=begin, node=node, follow=follow, on_error=on_error
     ):
         print_line(line, raw=raw, as_json=as_json)

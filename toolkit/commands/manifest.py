@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import set_option
+from sm_train.toolkit.commands._options import RunFile, set_option
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     "sm-train manifest run.yaml --to pytorchjob --stage 512px --out job.yaml --stage-code",
     "sm-train manifest run.yaml --to slurm --set slurm.auto_resume=false --out job.sbatch",
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunFile())
 @click.option(
     "--to",
     "target",

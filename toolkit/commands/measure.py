@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import RunFile
 
 
 @sm_train_command(
@@ -20,7 +21,7 @@ from sm_train.toolkit.commands._command import command as sm_train_command
         "Where": ("--local", "--max-runtime"),
     },
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunFile())
 @click.option("--stage", metavar="S", help="The stage to measure; default: the run file's first.")
 @click.option(
     "--instances",

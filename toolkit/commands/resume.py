@@ -45,18 +45,19 @@ def command(
     """
     from datetime import datetime
 
-    from sm_train.toolkit.runs.resolve import is_run_file, open_run
     from sm_train.toolkit.submit.bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.resume import resume_recorded, unfinished_stage
     from sm_train.toolkit.submit.submission import prepare
     from sm_train.toolkit.submit.submit import submit
+    from sm_train.toolkit.targets.resolved_run import open_run
+    from sm_train.toolkit.targets.target import Kind, run_target
 
     session, resolved = open_run(run, options)
     chosen = stage or unfinished_stage(session, resolved)
     if chosen not in [one.name for one in resolved.config.stages]:
         names = ", ".join(one.name for one in resolved.config.stages)
         raise UserError(f"--stage: {chosen!r} is not in the run; it has {names}")
-    if is_run_file(run):
+    if run_target(run).kind is Kind.RUN_FILE:
         base = Path(run).parent
         submission = prepare(
             resolved.config,

@@ -68,13 +68,11 @@ def command(
     run's folder or saved logs: a file, or a folder with one log per node.
     """
     from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.jobs.local_folder import local_path
     from sm_train.toolkit.review.build import build_review, export
     from sm_train.toolkit.review.document import as_document
     from sm_train.toolkit.review.review_view import csv_table, show
     from sm_train.toolkit.terminal.console import note, stderr_console, stdout_console, write_json
 
-    targets = tuple(local_path(target) for target in targets)
     if as_json and as_csv:
         raise UserError("--json: cannot be combined with --csv; both write to standard output")
     if export_format is not None:

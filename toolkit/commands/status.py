@@ -21,8 +21,9 @@ def command(options: dict[str, Any], run: str, as_json: bool) -> None:
     a local run.
     """
     from sm_train.toolkit.jobs.local_folder import find_local_run
-    from sm_train.toolkit.runs.resolve import open_run, read_state
+    from sm_train.toolkit.runs.run_state import read_state
     from sm_train.toolkit.runs.status_view import as_document, show_status
+    from sm_train.toolkit.targets.resolved_run import open_run
     from sm_train.toolkit.terminal.console import stdout_console, write_json
 
     if (local := find_local_run(run)) is not None:

@@ -30,8 +30,9 @@ def command(
     with `submit --auto-advance` pauses between two stages. A local run stops as with Ctrl-C.
     """
     from sm_train.toolkit.jobs.local_folder import find_local_run
-    from sm_train.toolkit.runs.resolve import open_run
+    from sm_train.toolkit.runs.next_command import resume_command
     from sm_train.toolkit.runs.stop import pause_after_stage, stop_run
+    from sm_train.toolkit.targets.resolved_run import open_run
     from sm_train.toolkit.terminal.console import note, write_json
 
     if (local := find_local_run(run)) is not None:
@@ -52,11 +53,11 @@ def command(
         write_json(document | {"warning": warning})
     if warning is not None:
         note(f"warning: {warning}")
-    note(f"{message}. To continue: sm-train resume {resolved.name}")
+    note(f"{message}. To continue: {resume_command(resolved)}")
 
 
 def _stop_local(run: LocalRunFolder, *, after_stage: bool, wait: bool, as_json: bool) -> None:
-    from sm_train.toolkit.runs.local_view import reject_options, resume_command, stop_local
+    from sm_train.toolkit.runs.local_view import reject_options, stop_local
     from sm_train.toolkit.terminal.console import note, write_json
 
     reject_options(run, after_stage=after_stage)
@@ -66,5 +67,5 @@ def _stop_local(run: LocalRunFolder, *, after_stage: bool, wait: bool, as_json: 
         document = {"training_job_name": None, "stage": stage, "status": status, "warning": None}
         write_json(document)
     outcome = "saves a checkpoint and ends" if status == "Stopping" else "has ended"
-    then = "" if status == "Completed" else f". To continue: {resume_command(run)}"
+    then = "" if status == "Completed" else f". To continue: {run.start_command}"
     note(f"{run.target} {outcome}{then}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import local_options, set_option
+from sm_train.toolkit.commands._options import RunFile, local_options, set_option
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         "On this machine": ["--local", "--nodes", "--processes", "--steps", "--output", "--image"],
     },
 )
-@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.argument("run", type=RunFile(), required=False)
 @click.option("--clone", metavar="JOB", help="Re-run an earlier job with the exact code it used.")
 @set_option
 @click.option("--stage", metavar="S", help="The stage to start; default: the run file's first.")

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import RunFile
 from sm_train.toolkit.errors import UserError
 
 TEMPLATES = {
@@ -27,7 +28,7 @@ TEMPLATES = {
     "sm-train template github-action > .github/workflows/training-cost.yaml",
 )
 @click.argument("name", type=click.Choice(sorted(TEMPLATES)))
-@click.argument("runs", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunFile())
 @click.pass_obj
 def command(options: dict[str, Any], name: str, runs: tuple[Path, ...]) -> None:
     """Print a CloudFormation template, a Dockerfile or a workflow.

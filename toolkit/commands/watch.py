@@ -32,7 +32,7 @@ def command(
     folder of a local run is followed until its process ends.
     """
     from sm_train.toolkit.jobs.local_folder import find_local_run
-    from sm_train.toolkit.runs.resolve import open_session_for, resolve_run
+    from sm_train.toolkit.targets.resolved_run import open_session_for, resolve_run
     from sm_train.toolkit.terminal.formatting import parse_duration
     from sm_train.toolkit.watch.controller import once_exit_code, reconcile
     from sm_train.toolkit.watch.live_view import print_view
@@ -65,7 +65,7 @@ def follow_run(
     from functools import partial
 
     from sm_train.toolkit.errors import ExitCode, UserError
-    from sm_train.toolkit.runs.resolve import open_session_for, resolve_run
+    from sm_train.toolkit.targets.resolved_run import open_session_for, resolve_run
     from sm_train.toolkit.watch.controller import watch
     from sm_train.toolkit.watch.live_view import open_view
 

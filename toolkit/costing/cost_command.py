@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.costing.history import History
     from sm_train.toolkit.costing.throughput import StageMeasurement
+    from sm_train.toolkit.targets.run_config import OpenedConfig
 
 
 @dataclass(frozen=True)
 class CostOptions:
     """The options of ``cost`` that select what is priced, and how."""
 
-    run: Path | None = None
+    run: str | None = None
     changes: tuple[str, ...] = ()
     stage: str | None = None
     instance: str | None = None
@@ -110,9 +111,18 @@ def resolve_inputs(options: CostOptions) -> EstimateInputs:
     _check_options(options)
     if options.run is None:
         return _from_options(options, _parse_assumptions(options.assume))
-    from sm_train.toolkit.run_file import load
+    opened = _open(options)
+    region, stage = options.region or opened.region, options.stage or opened.stage
+    options = replace(options, region=region, stage=stage)
+    return inputs_of_run(options, opened.config, opened.folder)
 
-    return inputs_of_run(options, load(options.run, options.changes), options.run.parent)
+
+def _open(options: CostOptions) -> OpenedConfig:
+    from sm_train.toolkit.targets.run_config import open_config
+
+    assert options.run is not None
+    globals_ = {"region": options.region, "profile": options.profile}
+    return open_config(options.run, options.changes, globals_)
 
 
 @contextmanager
@@ -215,12 +225,12 @@ def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInp
 def region_of(options: CostOptions) -> str:
     """Return the region of the prices: that of the options, the run file or the environment."""
     from sm_train.toolkit.aws.session import price_region, resolve_region
-    from sm_train.toolkit.run_file import load
 
-    config = load(options.run, options.changes) if options.run else None
-    if config is None:
+    if options.run is None:
         return price_region(options.region)
-    return resolve_region(options.region, config.region if config else None, options.profile)
+    opened = _open(options)
+    region = options.region or opened.region
+    return resolve_region(region, opened.config.region, options.profile)
 
 
 def inputs_of_run(options: CostOptions, config: RunConfig, base: Path) -> EstimateInputs:

@@ -79,7 +79,7 @@ def show_cost(document: Document, run: str | None, scope: Iterable[tuple[str, st
     if warnings:
         more = f" (and {len(warnings) - 1} more: --explain)" if len(warnings) > 1 else ""
         _echo(f"Warning: {warnings[0]}{more}")
-    _echo(f"Next: {_next_command(document, run)}")
+    _echo(f"Next: {_after_estimate(document, run)}")
 
 
 def _stage_table(document: Document, width: int) -> list[str]:
@@ -111,7 +111,7 @@ def _basis_words(basis: str) -> str:
     return "not measured" if basis in ("predicted", "unknown") else basis
 
 
-def _next_command(document: Document, run: str | None) -> str:
+def _after_estimate(document: Document, run: str | None) -> str:
     if run is None:
         return "sm-train init run.yaml describes the whole run, and is priced with its model"
     measured = document.get("measured")

@@ -62,10 +62,12 @@ class LocalRunFolder:
         return self.path if self.stage is None else self.path / self.stage
 
     @property
-    def command(self) -> str | None:
+    def start_command(self) -> str:
         """The command that started the run; it also resumes it."""
         path = self.path / COMMAND_NAME
-        return path.read_text(encoding="utf-8").strip() if path.exists() else None
+        if not path.exists():
+            return "sm-train submit RUN --local"
+        return path.read_text(encoding="utf-8").strip()
 
     def config(self) -> RunConfig:
         """Return the run file of the newest stage, as its processes read it.
@@ -140,12 +142,6 @@ def find_local_run(target: str | Path) -> LocalRunFolder | None:
         if any((log.parent / "bundle").is_dir() for log in logs):
             return LocalRunFolder(one)
     return None
-
-
-def local_path(target: str) -> str:
-    """Return the path of the local run that ``target`` names; any other target unchanged."""
-    run = find_local_run(target)
-    return target if run is None else str(run.target)
 
 
 def newest_checkpoints(run: LocalRunFolder) -> Path:

@@ -26,8 +26,8 @@ from sm_train.toolkit.jobs.checkpoints import (
     require_stored,
     stored_checkpoints,
 )
-from sm_train.toolkit.jobs.local_folder import find_local_run
-from sm_train.toolkit.runs.resolve import open_run
+from sm_train.toolkit.targets.resolved_run import open_run
+from sm_train.toolkit.targets.target import Kind, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,18 +79,18 @@ def find_stored(
     Raises:
         UserError: there is none, it is incomplete, or ``--stage`` does not apply.
     """
-    is_uri = target.startswith("s3://")
-    if find_local_run(target) is not None:
+    named = parse_target(target)
+    if named.kind is Kind.NAME and parse_step_folder(target) is not None:
+        raise UserError(f"{target}: no such folder; name a checkpoint's folder, a run or s3://…")
+    if named.kind is Kind.LOCAL_RUN:
         return None
-    if stage is not None and (is_uri or Path(target).is_dir()):
+    if stage is not None and not named.on_sagemaker:
         raise UserError("--stage: applies to the name of a run only")
-    if is_uri:
+    if named.kind is Kind.ADDRESS:
         session = open_bucket_session(target, options["region"], options["profile"])
         stored = _at_uri(session, target.rstrip("/"), session.region_name)
-    elif Path(target).is_dir():
+    elif named.kind is Kind.FOLDER:
         return None
-    elif parse_step_folder(Path(target).name) is not None:
-        raise UserError(f"{target}: no such folder; name a checkpoint's folder, a run or s3://…")
     else:
         stored = _of_run(target, stage, options)
     return stored if whole_model else _without_base(stored)
@@ -118,9 +118,10 @@ def local_stage(target: str, stage: str | None) -> Path:
     Raises:
         UserError: the run has no such stage.
     """
-    run = find_local_run(target)
+    named = parse_target(target)
+    run = named.local
     if run is None or stage is None:
-        return Path(target)
+        return named.path
     if run.stage is not None or stage not in [one.name for one in run.stages]:
         names = ", ".join(one.name for one in run.stages)
         raise UserError(f"--stage: {stage!r} is not in {run.target}; it has {names}")
@@ -130,6 +131,7 @@ def local_stage(target: str, stage: str | None) -> Path:
 def _of_run(target: str, stage: str | None, options: dict[str, Any]) -> StoredModel:
     """Return the newest checkpoint of a run's stage, of the last stage that has one."""
     session, run = open_run(target, options)
+    stage = stage or run.stage
     names = [one.name for one in run.config.stages]
     if stage is not None and stage not in names:
         raise UserError(f"--stage: {stage!r} is not one of {', '.join(names)}")

@@ -14,7 +14,7 @@ from sm_train.toolkit.aws.session import open_session, resolve_region, session_i
 from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
 from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.training_job import is_valid_job_name, server_time
+from sm_train.toolkit.jobs.training_job import server_time
 from sm_train.toolkit.review.collect import FactsCollector
 from sm_train.toolkit.review.export import Exported, export_jobs
 from sm_train.toolkit.review.job_facts import JobFacts
@@ -25,8 +25,9 @@ from sm_train.toolkit.review.sources import ReviewSource, local_sources, sagemak
 from sm_train.toolkit.review.time_series import charts, marks, progress
 from sm_train.toolkit.review.verdicts import judge
 from sm_train.toolkit.review.verdicts.gpus import utilization, while_training
-from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
-from sm_train.toolkit.runs.resolve import read_state
+from sm_train.toolkit.run_file import load
+from sm_train.toolkit.runs.run_state import read_state
+from sm_train.toolkit.targets.target import Kind, Target, parse_target
 from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
@@ -96,37 +97,29 @@ def find_sources(
     Raises:
         UserError: a target does not exist, or AWS rejects a request.
     """
-    paths = [None if _on_sagemaker(target) else Path(target) for target in targets]
-    region = _region(targets, region, profile, config, uses_aws=None in paths)
-    session = open_session(profile, region) if None in paths else None
+    named = [_reviewable(target) for target in targets]
+    uses_aws = any(target.on_sagemaker for target in named)
+    region = _region(named, region, profile, config, uses_aws=uses_aws)
+    session = open_session(profile, region) if uses_aws else None
     sources: list[ReviewSource] = []
-    for target, path in zip(targets, paths, strict=True):
-        if path is not None:
-            sources += local_sources(path)
+    for target in named:
+        if session is not None and target.on_sagemaker:
+            sources += sagemaker_sources(session, target.text, region)
         else:
-            assert session is not None
-            sources += sagemaker_sources(session, target, region)
+            sources += local_sources(target.path)
     # A job that two targets name is reviewed once.
     return list({source.name: source for source in sources}.values()), region, session
 
 
-def _on_sagemaker(target: str) -> bool:
-    """Return whether ``target`` names jobs: a run file or any name that is not a local path.
-
-    Raises:
-        UserError: it is neither a local path nor a valid name.
-    """
-    if target.endswith(RUN_FILE_ENDINGS):
-        return True
-    if Path(target).exists():
-        return False
-    if not is_valid_job_name(target):
-        raise UserError(f"{target}: no such file or folder; name a run, a job, a folder or a log")
-    return True
+def _reviewable(text: str) -> Target:
+    target = parse_target(text)
+    if target.kind is Kind.ADDRESS:
+        raise UserError(f"{text}: is an address in S3; name the run, or its logs")
+    return target
 
 
 def _region(
-    targets: Sequence[str],
+    targets: Sequence[Target],
     option: str | None,
     profile: str | None,
     config: RunConfig | None,
@@ -134,7 +127,8 @@ def _region(
     uses_aws: bool,
 ) -> str:
     """Return the region of the option, else of the first run file, else a default."""
-    regions = [load(Path(target)).region for target in targets if target.endswith(RUN_FILE_ENDINGS)]
+    run_files = [target.path for target in targets if target.kind is Kind.RUN_FILE]
+    regions = [load(path).region for path in run_files]
     configured = next((one for one in (*regions, config.region if config else None) if one), None)
     if uses_aws:
         return resolve_region(option, configured, profile)

@@ -20,7 +20,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import LOG_NAME
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 from sm_train.toolkit.review.sample_images import SampleGrid, local_grids, s3_grids
-from sm_train.toolkit.runs.resolve import ResolvedRun, resolve_run
+from sm_train.toolkit.targets.resolved_run import ResolvedRun, resolve_run
 
 if TYPE_CHECKING:
     import boto3
@@ -75,14 +75,14 @@ def _file_source(path: Path, streams: list[LogStream]) -> ReviewSource:
 
 
 def sagemaker_sources(session: boto3.Session, target: str, region: str) -> list[ReviewSource]:
-    """Return the job ``target``, or all jobs of the run ``target``.
+    """Return all jobs of the run ``target``, or the job or those of the stage that it names.
 
     Raises:
         UserError: there is no such job, or AWS rejects a request.
     """
     run = resolve_run(session, target, region)
     jobs = jobs_of_run(session, run.name)
-    jobs = [job for job in jobs if job.name == target] or jobs
+    jobs = [job for job in jobs if run.is_named(job)]
     if not jobs:
         raise UserError(f"{target}: has no jobs yet; run `sm-train submit` first")
     return [

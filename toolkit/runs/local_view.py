@@ -18,6 +18,7 @@ from sm_train.toolkit.jobs.local_folder import (
     read_stages,
 )
 from sm_train.toolkit.jobs.stage_state import StageState, current
+from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.status_view import RunStatus, stage_status, stage_table
 from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.formatting import format_duration, format_number
@@ -41,7 +42,7 @@ def local_document(run: LocalRunFolder) -> RunStatus:
         "spent_usd": 0.0,
         "remaining_usd": 0.0,
         "projected_usd": 0.0,
-        "next_command": _next_command(run, stage),
+        "next_command": next_command(run, stage),
         "stages": [stage_status(one, time.time(), 0.0) for one in stages],
     }
 
@@ -58,24 +59,9 @@ def show_local_status(run: LocalRunFolder, console: Console) -> None:
             console.print(f"{one.name}: model in {model}", markup=False, soft_wrap=True)
         for folder, reason in one.stored.skipped:
             console.print(f"{folder} is skipped: {reason}", markup=False)
-    command = _next_command(run, current(stages))
+    command = next_command(run, current(stages))
     if command is not None:
         console.print(f"next: {command}", markup=False, soft_wrap=True)
-
-
-def _next_command(run: LocalRunFolder, stage: StageState | None) -> str | None:
-    if stage is None:
-        return f"sm-train sample {run.target} --prompts FILE"
-    if stage.state in ("starting", "training", "stalled"):
-        return f"sm-train watch {run.target}"
-    if stage.state == "failed":
-        return f"sm-train diagnose {run.path / stage.name}"
-    return resume_command(run)
-
-
-def resume_command(run: LocalRunFolder) -> str:
-    """Return the command that continues the run."""
-    return run.command or "sm-train submit RUN --local"
 
 
 def log_lines(run: LocalRunFolder, *, follow: bool) -> Iterator[str]:

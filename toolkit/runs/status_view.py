@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, TypedDict
 
 from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.jobs.stage_state import StageState, State
-from sm_train.toolkit.runs.resolve import RunState
+from sm_train.toolkit.runs.next_command import next_command
+from sm_train.toolkit.runs.remediation import other_platform_message
+from sm_train.toolkit.runs.run_state import RunState
 from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.formatting import format_duration, format_number
 
@@ -76,7 +78,7 @@ def as_document(state: RunState) -> RunStatus:
         "state": stage.state if stage else "done",
         "stage": stage.name if stage else None,
         **state.projection.as_dict(),
-        "next_command": next_command(state),
+        "next_command": next_command(state.run, stage),
         "stages": [
             stage_status(one, state.now.timestamp(), state.projection.stages[one.name])
             for one in state.stages
@@ -177,21 +179,9 @@ def _summary(state: RunState) -> list[str]:
         if stage.lag is not None and stage.lag.is_too_long:
             lines.append(f"  WARNING: {stage.lag.describe()}")
         lines += [f"  {folder} is skipped: {reason}" for folder, reason in stage.stored.skipped]
+    if stage is not None and stage.other_platform is not None:
+        lines.append(other_platform_message(stage))
     lines.append(str(state.projection))
-    if (command := next_command(state)) is not None:
+    if (command := next_command(state.run, stage)) is not None:
         lines.append(f"next: {command}")
     return lines
-
-
-def next_command(state: RunState) -> str | None:
-    """Return the command the user needs next; None if the run is done."""
-    stage, name = state.current, state.run.name
-    if stage is None:
-        return None
-    if stage.job is not None and stage.job.live:
-        return f"sm-train {'watch' if stage.state != 'stopping' else 'status'} {name}"
-    if stage.state in ("failed", "no-results") and stage.job is not None:
-        job = stage.job
-        option = "" if job.region == state.run.region else f" --region {job.region}"
-        return f"sm-train{option} diagnose {job.name}"
-    return f"sm-train resume {name}"

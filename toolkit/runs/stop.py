@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm_train.toolkit.errors import UserError
@@ -11,13 +11,12 @@ from sm_train.toolkit.jobs.training_job import (
     AUTO_ADVANCE_TAG,
     STOPPED_TAG,
     TrainingJob,
-    jobs_of_run,
     refresh,
     stop_job,
     tag_job,
 )
 from sm_train.toolkit.runs.remediation import USER
-from sm_train.toolkit.runs.resolve import ResolvedRun
+from sm_train.toolkit.targets.resolved_run import ResolvedRun, newest_job
 
 if TYPE_CHECKING:
     import boto3
@@ -42,6 +41,7 @@ def stop_run(session: boto3.Session, run: ResolvedRun, *, wait: bool) -> StopRes
     Raises:
         UserError: the run has no job, or AWS returns an error.
     """
+    run = replace(run, stage=None, job=None)  # the run stops, whichever of its jobs was named
     job, not_tagged = newest_job(session, run), None
     if not job.live:
         try:
@@ -69,27 +69,6 @@ def wait_for_end(session: boto3.Session, job: TrainingJob) -> TrainingJob:
 
 def pause_after_stage(session: boto3.Session, run: ResolvedRun) -> TrainingJob:
     """Turn off auto-advance: no stage follows the current one."""
-    job = newest_job(session, run)
+    job = newest_job(session, replace(run, stage=None, job=None))
     tag_job(session, job, AUTO_ADVANCE_TAG, "off")
     return job
-
-
-def newest_job(session: boto3.Session, run: ResolvedRun) -> TrainingJob:
-    """Return the run's newest job.
-
-    Raises:
-        UserError: it has none.
-    """
-    return named_job(session, run, None)
-
-
-def named_job(session: boto3.Session, run: ResolvedRun, name: str | None) -> TrainingJob:
-    """Return the run's job called ``name``, or its newest.
-
-    Raises:
-        UserError: it has none.
-    """
-    jobs = jobs_of_run(session, run.name)
-    if not jobs:
-        raise UserError(f"{run.name}: has no job in {run.region}; `sm-train submit` starts one")
-    return next((job for job in jobs if job.name == name), jobs[-1])

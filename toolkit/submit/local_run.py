@@ -163,8 +163,8 @@ def _print_stopped(folder: Path) -> None:
         checkpoint = folder / "checkpoints" / stored.name
         line = f"{folder.name}: stopped at step {stored.step:,}; checkpoint in {checkpoint}"
     console.print(line, soft_wrap=True, markup=False)
-    if (command := LocalRunFolder(folder.parent).command) is not None:
-        console.print(f"To resume: {command}", soft_wrap=True, markup=False)
+    command = LocalRunFolder(folder.parent).start_command
+    console.print(f"To resume: {command}", soft_wrap=True, markup=False)
 
 
 def _result_line(stage: str, folders: LocalFolders, config: RunConfig) -> str:

@@ -24,13 +24,14 @@ from sm_train.toolkit.jobs.launch_record import JobNameClaim
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.jobs.training_job import jobs_of_run, server_time
 from sm_train.toolkit.runs.remediation import StartJob, other_platform_message
-from sm_train.toolkit.runs.resolve import ResolvedRun, stages_of
+from sm_train.toolkit.runs.run_state import stages_of
 from sm_train.toolkit.submit.changes import Changes, changes_since_last_job
 from sm_train.toolkit.submit.relocation import job_launch, require_run_data, stage_relocated_code
 from sm_train.toolkit.submit.replicate import replicate_inputs
 from sm_train.toolkit.submit.start_job import resolve_job_name, with_attempt
 from sm_train.toolkit.submit.submission import Submission, launch_record, with_stored_facts
 from sm_train.toolkit.submit.training_data import require_components
+from sm_train.toolkit.targets.resolved_run import ResolvedRun
 
 if TYPE_CHECKING:
     import boto3

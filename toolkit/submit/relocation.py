@@ -37,10 +37,10 @@ from sm_train.toolkit.costing.stages import predicted_speeds
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.resolve import ResolvedRun
 from sm_train.toolkit.submit.replicate import FolderCopy, copy_folder, replicate_inputs
 from sm_train.toolkit.submit.start_job import JobLaunch, QuotaError, start_next_job
 from sm_train.toolkit.submit.training_data import require_index, require_shards
+from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.terminal.console import bytes_bar
 from sm_train.toolkit.terminal.formatting import format_usd
 

@@ -18,7 +18,7 @@ from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.jobs.stage_state import current
 from sm_train.toolkit.jobs.training_job import server_time
 from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
-from sm_train.toolkit.runs.resolve import ResolvedRun, stages_of
+from sm_train.toolkit.runs.run_state import stages_of
 from sm_train.toolkit.submit.changes import KeyChange, changed_keys, recorded_document
 from sm_train.toolkit.submit.plan_view import change_lines
 from sm_train.toolkit.submit.planned_job import next_start
@@ -33,6 +33,7 @@ from sm_train.toolkit.submit.submit import (
     report_alarms,
     report_started,
 )
+from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.terminal.console import bytes_bar, note, write_line
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from sm_train.toolkit.runs.remediation import (
     StopJob,
     next_action,
 )
-from sm_train.toolkit.runs.resolve import ResolvedRun, RunState, read_state, refresh_run
+from sm_train.toolkit.runs.run_state import RunState, read_state
 from sm_train.toolkit.submit.relocation import start_where_possible
+from sm_train.toolkit.targets.resolved_run import ResolvedRun, refresh_run
 from sm_train.toolkit.terminal.formatting import format_usd
 
 if TYPE_CHECKING:

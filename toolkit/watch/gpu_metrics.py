@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.runs.resolve import RunState
+from sm_train.toolkit.runs.run_state import RunState
 
 if TYPE_CHECKING:
     import boto3

@@ -12,7 +12,7 @@ from typing import Any
 
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.runs.resolve import resolve_run
+from sm_train.toolkit.targets.resolved_run import resolve_run
 from sm_train.toolkit.watch.controller import reconcile
 from sm_train.toolkit.watch.output import WatchDocument, watch_document
 

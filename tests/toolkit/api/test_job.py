@@ -127,5 +127,5 @@ def test_diagnosis_shows_the_failing_rank(tmp_path: Path) -> None:
     page = diagnosis._repr_html_()
     assert "rank 3" in page
     assert "Tried to allocate" in page
-    with pytest.raises(sm_train.UsageError, match="is a run file"):
-        sm_train.Job("run.yaml").diagnose()
+    with pytest.raises(sm_train.UsageError, match="is an address in S3"):
+        sm_train.Job("s3://photos/logs").diagnose()

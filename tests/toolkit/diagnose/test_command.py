@@ -132,16 +132,24 @@ def test_missing_files_are_one_line_and_exit_2(
     assert expected in line
 
 
-def test_run_file_and_binary_file_are_refused(cli: Cli, tmp_path: Path) -> None:
+def test_run_file_among_logs_and_binary_file_are_refused(cli: Cli, tmp_path: Path) -> None:
+    log = write(tmp_path / "algo-1.log", OOM)
     run_file = tmp_path / "run.yaml"
-    run_file.write_text("name: night\nmodel:\n  preset: sd2\ndata:\n  uri: s3://b/p\nstages: []\n")
+    text = "name: night\nmodel:\n  preset: sd2\ndata:\n  uri: s3://b/p\nstages: []\n"
+    run_file.write_text(text)
+    renamed = tmp_path / "run.txt"
+    renamed.write_text(text)
     binary = tmp_path / "model.pt"
     binary.write_bytes(b"PK\x03\x04\0\0" + OOM.encode())
-    for path, expected in ((run_file, "is a run file"), (binary, "is not a text file")):
-        result = cli("diagnose", path)
+    for paths, expected in (
+        ([log, run_file], f"{run_file}: names a run; name it alone, or log files"),
+        ([renamed], f"{renamed}: is a run file, not a log"),
+        ([binary], f"{binary}: is not a text file"),
+    ):
+        result = cli("diagnose", *paths)
         assert result.returncode == 2
         [line] = result.stderr.splitlines()
-        assert f"{path}: {expected}" in line
+        assert expected in line
 
 
 def test_truncated_compressed_log_is_read_to_its_end(cli: Cli, tmp_path: Path) -> None:
@@ -297,7 +305,7 @@ def test_missing_job_is_one_line(cli: Cli, aws: Aws) -> None:
     result = cli("diagnose", "night-2", network="loopback", env=aws.environment | REGION)
     assert result.returncode == 2
     [line] = result.stderr.splitlines()
-    assert "night-2: no such file, and no such training job in us-east-1" in line
+    assert "night-2: neither a run file here nor a run or job" in line
 
 
 def test_rejected_credentials_are_exit_4(cli: Cli, aws: Aws) -> None:

@@ -67,6 +67,9 @@ def test_a_local_run_from_its_first_steps_to_a_picture(cli: Cli, tmp_path: Path)
         cost = cli("cost", run, "--measured", target, "--rescale-batch", "--json")
         assert cost.returncode == 0, cost.stderr
         assert cli("diagnose", target).returncode == 0
+        for command in ("cost", "check --offline"):
+            result = cli(*command.split()[:1], target, *command.split()[1:], "--json")
+            assert result.returncode == 0, result.stderr
         review = cli("review", target, "--json")
         assert review.returncode == 0, review.stderr
     stopped = cli("stop", RUN, "--json")

@@ -20,9 +20,9 @@ from sm_train.estimators.request.launcher import launch_plan
 from sm_train.estimators.request.training import training_request
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.resolve import ResolvedRun
 from sm_train.toolkit.submit.relocation import job_launch
 from sm_train.toolkit.submit.start_job import start_next_job
+from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.watch.lambda_handler import handler
 
 from tests.conftest import Aws, Cli, clean_environment

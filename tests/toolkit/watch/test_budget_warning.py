@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.jobs.live_state import LiveState
-from sm_train.toolkit.runs.resolve import ResolvedRun, RunState
+from sm_train.toolkit.runs.run_state import RunState
+from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.watch.controller import budget_warning
 
 from tests.support.run_documents import config

@@ -22,7 +22,8 @@ from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.stage_state import stage_state
 from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.runs.remediation import NoAction
-from sm_train.toolkit.runs.resolve import ResolvedRun, RunState
+from sm_train.toolkit.runs.run_state import RunState
+from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.watch.controller import WatchResult
 from sm_train.toolkit.watch.screen import ScreenState, brief, screen, sparkline
 

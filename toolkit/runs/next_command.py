@@ -1,0 +1,49 @@
+"""Suggests the command that a run needs next, for its state and the platform that it is on."""
+
+from __future__ import annotations
+
+from sm_train.toolkit.jobs.local_folder import LocalRunFolder
+from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.targets.resolved_run import ResolvedRun
+
+_LIVE = ("starting", "training", "restarting", "stalled")
+
+
+def next_command(run: ResolvedRun | LocalRunFolder, stage: StageState | None) -> str | None:
+    """Return the command that the user needs next; ``stage`` is the current one, None at the end.
+
+    None if there is nothing to do: the run is done, and its own script has written its models.
+    """
+    target = run.target if isinstance(run, LocalRunFolder) else run.name
+    if stage is None:
+        config = run.config() if isinstance(run, LocalRunFolder) else run.config
+        return None if config.entry is not None else f"sm-train sample {target} --prompts FILE"
+    if stage.state == "stopping":
+        return f"sm-train status {target}"
+    if stage.state in _LIVE:
+        return f"sm-train watch {target}"
+    if stage.state in ("failed", "no-results"):
+        return _diagnose(run, stage)
+    return resume_command(run, stage)
+
+
+def _diagnose(run: ResolvedRun | LocalRunFolder, stage: StageState) -> str:
+    if isinstance(run, LocalRunFolder):
+        return f"sm-train diagnose {run.path / stage.name}"
+    job = stage.job
+    if job is None:
+        return f"sm-train diagnose {run.name}"
+    option = "" if job.region == run.region else f" --region {job.region}"
+    return f"sm-train{option} diagnose {job.name}"
+
+
+def resume_command(run: ResolvedRun | LocalRunFolder, stage: StageState | None = None) -> str:
+    """Return the command that continues the run.
+
+    A stage whose newest checkpoint comes from Kubernetes or Slurm is taken over: `resume` says that
+    the other platform's job must have ended.
+    """
+    if isinstance(run, LocalRunFolder):
+        return run.start_command
+    option = " --take-over" if stage is not None and stage.other_platform is not None else ""
+    return f"sm-train resume {run.name}{option}"

@@ -1,0 +1,149 @@
+"""Finds the run on SageMaker that a command names, with its jobs and its newest launch record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sm_train.estimators.config.naming import staging_bucket
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
+from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
+from sm_train.toolkit.run_file import load
+from sm_train.toolkit.targets.target import Kind, local_run_hint, run_target
+
+if TYPE_CHECKING:
+    import boto3
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run, found by its file, its name, one of its stages or one of its jobs.
+
+    ``region`` and ``bucket`` are its home; jobs may also be in other regions.
+    """
+
+    name: str
+    region: str
+    bucket: str
+    config: RunConfig
+    record: LaunchRecord | None
+    """The newest launch record; None if nothing was submitted."""
+    jobs: tuple[TrainingJob, ...] = ()
+    """Its jobs when it was resolved."""
+    stage: str | None = None
+    """The stage that the user named, or the stage of the job that the user named."""
+    job: str | None = None
+    """The job that the user named."""
+
+    @property
+    def submitted_config(self) -> RunConfig:
+        """The config that code is staged for, whatever the run file has become since."""
+        return self.record.config if self.record is not None else self.config
+
+    def is_named(self, job: TrainingJob) -> bool:
+        """Return whether the user named this job, its stage or the whole run."""
+        return self.job in (None, job.name) and self.stage in (None, job.stage)
+
+
+def resolve_run(session: boto3.Session, target: str, region: str) -> ResolvedRun:
+    """Return the run of ``target``: a run file, or the name of a run, a stage or a job.
+
+    By name it is found from any of its regions: the jobs' tags name its home region.
+
+    Raises:
+        UserError: there is no such run in the region, or its file is invalid.
+    """
+    found = run_target(target)
+    if found.kind is Kind.RUN_FILE:
+        return run_of_config(session, load(found.path), region)
+    name, _, rest = target.partition("--")
+    jobs = jobs_of_run(session, name)
+    named = [job for job in jobs if not rest or target == job.name or rest == job.stage]
+    if not named:
+        raise UserError(
+            f"{target}: neither a run file here nor a run or job of sm-train in {region}; "
+            "`sm-train list` shows all runs"
+        )
+    home, bucket = _home(jobs)
+    record = None
+    if bucket is not None:
+        record = read_record(session_in_region(session, home), bucket, name, jobs[-1].name)
+    if bucket is None or record is None:
+        raise UserError(f"{name}: {jobs[-1].name} left no record in S3; give the run file instead")
+    return ResolvedRun(
+        name,
+        home,
+        bucket,
+        record.config,
+        record,
+        tuple(jobs),
+        stage=named[-1].stage if rest else None,
+        job=target if target == named[-1].name else None,
+    )
+
+
+def run_of_config(session: boto3.Session, config: RunConfig, region: str) -> ResolvedRun:
+    """Return the run that a run file describes, with its jobs in ``region``."""
+    bucket, record = staging_bucket(config, region), None
+    jobs = jobs_of_run(session, config.name)
+    if jobs:
+        record = read_record(session, _home(jobs)[1] or bucket, config.name, jobs[-1].name)
+    return ResolvedRun(config.name, region, bucket, config, record, tuple(jobs))
+
+
+def _home(jobs: Sequence[TrainingJob]) -> tuple[str, str | None]:
+    """Return the run's home region, and its bucket there, which holds the launch records."""
+    home = jobs[-1].regions[0]
+    return home, next((job.bucket for job in reversed(jobs) if job.region == home), None)
+
+
+def refresh_run(session: boto3.Session, run: ResolvedRun) -> ResolvedRun:
+    """Return the run with its jobs as they are now."""
+    return replace(run, jobs=tuple(jobs_of_run(session, run.name)))
+
+
+def newest_job(session: boto3.Session, run: ResolvedRun) -> TrainingJob:
+    """Return the job that the user named, or the newest of the stage or run, as it is now.
+
+    Raises:
+        UserError: there is none.
+    """
+    jobs = [job for job in jobs_of_run(session, run.name) if run.is_named(job)]
+    if not jobs:
+        raise UserError(f"{run.name}: has no job in {run.region}; `sm-train submit` starts one")
+    return jobs[-1]
+
+
+def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, ResolvedRun]:
+    """Return the run of ``target`` and a session in its home region, for a command with the global
+    ``options``.
+
+    Raises:
+        UserError: there is no such run, or AWS returns an error.
+    """
+    session, region = open_session_for(target, options)
+    with local_run_hint(target):
+        run = resolve_run(session, target, region)
+    return session_in_region(session, run.region), run
+
+
+def open_session_for(target: str, options: dict[str, Any]) -> tuple[boto3.Session, str]:
+    """Open a session in the region of ``target``, if it is a run file, or of the options.
+
+    Raises:
+        UserError: the target is no run on SageMaker, or there are no credentials.
+    """
+    found = run_target(target)
+    if found.local is not None:
+        raise UserError(
+            f"{target}: is a local run; this command works on SageMaker. To continue: "
+            f"{found.local.start_command}"
+        )
+    configured = load(found.path).region if found.kind is Kind.RUN_FILE else None
+    with local_run_hint(target):
+        region = resolve_region(options["region"], configured, options["profile"])
+        return open_session(options["profile"], region), region
