@@ -89,6 +89,8 @@ OWNERS = {
     "entrypoints/leases/": r"\bclass Lease\b|\bRENEW_SECONDS = ",
     "entrypoints/distributed/messages.py": r"\bdef job_key\b|\bclass KeyValueStore\b",
     "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
+    "toolkit/targets/": r"\bdef parse_target\b|\bclass ResolvedRun\b",
+    "toolkit/runs/next_command.py": r"\bdef _?next_command\b|\bdef resume_command\b",
     "toolkit/models/": r"\bclass StoredModel\b|\bdef find_stored\b",
 }
 """Owner of a concept → what only its source contains. CONTRIBUTING.md names the concepts.

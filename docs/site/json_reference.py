@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -19,8 +20,8 @@ from sm_train.toolkit.packing.on_sagemaker import ProcessingPackDocument
 from sm_train.toolkit.packing.pack_report import IndexDocument, PackDocument
 from sm_train.toolkit.review.document import ReviewDocument
 from sm_train.toolkit.runs.listing import ListedRun
-from sm_train.toolkit.runs.status_view import RunStatus
-from sm_train.toolkit.watch.output import WatchDocument
+from sm_train.toolkit.runs.run_status import Status
+from sm_train.toolkit.watch.output import WatchStatus
 from tables import code, row, table
 
 DOCUMENTS: dict[str, Any] = {
@@ -29,8 +30,8 @@ DOCUMENTS: dict[str, Any] = {
     "index --json": IndexDocument,
     "check --json": CheckDocument,
     "list --json (each of runs)": ListedRun,
-    "status --json": RunStatus,
-    "watch --json (each line)": WatchDocument,
+    "status --json": Status,
+    "watch --json (each line)": WatchStatus,
     "review --json": ReviewDocument,
     "diagnose --json": DiagnosisDocument,
     "doctor --canary --json": CanaryDocument,
@@ -81,21 +82,26 @@ def _keys(document: Any, prefix: str) -> Iterator[tuple[str, str]]:
             yield from _keys(inner, f"{prefix}{key}{suffix}.")
 
 
+def _is_record(kind: Any) -> bool:
+    """Return whether a type has keys of its own in JSON."""
+    return typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
+
+
 def _inner(kind: Any) -> tuple[Any, str]:
     """Return the document inside a type, and ``[]`` for each list around it."""
-    if typing.is_typeddict(kind):
+    if _is_record(kind):
         return kind, ""
     for argument in typing.get_args(kind):
         found, suffix = _inner(argument)
         if found is not None:
-            return found, ("[]" if typing.get_origin(kind) is list else "") + suffix
+            return found, ("[]" if typing.get_origin(kind) in (list, tuple) else "") + suffix
     return None, ""
 
 
 def _name(kind: Any) -> str:
     """Return a type in words of JSON."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if typing.is_typeddict(kind):
+    if _is_record(kind):
         return "object"
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_name, arguments)))

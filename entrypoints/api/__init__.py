@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sm_train.toolkit.api.packing import pack
     from sm_train.toolkit.api.run import Run
     from sm_train.toolkit.api.sampling import Samples, sample
-    from sm_train.toolkit.api.status import Status
     from sm_train.toolkit.costing.cost_result import Cost
     from sm_train.toolkit.diagnose.diagnosis import Diagnosis
     from sm_train.toolkit.errors import (
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     )
     from sm_train.toolkit.packing.pack import PackResult
     from sm_train.toolkit.review.review_model import Review
+    from sm_train.toolkit.runs.run_status import Status
 
     __version__: str
 
@@ -102,7 +102,7 @@ _SOURCES = {
     "Run": (f"{_TOOLKIT}.api.run", "Run"),
     "Samples": (f"{_TOOLKIT}.api.sampling", "Samples"),
     "ShardDataset": (f"{_SCRIPT}.shard_dataset", "ShardDataset"),
-    "Status": (f"{_TOOLKIT}.api.status", "Status"),
+    "Status": (f"{_TOOLKIT}.runs.run_status", "Status"),
     "current_job": (f"{_SCRIPT}.current_job", "current_job"),
     "pack": (f"{_TOOLKIT}.api.packing", "pack"),
     "sample": (f"{_TOOLKIT}.api.sampling", "sample"),

@@ -9,27 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.errors import JobFailedError
-from sm_train.toolkit.jobs.local_folder import find_local_run
 from sm_train.toolkit.settings import default_profile
 
 if TYPE_CHECKING:
     from sm_train.toolkit.api.metrics import Metrics
-    from sm_train.toolkit.api.status import Status
     from sm_train.toolkit.diagnose.diagnosis import Diagnosis
     from sm_train.toolkit.jobs.local_folder import LocalRunFolder
     from sm_train.toolkit.review.review_model import Review
-
-
-@dataclass(frozen=True)
-class JobLogLine:
-    """A line of a job's log: ``time`` in Unix seconds, ``node`` such as ``algo-1``.
-
-    Both are None for a line of a local run that is not an event: its log is that of all nodes.
-    """
-
-    time: float | None
-    node: str | None
-    message: str
+    from sm_train.toolkit.runs.logs import JobLogLine
+    from sm_train.toolkit.runs.run_status import Status
+    from sm_train.toolkit.targets.resolved_run import RunOnSageMaker
 
 
 @dataclass(frozen=True)
@@ -58,17 +47,9 @@ class Job:
 
         A local run has no region and costs nothing.
         """
-        from sm_train.toolkit.api.status import Status
-        from sm_train.toolkit.runs.run_state import read_state
-        from sm_train.toolkit.runs.status_view import as_document
-        from sm_train.toolkit.targets.resolved_run import open_run
+        from sm_train.toolkit.runs.run_status import read_status
 
-        if (local := self._local) is not None:
-            from sm_train.toolkit.runs.local_view import local_document
-
-            return Status(local_document(local))
-        session, run = open_run(self.name, self._options)
-        return Status(as_document(read_state(session, run)))
+        return read_status(self._find())
 
     def logs(
         self, *, follow: bool = False, node: int | None = None, since: float = 0.0
@@ -84,17 +65,9 @@ class Job:
             An iterator of lines with ``time`` (Unix seconds), ``node`` and ``message``. Messages
             that begin with ``SMT`` are machine-readable events.
         """
-        if (local := self._local) is not None:
-            from sm_train.toolkit.runs.local_view import reject_options
-
-            reject_options(local, node=node, since=since)
-            return _local_lines(local, follow=follow)
         from sm_train.toolkit.runs.logs import read_logs
-        from sm_train.toolkit.targets.resolved_run import open_run
 
-        session, run = open_run(self.name, self._options)
-        entries = read_logs(session, run, since=since, node=node, follow=follow)
-        return (JobLogLine(one.time, one.node, one.message) for one in entries)
+        return read_logs(self._find(), since=since, node=node, follow=follow)
 
     def metrics(self) -> Metrics:
         """Return the metrics of the logged steps: loss, it/s, images/s, MFU, learning rate."""
@@ -150,18 +123,12 @@ class Job:
         Raises:
             PreflightError: a local run trains on another machine or in another program's thread.
         """
-        if (local := self._local) is not None:
-            from sm_train.toolkit.runs.local_view import stop_local
+        from sm_train.toolkit.runs.stop import stop
 
-            return stop_local(local, wait=wait)
-        from sm_train.toolkit.runs.stop import stop_run
-        from sm_train.toolkit.targets.resolved_run import open_run
-
-        session, run = open_run(self.name, self._options)
-        result = stop_run(session, run, wait=wait)
+        result = stop(self._find(), wait=wait)
         if result.warning is not None:
             warnings.warn(result.warning, stacklevel=2)
-        return result.job.status
+        return result.status
 
     def wait(self) -> str:
         """Wait until the job, or the run's newest job, has ended.
@@ -172,43 +139,18 @@ class Job:
         Raises:
             JobFailedError: the job failed; :meth:`diagnose` tells why.
         """
-        if (local := self._local) is not None:
-            return _wait_for_local(local)
         from sm_train.toolkit.runs.stop import wait_for_end
-        from sm_train.toolkit.targets.resolved_run import newest_job, open_run
 
-        session, run = open_run(self.name, self._options)
-        job = wait_for_end(session, newest_job(session, run))
-        if job.status == "Failed":
-            raise JobFailedError(f"{job.name}: {job.failure_reason or 'failed without a reason'}")
-        return job.status
+        ended = wait_for_end(self._find())
+        if ended.status == "Failed":
+            raise JobFailedError(f"{ended.name}: {ended.reason or 'failed without a reason'}")
+        return ended.status
 
     @property
     def _options(self) -> dict[str, Any]:
         return {"region": self.region, "profile": self.profile}
 
-    @property
-    def _local(self) -> LocalRunFolder | None:
-        return find_local_run(self.name)
+    def _find(self) -> RunOnSageMaker | LocalRunFolder:
+        from sm_train.toolkit.targets.resolved_run import find_run
 
-
-def _local_lines(run: LocalRunFolder, *, follow: bool) -> Iterator[JobLogLine]:
-    from sm_train.toolkit.jobs.events import parse_event
-    from sm_train.toolkit.runs.local_view import log_lines
-
-    for line in log_lines(run, follow=follow):
-        message, event = line.rstrip("\n"), parse_event(line)
-        if event is None:
-            yield JobLogLine(None, None, message)
-        else:
-            yield JobLogLine(event["time"], f"algo-{event['node'] + 1}", message)
-
-
-def _wait_for_local(run: LocalRunFolder) -> str:
-    from sm_train.toolkit.runs.local_view import local_job_status
-
-    run.wait()
-    status = local_job_status(run)
-    if status == "Failed":
-        raise JobFailedError(f"{run.target}: failed; diagnose() returns the cause")
-    return status
+        return find_run(self.name, self._options)

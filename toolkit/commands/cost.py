@@ -134,8 +134,8 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
 
     RUN is a run file, the folder of a local run, or the name of a submitted run, a stage or a job.
 
-    Prices come from a dated table with a source for each. Only --refresh, --learn, --actual and
-    --measured JOB send requests to AWS.
+    Prices come from a dated table with a source for each. Only names of runs and jobs, --refresh,
+    --learn and --actual send requests to AWS.
     """
     from sm_train.toolkit.costing.cost_command import resolve_inputs, usage_errors
 

@@ -36,23 +36,15 @@ def command(
     import time
     from functools import partial
 
-    from sm_train.toolkit.jobs.local_folder import find_local_run
-    from sm_train.toolkit.jobs.log_tail import print_line
-    from sm_train.toolkit.runs.logs import read_logs
-    from sm_train.toolkit.targets.resolved_run import open_run
+    from sm_train.toolkit.jobs.local_folder import LocalRunFolder
+    from sm_train.toolkit.runs.logs import print_line, read_logs
+    from sm_train.toolkit.targets.resolved_run import find_run
     from sm_train.toolkit.terminal.console import stderr_console
     from sm_train.toolkit.terminal.formatting import parse_duration
 
-    if (local := find_local_run(run)) is not None:
-        from sm_train.toolkit.runs.local_view import print_log, reject_options
-
-        reject_options(local, node=node, since=since)
-        print_log(local, follow=follow, raw=raw, as_json=as_json)
-        return
-    session, resolved = open_run(run, options)
+    found = find_run(run, options)
     begin = time.time() - parse_duration("--since", since) if since else 0.0
     on_error = partial(stderr_console(shows_results=True).print, markup=False)
-    for line in read_logs(
-        session, resolved, since=begin, node=node, follow=follow, on_error=on_error
-    ):
-        print_line(line, raw=raw, as_json=as_json)
+    with_node = not isinstance(found, LocalRunFolder)
+    for line in read_logs(found, since=begin, node=node, follow=follow, on_error=on_error):
+        print_line(line, raw=raw, as_json=as_json, with_node=with_node)

@@ -20,23 +20,13 @@ def command(options: dict[str, Any], run: str, as_json: bool) -> None:
     """Show the stages of a run, given by its run file, its name, one of its jobs, or the folder of
     a local run.
     """
-    from sm_train.toolkit.jobs.local_folder import find_local_run
-    from sm_train.toolkit.runs.run_state import read_state
-    from sm_train.toolkit.runs.status_view import as_document, show_status
-    from sm_train.toolkit.targets.resolved_run import open_run
+    from sm_train.toolkit.runs.run_status import read_status
+    from sm_train.toolkit.runs.status_view import show_status
+    from sm_train.toolkit.targets.resolved_run import find_run
     from sm_train.toolkit.terminal.console import stdout_console, write_json
 
-    if (local := find_local_run(run)) is not None:
-        from sm_train.toolkit.runs.local_view import local_document, show_local_status
-
-        if as_json:
-            write_json(local_document(local))
-        else:
-            show_local_status(local, stdout_console())
-        return
-    session, resolved = open_run(run, options)
-    state = read_state(session, resolved)
+    found = find_run(run, options)
     if as_json:
-        write_json(as_document(state))
+        write_json(read_status(found).document)
     else:
-        show_status(state, stdout_console())
+        show_status(found, stdout_console())

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-
-if TYPE_CHECKING:
-    from sm_train.toolkit.jobs.local_folder import LocalRunFolder
 
 
 @sm_train_command(
@@ -29,43 +26,29 @@ def command(
     SageMaker grants 120 seconds for the checkpoint. With --after-stage, a run that was started
     with `submit --auto-advance` pauses between two stages. A local run stops as with Ctrl-C.
     """
-    from sm_train.toolkit.jobs.local_folder import find_local_run
+    import msgspec
+    from sm_train.toolkit.jobs.local_folder import LocalRunFolder
     from sm_train.toolkit.runs.next_command import resume_command
-    from sm_train.toolkit.runs.stop import pause_after_stage, stop_run
-    from sm_train.toolkit.targets.resolved_run import open_run
+    from sm_train.toolkit.runs.stop import pause_after_stage, stop
+    from sm_train.toolkit.targets.resolved_run import find_run
     from sm_train.toolkit.terminal.console import note, write_json
 
-    if (local := find_local_run(run)) is not None:
-        _stop_local(local, after_stage=after_stage, wait=wait, as_json=as_json)
-        return
-    session, resolved = open_run(run, options)
-    warning = None
+    found = find_run(run, options)
+    result = pause_after_stage(found) if after_stage else stop(found, wait=wait)
+    is_local = isinstance(found, LocalRunFolder)
+    name = found.target if isinstance(found, LocalRunFolder) else result.training_job_name
     if after_stage:
-        job = pause_after_stage(session, resolved)
-        message = f"{job.name} continues to the end of {job.stage}; no other stage starts"
+        outcome = f"continues to the end of {result.stage}; no other stage starts"
+    elif result.live:
+        outcome = "saves a checkpoint and ends"
     else:
-        result = stop_run(session, resolved, wait=wait)
-        job, warning = result.job, result.warning
-        outcome = "saves a checkpoint and ends" if job.live else "has ended; no other job starts"
-        message = f"{job.name} {outcome}"
+        outcome = "has ended" if is_local else "has ended; no other job starts"
     if as_json:
-        document = {"training_job_name": job.name, "stage": job.stage, "status": job.status}
-        write_json(document | {"warning": warning})
-    if warning is not None:
-        note(f"warning: {warning}")
-    note(f"{message}. To continue: {resume_command(resolved)}")
-
-
-def _stop_local(run: LocalRunFolder, *, after_stage: bool, wait: bool, as_json: bool) -> None:
-    from sm_train.toolkit.runs.local_view import reject_options, stop_local
-    from sm_train.toolkit.terminal.console import note, write_json
-
-    reject_options(run, after_stage=after_stage)
-    status = stop_local(run, wait=wait)
-    if as_json:
-        stage = run.stages[-1].name
-        document = {"training_job_name": None, "stage": stage, "status": status, "warning": None}
-        write_json(document)
-    outcome = "saves a checkpoint and ends" if status == "Stopping" else "has ended"
-    then = "" if status == "Completed" else f". To continue: {run.start_command}"
-    note(f"{run.target} {outcome}{then}")
+        write_json(msgspec.to_builtins(result))
+    if result.warning is not None:
+        note(f"warning: {result.warning}")
+    if is_local and result.status == "Completed":
+        note(f"{name} {outcome}")
+    else:
+        resume = resume_command(found if isinstance(found, LocalRunFolder) else found.run)
+        note(f"{name} {outcome}. To continue: {resume}")

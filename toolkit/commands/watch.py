@@ -31,16 +31,16 @@ def command(
     On a terminal it is a live view that follows the job's log, otherwise a line for each poll. The
     folder of a local run is followed until its process ends.
     """
-    from sm_train.toolkit.jobs.local_folder import find_local_run
     from sm_train.toolkit.targets.resolved_run import open_session_for, resolve_run
+    from sm_train.toolkit.targets.target import run_target
     from sm_train.toolkit.terminal.formatting import parse_duration
     from sm_train.toolkit.watch.controller import once_exit_code, reconcile
     from sm_train.toolkit.watch.live_view import print_view
     from sm_train.toolkit.watch.output import print_json
 
     seconds = parse_duration("--interval", interval)
-    if (local := find_local_run(run)) is not None:
-        from sm_train.toolkit.runs.local_view import watch_local
+    if (local := run_target(run).local) is not None:
+        from sm_train.toolkit.runs.local_watch import watch_local
         from sm_train.toolkit.terminal.console import stderr_console
 
         console = stderr_console(shows_results=True)

@@ -122,7 +122,7 @@ class NodeState:
     """A node's newest state; None is unknown. Shares are of 1, utilization is in percent."""
 
     node: str
-    heartbeat_age: float | None
+    heartbeat_age_seconds: float | None
     step: int | None
     gpu_utilization: float | None
     gpu_utilization_min: float | None
@@ -130,8 +130,8 @@ class NodeState:
     gpu_temperature: float | None
     data_wait_share: float | None
     straggler_ratio: float | None
-    receive: float | None
-    send: float | None
+    receive_bytes_per_second: float | None
+    send_bytes_per_second: float | None
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.events import PREFIX
 from sm_train.toolkit.aws.cloudwatch_logs import LogEntry, search
 from sm_train.toolkit.errors import TRANSIENT, UserError
 from sm_train.toolkit.jobs.training_job import TrainingJob, find_job
-from sm_train.toolkit.terminal.printable import printable
 
 if TYPE_CHECKING:
     import boto3
@@ -123,15 +119,3 @@ def _is_live(session: boto3.Session, job: TrainingJob) -> bool:
             raise
         return True
     return newest is not None and newest.live
-
-
-def print_line(entry: LogEntry, *, raw: bool, as_json: bool) -> None:
-    """Print a line. Event lines repeat a readable line, so they are skipped unless ``raw``."""
-    text = entry.message.rstrip("\n")
-    if PREFIX + "{" in text and not raw:
-        return
-    line = printable(f"{entry.node} | {text}")
-    if as_json:
-        line = json.dumps({"time": entry.time, "node": entry.node, "text": text})
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()

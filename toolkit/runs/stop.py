@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.local_folder import LocalRunFolder, read_stages
+from sm_train.toolkit.jobs.stage_state import current
 from sm_train.toolkit.jobs.training_job import (
     AUTO_ADVANCE_TAG,
     STOPPED_TAG,
@@ -15,8 +17,9 @@ from sm_train.toolkit.jobs.training_job import (
     stop_job,
     tag_job,
 )
+from sm_train.toolkit.runs.logs import reject_options
 from sm_train.toolkit.runs.remediation import USER
-from sm_train.toolkit.targets.resolved_run import ResolvedRun, newest_job
+from sm_train.toolkit.targets.resolved_run import ResolvedRun, RunOnSageMaker, newest_job
 
 if TYPE_CHECKING:
     import boto3
@@ -26,13 +29,84 @@ _POLL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class StopResult:
-    """The run's newest job as it is after the stop, and a warning if not all was recorded."""
+    """The job or local stage as it is after the stop; the document of ``stop --json``.
 
-    job: TrainingJob
+    ``status`` is SageMaker's, also for a local run. ``warning`` says what was not recorded.
+    """
+
+    training_job_name: str | None
+    stage: str
+    status: str
     warning: str | None = None
 
+    @property
+    def live(self) -> bool:
+        """Whether the job is still to save its checkpoint."""
+        return self.status in ("InProgress", "Stopping")
 
-def stop_run(session: boto3.Session, run: ResolvedRun, *, wait: bool) -> StopResult:
+
+@dataclass(frozen=True)
+class EndedJob:
+    """What a job or a local run ended as: its name, SageMaker's status and the reason, if any."""
+
+    name: str
+    status: str
+    reason: str | None
+
+
+def stop(run: RunOnSageMaker | LocalRunFolder, *, wait: bool) -> StopResult:
+    """Stop a run after a checkpoint; a local one as Ctrl-C does.
+
+    Raises:
+        UserError: the run has no job, AWS returns an error, or a local run's process cannot be
+            interrupted from here.
+    """
+    if isinstance(run, LocalRunFolder):
+        run.interrupt()
+        if wait:
+            run.wait()
+        return StopResult(None, run.stages[-1].name, _local_status(run))
+    return _stop_on_sagemaker(run.session, run.run, wait=wait)
+
+
+def pause_after_stage(run: RunOnSageMaker | LocalRunFolder) -> StopResult:
+    """Turn off auto-advance: no stage follows the current one.
+
+    Raises:
+        UserError: the run has no job, AWS returns an error, or it is a local run.
+    """
+    if isinstance(run, LocalRunFolder):
+        reject_options(run, after_stage=True)
+        raise AssertionError
+    job = newest_job(run.session, replace(run.run, stage=None, job=None))
+    tag_job(run.session, job, AUTO_ADVANCE_TAG, "off")
+    return StopResult(job.name, job.stage, job.status)
+
+
+def wait_for_end(run: RunOnSageMaker | LocalRunFolder) -> EndedJob:
+    """Wait until the job that the user named, or the newest, has ended.
+
+    Raises:
+        UserError: the run has no job, or AWS returns an error.
+    """
+    if isinstance(run, LocalRunFolder):
+        run.wait()
+        return EndedJob(str(run.target), _local_status(run), "diagnose() returns the cause")
+    job = _ended(run.session, newest_job(run.session, run.run))
+    return EndedJob(job.name, job.status, job.failure_reason)
+
+
+def _local_status(run: LocalRunFolder) -> str:
+    """Return "Stopping" while the run trains, then "Completed", "Failed" or "Stopped"."""
+    if run.is_training():
+        return "Stopping"
+    stage = current(read_stages(run))
+    if stage is None:
+        return "Completed"
+    return "Failed" if stage.state == "failed" else "Stopped"
+
+
+def _stop_on_sagemaker(session: boto3.Session, run: ResolvedRun, *, wait: bool) -> StopResult:
     """Stop the run.
 
     If no job is live, because the last one failed or a stage is done, the newest job is tagged, so
@@ -57,18 +131,12 @@ def stop_run(session: boto3.Session, run: ResolvedRun, *, wait: bool) -> StopRes
         warning = stop_job(session, job, USER)
     elif not_tagged is not None:
         raise not_tagged
-    return StopResult(wait_for_end(session, job) if wait else refresh(session, job), warning)
+    job = _ended(session, job) if wait else refresh(session, job)
+    return StopResult(job.name, job.stage, job.status, warning)
 
 
-def wait_for_end(session: boto3.Session, job: TrainingJob) -> TrainingJob:
+def _ended(session: boto3.Session, job: TrainingJob) -> TrainingJob:
     """Return the job as it is when it has ended."""
     while (current := refresh(session, job)).live:
         time.sleep(_POLL_SECONDS)
     return current
-
-
-def pause_after_stage(session: boto3.Session, run: ResolvedRun) -> TrainingJob:
-    """Turn off auto-advance: no stage follows the current one."""
-    job = newest_job(session, replace(run, stage=None, job=None))
-    tag_job(session, job, AUTO_ADVANCE_TAG, "off")
-    return job

@@ -11,6 +11,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
+from sm_train.toolkit.jobs.local_folder import LocalRunFolder
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 from sm_train.toolkit.run_file import load
 from sm_train.toolkit.targets.target import Kind, local_run_hint, run_target
@@ -116,6 +117,25 @@ def newest_job(session: boto3.Session, run: ResolvedRun) -> TrainingJob:
     if not jobs:
         raise UserError(f"{run.name}: has no job in {run.region}; `sm-train submit` starts one")
     return jobs[-1]
+
+
+@dataclass(frozen=True)
+class RunOnSageMaker:
+    """A run, and a session in its home region."""
+
+    session: boto3.Session
+    run: ResolvedRun
+
+
+def find_run(target: str, options: dict[str, Any]) -> RunOnSageMaker | LocalRunFolder:
+    """Return the run that a user names, on SageMaker or in a folder here; ``options`` are the
+    global ones.
+
+    Raises:
+        UserError: there is no such run, or AWS returns an error.
+    """
+    local = run_target(target).local
+    return local if local is not None else RunOnSageMaker(*open_run(target, options))
 
 
 def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, ResolvedRun]:

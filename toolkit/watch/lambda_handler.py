@@ -14,10 +14,10 @@ from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.targets.resolved_run import resolve_run
 from sm_train.toolkit.watch.controller import reconcile
-from sm_train.toolkit.watch.output import WatchDocument, watch_document
+from sm_train.toolkit.watch.output import watch_status
 
 
-def handler(event: dict[str, Any], context: Any) -> dict[str, WatchDocument]:
+def handler(event: dict[str, Any], context: Any) -> dict[str, dict[str, Any]]:
     """Poll each run once; print and return what `watch --once --json` prints, by run.
 
     Raises:
@@ -25,12 +25,12 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, WatchDocument]:
     """
     region = os.environ["AWS_REGION"]
     session = open_session(None, region)
-    documents: dict[str, WatchDocument] = {}
+    documents: dict[str, dict[str, Any]] = {}
     failed: list[str] = []
     for name in filter(None, (one.strip() for one in os.environ["SM_TRAIN_RUNS"].split(","))):
         try:
             run = resolve_run(session, name, region)
-            documents[name] = watch_document(reconcile(session, run, dry_run=False))
+            documents[name] = watch_status(reconcile(session, run, dry_run=False)).document
         except UserError as error:
             failed.append(f"{name}: {error}")
     print(json.dumps(documents))

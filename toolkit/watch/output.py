@@ -6,12 +6,20 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.live_state import LiveState, node_states, notices, stragglers
-from sm_train.toolkit.runs.status_view import RunStatus, as_document
+from sm_train.toolkit.jobs.live_state import (
+    NamedStraggler,
+    NodeState,
+    Notice,
+    node_states,
+    notices,
+    stragglers,
+)
+from sm_train.toolkit.runs.run_status import Status, status_of
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
 from sm_train.toolkit.watch.controller import ActionKind, WatchResult, kind
@@ -25,38 +33,9 @@ RECENT_NOTICES = 20
 """Warnings and errors in a document."""
 
 
-class NodeDocument(TypedDict):
-    node: str
-    heartbeat_age_seconds: float | None
-    step: int | None
-    gpu_utilization: float | None
-    gpu_utilization_min: float | None
-    gpu_memory_bytes: float | None
-    gpu_temperature: float | None
-    data_wait_share: float | None
-    straggler_ratio: float | None
-    receive_bytes_per_second: float | None
-    send_bytes_per_second: float | None
-
-
-class StragglerDocument(TypedDict):
-    rank: int | None
-    node: str
-    busy_seconds: float
-    ratio: float
-
-
-class NoticeDocument(TypedDict):
-    time: float
-    level: str
-    node: str
-    code: str
-    message: str
-    count: int
-
-
-class WatchDocument(RunStatus):
-    """One object of ``watch --json`` (docs/watch.md); null is unknown."""
+@dataclass(frozen=True, repr=False, kw_only=True)
+class WatchStatus(Status):
+    """One object of ``watch --json`` (docs/watch.md): the status, and what the poll did."""
 
     action: ActionKind
     message: str
@@ -67,82 +46,41 @@ class WatchDocument(RunStatus):
     data_wait_share: float | None
     mfu: float | None
     seconds_since_checkpoint: float | None
-    nodes: list[NodeDocument]
-    stragglers: list[StragglerDocument] | None
-    recent_warnings: list[NoticeDocument]
+    nodes: tuple[NodeState, ...]
+    stragglers: tuple[NamedStraggler, ...] | None
+    recent_warnings: tuple[Notice, ...]
 
 
-def _straggler_documents(live: LiveState) -> list[StragglerDocument] | None:
-    slow = stragglers(live)
-    if slow is None:
-        return None
-    return [
-        {
-            "rank": one.rank,
-            "node": one.node,
-            "busy_seconds": one.busy_seconds,
-            "ratio": one.ratio,
-        }
-        for one in slow
-    ]
-
-
-def watch_document(result: WatchResult, gpus: Mapping[str, float] | None = None) -> WatchDocument:
-    """Return the run's status with the action taken, as one object of ``watch --json``.
+def watch_status(result: WatchResult, gpus: Mapping[str, float] | None = None) -> WatchStatus:
+    """Return the run's status with the action taken.
 
     ``gpus`` is each node's GPU utilization by CloudWatch, if it was read.
     """
     state = result.state
     now, live, stage = state.now.timestamp(), state.live, state.current
-    budget = state.run.config.budget
+    budget, slow = state.run.config.budget, stragglers(live)
     step = live.newest["step"].event if "step" in live.newest else {}
     checkpoint = live.newest.get("checkpoint")
-    nodes = node_states(live, live_nodes(state), now, gpus or {})
-    return {
-        **as_document(state),
-        "action": kind(result.action),
-        "message": result.done,
-        "warning": result.warning,
-        "budget_usd": budget.usd if budget else None,
-        "remaining_seconds": stage.remaining_seconds if stage else None,
-        "images_per_second": step.get("images_per_second"),
-        "data_wait_share": stage.progress.data_wait_share if stage else None,
-        "mfu": step.get("mfu"),
-        "seconds_since_checkpoint": None if checkpoint is None else max(0.0, now - checkpoint.time),
-        "nodes": [
-            {
-                "node": node.node,
-                "heartbeat_age_seconds": node.heartbeat_age,
-                "step": node.step,
-                "gpu_utilization": node.gpu_utilization,
-                "gpu_utilization_min": node.gpu_utilization_min,
-                "gpu_memory_bytes": node.gpu_memory_bytes,
-                "gpu_temperature": node.gpu_temperature,
-                "data_wait_share": node.data_wait_share,
-                "straggler_ratio": node.straggler_ratio,
-                "receive_bytes_per_second": node.receive,
-                "send_bytes_per_second": node.send,
-            }
-            for node in nodes
-        ],
-        "stragglers": _straggler_documents(live),
-        "recent_warnings": [
-            {
-                "time": one.time,
-                "level": one.level,
-                "node": one.node,
-                "code": one.code,
-                "message": one.message,
-                "count": one.count,
-            }
-            for one in notices(live)[-RECENT_NOTICES:]
-        ],
-    }
+    return WatchStatus(
+        **vars(status_of(state)),
+        action=kind(result.action),
+        message=result.done,
+        warning=result.warning,
+        budget_usd=budget.usd if budget else None,
+        remaining_seconds=stage.remaining_seconds if stage else None,
+        images_per_second=step.get("images_per_second"),
+        data_wait_share=stage.progress.data_wait_share if stage else None,
+        mfu=step.get("mfu"),
+        seconds_since_checkpoint=None if checkpoint is None else max(0.0, now - checkpoint.time),
+        nodes=tuple(node_states(live, live_nodes(state), now, gpus or {})),
+        stragglers=None if slow is None else tuple(slow),
+        recent_warnings=tuple(notices(live)[-RECENT_NOTICES:]),
+    )
 
 
 def print_json(session: boto3.Session, result: WatchResult) -> None:
     """Print the result as one line of JSON."""
-    document = watch_document(result, gpu_utilization(session, result.state))
+    document = watch_status(result, gpu_utilization(session, result.state)).document
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
     sys.stdout.flush()
 

@@ -296,7 +296,7 @@ def _worst(nodes: Sequence[NodeState], count: int) -> list[NodeState]:
     """Return the ``count`` nodes with the oldest heartbeats or the least busy GPUs, in order."""
 
     def severity(node: NodeState) -> tuple[float, float]:
-        age = float("inf") if node.heartbeat_age is None else node.heartbeat_age
+        age = float("inf") if node.heartbeat_age_seconds is None else node.heartbeat_age_seconds
         busy = node.gpu_utilization
         # Below the limit, ages differ only by when the heartbeats happen to be sent.
         late = -age if age > _LATE_HEARTBEAT_SECONDS else 0.0
@@ -319,7 +319,7 @@ def _rate(value: float | None) -> str:
 
 
 def _heartbeat(node: NodeState) -> str:
-    return "–" if node.heartbeat_age is None else brief(node.heartbeat_age)
+    return "–" if node.heartbeat_age_seconds is None else brief(node.heartbeat_age_seconds)
 
 
 _COLUMNS: tuple[tuple[int, str, Callable[[NodeState], str]], ...] = (
@@ -341,8 +341,8 @@ _COLUMNS: tuple[tuple[int, str, Callable[[NodeState], str]], ...] = (
         "GPU temp",
         lambda node: "–" if node.gpu_temperature is None else f"{node.gpu_temperature:.0f} °C",
     ),
-    (110, "in MB/s", lambda node: _rate(node.receive)),
-    (110, "out MB/s", lambda node: _rate(node.send)),
+    (110, "in MB/s", lambda node: _rate(node.receive_bytes_per_second)),
+    (110, "out MB/s", lambda node: _rate(node.send_bytes_per_second)),
 )
 """Minimum width of the terminal, title, and cell; unknown values are a dash."""
 
@@ -355,7 +355,10 @@ def _table(nodes: Sequence[NodeState], width: int) -> Table:
     for title, _ in columns:
         table.add_column(title, justify="left" if title == "node" else "right", no_wrap=True)
     for node in nodes:
-        late = node.heartbeat_age is None or node.heartbeat_age > _LATE_HEARTBEAT_SECONDS
+        late = (
+            node.heartbeat_age_seconds is None
+            or node.heartbeat_age_seconds > _LATE_HEARTBEAT_SECONDS
+        )
         table.add_row(*(cell(node) for _, cell in columns), style="yellow" if late else "")
     return table
 

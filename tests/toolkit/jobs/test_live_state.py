@@ -125,9 +125,13 @@ def test_nodes_are_sorted_by_number_including_silent_ones() -> None:
     )
     second, third, tenth = node_states(live, ["algo-2", "algo-3"], NOW, {"algo-2": 61.0})
     assert [one.node for one in (second, third, tenth)] == ["algo-2", "algo-3", "algo-10"]
-    assert (second.gpu_utilization, second.heartbeat_age, second.receive) == (61.0, None, 12.0)
+    assert (
+        second.gpu_utilization,
+        second.heartbeat_age_seconds,
+        second.receive_bytes_per_second,
+    ) == (61.0, None, 12.0)
     assert (third.gpu_utilization, third.step) == (None, None)
-    assert (tenth.heartbeat_age, tenth.step) == (30.0, 40)
+    assert (tenth.heartbeat_age_seconds, tenth.step) == (30.0, 40)
 
 
 def test_logged_gpu_utilization_takes_precedence_over_cloudwatch() -> None:

@@ -27,7 +27,7 @@ PHONE, DESKTOP = 360, 1280
 
 def cost_page(path: Path) -> None:
     run = write_run(path.parent, name="a-run-with-a-long-name", stages=[stage("256px")])
-    inputs = resolve_inputs(CostOptions(run=run))
+    inputs = resolve_inputs(CostOptions(run=str(run)))
     write_report(path, "my-model", inputs.document(inputs.estimate()), "us-east-1")
 
 

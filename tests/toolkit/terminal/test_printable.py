@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
-from sm_train.toolkit.aws.cloudwatch_logs import LogEntry
 from sm_train.toolkit.cli import _run as run_command
 from sm_train.toolkit.cli import cli as root
 from sm_train.toolkit.commands._table import COMMANDS
 from sm_train.toolkit.jobs.local_folder import LOG_NAME, LocalRunFolder
-from sm_train.toolkit.jobs.log_tail import print_line
-from sm_train.toolkit.runs.local_view import print_log
+from sm_train.toolkit.runs.logs import JobLogLine, print_line, read_logs
 from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import escaped, stdout_console
 from sm_train.toolkit.terminal.printable import printable
@@ -136,11 +134,13 @@ def test_a_question_has_no_control(
 
 def test_log_lines_have_no_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a job and of a local run."""
-    print_line(LogEntry(0, "run/algo-1-1", "a\x1b[2Jb\n", "1"), raw=False, as_json=False)
+    line = JobLogLine(0, "algo-1", "a\x1b[2Jb\n")
+    print_line(line, raw=False, as_json=False, with_node=True)
     stage = tmp_path / "8px"
     stage.mkdir()
     (stage / LOG_NAME).write_text("c\x1b]0;title\x07d\n")
-    print_log(LocalRunFolder(tmp_path), follow=False, raw=False, as_json=False)
+    for line in read_logs(LocalRunFolder(tmp_path)):
+        print_line(line, raw=False, as_json=False, with_node=False)
     assert capsys.readouterr().out == "algo-1 | ab\ncd\n"
 
 

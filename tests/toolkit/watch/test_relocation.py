@@ -23,13 +23,13 @@ from sm_train.toolkit.jobs.launch_record import ClaimedError, JobNameClaim
 from sm_train.toolkit.jobs.training_job import jobs_of_run
 from sm_train.toolkit.run_file import declare_run_buckets
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.stop import stop_run
+from sm_train.toolkit.runs.stop import stop
 from sm_train.toolkit.submit import replicate
 from sm_train.toolkit.submit.bundle import bundle_of
 from sm_train.toolkit.submit.relocation import job_launch
 from sm_train.toolkit.submit.start_job import start_next_job
 from sm_train.toolkit.submit.submission import launch_record, prepare
-from sm_train.toolkit.targets.resolved_run import ResolvedRun, resolve_run
+from sm_train.toolkit.targets.resolved_run import ResolvedRun, RunOnSageMaker, resolve_run
 from sm_train.toolkit.watch.controller import WatchResult, reconcile
 
 from tests.conftest import Aws, Cli, clean_environment
@@ -282,7 +282,7 @@ def test_stop_during_a_copy_prevents_the_start(
 
     def stop_and_continue(self: Any, copied_bytes: int) -> None:
         found = resolve_run(run.session(), "demo", EAST)
-        stop_run(run.session(), found, wait=False)
+        stop(RunOnSageMaker(run.session(), found), wait=False)
         on_progress(self, copied_bytes)
 
     monkeypatch.setattr(replicate._ProgressCounter, "add", stop_and_continue)
