@@ -28,7 +28,6 @@ from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.review.build import review_job
 from sm_train.toolkit.review.collect import FactsCollector
-from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.review_model import Review
 from sm_train.toolkit.review.review_page import write_page
 from sm_train.toolkit.review.sources import local_sources
@@ -61,9 +60,9 @@ def main() -> None:
         instances = [f"algo-{number + 1}" for number in range(NODES)]
         metrics = instance_metrics(session, "job", instances, BEGIN, end, now=end)
         fetched = time.perf_counter()
-        document = as_document(Review((review_job(replace(facts, metrics=metrics)),)))
+        review = Review((review_job(replace(facts, metrics=metrics)),))
         judged = time.perf_counter()
-        write_page(folder / "review.html", document)
+        write_page(folder / "review.html", review)
         ended = time.perf_counter()
         cpu = time.process_time() - cpu
         peak, page = memory(), (folder / "review.html").stat().st_size

@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
-from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.review_model import Review
 from sm_train.toolkit.review.review_page import page
 from sm_train.toolkit.watch.screen import screen
@@ -42,7 +41,7 @@ def write_review() -> None:
         sys.exit("review.png: chromium is not installed")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "review.html")
-        path.write_text(page(as_document(Review((healthy(4), stalled())))), encoding="utf-8")
+        path.write_text(page(Review((healthy(4), stalled()))), encoding="utf-8")
         target = Path(__file__).with_name("review.png")
         options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1000,760"]
         subprocess.run(

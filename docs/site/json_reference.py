@@ -9,7 +9,7 @@ import sys
 import tempfile
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from sm_train.toolkit.diagnose.diagnosis_view import DiagnosisDocument
 from sm_train.toolkit.doctor.canary_report import CanaryDocument
 from sm_train.toolkit.packing.on_sagemaker import ProcessingPackDocument
 from sm_train.toolkit.packing.pack_report import IndexDocument, PackDocument
-from sm_train.toolkit.review.document import ReviewDocument
+from sm_train.toolkit.review.review_model import Review
 from sm_train.toolkit.runs.listing import ListedRun
 from sm_train.toolkit.runs.run_status import Status
+from sm_train.toolkit.terminal.json_record import record_keys
 from sm_train.toolkit.watch.output import WatchStatus
 from tables import code, row, table
 
@@ -32,11 +33,13 @@ DOCUMENTS: dict[str, Any] = {
     "list --json (each of runs)": ListedRun,
     "status --json": Status,
     "watch --json (each line)": WatchStatus,
-    "review --json": ReviewDocument,
+    "review --json": Review,
     "diagnose --json": DiagnosisDocument,
     "doctor --canary --json": CanaryDocument,
 }
 """Command → the type of its document."""
+
+_LISTS = (list, tuple, Sequence)
 
 RUN = {
     "cost --json": ("cost", "run.yaml", "--json"),
@@ -75,7 +78,7 @@ def render() -> str:
 
 
 def _keys(document: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    for key, kind in typing.get_type_hints(document).items():
+    for key, kind in record_keys(document):
         inner, suffix = _inner(kind)
         yield prefix + key, _name(kind)
         if inner is not None:
@@ -94,7 +97,7 @@ def _inner(kind: Any) -> tuple[Any, str]:
     for argument in typing.get_args(kind):
         found, suffix = _inner(argument)
         if found is not None:
-            return found, ("[]" if typing.get_origin(kind) in (list, tuple) else "") + suffix
+            return found, ("[]" if typing.get_origin(kind) in _LISTS else "") + suffix
     return None, ""
 
 
@@ -107,9 +110,9 @@ def _name(kind: Any) -> str:
         return " or ".join(dict.fromkeys(map(_name, arguments)))
     if origin is typing.Literal:
         return ", ".join(code(json.dumps(one)) for one in arguments)
-    if origin in (list, tuple):
+    if origin in _LISTS:
         return f"list of {_name(arguments[0])}"
-    if origin is dict:
+    if origin in (dict, Mapping):
         return f"map of {_name(arguments[1])}"
     names = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
     return names.get(kind, "any")

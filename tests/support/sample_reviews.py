@@ -37,7 +37,7 @@ def healthy(nodes: int = 16) -> JobReview:
         "bria-2.0",
         "256px",
         BEGIN,
-        BEGIN + length,
+        length,
         Figures(
             status="Completed",
             backend="smddp",
@@ -218,7 +218,7 @@ def stalled() -> JobReview:
         "bria-2.0",
         "512px",
         BEGIN + 7 * DAY,
-        BEGIN + 7 * DAY + length,
+        length,
         Figures(
             status="Failed",
             backend="nccl",
@@ -363,7 +363,7 @@ def offline() -> JobReview:
         None,
         None,
         BEGIN + 12 * DAY,
-        BEGIN + 12 * DAY + 840,
+        840.0,
         Figures(steps_per_second=3.31, loss=0.402, first_step=0, last_step=2600),
         (
             Verdict(

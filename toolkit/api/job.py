@@ -87,7 +87,6 @@ class Job:
             notebook the verdicts are shown as a table.
         """
         from sm_train.toolkit.review.build import build_review
-        from sm_train.toolkit.review.document import as_document
 
         review = build_review(
             [self.name],
@@ -99,7 +98,7 @@ class Job:
         if html is not None:
             from sm_train.toolkit.review.review_page import write_page
 
-            write_page(Path(html), as_document(review, with_images=True))
+            write_page(Path(html), review)
         return review
 
     def diagnose(self) -> Diagnosis:

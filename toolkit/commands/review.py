@@ -69,7 +69,6 @@ def command(
     """
     from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.review.build import build_review, export
-    from sm_train.toolkit.review.document import as_document
     from sm_train.toolkit.review.review_view import csv_table, show
     from sm_train.toolkit.terminal.console import note, stderr_console, stdout_console, write_json
 
@@ -103,14 +102,14 @@ def command(
     if html is not None:
         from sm_train.toolkit.review.review_page import write_page
 
-        write_page(html, as_document(review, with_images=True))
+        write_page(html, review)
         if open_page:
             from sm_train.toolkit.terminal.browser import open_in_browser
 
             open_in_browser(html.absolute().as_uri())
         note(f"wrote {html}" if open_page else f"wrote {html}; open it in a browser, or add --open")
     if as_json:
-        write_json(as_document(review))
+        write_json(review.document())
     elif as_csv:
         click.echo(csv_table(review), nl=False)
     else:

@@ -26,12 +26,12 @@ def command(
     SageMaker grants 120 seconds for the checkpoint. With --after-stage, a run that was started
     with `submit --auto-advance` pauses between two stages. A local run stops as with Ctrl-C.
     """
-    import msgspec
     from sm_train.toolkit.jobs.local_folder import LocalRunFolder
     from sm_train.toolkit.runs.next_command import resume_command
     from sm_train.toolkit.runs.stop import pause_after_stage, stop
     from sm_train.toolkit.targets.resolved_run import find_run
     from sm_train.toolkit.terminal.console import note, write_json
+    from sm_train.toolkit.terminal.json_record import record_document
 
     found = find_run(run, options)
     result = pause_after_stage(found) if after_stage else stop(found, wait=wait)
@@ -44,7 +44,7 @@ def command(
     else:
         outcome = "has ended" if is_local else "has ended; no other job starts"
     if as_json:
-        write_json(msgspec.to_builtins(result))
+        write_json(record_document(result))
     if result.warning is not None:
         note(f"warning: {result.warning}")
     if is_local and result.status == "Completed":

@@ -12,7 +12,7 @@ from sm_train.cost.json_document import usd
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
 from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
-from sm_train.toolkit.costing.projection import Projection
+from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import server_time
 from sm_train.toolkit.review.collect import FactsCollector
@@ -61,13 +61,13 @@ def build_review(
 
 def _projections(
     session: boto3.Session | None, sources: Sequence[ReviewSource]
-) -> dict[str, Projection]:
+) -> dict[str, ProjectionDocument]:
     """Return what each run on SageMaker has cost and will cost, by its name."""
     if session is None:
         return {}
     runs = {source.run.name: source.run for source in sources if source.run is not None}
     return {
-        name: read_state(session_in_region(session, run.region), run).projection
+        name: read_state(session_in_region(session, run.region), run).projection.as_dict()
         for name, run in runs.items()
     }
 
@@ -151,7 +151,7 @@ def review_job(facts: JobFacts) -> JobReview:
         run=facts.run,
         stage=facts.stage,
         begin=facts.begin,
-        end=facts.end,
+        passed_seconds=facts.end - facts.begin,
         figures=_figures(facts),
         verdicts=judge(facts),
         charts=charts(facts),
@@ -201,7 +201,7 @@ def _figures(facts: JobFacts) -> Figures:
         billed_usd=billed,
         estimate_usd=expected,
         difference_usd=None if billed is None or expected is None else billed - expected,
-        seconds=dict(timeline.seconds) if timeline else {},
+        seconds=dict(timeline.seconds) if timeline else None,
     )
 
 

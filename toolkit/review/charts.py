@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from sm_train.toolkit.report_html.svg import LINES, css_color, inline_svg
-from sm_train.toolkit.review.document import (
-    ChartDocument,
-    CurveDocument,
-    MarkDocument,
-    StepProgressDocument,
+from sm_train.toolkit.review.review_model import (
+    Chart,
+    Curve,
+    Mark,
+    StepProgress,
 )
 from sm_train.toolkit.review.series import (
     Values,
@@ -92,7 +92,7 @@ class TimeAxis:
     unit_seconds: float
     label: str
     begin: float = 0.0
-    progress: StepProgressDocument | None = None
+    progress: StepProgress | None = None
 
     def __call__(self, seconds: float) -> float:
         return seconds / self.unit_seconds
@@ -111,9 +111,9 @@ def step_axis(first: float, last: float) -> TimeAxis:
     return TimeAxis(max(last, first + 1), "step", 1.0, "step", begin=first)
 
 
-def steps_at(progress: StepProgressDocument, times: Sequence[float]) -> list[float]:
+def steps_at(progress: StepProgress, times: Sequence[float]) -> list[float]:
     """Return the steps that were reached at ``times``."""
-    steps: list[float] = np.interp(times, progress["times_seconds"], progress["steps"]).tolist()
+    steps: list[float] = np.interp(times, progress.times_seconds, progress.steps).tolist()
     return steps
 
 
@@ -123,31 +123,31 @@ PROGRESS = TimeAxis(100.0, "% of each job's time", 1.0, "% of each job's time")
 
 def render_chart(
     name: str,
-    chart: ChartDocument,
+    chart: Chart,
     axis: TimeAxis,
-    marks: Sequence[tuple[MarkDocument, str]] = (),
+    marks: Sequence[tuple[Mark, str]] = (),
 ) -> RenderedChart:
     """Render ``chart`` with ``marks``, each with the number under which it is explained, or ""."""
     chart = in_percent(chart)
     lines = lines_with_values(chart)
     text = summary(chart)
-    alt_text = f"{chart['title']} over {quantity(axis(axis.length))} {axis.unit}: {text}"
+    alt_text = f"{chart.title} over {quantity(axis(axis.length))} {axis.unit}: {text}"
     svg = None
     if lines:
         size = SIZE if axis.progress is None else SIZE_WITH_STEPS
         svg = inline_svg(name, alt_text, size, lambda axes: _plot(axes, chart, lines, axis, marks))
-    curves = [(line["times_seconds"], line["values"]) for line in lines]
+    curves = [(line.times_seconds, line.values) for line in lines]
     rows = resample(curves, _TABLE_ROWS) if lines else []
     return RenderedChart(
         name=name,
-        title=chart["title"],
-        unit=chart["unit"],
+        title=chart.title,
+        unit=chart.unit,
         summary=text,
         svg=svg,
         legend=_legend(lines),
-        without_values=tuple(line["label"] for line in chart["lines"] if not known(line)),
+        without_values=tuple(line.label for line in chart.lines if not known(line)),
         time_unit=axis.unit,
-        columns=tuple(line["label"] for line in lines),
+        columns=tuple(line.label for line in lines),
         rows=tuple((quantity(axis(row.time_seconds)), *map(_cell, row.values)) for row in rows),
     )
 
@@ -158,10 +158,10 @@ def _cell(value: float | None) -> str:
 
 def _plot(
     axes: Axes,
-    chart: ChartDocument,
-    lines: Sequence[CurveDocument],
+    chart: Chart,
+    lines: Sequence[Curve],
     axis: TimeAxis,
-    marks: Sequence[tuple[MarkDocument, str]],
+    marks: Sequence[tuple[Mark, str]],
 ) -> None:
     """Plot marks first, then the maximum, then the curves on top."""
     axes.set_xlim(axis(axis.begin), axis(axis.length))
@@ -171,24 +171,22 @@ def _plot(
     if axis.progress is not None:
         _plot_steps(axes, axis, axis.progress)
     _plot_marks(axes, axis, marks)
-    if chart["full"] is not None:
-        axes.axhline(chart["full"], color=css_color("muted"), linewidth=1, linestyle=(0, (4, 3)))
+    if chart.full is not None:
+        axes.axhline(chart.full, color=css_color("muted"), linewidth=1, linestyle=(0, (4, 3)))
     if len(lines) > LINES:
         _plot_many(axes, lines, axis)
         return
     for index, line in enumerate(lines):
         color = css_color(f"line-{index + 1}")
-        _plot_band(axes, line["times_seconds"], line["low"], line["high"], axis, color)
-        _plot_line(
-            axes, index, line["times_seconds"], line["values"], axis, color, 1.4, _dash(index)
-        )
+        _plot_band(axes, line.times_seconds, line.low, line.high, axis, color)
+        _plot_line(axes, index, line.times_seconds, line.values, axis, color, 1.4, _dash(index))
 
 
-def _plot_steps(axes: Axes, axis: TimeAxis, progress: StepProgressDocument) -> None:
+def _plot_steps(axes: Axes, axis: TimeAxis, progress: StepProgress) -> None:
     """Add an axis with round steps at the times at which they were reached."""
     from matplotlib.ticker import MaxNLocator
 
-    times, steps = progress["times_seconds"], progress["steps"]
+    times, steps = progress.times_seconds, progress.steps
     ticks = MaxNLocator(nbins=5, integer=True).tick_values(steps[0], steps[-1])
     shown = [float(step) for step in ticks if steps[0] <= step <= steps[-1]]
     below = axes.secondary_xaxis(-0.3)
@@ -205,16 +203,16 @@ def _short(step: float) -> str:
     return f"{step:g}"
 
 
-def _limits(chart: ChartDocument, lines: Sequence[CurveDocument]) -> tuple[float, float]:
+def _limits(chart: Chart, lines: Sequence[Curve]) -> tuple[float, float]:
     """Return the range of the y axis.
 
     It starts at zero, so that a rate that falls by 1 % looks steady, except for losses.
     """
     values = [value for line in lines for value in extremes(line)]
-    if chart["full"] is not None:
-        values.append(chart["full"])
+    if chart.full is not None:
+        values.append(chart.full)
     least, most = min(values), max(values)
-    if least >= 0 and "loss" not in chart["code"]:
+    if least >= 0 and "loss" not in chart.code:
         least = 0.0
     margin = 0.06 * (most - least) or 0.1 * abs(most) or 1.0
     return least - (margin if least else 0.0), most + margin
@@ -263,7 +261,7 @@ def _plot_band(
     axes.fill_between(x, bottom, top, color=color, alpha=0.2, linewidth=0)
 
 
-def _plot_many(axes: Axes, lines: Sequence[CurveDocument], axis: TimeAxis) -> None:
+def _plot_many(axes: Axes, lines: Sequence[Curve], axis: TimeAxis) -> None:
     """Plot many curves as their envelope and median, with outliers in color and others faint."""
     times, low = _combine(lines, "low", min)
     _, high = _combine(lines, "high", max)
@@ -278,27 +276,27 @@ def _plot_many(axes: Axes, lines: Sequence[CurveDocument], axis: TimeAxis) -> No
     axes.plot([axis(seconds) for seconds in times], y, color=css_color("text"), linewidth=1.2)
     for number, index in enumerate(highlighted):
         line, color = lines[index], css_color(f"line-{number + 1}")
-        _plot_line(axes, index, line["times_seconds"], line["values"], axis, color, 1.2)
+        _plot_line(axes, index, line.times_seconds, line.values, axis, color, 1.2)
 
 
 def _combine(
-    lines: Sequence[CurveDocument],
+    lines: Sequence[Curve],
     side: Literal["values", "low", "high"],
     aggregate: Callable[[Iterable[float]], float],
 ) -> tuple[list[float], list[float | None]]:
     """Combine several curves to one: its times in seconds and its values."""
-    curves = [(line["times_seconds"], line[side] or line["values"]) for line in lines]
+    curves = [(line.times_seconds, getattr(line, side) or line.values) for line in lines]
     rows = resample(curves, _ENVELOPE_ROWS, aggregate)
     values = [[value for value in row.values if value is not None] for row in rows]
     combined = [aggregate(some) if some else None for some in values]
     return [row.time_seconds for row in rows], combined
 
 
-def _plot_marks(axes: Axes, axis: TimeAxis, marks: Sequence[tuple[MarkDocument, str]]) -> None:
+def _plot_marks(axes: Axes, axis: TimeAxis, marks: Sequence[tuple[Mark, str]]) -> None:
     """Plot numbered interruptions over the whole height, and routine marks at the bottom."""
     # x in data coordinates, y from 0 at the bottom to 1 at the top of the axes.
     foot = axes.get_xaxis_transform()
-    routine = [axis(mark["time_seconds"]) for mark, number in marks if not number]
+    routine = [axis(mark.time_seconds) for mark, number in marks if not number]
     axes.plot(
         routine,
         [0.03] * len(routine),
@@ -309,8 +307,8 @@ def _plot_marks(axes: Axes, axis: TimeAxis, marks: Sequence[tuple[MarkDocument, 
         markersize=5,
     )
     for kind, style in _MARK_STYLES.items():
-        of_kind = [mark for mark, number in marks if number and mark["kind"] == kind]
-        times = [axis(mark["time_seconds"]) for mark in of_kind]
+        of_kind = [mark for mark, number in marks if number and mark.kind == kind]
+        times = [axis(mark.time_seconds) for mark in of_kind]
         axes.vlines(
             times,
             0,
@@ -321,12 +319,12 @@ def _plot_marks(axes: Axes, axis: TimeAxis, marks: Sequence[tuple[MarkDocument, 
             linestyles=style.line,
         )
         for start, mark in zip(times, of_kind, strict=True):
-            if mark["seconds"] > 0:
-                end = start + axis(mark["seconds"])
+            if mark.seconds > 0:
+                end = start + axis(mark.seconds)
                 axes.axvspan(start, end, color=css_color(style.color), alpha=0.25, linewidth=0)
     last_label = -1.0
     for mark, number in marks:
-        x = axis(mark["time_seconds"])
+        x = axis(mark.time_seconds)
         # Skip labels that would overlap the previous one.
         if number and x - last_label > 0.04 * axis(axis.length):
             axes.text(
@@ -335,17 +333,17 @@ def _plot_marks(axes: Axes, axis: TimeAxis, marks: Sequence[tuple[MarkDocument, 
             last_label = x
 
 
-def _legend(lines: Sequence[CurveDocument]) -> tuple[LegendEntry, ...]:
+def _legend(lines: Sequence[Curve]) -> tuple[LegendEntry, ...]:
     """Return the legend; a single line needs none besides the chart's title."""
     if len(lines) == 1:
         return ()
     if len(lines) <= LINES:
         return tuple(
-            LegendEntry(f"line-{index + 1}", _dash(index), False, line["label"])
+            LegendEntry(f"line-{index + 1}", _dash(index), False, line.label)
             for index, line in enumerate(lines)
         )
     highlighted = [
-        LegendEntry(f"line-{number + 1}", "", False, f"{lines[index]['label']}, {end} on average")
+        LegendEntry(f"line-{number + 1}", "", False, f"{lines[index].label}, {end} on average")
         for number, (index, end) in enumerate(outliers(lines).items())
     ]
     return (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from sm_train.toolkit.review.document import JobDocument
+from sm_train.toolkit.review.review_model import JobReview
 from sm_train.toolkit.review.series import quantity
 from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
 
@@ -30,7 +30,7 @@ class ComparedFigure:
     comparable_if: tuple[str, ...] = ()
     exact_if: str | None = None
 
-    def text(self, job: JobDocument) -> str | None:
+    def text(self, job: JobReview) -> str | None:
         """Format the figure of ``job``; return None if it is unknown."""
         value = _value(job, self.key)
         if value is None:
@@ -123,7 +123,7 @@ GROUPS: tuple[tuple[str, tuple[ComparedFigure, ...]], ...] = (
 )
 
 
-def table(jobs: Sequence[JobDocument]) -> list[tuple[str, list[ComparisonRow]]]:
+def table(jobs: Sequence[JobReview]) -> list[tuple[str, list[ComparisonRow]]]:
     """Return all figures that at least one job has, by group."""
     groups = []
     for title, figures in GROUPS:
@@ -149,18 +149,18 @@ def _common_count(parts: Sequence[Sequence[str]]) -> int:
     return sum(itertools.takewhile(bool, same)) if len(parts) > 1 else 0
 
 
-def unknown(job: JobDocument) -> list[str]:
+def unknown(job: JobReview) -> list[str]:
     """Return the labels of the figures that are unknown for ``job``."""
     every = [figure for _, figures in GROUPS for figure in figures]
     return [figure.label for figure in every if _value(job, figure.key) is None]
 
 
-def _value(job: JobDocument, key: str) -> Any:
-    """Return a figure by a key that is not a literal, which TypedDict does not allow."""
-    return cast(Mapping[str, Any], job)[key]
+def _value(job: JobReview, key: str) -> Any:
+    """Return a figure of the job, or its duration."""
+    return job.passed_seconds if key == "passed_seconds" else getattr(job.figures, key)
 
 
-def _row(figure: ComparedFigure, jobs: Sequence[JobDocument]) -> ComparisonRow:
+def _row(figure: ComparedFigure, jobs: Sequence[JobReview]) -> ComparisonRow:
     values = [_value(job, figure.key) for job in jobs]
     texts = [figure.text(job) for job in jobs]
     best, worst = _best_and_worst(figure, jobs)
@@ -173,7 +173,7 @@ def _row(figure: ComparedFigure, jobs: Sequence[JobDocument]) -> ComparisonRow:
 
 
 def _best_and_worst(
-    figure: ComparedFigure, jobs: Sequence[JobDocument]
+    figure: ComparedFigure, jobs: Sequence[JobReview]
 ) -> tuple[str, str] | tuple[None, None]:
     """Return the best and the worst value as shown; None if they differ in nothing shown."""
     ranked = [job for job in jobs if _value(job, figure.key) is not None]

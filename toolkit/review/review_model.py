@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from sm_train.toolkit.costing.projection import Projection
+from sm_train.cost.timeline import PARTS
+from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.report_html.notebook import html_table
+from sm_train.toolkit.terminal.json_record import INLINE, record_document
 
 Level = Literal["good", "warning", "bad", "unknown"]
 """``unknown`` if no measurement allows a verdict."""
@@ -92,7 +94,7 @@ class Figures:
     """The figures of a job, as compared between jobs and written as a CSV row.
 
     ``seconds`` splits the billed (or, without a bill, the elapsed) seconds into cost.timeline's
-    PARTS and ``useful``; it is empty if the log does not allow it. ``gpu_utilization``,
+    PARTS and ``useful``; it is None if the log does not allow it. ``gpu_utilization``,
     ``data_wait_share``, ``mfu`` and ``goodput`` are shares of 1.
     """
 
@@ -120,7 +122,7 @@ class Figures:
     billed_usd: float | None = None
     estimate_usd: float | None = None
     difference_usd: float | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,23 +135,30 @@ class StepProgress:
 
 @dataclass(frozen=True)
 class SampleImage:
-    """The images that an evaluation sampled, as a data URI; ``location`` is the original's."""
+    """The images that an evaluation sampled, as a data URI; ``location`` is the original's.
+
+    ``address`` is None in JSON.
+    """
 
     step: int
     location: str
-    address: str
+    address: str | None
 
 
 @dataclass(frozen=True)
 class JobReview:
-    """The review of one job, or of one stage of a local run. Times are Unix seconds."""
+    """The review of one job, or of one stage of a local run.
+
+    ``level`` is that of the worst verdict. ``begin`` is in Unix seconds.
+    """
 
     name: str
     run: str | None
     stage: str | None
+    level: Level = field(init=False)
     begin: float
-    end: float
-    figures: Figures
+    passed_seconds: float
+    figures: Figures = field(metadata=INLINE)
     verdicts: tuple[Verdict, ...]
     """Worst first."""
     charts: tuple[Chart, ...]
@@ -159,10 +168,9 @@ class JobReview:
     """The run file's settings, or the start event's without a run file."""
     samples: tuple[SampleImage, ...] = ()
 
-    @property
-    def level(self) -> Level:
-        """The level of the worst verdict."""
-        return min((one.level for one in self.verdicts), key=LEVELS.index, default="unknown")
+    def __post_init__(self) -> None:
+        levels = (verdict.level for verdict in self.verdicts)
+        object.__setattr__(self, "level", min(levels, key=LEVELS.index, default="unknown"))
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,8 +183,18 @@ class Review:
     jobs: tuple[JobReview, ...]
     warnings: tuple[str, ...] = ()
     """What could not be read, and what is missing because of it."""
-    projections: Mapping[str, Projection] = field(default_factory=dict)
+    runs: Mapping[str, ProjectionDocument] = field(default_factory=dict)
     """What each run on SageMaker has cost and will cost, by its name."""
+    parts: tuple[str, ...] = ("useful", *PARTS)
+    """The keys of ``seconds`` of a job's figures."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the document of ``review --json``: these fields, without the images."""
+        jobs = (
+            replace(job, samples=tuple(replace(sample, address=None) for sample in job.samples))
+            for job in self.jobs
+        )
+        return record_document(replace(self, jobs=tuple(jobs)))
 
     def __repr__(self) -> str:
         return f"Review({', '.join(f'{job.name}: {job.level}' for job in self.jobs)})"

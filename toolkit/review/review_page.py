@@ -1,4 +1,4 @@
-"""Renders ``review --html``: a self-contained page, from the document of ``review --json``.
+"""Renders ``review --html``: a self-contained page, of a review.
 
 The template escapes all values, as names and log lines are untrusted.
 """
@@ -23,14 +23,17 @@ from sm_train.toolkit.review.charts import (
     steps_at,
     time_axis,
 )
-from sm_train.toolkit.review.document import (
-    ChartDocument,
-    CurveDocument,
-    JobDocument,
-    MarkDocument,
-    ReviewDocument,
+from sm_train.toolkit.review.review_model import (
+    LEVELS,
+    SYMBOLS,
+    Chart,
+    JobReview,
+    Level,
+    Mark,
+    MarkKind,
+    Review,
+    part_label,
 )
-from sm_train.toolkit.review.review_model import LEVELS, SYMBOLS, Level, MarkKind, part_label
 from sm_train.toolkit.review.series import lines_with_values
 from sm_train.toolkit.review.settings import differences
 from sm_train.toolkit.terminal.formatting import (
@@ -68,7 +71,7 @@ class _JobSection:
     """The values of a job that the template renders."""
 
     anchor: str
-    document: JobDocument
+    review: JobReview
     began: str
     run_and_stage: str
     unknown: str
@@ -79,17 +82,17 @@ class _JobSection:
     routine: str
 
 
-def write_page(path: Path, document: ReviewDocument) -> None:
-    """Write the page of a ``review --json`` document to ``path`` atomically.
+def write_page(path: Path, review: Review) -> None:
+    """Write the page of a review to ``path`` atomically.
 
     Raises:
         UserError: matplotlib or Jinja2 is not installed, or the folder does not exist.
     """
-    write_html(path, page(document))
+    write_html(path, page(review))
 
 
-def page(document: ReviewDocument) -> str:
-    """Return the HTML, which is deterministic for a document.
+def page(review: Review) -> str:
+    """Return the HTML, which is deterministic for a review.
 
     Raises:
         UserError: matplotlib or Jinja2 is not installed.
@@ -98,7 +101,7 @@ def page(document: ReviewDocument) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    jobs = document["jobs"]
+    jobs = review.jobs
     anchors = [f"job-{index + 1}" for index in range(len(jobs))]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -108,19 +111,19 @@ def page(document: ReviewDocument) -> str:
         style=Markup(template("page.css")),
         markup=Markup,
         levels={level: (SYMBOLS[level], label) for level, label in _LEVEL_LABELS.items()},
-        title=f"Review of {jobs[0]['name']}" if len(jobs) == 1 else f"Review of {len(jobs)} jobs",
-        level=min((job["level"] for job in jobs), key=LEVELS.index, default="unknown"),
+        title=f"Review of {jobs[0].name}" if len(jobs) == 1 else f"Review of {len(jobs)} jobs",
+        level=min((job.level for job in jobs), key=LEVELS.index, default="unknown"),
         headline=_headline(jobs),
-        warnings=document["warnings"],
-        runs=[(name, _amounts(one)) for name, one in document["runs"].items()],
-        names=comparison_table.short_names([job["name"] for job in jobs]),
+        warnings=review.warnings,
+        runs=[(name, _amounts(one)) for name, one in review.runs.items()],
+        names=comparison_table.short_names([job.name for job in jobs]),
         questions=_questions(jobs, anchors),
         figures=comparison_table.table(jobs),
-        shares=_shares(jobs, document["parts"]) if len(jobs) > 1 else [],
+        shares=_shares(jobs, review.parts) if len(jobs) > 1 else [],
         overlaid=_overlaid(jobs) if len(jobs) > 1 else [],
-        differences=differences([job["settings"] for job in jobs]),
+        differences=differences([job.settings for job in jobs]),
         jobs=[
-            _job_section(job, anchor, document["parts"])
+            _job_section(job, anchor, review.parts)
             for job, anchor in zip(jobs, anchors, strict=True)
         ],
     )
@@ -130,25 +133,25 @@ def _amounts(run: ProjectionDocument) -> str:
     return format_projection(run["spent_usd"], run["remaining_usd"], run["projected_usd"])
 
 
-def _headline(jobs: Sequence[JobDocument]) -> str:
+def _headline(jobs: Sequence[JobReview]) -> str:
     """Summarize the number of problems, the cost and the duration of all jobs."""
-    counts = Counter(verdict["level"] for job in jobs for verdict in job["verdicts"])
+    counts = Counter(verdict.level for job in jobs for verdict in job.verdicts)
     nouns: dict[Level, str] = {"bad": "problem", "warning": "warning", "unknown": "open question"}
     problems = [_count(counts[level], noun) for level, noun in nouns.items() if counts[level]]
     if not problems:
         problems = ["no problems" if counts else "no verdicts"]
-    elapsed = format_duration(sum(job["passed_seconds"] for job in jobs))
+    elapsed = format_duration(sum(job.passed_seconds for job in jobs))
     return f"{_count(len(jobs), 'job')}: {', '.join(problems)} · {_spent(jobs)} · {elapsed}"
 
 
-def _spent(jobs: Sequence[JobDocument]) -> str:
+def _spent(jobs: Sequence[JobReview]) -> str:
     """Describe the cost of all jobs. It is approximate if only the log's seconds are known."""
-    paid = [job for job in jobs if job["billed_usd"] is not None]
-    total = sum(job["billed_usd"] or 0.0 for job in paid)
+    paid = [job for job in jobs if job.figures.billed_usd is not None]
+    total = sum(job.figures.billed_usd or 0.0 for job in paid)
     if not paid:
         return "cost unknown"
     qualifier = "at least " if len(paid) < len(jobs) else ""
-    qualifier += "about " if any(job["billable_seconds"] is None for job in paid) else ""
+    qualifier += "about " if any(job.figures.billable_seconds is None for job in paid) else ""
     return qualifier + format_usd(total)
 
 
@@ -157,15 +160,15 @@ def _count(number: int, noun: str) -> str:
 
 
 def _questions(
-    jobs: Sequence[JobDocument], anchors: Sequence[str]
+    jobs: Sequence[JobReview], anchors: Sequence[str]
 ) -> list[tuple[str, list[tuple[Level, str] | None]]]:
     """Return each question with every job's level and the anchor of its verdict, worst first."""
     rows: dict[str, tuple[str, list[tuple[Level, str] | None]]] = {}
     for column, (job, anchor) in enumerate(zip(jobs, anchors, strict=True)):
-        for number, verdict in enumerate(job["verdicts"]):
+        for number, verdict in enumerate(job.verdicts):
             empty: list[tuple[Level, str] | None] = [None] * len(jobs)
-            _, cells = rows.setdefault(verdict["code"], (verdict["question"], empty))
-            cells[column] = cells[column] or (verdict["level"], f"{anchor}-verdict-{number + 1}")
+            _, cells = rows.setdefault(verdict.code, (verdict.question, empty))
+            cells[column] = cells[column] or (verdict.level, f"{anchor}-verdict-{number + 1}")
     return sorted(rows.values(), key=_worst_level)
 
 
@@ -174,7 +177,7 @@ def _worst_level(row: tuple[str, list[tuple[Level, str] | None]]) -> int:
 
 
 def _shares(
-    jobs: Sequence[JobDocument], parts: Sequence[str]
+    jobs: Sequence[JobReview], parts: Sequence[str]
 ) -> list[comparison_table.ComparisonRow]:
     """Return the shares of each job's time by part, as rows of the comparison table."""
     rows = []
@@ -189,114 +192,106 @@ def _shares(
     return rows
 
 
-def _share(job: JobDocument, part: str) -> float | None:
-    seconds: Mapping[str, float] = job["seconds"] or {}
+def _share(job: JobReview, part: str) -> float | None:
+    seconds: Mapping[str, float] = job.figures.seconds or {}
     total = sum(seconds.values())
     return seconds.get(part, 0.0) / total if total > 0 else None
 
 
-def _overlaid(jobs: Sequence[JobDocument]) -> list[RenderedChart]:
+def _overlaid(jobs: Sequence[JobReview]) -> list[RenderedChart]:
     """Combine the charts that several jobs have, if their first line represents the whole job."""
-    charts: dict[tuple[str, str], list[tuple[JobDocument, ChartDocument]]] = {}
+    charts: dict[tuple[str, str], list[tuple[JobReview, Chart]]] = {}
     for job in jobs:
-        for chart in job["charts"]:
-            if 1 <= len(chart["lines"]) <= 2 and lines_with_values(chart):
-                charts.setdefault((chart["code"], chart["unit"]), []).append((job, chart))
+        for chart in job.charts:
+            if 1 <= len(chart.lines) <= 2 and lines_with_values(chart):
+                charts.setdefault((chart.code, chart.unit), []).append((job, chart))
     return [
         _overlay(f"overlaid-{index + 1}", shared)
         for index, shared in enumerate(one for one in charts.values() if len(one) > 1)
     ]
 
 
-def _overlay(name: str, shared: Sequence[tuple[JobDocument, ChartDocument]]) -> RenderedChart:
+def _overlay(name: str, shared: Sequence[tuple[JobReview, Chart]]) -> RenderedChart:
     """Overlay a chart of several jobs by step, or without the steps of one by time or progress."""
     lengths = [_length(job) for job, _ in shared]
     axis = time_axis(max(lengths))
     if max(lengths) > _MAX_LENGTH_RATIO * min(lengths):
         axis = PROGRESS
-    progress = [job["progress"] for job, _ in shared]
+    progress = [job.progress for job, _ in shared]
     known = [one for one in progress if one is not None]
     by_step = len(known) == len(shared)
     if by_step:
-        axis = step_axis(
-            min(one["steps"][0] for one in known), max(one["steps"][-1] for one in known)
-        )
-    lines: list[CurveDocument] = []
-    labels = comparison_table.short_names([job["name"] for job, _ in shared])
+        axis = step_axis(min(one.steps[0] for one in known), max(one.steps[-1] for one in known))
+    lines = []
+    labels = comparison_table.short_names([job.name for job, _ in shared])
     for label, length, reached, (_, chart) in zip(labels, lengths, progress, shared, strict=True):
-        line: CurveDocument = {
-            **chart["lines"][0],
-            "label": label,
-            "low": None,
-            "high": None,
-        }
+        line = replace(chart.lines[0], label=label, low=None, high=None)
         if by_step and reached is not None:
-            line["times_seconds"] = steps_at(reached, line["times_seconds"])
+            line = replace(line, times_seconds=steps_at(reached, line.times_seconds))
         elif axis is PROGRESS:
-            line["times_seconds"] = [100 * one / length for one in line["times_seconds"]]
+            times = [100 * seconds / length for seconds in line.times_seconds]
+            line = replace(line, times_seconds=times)
         lines.append(line)
-    combined: ChartDocument = {**shared[0][1], "lines": lines}
+    combined = replace(shared[0][1], lines=tuple(lines))
     return render_chart(name, combined, axis)
 
 
-def _job_section(job: JobDocument, anchor: str, parts: Sequence[str]) -> _JobSection:
-    axis = replace(time_axis(_length(job)), progress=job["progress"])
-    numbered, more = _numbered(job["marks"])
+def _job_section(job: JobReview, anchor: str, parts: Sequence[str]) -> _JobSection:
+    axis = replace(time_axis(_length(job)), progress=job.progress)
+    numbered, more = _numbered(job.marks)
     charts = [
         render_chart(f"{anchor}-chart-{index + 1}", chart, axis, numbered)
-        for index, chart in enumerate(job["charts"])
+        for index, chart in enumerate(job.charts)
     ]
-    names = (("run", job["run"]), ("stage", job["stage"]))
+    names = (("run", job.run), ("stage", job.stage))
     return _JobSection(
         anchor=anchor,
-        document=job,
-        began=datetime.fromtimestamp(job["begin"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        review=job,
+        began=datetime.fromtimestamp(job.begin, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         run_and_stage=", ".join(f"{key} {name}" for key, name in names if name is not None),
         unknown=", ".join(comparison_table.unknown(job)),
         waterfall=waterfall.waterfall_bars(job, parts),
         charts=charts,
         interruptions=[_interruption(mark, number) for mark, number in numbered if number],
         more_interruptions=more,
-        routine=_routine(job["marks"]),
+        routine=_routine(job.marks),
     )
 
 
-def _length(job: JobDocument) -> float:
+def _length(job: JobReview) -> float:
     """Return the job's seconds, or those to the last value of its charts; at least 1."""
-    lines = (line for chart in job["charts"] for line in chart["lines"])
-    times = (float(one) for line in lines for one in line["times_seconds"])
-    return max(1.0, float(job["passed_seconds"]), *times)
+    lines = (line for chart in job.charts for line in chart.lines)
+    times = (float(one) for line in lines for one in line.times_seconds)
+    return max(1.0, float(job.passed_seconds), *times)
 
 
 def _numbered(
-    marks: Sequence[MarkDocument],
-) -> tuple[list[tuple[MarkDocument, str]], int]:
+    marks: Sequence[Mark],
+) -> tuple[list[tuple[Mark, str]], int]:
     """Return the marks to plot, and the number of further interruptions.
 
     Interruptions get a number, under which the page explains them; routine marks get "". The first
     start and the end are not plotted, as they coincide with the ends of the time axis.
     """
-    ordered = sorted(marks, key=lambda one: one["time_seconds"])
-    first = next((mark for mark in ordered if mark["kind"] == "start"), None)
-    interrupting = [
-        mark for mark in ordered if mark["kind"] in _INTERRUPTIONS and mark is not first
-    ]
+    ordered = sorted(marks, key=lambda one: one.time_seconds)
+    first = next((mark for mark in ordered if mark.kind == "start"), None)
+    interrupting = [mark for mark in ordered if mark.kind in _INTERRUPTIONS and mark is not first]
     numbered = [(mark, str(index + 1)) for index, mark in enumerate(interrupting[:_MAX_EVENTS])]
-    routine = [(mark, "") for mark in ordered if mark["kind"] in _ROUTINE]
+    routine = [(mark, "") for mark in ordered if mark.kind in _ROUTINE]
     return numbered + routine, max(0, len(interrupting) - _MAX_EVENTS)
 
 
-def _interruption(mark: MarkDocument, number: str) -> _Interruption:
+def _interruption(mark: Mark, number: str) -> _Interruption:
     return _Interruption(
         number=number,
-        kind="restart" if mark["kind"] == "start" else mark["kind"],
-        after=format_duration(mark["time_seconds"]),
-        duration=format_duration(mark["seconds"]) if mark["seconds"] else "",
-        label=mark["label"],
+        kind="restart" if mark.kind == "start" else mark.kind,
+        after=format_duration(mark.time_seconds),
+        duration=format_duration(mark.seconds) if mark.seconds else "",
+        label=mark.label,
     )
 
 
-def _routine(marks: Sequence[MarkDocument]) -> str:
+def _routine(marks: Sequence[Mark]) -> str:
     """Describe the number of the marks at the bottom of the charts."""
-    counts = Counter(mark["kind"] for mark in marks)
+    counts = Counter(mark.kind for mark in marks)
     return " and ".join(_count(counts[kind], kind) for kind in _ROUTINE if counts[kind])

@@ -15,6 +15,7 @@ from sm_train.toolkit.terminal.formatting import (
     format_duration,
     format_number,
     format_percent,
+    format_projection,
     format_usd,
 )
 
@@ -31,8 +32,9 @@ def show(review: Review, console: Console) -> None:
         _compare(review.jobs, console)
     for job in review.jobs:
         _show_job(job, console)
-    for name, projection in review.projections.items():
-        console.print(f"{name}: {projection}", markup=False)
+    for name, run in review.runs.items():
+        amounts = (run["spent_usd"], run["remaining_usd"], run["projected_usd"])
+        console.print(f"{name}: {format_projection(*amounts)}", markup=False)
     for warning in review.warnings:
         console.print(f"warning: {warning}", markup=False)
 
@@ -43,7 +45,7 @@ def _show_job(job: JobReview, console: Console) -> None:
     figures = job.figures
     facts = [
         f"{figures.instances} × {figures.instance_type}" if figures.instance_type else "",
-        format_duration(job.end - job.begin),
+        format_duration(job.passed_seconds),
         _cost(job),
         _steps(job),
     ]
@@ -88,11 +90,11 @@ def _bar(job: JobReview, console: Console) -> None:
     from rich.text import Text
 
     colors = ("green", "yellow", "red", "magenta", "red", "cyan", "blue", "yellow", "white")
-    seconds = job.figures.seconds
+    seconds = job.figures.seconds or {}
     total = sum(seconds.values()) or 1.0
     bar, labels = Text(), Text()
     for part, color in zip(("useful", *PARTS), colors, strict=True):
-        share = seconds[part] / total
+        share = seconds.get(part, 0.0) / total
         bar.append("█" * round(share * _BAR_WIDTH), style=color)
         if share >= 0.005:
             labels.append(f"{part_label(part)} {format_percent(share)}  ", style=color)
@@ -146,7 +148,7 @@ def _row(job: JobReview) -> dict[str, object]:
         "stage": job.stage or "",
         "level": job.level,
         "begin": job.begin,
-        "passed_seconds": job.end - job.begin,
+        "passed_seconds": job.passed_seconds,
         **known,
         **{f"{part}_seconds": seconds.get(part, "") for part in ("useful", *PARTS)},
         **{f"verdict_{verdict.code}": verdict.level for verdict in job.verdicts},

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from sm_train.toolkit.review.document import ChartDocument, CurveDocument
+from sm_train.toolkit.review.review_model import Chart, Curve
 
 OUTLIER_FACTOR = 5.0
 
@@ -41,44 +41,44 @@ def resample(
     return [SeriesRow(time, values) for time, values in zip(times[::size], cells, strict=True)]
 
 
-def in_percent(chart: ChartDocument) -> ChartDocument:
+def in_percent(chart: Chart) -> Chart:
     """Convert a chart of shares of 1 to percent; return any other chart unchanged."""
-    if chart["unit"] != "share":
+    if chart.unit != "share":
         return chart
-    lines: list[CurveDocument] = [
-        {
-            **line,
-            "values": _times_100(line["values"]),
-            "low": None if line["low"] is None else _times_100(line["low"]),
-            "high": None if line["high"] is None else _times_100(line["high"]),
-        }
-        for line in chart["lines"]
-    ]
-    full = None if chart["full"] is None else 100 * chart["full"]
-    return {**chart, "unit": "%", "lines": lines, "full": full}
+    lines = tuple(
+        replace(
+            line,
+            values=_times_100(line.values),
+            low=None if line.low is None else _times_100(line.low),
+            high=None if line.high is None else _times_100(line.high),
+        )
+        for line in chart.lines
+    )
+    full = None if chart.full is None else 100 * chart.full
+    return replace(chart, unit="%", lines=lines, full=full)
 
 
 def _times_100(values: Values) -> Values:
     return [None if value is None else 100 * value for value in values]
 
 
-def known(line: CurveDocument) -> list[float]:
+def known(line: Curve) -> list[float]:
     """Return the values of a line without its gaps."""
-    return [value for value in line["values"] if value is not None]
+    return [value for value in line.values if value is not None]
 
 
-def lines_with_values(chart: ChartDocument) -> list[CurveDocument]:
+def lines_with_values(chart: Chart) -> list[Curve]:
     """Return the lines of a chart that have at least one value."""
-    return [line for line in chart["lines"] if known(line)]
+    return [line for line in chart.lines if known(line)]
 
 
-def extremes(line: CurveDocument) -> list[float]:
+def extremes(line: Curve) -> list[float]:
     """Return all values that the axis range of a plot must include."""
-    sides = (line["values"], line["low"] or (), line["high"] or ())
+    sides = (line.values, line.low or (), line.high or ())
     return [value for side in sides for value in side if value is not None]
 
 
-def outliers(lines: Sequence[CurveDocument]) -> dict[int, str]:
+def outliers(lines: Sequence[Curve]) -> dict[int, str]:
     """Return the indices of the lines with the lowest and the highest mean if they are outliers.
 
     The mean of an outlier is farther from the median than :data:`OUTLIER_FACTOR` times the median
@@ -97,7 +97,7 @@ def quantity(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
-def summary(chart: ChartDocument) -> str:
+def summary(chart: Chart) -> str:
     """Summarize a chart in one sentence, without its title."""
     lines = lines_with_values(chart)
     if not lines:
@@ -109,10 +109,10 @@ def summary(chart: ChartDocument) -> str:
         if min(every) < max(every)
         else f"always {quantity(every[0])}"
     ) + _unit(chart)
-    if chart["full"] is not None:
-        text += f"; the maximum is {quantity(chart['full'])}"
+    if chart.full is not None:
+        text += f"; the maximum is {quantity(chart.full)}"
     return text + "."
 
 
-def _unit(chart: ChartDocument) -> str:
-    return chart["unit"] if chart["unit"] in ("", "%") else f" {chart['unit']}"
+def _unit(chart: Chart) -> str:
+    return chart.unit if chart.unit in ("", "%") else f" {chart.unit}"

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm_train.toolkit.report_html.svg import PARTS
-from sm_train.toolkit.review.document import JobDocument
-from sm_train.toolkit.review.review_model import part_label
+from sm_train.toolkit.review.review_model import JobReview, part_label
 from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
 
 
@@ -26,20 +25,20 @@ class WaterfallBar:
     width: float
 
 
-def waterfall_bars(job: JobDocument, parts: Sequence[str]) -> list[WaterfallBar]:
+def waterfall_bars(job: JobReview, parts: Sequence[str]) -> list[WaterfallBar]:
     """Return bars for all seconds, each lost part, and the useful rest; [] if unknown."""
-    seconds = job["seconds"] or {}
+    seconds = job.figures.seconds or {}
     total = sum(seconds.values())
     if total <= 0:
         return []
 
     def bar(label: str, color: str, duration: float, start: float) -> WaterfallBar:
         share = duration / total
-        usd = None if job["billed_usd"] is None else format_usd(job["billed_usd"] * share)
+        usd = None if job.figures.billed_usd is None else format_usd(job.figures.billed_usd * share)
         time = format_duration(duration)
         return WaterfallBar(label, time, format_percent(share), usd, color, start, 100 * share)
 
-    total_label = "billed" if job["billable_seconds"] is not None else "elapsed"
+    total_label = "billed" if job.figures.billable_seconds is not None else "elapsed"
     bars = [bar(total_label, "muted", total, 0.0)]
     lost = [part for part in parts if part != "useful" and seconds.get(part, 0) > 0]
     left = total

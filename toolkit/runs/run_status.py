@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from sm_train.entrypoints.uploads.lag import StorageLag
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder, read_stages
 from sm_train.toolkit.jobs.stage_state import StageState, State, current
@@ -21,6 +20,7 @@ from sm_train.toolkit.terminal.formatting import (
     format_projection,
     format_usd,
 )
+from sm_train.toolkit.terminal.json_record import record_document
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,8 +99,7 @@ class Status:
     @property
     def document(self) -> dict[str, Any]:
         """The document of ``status --json``: these fields."""
-        document: dict[str, Any] = msgspec.to_builtins(self)
-        return document
+        return record_document(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a data frame with one row for each stage.

@@ -21,7 +21,6 @@ from sm_train.toolkit.report_html.svg import COLORS
 from sm_train.toolkit.review import comparison_table, waterfall
 from sm_train.toolkit.review.charts import render_chart, steps_at, time_axis
 from sm_train.toolkit.review.comparison_table import short_names
-from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.review_model import (
     LEVELS,
     Chart,
@@ -73,7 +72,7 @@ figures = st.builds(
     billable_seconds=positive,
     billed_usd=positive,
     difference_usd=maybe,
-    seconds=st.dictionaries(st.sampled_from([*PARTS, "another"]), st.floats(0, 1e7)),
+    seconds=st.none() | st.dictionaries(st.sampled_from([*PARTS, "another"]), st.floats(0, 1e7)),
 )
 verdicts = st.builds(
     Verdict,
@@ -92,7 +91,7 @@ marks = st.builds(
     texts,
 )
 jobs = st.builds(
-    lambda length, **fields: JobReview(begin=1e9, end=1e9 + length, **fields),
+    lambda length, **fields: JobReview(begin=1e9, passed_seconds=length, **fields),
     st.floats(0, 1e7),
     name=texts,
     run=st.none() | texts,
@@ -163,19 +162,19 @@ def check(text: str) -> Reader:
 
 @pytest.fixture(scope="module")
 def three() -> str:
-    return page(as_document(three_jobs()))
+    return page(three_jobs())
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(reviews)
 def test_any_review_renders_a_well_formed_page(review: Review) -> None:
-    check(page(as_document(review)))
+    check(page(review))
 
 
 def test_page_is_deterministic(tmp_path: Path) -> None:
-    document = as_document(Review((stalled(),)))
-    write_page(tmp_path / "page.html", document)
-    assert (tmp_path / "page.html").read_bytes() == page(document).encode()
+    review = Review((stalled(),))
+    write_page(tmp_path / "page.html", review)
+    assert (tmp_path / "page.html").read_bytes() == page(review).encode()
 
 
 def test_untrusted_text_is_escaped() -> None:
@@ -183,8 +182,8 @@ def test_untrusted_text_is_escaped() -> None:
         "</script></style></title><script>alert(1)</script><img src=x onerror='a()'>\"$x^2$&lt;"
     )
     harmless, attacked = (_named(offline(), name) for name in ("x", hostile))
-    plain = check(page(as_document(Review((harmless,), ("x",)))))
-    read = check(page(as_document(Review((attacked,), (hostile,)))))
+    plain = check(page(Review((harmless,), ("x",))))
+    read = check(page(Review((attacked,), (hostile,))))
     assert read.elements == plain.elements
     assert "".join(read.texts).count(hostile) >= 20
 
@@ -211,11 +210,11 @@ def test_page_is_self_contained(three: str) -> None:
 
 
 def test_missing_folder_is_reported_and_no_file_is_left(tmp_path: Path) -> None:
-    document = as_document(Review((offline(),)))
+    review = Review((offline(),))
     with pytest.raises(UserError, match=r"--html: .*nowhere: no such folder; create it first"):
-        write_page(tmp_path / "nowhere" / "page.html", document)
+        write_page(tmp_path / "nowhere" / "page.html", review)
     with pytest.raises(UserError, match="Is a directory; name another file"):
-        write_page(tmp_path, document)
+        write_page(tmp_path, review)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -224,10 +223,10 @@ def test_missing_extra_names_what_to_install(module: str) -> None:
     program = (
         f"import sys; sys.modules[{module!r}] = None\n"
         "from sm_train.toolkit.review.review_page import page\n"
-        "from sm_train.toolkit.review.document import as_document\n"
+        "from sm_train.toolkit.review.review_model import Review\n"
         "from sm_train.toolkit.errors import UserError\n"
         "from tests.support.sample_reviews import *\n"
-        "try: page(as_document(Review((offline(),))))\n"
+        "try: page(Review((offline(),)))\n"
         "except UserError as error: print(error)\n"
     )
     output = subprocess.run(
@@ -244,9 +243,7 @@ def test_missing_extra_names_what_to_install(module: str) -> None:
 def test_headline_counts_problems_and_known_costs(three: str) -> None:
     assert "3 jobs: 3 problems, 4 warnings, 2 open questions" in three
     assert "at least $42,252" in three
-    assert "1 job: no problems · about $5.00 · 2.0 h" in page(
-        as_document(Review((_healthy_job(),)))
-    )
+    assert "1 job: no problems · about $5.00 · 2.0 h" in page(Review((_healthy_job(),)))
 
 
 def _healthy_job() -> JobReview:
@@ -263,27 +260,30 @@ def _healthy_job() -> JobReview:
     )
 
 
+def _with(job: JobReview, **figures: object) -> JobReview:
+    return replace(job, figures=replace(job.figures, **figures))  # type: ignore[arg-type]
+
+
 def test_jobs_are_ranked_only_where_comparable() -> None:
-    documents = as_document(Review((healthy(1), stalled(), offline())))["jobs"]
+    jobs = (healthy(1), stalled(), offline())
     ranks = {
         row.label: [cell.rank for cell in row.cells]
-        for _, rows in comparison_table.table(documents)
+        for _, rows in comparison_table.table(jobs)
         for row in rows
     }
     assert ranks["goodput"] == ["best", "worst", None]
     assert ranks["waiting for data"] == ["best", "worst", None]
     # The resolutions differ, and the third job's is unknown.
     assert ranks["it/s"] == [None] * 3
-    for document in documents:
-        document |= {"resolution": 256, "effective_batch_size": 2048}
-    rows = dict(comparison_table.table(documents))["Speed"]
+    jobs = tuple(_with(job, resolution=256, effective_batch_size=2048) for job in jobs)
+    rows = dict(comparison_table.table(jobs))["Speed"]
     assert [cell.rank for cell in rows[0].cells] == [None, "worst", "best"]
-    documents[2]["steps_per_second"] = 1.8021
-    rows = dict(comparison_table.table(documents[::2]))["Speed"]
+    jobs = (jobs[0], _with(jobs[2], steps_per_second=1.8021))
+    rows = dict(comparison_table.table(jobs))["Speed"]
     assert [(cell.text, cell.rank) for cell in rows[0].cells] == [("1.8", None)] * 2
-    single = comparison_table.table(documents[:1])
+    single = comparison_table.table(jobs[:1])
     assert {cell.rank for _, rows in single for row in rows for cell in row.cells} == {None}
-    assert "GPU utilization" in comparison_table.unknown(documents[2])
+    assert "GPU utilization" in comparison_table.unknown(jobs[1])
 
 
 def test_charts_have_a_step_axis(three: str) -> None:
@@ -294,20 +294,20 @@ def test_charts_have_a_step_axis(three: str) -> None:
 
 
 def test_jobs_are_overlaid_by_step() -> None:
-    documents = as_document(Review((healthy(1), stalled())))["jobs"]
-    chart = next(one for one in documents[0]["charts"] if one["code"] == "loss")
-    progress = documents[0]["progress"]
+    job = healthy(1)
+    chart = next(chart for chart in job.charts if chart.code == "loss")
+    progress = job.progress
     assert progress is not None
-    reached = steps_at(progress, chart["lines"][0]["times_seconds"])
+    reached = steps_at(progress, chart.lines[0].times_seconds)
     assert reached == sorted(reached)
     assert reached[-1] == pytest.approx(780_000, rel=0.02)
-    text = page(as_document(Review((healthy(1), stalled()))))
+    text = page(Review((healthy(1), stalled())))
     overlaid = text[text.index("<h3>Charts</h3>") : text.index('id="job-1"')]
     assert '<th scope="col">step</th>' in overlaid
     assert "since the start" not in overlaid
     # Without the steps of one job, time is all they share.
     without = Review((healthy(1), replace(stalled(), progress=None)))
-    text = page(as_document(without))
+    text = page(without)
     assert '<th scope="col">step</th>' not in text
 
 
@@ -316,9 +316,9 @@ def test_different_settings_are_listed(three: str) -> None:
     rows = three[start : three.index("<h3>Charts</h3>")]
     assert "<code>training.learning_rate</code>" in rows
     assert all(value in rows for value in ("0.0001", "5e-05", "not set"))
-    two = page(as_document(Review((healthy(1), stalled()))))
+    two = page(Review((healthy(1), stalled())))
     assert "cluster.backend" not in two
-    same = page(as_document(Review((healthy(1), healthy(2)))))
+    same = page(Review((healthy(1), healthy(2))))
     assert "Different settings" not in same
 
 
@@ -327,10 +327,10 @@ def test_samples_are_shown_by_step_and_left_out_of_json() -> None:
         2000, "s3://bucket/samples/step-00002000.png", "data:image/jpeg;base64,AA=="
     )
     review = Review((replace(healthy(1), samples=(image,)),))
-    text = page(as_document(review, with_images=True))
+    text = page(review)
     assert '<img src="data:image/jpeg;base64,AA=="' in text
     assert "<figcaption>step 2,000</figcaption>" in text
-    [job] = as_document(review)["jobs"]
+    [job] = review.document()["jobs"]
     assert job["samples"] == [{"step": 2000, "location": image.location, "address": None}]
 
 
@@ -343,14 +343,13 @@ def test_names_of_jobs_are_shown_without_what_they_share() -> None:
 
 
 def test_values_that_look_the_same_get_the_same_badge() -> None:
-    documents = as_document(Review((healthy(1), healthy(2), stalled())))["jobs"]
-    for document, goodput in zip(documents, (0.9701, 0.9699, 0.8), strict=True):
-        document["goodput"] = goodput
+    jobs = (healthy(1), healthy(2), stalled())
+    jobs = tuple(
+        _with(job, goodput=goodput)
+        for job, goodput in zip(jobs, (0.9701, 0.9699, 0.8), strict=True)
+    )
     [row] = [
-        row
-        for _, rows in comparison_table.table(documents)
-        for row in rows
-        if row.label == "goodput"
+        row for _, rows in comparison_table.table(jobs) for row in rows if row.label == "goodput"
     ]
     assert [(cell.text, cell.rank) for cell in row.cells] == [
         ("97.0%", "best"),
@@ -360,8 +359,8 @@ def test_values_that_look_the_same_get_the_same_badge() -> None:
 
 
 def test_waterfall_leads_from_all_time_to_training() -> None:
-    document = as_document(Review((stalled(),)))
-    bars = waterfall.waterfall_bars(document["jobs"][0], document["parts"])
+    review = Review((stalled(),))
+    bars = waterfall.waterfall_bars(review.jobs[0], review.parts)
     assert [bar.label for bar in bars] == [
         "billed",
         "start-up",
@@ -380,10 +379,7 @@ def test_waterfall_leads_from_all_time_to_training() -> None:
     assert bars[4].time == "39 min"
     assert bars[4].share == "6.9%"
     assert bars[4].cost == "$85.21"
-    assert (
-        waterfall.waterfall_bars(as_document(Review((offline(),)))["jobs"][0], document["parts"])
-        == []
-    )
+    assert waterfall.waterfall_bars(offline(), review.parts) == []
 
 
 values = st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=90)
@@ -410,7 +406,7 @@ def test_resampled_table_stays_within_measured_values(
 
 
 def test_outlier_among_many_nodes_is_named() -> None:
-    chart = as_document(Review((healthy(),)))["jobs"][0]["charts"][2]
+    chart = healthy().charts[2]
     shown = render_chart("chart", chart, time_axis(1e5))
     assert shown.legend[0].label == "algo-8, lowest on average"
     assert [entry.label for entry in shown.legend[1:]] == [
@@ -434,7 +430,7 @@ def test_chart_and_line_without_values_are_reported() -> None:
             ),
         )
     )
-    text = page(as_document(review))
+    text = page(review)
     assert text.count('class="plot"') == 1
     assert "There are no measurements." in text
     assert "No values: gpu 1." in text
@@ -444,15 +440,11 @@ def test_shares_are_shown_as_percent() -> None:
     line = Curve("node", (1.0, 2.0), (0.5, None), (0.25, None), (0.75, None))
     shown = render_chart(
         "chart",
-        as_document(
-            Review(
-                (
-                    replace(
-                        offline(), charts=(Chart("gpu", "GPU utilization", "share", (line,), 1.0),)
-                    ),
-                )
-            )
-        )["jobs"][0]["charts"][0],
+        Review(
+            (replace(offline(), charts=(Chart("gpu", "GPU utilization", "share", (line,), 1.0),)),)
+        )
+        .jobs[0]
+        .charts[0],
         time_axis(9),
     )
     assert (shown.unit, shown.rows) == ("%", (("1", "50"), ("2", "–")))
@@ -465,13 +457,13 @@ def test_backticks_become_code_elements() -> None:
             _healthy_job().verdicts[0], fix="see `sm-train diagnose <a>` first", evidence=("a ` b",)
         ),
     )
-    text = page(as_document(Review((replace(_healthy_job(), verdicts=changed),))))
+    text = page(Review((replace(_healthy_job(), verdicts=changed),)))
     assert "see <code>sm-train diagnose &lt;a&gt;</code> first" in text
     assert "a ` b" in text
 
 
 def test_interruptions_are_numbered_and_routine_is_counted() -> None:
-    text = page(as_document(Review((stalled(),))))
+    text = page(Review((stalled(),)))
     events = re.findall(r'<tr><th scope="row">(\d)</th><td>(\w+)</td><td>([^<]*)</td>', text)
     assert events == [("1", "stall", "3.1 h"), ("2", "error", "3.8 h"), ("3", "restart", "4.0 h")]
     assert "Ticks at the bottom: 8 checkpoints" in text

@@ -16,7 +16,6 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
-from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.review_model import Review
 from sm_train.toolkit.review.review_page import write_page
 
@@ -24,7 +23,7 @@ from tests.support.sample_reviews import healthy, offline, stalled
 
 pytestmark = pytest.mark.integration
 
-DOCUMENT = as_document(Review((healthy(16), stalled(), offline()), ("one warning",)))
+REVIEW = Review((healthy(16), stalled(), offline()), ("one warning",))
 
 # All elements that Tab reaches, in the page's order.
 STOPS = """
@@ -74,7 +73,7 @@ return [...document.querySelectorAll(".compare")].filter((table) =>
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("page") / "page.html"
-    write_page(path, DOCUMENT)
+    write_page(path, REVIEW)
     return path.as_uri()
 
 
@@ -121,7 +120,7 @@ def test_page_opens_without_console_messages_or_requests(
 
 def test_every_line_of_every_chart_is_drawn(opened: webdriver.Chrome) -> None:
     line_sizes = opened.execute_script(LINE_SIZES)
-    for job, reviewed in enumerate(DOCUMENT["jobs"]):
+    for job, reviewed in enumerate(REVIEW.document()["jobs"]):
         for index, chart in enumerate(reviewed["charts"]):
             lines = [one for one in chart["lines"] if any(v is not None for v in one["values"])]
             sizes = line_sizes.pop(f"job-{job + 1}-chart-{index + 1}", [])
@@ -265,7 +264,7 @@ def test_log_text_creates_no_elements_and_runs_no_script(
         name=attack,
         verdicts=(replace(offline().verdicts[0], sentence=attack, evidence=(attack,)),),
     )
-    write_page(tmp_path / "page.html", as_document(Review((job,), (attack,))))
+    write_page(tmp_path / "page.html", Review((job,), (attack,)))
     browser.get_log("browser")
     browser.get((tmp_path / "page.html").as_uri())
     assert browser.get_log("browser") == []

@@ -10,7 +10,6 @@ from PIL import Image
 from selenium import webdriver
 from sm_train.toolkit.costing.cost_command import CostOptions, resolve_inputs
 from sm_train.toolkit.costing.html_report import write_report
-from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.review_model import Review
 from sm_train.toolkit.review.review_page import write_page
 from sm_train.toolkit.sampling.comparison_page import comparison_page
@@ -32,7 +31,7 @@ def cost_page(path: Path) -> None:
 
 
 def review_page(path: Path) -> None:
-    write_page(path, as_document(Review((healthy(4), stalled()), ("one warning",))))
+    write_page(path, Review((healthy(4), stalled()), ("one warning",)))
 
 
 def compare_page(path: Path) -> None:
