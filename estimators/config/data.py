@@ -229,27 +229,16 @@ class DataSection(Section):
     )
 
     def job_config(self) -> DataConfig:
-        return DataConfig(
-            image_key=self.image_key,
-            caption_key=self.caption_key,
-            crop=self.crop,
-            interpolation=self.interpolation,
-            aspect_buckets=self.aspect_buckets,
-            max_bad_fraction=self.max_bad_fraction,
-            decode=self.decode,
-            icc_profile=self.icc_profile,
+        return self._job_struct(
+            DataConfig,
             caption=tuple(self.caption_sources()),
-            flip=self.flip,
+            sources=(),
             extras=tuple(
-                ExtraConfig(name, one.member, one.kind, one.shape)
-                for name, one in self.extras.items()
+                ExtraConfig(name, extra.member, extra.kind, extra.shape)
+                for name, extra in self.extras.items()
             ),
-            transform=self.transform,
-            reader=self.reader,
             epoch_samples=self.epoch_samples or self.samples,
-            shuffle_buffer=self.shuffle_buffer,
             pipe=self.pipe_of(self.uri),
-            synthetic_samples=self.synthetic_samples,
         )
 
     def pipe_of(self, uri: str) -> str | None:

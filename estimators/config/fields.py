@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Annotated, TypeVar
+from dataclasses import fields
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from sm_train.cost.durations import duration_seconds
@@ -270,3 +271,16 @@ class Section(BaseModel):
 
     # Pydantic builds a validator once, at first use: for the run that contains all sections.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    def _job_struct(self, kind: type[T], **changes: Any) -> T:
+        """Return what the job reads of this section: its fields of the same names.
+
+        Lists become tuples. ``changes`` are the fields that differ from the run file's; fields that
+        the section lacks keep their default.
+        """
+        values = changes
+        for field in fields(kind):  # type: ignore[arg-type]
+            if field.name not in changes and field.name in type(self).model_fields:
+                value = getattr(self, field.name)
+                values[field.name] = tuple(value) if isinstance(value, list) else value
+        return kind(**values)

@@ -52,11 +52,8 @@ class LoraSection(Section):
     )
 
     def job_config(self) -> LoraConfig:
-        return LoraConfig(
-            rank=self.rank,
-            alpha=float(self.rank) if self.alpha is None else self.alpha,
-            targets=None if self.targets is None else tuple(self.targets),
-            dropout=self.dropout,
+        return self._job_struct(
+            LoraConfig, alpha=float(self.rank) if self.alpha is None else self.alpha
         )
 
 
@@ -128,15 +125,7 @@ class ModelSection(Section):
     )
 
     def job_config(self) -> ModelConfig:
-        return ModelConfig(
-            preset=self.preset,
-            preset_content=self.preset_content,
-            prediction_type=self.prediction_type,
-            zero_terminal_snr=self.zero_terminal_snr,
-            min_snr_gamma=self.min_snr_gamma,
-            timestep_shift=self.timestep_shift,
-            lora=None if self.lora is None else self.lora.job_config(),
-        )
+        return self._job_struct(ModelConfig, lora=self.lora and self.lora.job_config())
 
     def _check_preset_exists(self, preset: str) -> None:
         if is_preset_file(preset):

@@ -52,13 +52,7 @@ class HeartbeatSection(Section):
     )
 
     def job_config(self) -> HeartbeatConfig:
-        return HeartbeatConfig(
-            interval=self.interval,
-            min_timeout=self.min_timeout,
-            max_timeout=self.max_timeout,
-            on_stall=self.on_stall,
-            metrics_interval=self.metrics_interval,
-        )
+        return self._job_struct(HeartbeatConfig)
 
     @model_validator(mode="after")
     def _check_bounds(self) -> HeartbeatSection:
@@ -92,7 +86,7 @@ class DoctorSection(Section):
     )
 
     def job_config(self) -> DoctorConfig:
-        return DoctorConfig(mode=self.mode, timeout=self.timeout, max_slowdown=self.max_slowdown)
+        return self._job_struct(DoctorConfig)
 
 
 class AlertsSection(Section):
@@ -114,12 +108,7 @@ class AlertsSection(Section):
     level: AlertLevel = Field(default="warning", description="Lowest severity that is sent.")
 
     def job_config(self) -> AlertsConfig:
-        return AlertsConfig(
-            slack_secret=self.slack_secret,
-            webhook_secret=self.webhook_secret,
-            sns_topic=self.sns_topic,
-            level=self.level,
-        )
+        return self._job_struct(AlertsConfig)
 
 
 class BudgetSection(Section):

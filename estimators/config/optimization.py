@@ -79,14 +79,7 @@ class OptimizerSection(Section):
         return self
 
     def job_config(self) -> OptimizerConfig:
-        return OptimizerConfig(
-            name=self.name,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            options=dict(self.options),
-        )
+        return self._job_struct(OptimizerConfig)
 
 
 class LrScheduleSection(Section):
@@ -122,12 +115,7 @@ class LrScheduleSection(Section):
         return self
 
     def job_config(self) -> LrScheduleConfig:
-        return LrScheduleConfig(
-            name=self.name,
-            final_factor=self.final_factor,
-            decay_fraction=self.decay_fraction,
-            options=dict(self.options),
-        )
+        return self._job_struct(LrScheduleConfig)
 
 
 OptimizerField = Annotated[

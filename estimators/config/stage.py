@@ -144,17 +144,4 @@ class StageSection(Section):
         return objective
 
     def job_config(self) -> StageConfig:
-        return StageConfig(
-            name=self.name,
-            resolution=self.resolution,
-            per_device_batch_size=self.per_device_batch_size,
-            gradient_accumulation_steps=self.gradient_accumulation_steps,
-            max_steps=self.max_steps,
-            learning_rate=self.learning_rate,
-            sharding=self.sharding,
-            activation_checkpointing=self.activation_checkpointing,
-            init_from=self.init_from,
-            optimizer_state=self.optimizer_state,
-            prediction_type=self.prediction_type,
-            objective=self.objective,
-        )
+        return self._job_struct(StageConfig)

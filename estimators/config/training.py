@@ -120,25 +120,10 @@ class TrainingSection(Section):
         return objective
 
     def job_config(self) -> TrainingConfig:
-        return TrainingConfig(
-            precision=self.precision,
-            reduce_dtype=self.reduce_dtype,
-            vae_precision=self.vae_precision,
-            compile=self.compile,
-            seed=self.seed,
-            warmup_steps=self.warmup_steps,
+        return self._job_struct(
+            TrainingConfig,
             optimizer=self.optimizer.job_config(),
             lr_schedule=self.lr_schedule.job_config(),
-            objective=self.objective,
-            max_grad_norm=self.max_grad_norm,
-            caption_dropout=self.caption_dropout,
-            ema_decay=self.ema_decay,
-            ema_start=self.ema_start,
-            max_nonfinite_steps=self.max_nonfinite_steps,
-            max_rollbacks=self.max_rollbacks,
-            decode_workers=self.decode_workers,
-            log_every=self.log_every,
-            offset_noise=self.offset_noise,
         )
 
 
@@ -160,12 +145,7 @@ class EvaluationSection(Section):
     )
 
     def job_config(self) -> EvaluationConfig:
-        return EvaluationConfig(
-            every_steps=self.every_steps,
-            prompts=tuple(self.prompts),
-            num_inference_steps=self.num_inference_steps,
-            guidance_scale=self.guidance_scale,
-        )
+        return self._job_struct(EvaluationConfig)
 
 
 class CheckpointSection(Section):
@@ -186,6 +166,4 @@ class CheckpointSection(Section):
     )
 
     def job_config(self) -> CheckpointConfig:
-        return CheckpointConfig(
-            every_steps=self.every_steps, keep_last=self.keep_last, save=self.save
-        )
+        return self._job_struct(CheckpointConfig)
