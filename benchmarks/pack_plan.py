@@ -118,11 +118,10 @@ def measure(step: str, table: Path, folder: Path) -> tuple[float, float]:
 
 def plan(table: Path, folder: Path, where: str | None = None) -> tuple[float, float]:
     from sm_train.toolkit.packing.pack import PackJob, plan_pack  # the node does not import it
+    from sm_train.toolkit.packing.tables import TableOptions
 
     started = time.perf_counter()
-    job = PackJob(
-        str(table), str(folder / "packed"), None, 4 * 10**9, "image", "caption", 1, where=where
-    )
+    job = PackJob(str(table), str(folder / "packed"), None, 4 * 10**9, 1, TableOptions(where=where))
     with plan_pack(job) as (inputs, pack):
         if where is None:
             store_plan(pack, inputs.folder, LocalFolder(folder / "packed"), S3Access(), 0)

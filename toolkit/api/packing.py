@@ -13,6 +13,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.packing.pack import PackJob, PackResult, parse_size
 from sm_train.toolkit.packing.pack import pack as pack_images
+from sm_train.toolkit.packing.tables import TableOptions
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.worker_pool import PackProgress
@@ -97,10 +98,7 @@ def pack(
         str(destination),
         captions=None if captions is None else Path(captions),
         shard_bytes=shard_size if isinstance(shard_size, int) else parse_size(shard_size),
-        image_column=image_column,
-        caption_column=caption_column,
-        size_column=size_column,
-        where=where,
+        table=TableOptions(image_column, caption_column, size_column, where),
         workers=workers,
         instances=instances,
         min_side=min_side,
@@ -126,10 +124,7 @@ def pack_job(
     *,
     captions: Path | None,
     shard_bytes: int,
-    image_column: str,
-    caption_column: str,
-    size_column: str | None,
-    where: str | None,
+    table: TableOptions,
     workers: int | None,
     instances: int,
     min_side: int | None,
@@ -163,10 +158,7 @@ def pack_job(
         destination=destination,
         captions=captions,
         shard_bytes=shard_bytes,
-        image_column=image_column,
-        caption_column=caption_column,
-        size_column=size_column,
-        where=where,
+        table=table,
         workers=workers or os.cpu_count() or 1,
         instances=instances,
         append=append,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -57,20 +56,7 @@ from sm_train.toolkit.commands._options import RunFile
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
-def command(
-    options: dict[str, Any],
-    run: Path,
-    stage: str | None,
-    instances: str | None,
-    steps: int,
-    sweep: tuple[str, ...],
-    synthetic: bool,
-    local: bool,
-    max_runtime: str | None,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
+def command(options: dict[str, Any], /, **parameters: Any) -> None:
     """Measure a stage of RUN in short jobs on its own instance type, and record its speed.
 
     Each job has a time limit, which is shown with its price before anything starts. They run one
@@ -82,20 +68,5 @@ def command(
     """
     from sm_train.toolkit.measuring.measure_command import MeasureOptions, measure
 
-    measure(
-        MeasureOptions(
-            run=run,
-            stage=stage,
-            instances=instances,
-            steps=steps,
-            sweep=sweep,
-            synthetic=synthetic,
-            local=local,
-            max_runtime=max_runtime,
-            dry_run=dry_run,
-            yes=yes,
-            as_json=as_json,
-            region=options["region"],
-            profile=options["profile"],
-        )
-    )
+    globals_ = {name: options[name] for name in ("region", "profile")}
+    measure(MeasureOptions(**globals_, **parameters))

@@ -37,7 +37,7 @@ from sm_train.toolkit.terminal.formatting import parse_duration
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """The options of ``measure``."""
+    """The options of ``measure``, by the names of the command's."""
 
     run: Path
     stage: str | None

@@ -45,7 +45,7 @@ from sm_train.toolkit.packing.links import SourceFolder, images_inside
 from sm_train.toolkit.packing.s3_inventory import MANIFEST_NAME, list_inventory, read_manifest
 from sm_train.toolkit.packing.s3_listing import collect_objects, listing_root
 from sm_train.toolkit.packing.source_image import SourceImage, local_image
-from sm_train.toolkit.packing.tables import ImageTable, collect_table
+from sm_train.toolkit.packing.tables import ImageTable, TableOptions, collect_table
 
 _WILDCARDS = "*?["
 
@@ -57,16 +57,13 @@ class InputSource:
     ``source`` is a folder that is searched recursively, a pattern (``photos/**/*.jpg``), an S3
     prefix, the ``manifest.json`` of an S3 Inventory, or a table of images and captions with
     ``s3://`` URIs or paths relative to the table. A ``captions`` table selects the images of the
-    source to pack; an image that it lists twice is packed twice. Only rows of a table that fulfil
-    the SQL condition ``where`` are packed. With ``convert``, images of more formats are packed.
+    source to pack; an image that it lists twice is packed twice. ``table`` selects
+    columns and rows of a table. With ``convert``, images of more formats are packed.
     """
 
     source: str
     captions: Path | None = None
-    image_column: str = "image"
-    caption_column: str = "caption"
-    size_column: str | None = None
-    where: str | None = None
+    table: TableOptions = field(default_factory=TableOptions)
     convert: bool = False
     access: S3Access = field(default_factory=S3Access)
 
@@ -170,7 +167,7 @@ def _is_table(source: str) -> bool:
 def _collect(source: InputSource, sorter: InputSorter, selection: FileSelection) -> None:
     """Add all images of the source to ``sorter``."""
     name = source.source
-    if source.where is not None and source.captions is None and not _is_table(name):
+    if source.table.where is not None and source.captions is None and not _is_table(name):
         raise UserError("--where: filters the rows of a table; pass one as SRC or --captions")
     if source.captions is not None:
         if not name.startswith("s3://") and not Path(name).is_dir():
@@ -195,9 +192,7 @@ def _collect(source: InputSource, sorter: InputSorter, selection: FileSelection)
 
 
 def _table(source: InputSource, path: Path) -> ImageTable:
-    return ImageTable(
-        path, source.image_column, source.caption_column, source.size_column, source.where
-    )
+    return ImageTable(**vars(source.table), path=path)
 
 
 def _add_all(sorter: InputSorter, images: Iterable[SourceImage]) -> None:

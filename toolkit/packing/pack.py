@@ -53,6 +53,7 @@ from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import SkippedKind
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.lock import lock_destination
+from sm_train.toolkit.packing.tables import TableOptions
 
 MIN_SHARD_BYTES = 1000
 
@@ -83,11 +84,8 @@ class PackJob:
     destination: str
     captions: Path | None
     shard_bytes: int
-    image_column: str
-    caption_column: str
     workers: int
-    size_column: str | None = None
-    where: str | None = None
+    table: TableOptions = field(default_factory=TableOptions)
     instances: int = 1
     append: bool = False
     options: PackOptions = field(default_factory=PackOptions)
@@ -333,10 +331,7 @@ def plan_pack(
     source = InputSource(
         job.source,
         job.captions,
-        job.image_column,
-        job.caption_column,
-        job.size_column,
-        job.where,
+        job.table,
         job.options.convert,
         job.access,
     )
@@ -449,8 +444,8 @@ def index_options(job: PackJob) -> dict[str, Any]:
     options = job.options.non_defaults() | (
         {"instances": job.instances} if job.instances > 1 else {}
     )
-    if job.where is not None:
-        options["where"] = job.where
+    if job.table.where is not None:
+        options["where"] = job.table.where
     folder, resolution = job.options.latents, options.pop("latents_resolution", None)
     if folder is not None and resolution is not None:
         options["latents"] = describe_latents(Path(folder), resolution)

@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,18 +41,24 @@ Reject = Callable[[RejectedInput], None]
 
 
 @dataclass(frozen=True)
-class ImageTable:
-    """A CSV, JSONL or Parquet table: its path and its columns.
+class TableOptions:
+    """Which columns and rows of a table are packed.
 
     ``size_column`` is the column of the images' sizes in bytes; None stands for
     :data:`SIZE_COLUMN`, if the table has it. ``where`` is the SQL condition of the rows to use.
     """
 
-    path: Path
-    image_column: str
-    caption_column: str
+    image_column: str = "image"
+    caption_column: str = "caption"
     size_column: str | None = None
     where: str | None = None
+
+
+@dataclass(frozen=True)
+class ImageTable(TableOptions):
+    """A CSV, JSONL or Parquet table of images and captions."""
+
+    path: Path = field(kw_only=True)
 
 
 @dataclass(frozen=True)

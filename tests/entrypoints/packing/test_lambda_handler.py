@@ -374,7 +374,7 @@ def test_streaming_adds_to_a_pack(deployment: Deployment, aws: Aws, tmp_path: Pa
     from tests.support.image_files import write_album
 
     write_album(tmp_path / "in", 5)
-    job = PackJob(str(tmp_path / "in"), "s3://packed/set", None, 10**6, "image", "caption", 1)
+    job = PackJob(str(tmp_path / "in"), "s3://packed/set", None, 10**6, 1)
     pack(job, lambda _: None)
     deployment.arrive("new.jpg", image_bytes(9))
     assert deployment.drain() == set()

@@ -216,9 +216,7 @@ def test_a_pack_of_other_inputs_or_options_is_not_overwritten(
 def test_an_image_that_changes_during_a_pack_is_noticed_by_the_next_one(tmp_path: Path) -> None:
     """Although the index is written after the change."""
     write_album(tmp_path / "in", 4)
-    job = PackJob(
-        str(tmp_path / "in"), str(tmp_path / "out"), None, 10**6, "image", "caption", workers=1
-    )
+    job = PackJob(str(tmp_path / "in"), str(tmp_path / "out"), None, 10**6, workers=1)
 
     def touch_first_image(progress: PackProgress) -> None:
         os.utime(tmp_path / "in/000.jpg", ns=(0, time.time_ns()))

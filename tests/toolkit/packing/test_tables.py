@@ -17,6 +17,7 @@ from sm_train.entrypoints.packing.plan_files import PlannedInputs
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing import input_sorter, sqlite_tables
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
+from sm_train.toolkit.packing.tables import TableOptions
 
 from tests.conftest import Cli
 from tests.support.image_files import write_album
@@ -52,11 +53,20 @@ def write_table(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def find(folder: Path, kind: str, where: str | None = None, **options: Any) -> PackInputs:
+def find(
+    folder: Path,
+    kind: str,
+    where: str | None = None,
+    *,
+    size_column: str | None = None,
+    access: S3Access | None = None,
+) -> PackInputs:
     """Find the inputs of a table of 20 rows; without credentials no request can be sent."""
     table = write_table(folder, kind, [row(number) for number in range(20)])
     (folder / "plan").mkdir(exist_ok=True)
-    return find_inputs(InputSource(str(table), where=where, **options), folder / "plan")
+    columns = TableOptions(size_column=size_column, where=where)
+    source = InputSource(str(table), table=columns, access=access or S3Access())
+    return find_inputs(source, folder / "plan")
 
 
 def numbers(inputs: PackInputs) -> list[int]:
@@ -173,7 +183,7 @@ def test_times_with_a_time_zone_select_the_same_rows_everywhere(
 def test_a_condition_requires_a_table(tmp_path: Path) -> None:
     write_album(tmp_path / "in", 1)
     with pytest.raises(UserError, match="--where: filters the rows of a table"):
-        find_inputs(InputSource(str(tmp_path / "in"), where="x > 1"), tmp_path)
+        find_inputs(InputSource(str(tmp_path / "in"), table=TableOptions(where="x > 1")), tmp_path)
 
 
 def test_the_condition_identifies_the_pack(cli: Cli, tmp_path: Path) -> None:
