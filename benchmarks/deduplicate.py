@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.packing.build_pack import StateFiles, find_duplicates
 from sm_train.entrypoints.packing.deduplicate import (
     DIGEST,
     DROPPED_NAME,
 )
-from sm_train.entrypoints.packing.pack import StateFiles, find_duplicates
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
 from sm_train.entrypoints.packing.shared_work import SharedWork
 from sm_train.entrypoints.packing.storage import LocalFolder

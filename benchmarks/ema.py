@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 from diffusers.training_utils import EMAModel
 from sm_train.entrypoints.models.components import read_preset
-from sm_train.entrypoints.models.network import Network
+from sm_train.entrypoints.models.trained_network import Network
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 
 ROUNDS = 9

@@ -17,8 +17,8 @@ from sm_train.entrypoints.models.components import (
     preset_caption_tokens,
     read_preset,
 )
-from sm_train.entrypoints.models.network import Network
 from sm_train.entrypoints.models.pipeline import predict
+from sm_train.entrypoints.models.trained_network import Network
 from sm_train.entrypoints.planning.measure import network_inputs
 from sm_train.entrypoints.planning.memory import plan_preset
 from torch.utils.flop_counter import FlopCounterMode

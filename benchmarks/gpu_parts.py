@@ -65,8 +65,8 @@ from sm_train.entrypoints.monitoring.node_metrics import NodeCounters, event_fie
 from sm_train.entrypoints.planning.memory import ModelPlan, plan_preset
 from sm_train.entrypoints.planning.mfu import PEAK_FLOPS, MfuMeter
 from sm_train.entrypoints.training import gpu_settings
-from sm_train.entrypoints.training.metrics import StepMetricsWindow
 from sm_train.entrypoints.training.parallelize import ParallelPlan
+from sm_train.entrypoints.training.step_metrics import StepMetricsWindow
 from sm_train.entrypoints.training.trainer import Trainer
 from sm_train.entrypoints.training.training_loss import TrainingLoss
 from torch import Tensor

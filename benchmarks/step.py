@@ -36,7 +36,7 @@ from sm_train.entrypoints.models.objectives import DiffusionTarget
 from sm_train.entrypoints.models.objectives import loss as diffusion_loss
 from sm_train.entrypoints.models.pipeline import Text
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter
-from sm_train.entrypoints.training.metrics import StepMetricsWindow
+from sm_train.entrypoints.training.step_metrics import StepMetricsWindow
 from sm_train.entrypoints.training.trainer import Trainer
 from torch import Tensor, nn
 from training_setup import BATCH, CLIP, DECAY, RATE, make_trainer

@@ -30,7 +30,7 @@ from sm_train.entrypoints.distributed.messages import (
     use_job_key,
 )
 from sm_train.entrypoints.distributed.rendezvous import RendezvousAddress, join, wait_for_nodes
-from sm_train.entrypoints.monitoring.start import wait_for_watchdog
+from sm_train.entrypoints.monitoring.start_monitoring import wait_for_watchdog
 
 
 def hyperparameters(paths: SageMakerPaths) -> list[str]:
@@ -75,7 +75,7 @@ def _hyperpodrun(processes: str, nodes: int, script: list[str]) -> list[str]:
         "--shutdown-signal=SIGTERM",
         "--shutdown-timeout=100",
         "-m",
-        "sm_train.entrypoints.node_start.worker",
+        "sm_train.entrypoints.node_start.elastic_worker",
         *script,
     ]
 

@@ -23,7 +23,6 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
 from sm_train.entrypoints.common.signals import unblock_sigterm
 from sm_train.entrypoints.distributed.backend import decide, join
-from sm_train.entrypoints.job import TrainingProcess, exit_now, run_job
 from sm_train.entrypoints.monitoring.heartbeat import Phase, events_file, heartbeat_folder
 from sm_train.entrypoints.script import saved_states
 from sm_train.entrypoints.script.current_job import ScriptProcess, set_process
@@ -36,6 +35,7 @@ from sm_train.entrypoints.script.ranks import (
     agree_on_states,
     open_messages,
 )
+from sm_train.entrypoints.training_process import TrainingProcess, exit_now, run_job
 
 _EXIT_TIMEOUT = 120.0
 """Seconds for threads and exit handlers of the script, such as a tracker's last upload."""

@@ -11,7 +11,6 @@ from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
-from sm_train.entrypoints.job import TrainingProcess, exit_now, run_job
 from sm_train.entrypoints.monitoring.heartbeat import (
     HeartbeatWriter,
     Phase,
@@ -19,6 +18,7 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     heartbeat_folder,
 )
 from sm_train.entrypoints.training.gpu_settings import set_allocator
+from sm_train.entrypoints.training_process import TrainingProcess, exit_now, run_job
 from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def _train(process: TrainingProcess) -> None:
     from sm_train.entrypoints.distributed.backend import decide, join
     from sm_train.entrypoints.distributed.fsdp import ddp_options
     from sm_train.entrypoints.models.builder import build_components, require_unchanged
-    from sm_train.entrypoints.models.export import save_components
-    from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
+    from sm_train.entrypoints.models.image_sampling import COMPONENTS_FOLDER
+    from sm_train.entrypoints.models.model_folders import save_components
     from sm_train.entrypoints.training.gpu_settings import configure_kernels
     from sm_train.entrypoints.training.trainer import Trainer
 
@@ -140,7 +140,7 @@ def _find_checkpoint(
         CheckpointError: the checkpoint or the previous stage was trained for another target.
     """
     from sm_train.entrypoints.checkpointing.async_checkpointer import CheckpointRank
-    from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest
+    from sm_train.entrypoints.checkpointing.resume_point import Nodes, find_latest
     from sm_train.entrypoints.distributed.object_exchange import all_gather
     from sm_train.entrypoints.training import run_settings
 
@@ -385,8 +385,8 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     SageMaker packs the model folder under a key that contains the job's name. The next stage reads
     the copy below the checkpoints' prefix, which is known before the job has a name.
     """
-    from sm_train.entrypoints.models.export import save_model, share_model
-    from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER, latest_grid
+    from sm_train.entrypoints.models.image_sampling import COMPONENTS_FOLDER, latest_grid
+    from sm_train.entrypoints.models.model_folders import save_model, share_model
 
     paths, weights = trainer.paths, trainer.final_weights()
     if not is_main:

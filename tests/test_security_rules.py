@@ -64,7 +64,7 @@ def test_models_are_loaded_from_safetensors_and_run_no_code() -> None:
     ]
     assert {file for file, _ in loads} == {
         "entrypoints/models/builder.py",
-        "entrypoints/models/export.py",
+        "entrypoints/models/model_folders.py",
     }
     for file, given in loads:
         if None in given:  # **options

@@ -161,7 +161,7 @@ def _aws_refusal(error: Exception) -> UserError | None:
         return None
     from boto3.exceptions import S3UploadFailedError
     from botocore.exceptions import ClientError
-    from sm_train.toolkit.aws.errors import as_user_error
+    from sm_train.toolkit.aws.aws_errors import as_user_error
 
     return as_user_error(error) if isinstance(error, ClientError | S3UploadFailedError) else None
 

@@ -7,7 +7,7 @@ from typing import Any
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.doctor.history import (
+from sm_train.entrypoints.doctor.doctor_history import (
     FOLDER,
     VERSION,
     flagged_nodes,

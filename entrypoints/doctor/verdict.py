@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from sm_train.cost.instances import InstanceType, instance_type
 from sm_train.entrypoints.common.job_config import ExpectedPerformance, JobConfig
+from sm_train.entrypoints.doctor.doctor_history import EarlierResult, compare
 from sm_train.entrypoints.doctor.expectations import (
     MATMUL,
     NETWORK,
@@ -27,7 +28,6 @@ from sm_train.entrypoints.doctor.findings import (
     findings,
     outlier_share,
 )
-from sm_train.entrypoints.doctor.history import EarlierResult, compare
 from sm_train.entrypoints.doctor.measured_network import measured_network
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
 from sm_train.entrypoints.doctor.workload import StepTime, predict_step, workload

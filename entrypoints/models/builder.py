@@ -33,7 +33,6 @@ from sm_train.entrypoints.models.components import (
     read_preset,
 )
 from sm_train.entrypoints.models.model_manifest import read_manifest, require_digests
-from sm_train.entrypoints.models.network import Network, network_folder
 from sm_train.entrypoints.models.objectives import Objective, build_objective
 from sm_train.entrypoints.models.pipeline import (
     T5_TOKENS,
@@ -43,6 +42,7 @@ from sm_train.entrypoints.models.pipeline import (
     predict,
     tokenize,
 )
+from sm_train.entrypoints.models.trained_network import Network, network_folder
 from torch import Tensor, nn
 
 TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")

@@ -24,17 +24,17 @@ from sm_train.entrypoints.checkpointing.checkpoint_files import (
     shard_files,
 )
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, TensorReader
-from sm_train.entrypoints.models.export import (
+from sm_train.entrypoints.models.image_sampling import ModelSource, latest_grid
+from sm_train.entrypoints.models.model_card import TrainingRecord
+from sm_train.entrypoints.models.model_folder import model_files, require_loadable
+from sm_train.entrypoints.models.model_folders import (
     TrainedWeights,
     copy_model_files,
     merged_weights,
     save_model,
 )
-from sm_train.entrypoints.models.model_card import TrainingRecord
-from sm_train.entrypoints.models.model_folder import model_files, require_loadable
-from sm_train.entrypoints.models.network import network_folder
-from sm_train.entrypoints.models.sampling import ModelSource, latest_grid
 from sm_train.entrypoints.models.single_file import SINGLE_FILE_CLASSES, write_single_file
+from sm_train.entrypoints.models.trained_network import network_folder
 from sm_train.entrypoints.models.weight_files import (
     TensorSpec,
     convert_file,

@@ -22,8 +22,8 @@ from sm_train.entrypoints.models.component_files import (
     weight_files,
 )
 from sm_train.entrypoints.models.model_card import CARD_FILE, GRID_FILE
-from sm_train.entrypoints.models.network import NETWORKS
 from sm_train.entrypoints.models.objectives import INFERENCE_SCHEDULERS
+from sm_train.entrypoints.models.trained_network import NETWORKS
 
 INDEX_FILE, PIPELINE_FILE = "model_index.json", "pipeline.py"
 _ADAPTER_CONFIG = "adapter_config.json"

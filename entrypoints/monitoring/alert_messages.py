@@ -11,7 +11,7 @@ from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.node_description import node_description
 from sm_train.entrypoints.monitoring.alerts import Alert
-from sm_train.entrypoints.monitoring.failures import Failure
+from sm_train.entrypoints.monitoring.first_failure import Failure
 from sm_train.entrypoints.monitoring.stall_detector import Culprit
 from sm_train.entrypoints.monitoring.stragglers import Straggler
 from sm_train.entrypoints.monitoring.timeouts import call_with_timeout

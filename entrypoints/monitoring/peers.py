@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sm_train.entrypoints.common.digests import seal, unseal
-from sm_train.entrypoints.monitoring.failures import KINDS, Failure
+from sm_train.entrypoints.monitoring.first_failure import KINDS, Failure
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.stall_detector import RankStatus
 from sm_train.entrypoints.monitoring.stragglers import BusyTotals

@@ -31,7 +31,7 @@ from sm_train.entrypoints.monitoring.alert_messages import AlertFormatter
 from sm_train.entrypoints.monitoring.alert_sinks import AlertDispatcher
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.exit_watcher import ExitWatcher
-from sm_train.entrypoints.monitoring.failures import (
+from sm_train.entrypoints.monitoring.first_failure import (
     CONSEQUENCES,
     LOST_NODE_SECONDS,
     SETTLE_SECONDS,

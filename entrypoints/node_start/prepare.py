@@ -11,10 +11,11 @@ from pathlib import Path
 from sm_train.entrypoints.common.node_description import NodeDescription
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.node_start.channels import create_channel
-from sm_train.entrypoints.node_start.cluster import ClusterPlace
+from sm_train.entrypoints.node_start.cluster_variables import ClusterPlace
 
 READY_PREFIX = "node-ready-"
-"""Prefix of the files that worker.py creates; a restarted container has those of the last one."""
+"""Prefix of the files that elastic_worker.py creates. A restarted container has those of the last
+one."""
 
 _REQUIREMENTS = "requirements.txt"
 

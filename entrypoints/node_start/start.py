@@ -38,7 +38,11 @@ from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.node_start.channels import ChannelError
 from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads, restore
-from sm_train.entrypoints.node_start.cluster import ClusterError, ClusterPlace, read_cluster
+from sm_train.entrypoints.node_start.cluster_variables import (
+    ClusterError,
+    ClusterPlace,
+    read_cluster,
+)
 from sm_train.entrypoints.node_start.prefix_copy import PrefixError, PrefixFiles
 from sm_train.entrypoints.node_start.prepare import (
     PreparationError,

@@ -6,7 +6,7 @@ import io
 import threading
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.object_store.errors import error_code, is_missing
+from sm_train.entrypoints.object_store.s3_errors import error_code, is_missing
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
-from sm_train.entrypoints.object_store.errors import error_code, is_condition_failed, is_missing
 from sm_train.entrypoints.object_store.parallel_read import ParallelReader
+from sm_train.entrypoints.object_store.s3_errors import error_code, is_condition_failed, is_missing
 from sm_train.entrypoints.object_store.server_copy import ObjectName, copy_objects
 from sm_train.entrypoints.object_store.stream_upload import ShardSink, upload_stream
 

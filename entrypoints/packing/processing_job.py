@@ -17,7 +17,7 @@ from pathlib import Path
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.pack import build_shards, finalize, remove_state
+from sm_train.entrypoints.packing.build_pack import build_shards, finalize, remove_state
 from sm_train.entrypoints.packing.shared_work import (
     ENDED_NAME,
     LEASE_NAME,

@@ -18,7 +18,7 @@ from sm_train.entrypoints.common.parent_death import exit_with_parent
 from sm_train.entrypoints.common.signals import block_signals, record_signals
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.images.decoder_pool import DecoderPool, Decoders, InProcessDecoders
-from sm_train.entrypoints.object_store.errors import is_aborted_upload
+from sm_train.entrypoints.object_store.s3_errors import is_aborted_upload
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import ShardPlan
 from sm_train.entrypoints.packing.shard_builder import (

@@ -31,8 +31,8 @@ from sm_train.entrypoints.models.components import (
     read_preset,
 )
 from sm_train.entrypoints.models.lora import layer_sizes
-from sm_train.entrypoints.models.network import Network
 from sm_train.entrypoints.models.pipeline import T5_TOKENS, Text, predict
+from sm_train.entrypoints.models.trained_network import Network
 from sm_train.entrypoints.planning.memory import (
     UNMEASURED,
     UnplannedModelError,

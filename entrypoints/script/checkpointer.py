@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
-from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
+from sm_train.entrypoints.checkpointing.resume_point import Nodes, find_latest, remove_later
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, load_into
 from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
 from sm_train.entrypoints.common.background import BackgroundWork

@@ -29,8 +29,8 @@ from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.distributed.object_exchange import gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.image_grid import draw_grid, png
+from sm_train.entrypoints.models.image_sampling import SAMPLES
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
-from sm_train.entrypoints.models.sampling import SAMPLES
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.train_state import TrainState

@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointInfo
-from sm_train.entrypoints.checkpointing.resume import remove_later
+from sm_train.entrypoints.checkpointing.resume_point import remove_later
 from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
 from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, SAMPLER_FILE, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog
@@ -33,7 +33,7 @@ from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.builder import ModelComponents
-from sm_train.entrypoints.models.export import TrainedWeights
+from sm_train.entrypoints.models.model_folders import TrainedWeights
 from sm_train.entrypoints.models.weight_files import TensorSpec
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
 from sm_train.entrypoints.training import run_settings
@@ -44,11 +44,6 @@ from sm_train.entrypoints.training.busy_time import (
     end_of_first_bucket,
 )
 from sm_train.entrypoints.training.evaluator import Evaluator, ValidationSet
-from sm_train.entrypoints.training.metrics import (
-    MAX_LISTED,
-    MetricsLogger,
-    StepMetricsWindow,
-)
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.parallelize import (
     ParallelPlan,
@@ -57,6 +52,11 @@ from sm_train.entrypoints.training.parallelize import (
     parallelize,
 )
 from sm_train.entrypoints.training.state_dict import model_tensors
+from sm_train.entrypoints.training.step_metrics import (
+    MAX_LISTED,
+    MetricsLogger,
+    StepMetricsWindow,
+)
 from sm_train.entrypoints.training.train_state import TrainState
 from sm_train.entrypoints.training.training_loss import TrainingLoss
 from torch import Tensor, nn

@@ -22,7 +22,7 @@ from sm_train.estimators.config.fields import (
 
 MAX_VARIABLES = 100
 RESERVED_VARIABLES = 7
-"""Number of variables that a request adds to the user's (estimators/request/training.py)."""
+"""Number of variables that a request adds to the user's (request/training_request.py)."""
 
 SMDDP_PYTORCH = "2.5.1"
 """PyTorch of the newest AWS image that includes SMDDP."""

@@ -31,7 +31,7 @@ RESERVED_CHANNELS = (
     "code",
     "sm_drivers",
 )
-"""Channels that a request may add to the user's (estimators/request/training.py)."""
+"""Channels that a request may add to the user's (estimators/request/training_request.py)."""
 
 
 def _parse_duration(value: T) -> T | int:

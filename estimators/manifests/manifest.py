@@ -12,7 +12,7 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.manifests.kubernetes import hyperpod_job, pytorchjob, trainjob
 from sm_train.estimators.manifests.slurm import batch_script
 from sm_train.estimators.manifests.stage_job import StageJob, Target, check_job
-from sm_train.estimators.request.training import SourceBundle
+from sm_train.estimators.request.training_request import SourceBundle
 
 _KUBERNETES: dict[Target, Callable[[StageJob], list[dict[str, Any]]]] = {
     "trainjob": trainjob,

@@ -25,8 +25,8 @@ from sm_train.estimators.config.naming import (
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.manifests.problem import ManifestError
-from sm_train.estimators.request.launcher import LaunchPlan
-from sm_train.estimators.request.training import (
+from sm_train.estimators.request.launch_plan import LaunchPlan
+from sm_train.estimators.request.training_request import (
     SourceBundle,
     input_channels,
     job_environment,

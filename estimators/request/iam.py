@@ -21,7 +21,7 @@ from sm_train.estimators.config.naming import (
 )
 from sm_train.estimators.config.placement import placements
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.alarms import alarm_prefix, rule_name, topic_name
+from sm_train.estimators.request.alarm_requests import alarm_prefix, rule_name, topic_name
 from sm_train.estimators.request.images import image_uri
 
 Condition = dict[str, dict[str, str] | dict[str, list[str]]]

@@ -11,7 +11,11 @@ from sm_train.estimators.bundle.bundle import job_requirements
 from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.image_table import training_image
-from sm_train.estimators.request.launcher import DEFAULT_PYTORCH, framework_version, pytorch_version
+from sm_train.estimators.request.launch_plan import (
+    DEFAULT_PYTORCH,
+    framework_version,
+    pytorch_version,
+)
 
 _ECR = re.compile(r"^\d{12}\.dkr\.ecr(-fips)?\.[a-z0-9-]+\.(amazonaws\.com|on\.aws)(\.cn)?/")
 

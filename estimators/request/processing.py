@@ -15,7 +15,7 @@ from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import aws_image
-from sm_train.estimators.request.launcher import DEFAULT_PYTORCH
+from sm_train.estimators.request.launch_plan import DEFAULT_PYTORCH
 
 if TYPE_CHECKING:
     from types_boto3_sagemaker.literals import ProcessingInstanceTypeType

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.estimators.bundle.user_code import REQUIREMENTS
-from sm_train.estimators.request.training import TrainingRequest, stage_name
+from sm_train.estimators.request.training_request import TrainingRequest, stage_name
 from sm_train.estimators.sdk.model_trainer import launch_command, pinned_trainer_class, quiet_sdk
 
 

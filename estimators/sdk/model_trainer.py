@@ -24,7 +24,7 @@ from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, LAUNCHER, Bundle
 from sm_train.estimators.bundle.user_code import REQUIREMENTS
 from sm_train.estimators.config.naming import code_prefix
 from sm_train.estimators.request.entrypoint import SDK_ARGUMENTS
-from sm_train.estimators.request.training import (
+from sm_train.estimators.request.training_request import (
     TrainingRequest,
     code_uri,
     hyperparameter,

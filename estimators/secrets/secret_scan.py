@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sm_train.estimators.secrets.secret_files import UnreadableArchiveError, expand
-from sm_train.estimators.secrets.secret_patterns import PATTERNS
-from sm_train.estimators.secrets.secret_values import (
+from sm_train.estimators.secrets.random_values import (
     CANDIDATE,
     SECRET_NAME,
     find_random_value,
     is_placeholder,
     is_random,
 )
+from sm_train.estimators.secrets.secret_files import UnreadableArchiveError, expand
+from sm_train.estimators.secrets.secret_patterns import PATTERNS
 
 if TYPE_CHECKING:
     from detect_secrets.plugins.base import BasePlugin

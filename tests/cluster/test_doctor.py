@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.doctor.history import FOLDER, read_results
+from sm_train.entrypoints.doctor.doctor_history import FOLDER, read_results
 
 from tests.support.cluster.doctor_cluster import DoctorCluster, codes
 from tests.support.cluster.network_namespaces import (

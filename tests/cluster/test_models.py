@@ -137,13 +137,14 @@ def test_prompts_are_read_from_a_table(
 def test_image_does_not_depend_on_the_other_prompts_of_its_batch(
     tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:
-    from sm_train.entrypoints.models import sampling
+    from sm_train.entrypoints.models import image_sampling
 
-    pipeline = sampling.load_pipeline(sampling.find_source(trained[0].base / "model"))
+    pipeline = image_sampling.load_pipeline(image_sampling.find_source(trained[0].base / "model"))
     prompts = [f"a grey of {number}" for number in range(18)]
-    options = sampling.SamplingOptions(num_inference_steps=2, guidance_scale=2.0, seed=-3)
-    many = [image for batch in sampling.generate(pipeline, prompts, options) for image in batch]
-    [[alone]] = sampling.generate(pipeline, prompts[:1], options)
+    options = image_sampling.SamplingOptions(num_inference_steps=2, guidance_scale=2.0, seed=-3)
+    batches = image_sampling.generate(pipeline, prompts, options)
+    many = [image for batch in batches for image in batch]
+    [[alone]] = image_sampling.generate(pipeline, prompts[:1], options)
     difference = np.abs(np.asarray(alone, np.int16) - np.asarray(many[0], np.int16))
     # Batches of different sizes are summed in different orders.
     assert difference.max() <= 1

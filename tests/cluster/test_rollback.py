@@ -19,7 +19,11 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     shard_file_name,
     step_folder_name,
 )
-from sm_train.toolkit.local.checkpoint_sync import BetweenBlocks, CheckpointSync, NodeUploads
+from sm_train.toolkit.local.emulated_checkpoint_sync import (
+    BetweenBlocks,
+    CheckpointSync,
+    NodeUploads,
+)
 
 from tests.support.cluster import diverging_train
 from tests.support.cluster.training_jobs import (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 
 from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
 from tests.support.deadline import DEADLINE

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker
 from sm_train.entrypoints.monitoring.alert_sinks import SLACK_VARIABLE
-from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 
 from tests.support.cluster.network_namespaces import (
     INTERFACE,

@@ -20,11 +20,11 @@ from sm_train.entrypoints.launch import hyperparameters, torchrun
 from sm_train.estimators.bundle.bundle import REQUIREMENTS, Bundle, build_bundle
 from sm_train.estimators.config.naming import staging_uri
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.launcher import launch_plan
-from sm_train.estimators.request.training import TrainingRequest, training_request
+from sm_train.estimators.request.launch_plan import launch_plan
+from sm_train.estimators.request.training_request import TrainingRequest, training_request
 from sm_train.estimators.sdk.model_trainer import create_training_job
-from sm_train.toolkit.jobs.events import parse_event
-from sm_train.toolkit.local.channels import channel_files
+from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.toolkit.local.emulated_channels import channel_files
 
 from tests.conftest import Aws, clean_environment
 from tests.support.cluster.training_jobs import DEADLINE, tiny_run, write_shards

@@ -14,7 +14,7 @@ import pytest
 import torch
 from sm_train.entrypoints.checkpointing.checkpoint_files import shard_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
-from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 
 from tests.conftest import Mount
 from tests.support.cluster.training_jobs import (

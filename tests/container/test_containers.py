@@ -23,7 +23,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     step_folders,
 )
 from sm_train.toolkit.demo.digits import write_digits
-from sm_train.toolkit.jobs.events import Event, read_events
+from sm_train.toolkit.jobs.event_lines import Event, read_events
 
 from tests.conftest import Cli, clean_environment
 from tests.support.capabilities import skip_or_fail

@@ -22,7 +22,7 @@ from sm_train.entrypoints.data.indexed_reader import (
     SHUFFLE_BLOCK_BYTES,
 )
 from sm_train.entrypoints.data.shard_catalog import DataError
-from sm_train.toolkit.jobs.events import read_events
+from sm_train.toolkit.jobs.event_lines import read_events
 
 from tests.conftest import Cli
 from tests.support.capabilities import require_fuse

@@ -22,7 +22,7 @@ from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
 from sm_train.toolkit.demo.digits import write_digits
-from sm_train.toolkit.jobs.events import Event, parse_event
+from sm_train.toolkit.jobs.event_lines import Event, parse_event
 
 from tests.conftest import Cli
 from tests.estimators.manifests.documents import pods

@@ -28,10 +28,10 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 from sm_train.entrypoints.common.sagemaker_paths import STOP_REQUEST
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.launcher import launch_plan
-from sm_train.estimators.request.training import TrainingRequest, training_request
-from sm_train.toolkit.jobs.events import Event, parse_event
-from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
+from sm_train.estimators.request.launch_plan import launch_plan
+from sm_train.estimators.request.training_request import TrainingRequest, training_request
+from sm_train.toolkit.jobs.event_lines import Event, parse_event
+from sm_train.toolkit.local.emulated_checkpoint_sync import CheckpointSync
 
 from tests.container.test_containers import docker
 from tests.support.capabilities import skip_or_fail

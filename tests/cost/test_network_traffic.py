@@ -11,8 +11,8 @@ import torch.distributed as dist
 from sm_train.cost.network import GpuNetwork, step_collectives
 from sm_train.entrypoints.distributed.fsdp import ddp_options
 from sm_train.entrypoints.models.components import downsampling, preset_caption_tokens, read_preset
-from sm_train.entrypoints.models.network import Network
 from sm_train.entrypoints.models.pipeline import Text, predict
+from sm_train.entrypoints.models.trained_network import Network
 from sm_train.entrypoints.planning.measure import (
     gradient_buckets,
     network_inputs,

@@ -13,7 +13,7 @@ from sm_train.entrypoints.common.job_config import JOB_FILE
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.schema import MAX_TAGS, RESERVED_TAGS, RunConfig
-from sm_train.estimators.request.alarms import MonitoredJob
+from sm_train.estimators.request.alarm_requests import MonitoredJob
 from sm_train.estimators.secrets.secret_scan import find_secret
 
 

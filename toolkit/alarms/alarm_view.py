@@ -9,7 +9,7 @@ from typing import Any
 
 from sm_train.cost.services import service_prices
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.alarms import (
+from sm_train.estimators.request.alarm_requests import (
     Alarm,
     MonitoredJob,
     failure_rule,

@@ -1,7 +1,7 @@
 """Create a run's alarms and rule in AWS, keep them in sync with the live jobs, and delete them.
 
 The rule, which carries the run's tag, records that a run has alarms and which topic they notify.
-Alarms are found by name (:func:`sm_train.estimators.request.alarms.alarm_prefix`).
+Alarms are found by name (:func:`sm_train.estimators.request.alarm_requests.alarm_prefix`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.alarms import (
+from sm_train.estimators.request.alarm_requests import (
     Alarm,
     MonitoredJob,
     alarm_prefix,
@@ -19,9 +19,9 @@ from sm_train.estimators.request.alarms import (
     job_alarms,
     rule_name,
 )
-from sm_train.estimators.request.training import RUN_TAG
+from sm_train.estimators.request.training_request import RUN_TAG
 from sm_train.toolkit.alarms.sns_topic import delete_topic
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sm_train.estimators.request.alarms import PUBLISHERS, topic_name, topic_policy
-from sm_train.estimators.request.training import RUN_TAG
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.estimators.request.alarm_requests import PUBLISHERS, topic_name, topic_policy
+from sm_train.estimators.request.training_request import RUN_TAG
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import account_of
 from sm_train.toolkit.errors import ExitCode, UserError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm_train.toolkit.api.job import Job
-from sm_train.toolkit.submit.local_run import LocalStage
+from sm_train.toolkit.submit.train_locally import LocalStage
 
 
 @dataclass(frozen=True, repr=False)

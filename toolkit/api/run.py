@@ -16,7 +16,7 @@ from sm_train.toolkit.settings import default_profile
 
 if TYPE_CHECKING:
     from sagemaker.train import ModelTrainer
-    from sm_train.estimators.request.training import TrainingRequest
+    from sm_train.estimators.request.training_request import TrainingRequest
     from sm_train.toolkit.api.checks import Checks
     from sm_train.toolkit.api.job import Job
     from sm_train.toolkit.api.local_run import LocalRun
@@ -319,9 +319,9 @@ class Run:
 
         require_local_run(in_containers=image is not None)
         from sm_train.toolkit.api.local_run import LocalRun
-        from sm_train.toolkit.submit.bundle import bundle_of
-        from sm_train.toolkit.submit.local_run import default_output, run_locally
+        from sm_train.toolkit.submit.run_bundle import bundle_of
         from sm_train.toolkit.submit.submission import shortened
+        from sm_train.toolkit.submit.train_locally import default_output, run_locally
         from sm_train.toolkit.terminal.console import stderr_console
 
         config = self.config if steps is None else shortened(self.config, steps)
@@ -368,7 +368,7 @@ def submission_of(run: Run, stage: str | None) -> Submission:
             request.
     """
     from sm_train.toolkit.costing.history import recorded_history
-    from sm_train.toolkit.submit.bundle import bundle_of, commit_of
+    from sm_train.toolkit.submit.run_bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.submission import prepare
 
     bundle = bundle_of(run.config, run.folder)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 
 if TYPE_CHECKING:
     import boto3

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sm_train.estimators.request.metrics import NAMESPACE
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.estimators.request.metric_definitions import NAMESPACE
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import cloudwatch_with_unix_times
 from sm_train.toolkit.errors import ExitCode, UserError
 

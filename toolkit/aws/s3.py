@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.object_store.store import ObjectStore, store_of
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
 from sm_train.toolkit.errors import ExitCode, UserError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from sm_train.cost.prices import REFERENCE_REGION
 from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
 from sm_train.estimators.regions import region_problem
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import is_installed, require_extra
 from sm_train.toolkit.settings import from_config, from_environment

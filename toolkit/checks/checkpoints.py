@@ -18,7 +18,7 @@ from sm_train.entrypoints.object_store.store import ObjectStore, store_of
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.training import RUN_TAG
+from sm_train.estimators.request.training_request import RUN_TAG
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.memory_fit import plan_for

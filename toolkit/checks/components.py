@@ -17,7 +17,7 @@ from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.s3_components import S3Components
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.hub.components import read_repository
+from sm_train.toolkit.hub.hub_repository import read_repository
 
 if TYPE_CHECKING:
     import boto3

@@ -12,7 +12,7 @@ from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.cluster import SMDDP_PYTORCH, major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import (
+from sm_train.estimators.request.launch_plan import (
     DEFAULT_PYTORCH,
     choose_route,
     framework_version,

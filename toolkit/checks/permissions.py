@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from sm_train.toolkit.aws.errors import is_credential_error, is_throttling
+from sm_train.toolkit.aws.aws_errors import is_credential_error, is_throttling
 from sm_train.toolkit.checks.finding import Check, Finding
 
 if TYPE_CHECKING:

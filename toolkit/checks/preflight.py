@@ -12,7 +12,7 @@ from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.aws.session import account_of, session_in_region
 from sm_train.toolkit.checks import storage

@@ -258,8 +258,8 @@ def _show_comparison(
 
 
 def _show_alternatives(inputs: EstimateInputs, parameters: dict[str, Any]) -> int:
-    from sm_train.toolkit.costing.alternatives import limits, list_alternatives
     from sm_train.toolkit.costing.cost_view import show_alternatives
+    from sm_train.toolkit.costing.run_alternatives import limits, list_alternatives
     from sm_train.toolkit.terminal.console import write_json
 
     limit = limits(parameters["deadline"], parameters["budget"])
@@ -275,8 +275,8 @@ def _show_alternatives(inputs: EstimateInputs, parameters: dict[str, Any]) -> in
 
 
 def _show_regions(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
-    from sm_train.toolkit.costing.alternatives import list_regions
     from sm_train.toolkit.costing.cost_view import show_regions
+    from sm_train.toolkit.costing.run_alternatives import list_regions
     from sm_train.toolkit.terminal.console import write_json
 
     rows = list_regions(inputs)

@@ -76,7 +76,7 @@ def command(
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.doctor.doctor import prepare_job
     from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.submit.bundle import bundle_of
+    from sm_train.toolkit.submit.run_bundle import bundle_of
     from sm_train.toolkit.submit.submission import choose_stages
 
     config = load(run)
@@ -166,7 +166,7 @@ def _submit(
     config: RunConfig, job: DoctorJob, profile: str | None, *, yes: bool, as_json: bool
 ) -> None:
     from sm_train.estimators.sdk.model_trainer import create_training_job
-    from sm_train.toolkit.aws.errors import translate_aws_errors
+    from sm_train.toolkit.aws.aws_errors import translate_aws_errors
     from sm_train.toolkit.submit.submit import session_for_jobs
     from sm_train.toolkit.submit.training_data import require_shards
     from sm_train.toolkit.terminal.confirmation import ask

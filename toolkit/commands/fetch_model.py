@@ -38,7 +38,7 @@ def command(
     from sm_train.entrypoints.models.model_manifest import MANIFEST_FILE
     from sm_train.toolkit.aws.s3 import open_bucket_session
     from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.hub.components import read_repository
+    from sm_train.toolkit.hub.hub_repository import read_repository
     from sm_train.toolkit.models.fetch import (
         describe,
         fetch_to_folder,

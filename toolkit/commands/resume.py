@@ -45,8 +45,8 @@ def command(
     """
     from datetime import datetime
 
-    from sm_train.toolkit.submit.bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.resume import resume_recorded, unfinished_stage
+    from sm_train.toolkit.submit.run_bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.submission import prepare
     from sm_train.toolkit.submit.submit import submit
     from sm_train.toolkit.targets.resolved_run import open_run

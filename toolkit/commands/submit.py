@@ -183,7 +183,7 @@ def _after_start(
 ) -> int | None:
     """Open the started job in a browser, and follow the run until it ends."""
     if web:
-        from sm_train.toolkit.aws.console import training_job_url
+        from sm_train.toolkit.aws.console_pages import training_job_url
         from sm_train.toolkit.terminal.browser import open_in_browser
 
         open_in_browser(training_job_url(region, job))
@@ -247,7 +247,7 @@ def _run_locally(
     require_local_run(in_containers=container is not None)  # before anything is written
     from sm_train.entrypoints.common.atomic_write import write_atomic
     from sm_train.toolkit.jobs.local_folder import COMMAND_NAME
-    from sm_train.toolkit.submit.local_run import default_output
+    from sm_train.toolkit.submit.train_locally import default_output
     from sm_train.toolkit.terminal.console import write_json
 
     folder = output or default_output(run.config)

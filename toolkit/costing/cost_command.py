@@ -23,7 +23,7 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.costing.history import History
-    from sm_train.toolkit.costing.throughput import StageMeasurement
+    from sm_train.toolkit.costing.measured_throughput import StageMeasurement
     from sm_train.toolkit.targets.run_config import OpenedConfig
 
 
@@ -294,7 +294,7 @@ def read_measurements(options: CostOptions, region: str) -> list[StageMeasuremen
     """Read the measurements of ``--measured``: logs, folders of local runs, or training jobs."""
     if not options.measured:
         return []
-    from sm_train.toolkit.costing.throughput import read_measured, read_measured_job
+    from sm_train.toolkit.costing.measured_throughput import read_measured, read_measured_job
 
     measurements = []
     for name in options.measured:

@@ -17,7 +17,7 @@ from sm_train.cost.throughput import Measurement
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.measured_speeds import applicable, read_measured_file
-from sm_train.toolkit.costing.throughput import StageMeasurement
+from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:

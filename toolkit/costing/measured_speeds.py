@@ -19,7 +19,7 @@ from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.costing.throughput import StageMeasurement
+from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:

@@ -75,7 +75,7 @@ def fetch_prices(session: boto3.Session, region: str, today: date) -> PriceTable
     Raises:
         UserError: AWS refuses the request, or lists no training price for the region.
     """
-    from sm_train.toolkit.aws.errors import translate_aws_errors
+    from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 
     rows: list[PriceRow] = []
     with translate_aws_errors("GetProducts"):

@@ -19,10 +19,10 @@ from sm_train.cost.throughput import Measurement
 from sm_train.estimators.config.placement import Placement, unique_placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
+from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.costing.spent import known_spent_usd, spent_usd, sum_if_known
-from sm_train.toolkit.costing.throughput import StageMeasurement
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.terminal.formatting import format_projection
 

@@ -11,9 +11,9 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.cost_stages import cost_stages
 from sm_train.toolkit.costing.history import History
+from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.stages import stages_to_price, stated_measurements, with_model_figures
-from sm_train.toolkit.costing.throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
 
 

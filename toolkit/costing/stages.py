@@ -24,7 +24,7 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.cost.alternatives import MemoryNeed
     from sm_train.estimators.config.schema import RunConfig
-    from sm_train.toolkit.costing.throughput import StageMeasurement
+    from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 
 
 def stages_to_price(

@@ -31,7 +31,7 @@ from sm_train.toolkit.demo.digits import (
     write_digits,
 )
 from sm_train.toolkit.errors import ExitCode
-from sm_train.toolkit.jobs.events import Event, read_events
+from sm_train.toolkit.jobs.event_lines import Event, read_events
 from sm_train.toolkit.terminal.console import note, stderr_console
 from sm_train.toolkit.terminal.interrupts import delayed_interrupts
 

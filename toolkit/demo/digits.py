@@ -104,7 +104,7 @@ def sample_digits(model: Path, per_digit: int, seed: int = 0) -> tuple[Images, N
     Return the images and their prompted digits.
     """
     import torch
-    from sm_train.entrypoints.models.sampling import find_source, load_pipeline
+    from sm_train.entrypoints.models.image_sampling import find_source, load_pipeline
 
     pipeline = load_pipeline(find_source(model))
     digits = np.tile(np.arange(10), per_digit)

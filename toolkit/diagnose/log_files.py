@@ -17,7 +17,7 @@ from sm_train.toolkit.diagnose.log_exports import plain_lines
 from sm_train.toolkit.diagnose.log_scanner import READ_BYTES
 from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.events import LOG_NAME
+from sm_train.toolkit.jobs.event_lines import LOG_NAME
 
 # algo-2-1700000000.log
 _NODE = re.compile(r"algo-\d+")

@@ -46,7 +46,7 @@ from sm_train.toolkit.diagnose.tracebacks import (
     Tracebacks,
     quoted_traceback,
 )
-from sm_train.toolkit.jobs.events import Event, parse_event
+from sm_train.toolkit.jobs.event_lines import Event, parse_event
 
 READ_BYTES = 1 << 22
 _TAIL_BYTES = 1 << 17

@@ -13,7 +13,7 @@ from typing import Protocol
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.doctor.canary_run import Canary
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from sm_train.toolkit.doctor.canary_report import (
 )
 from sm_train.toolkit.doctor.canary_run import MAX_RUNTIME_SECONDS, Canary, derive_canary
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.run_bundle import bundle_of
 from sm_train.toolkit.submit.submission import prepare
 from sm_train.toolkit.submit.submit import session_for_jobs
 from sm_train.toolkit.terminal.confirmation import ask

@@ -22,7 +22,7 @@ from sm_train.toolkit.jobs.checkpoints import (
     stored_checkpoints,
     stored_encryption,
 )
-from sm_train.toolkit.jobs.events import LOG_NAME, parse_events
+from sm_train.toolkit.jobs.event_lines import LOG_NAME, parse_events
 from sm_train.toolkit.jobs.live_events import EVENT_PATTERN
 from sm_train.toolkit.jobs.training_job import (
     TrainingJob,
@@ -32,7 +32,7 @@ from sm_train.toolkit.jobs.training_job import (
     stop_job,
 )
 from sm_train.toolkit.runs.remediation import USER
-from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.run_bundle import bundle_of
 from sm_train.toolkit.submit.submission import prepare
 from sm_train.toolkit.submit.submit import submit
 

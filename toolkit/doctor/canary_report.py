@@ -17,7 +17,7 @@ from sm_train.estimators.config.naming import short_name, staging_bucket
 from sm_train.toolkit.aws.bucket_policy import may_be_same_key
 from sm_train.toolkit.doctor.canary import CanaryJob, CanaryResult, first_event
 from sm_train.toolkit.doctor.canary_run import Canary
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.terminal.formatting import format_duration, format_quantity, format_usd
 
 State = Literal["confirmed", "failed", "not observed"]

@@ -21,7 +21,7 @@ from sm_train.estimators.config.naming import canary_prefix
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import LaunchPlan, launch_plans
+from sm_train.estimators.request.launch_plan import LaunchPlan, launch_plans
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import UserError
 

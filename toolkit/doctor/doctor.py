@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.assumptions import Assumptions
-from sm_train.entrypoints.doctor.history import FOLDER, read_results
+from sm_train.entrypoints.doctor.doctor_history import FOLDER, read_results
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.doctor import doctor_job_name, doctor_request
-from sm_train.estimators.request.training import TrainingRequest
+from sm_train.estimators.request.doctor_request import doctor_job_name, doctor_request
+from sm_train.estimators.request.training_request import TrainingRequest
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.run_bundle import bundle_of
 from sm_train.toolkit.submit.submission import Submission, prepare, validate
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     parse_step_folder,
 )
 from sm_train.entrypoints.object_store.store import store_of
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.training_job import TrainingJob

@@ -11,7 +11,7 @@ from sm_train.cost.estimate import billed_price
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.toolkit.aws.cloudwatch_logs import search
-from sm_train.toolkit.jobs.events import Event, parse_events
+from sm_train.toolkit.jobs.event_lines import Event, parse_events
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.placement import placements
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.training import TrainingRequest
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.estimators.request.training_request import TrainingRequest
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UsageError, UserError
 from sm_train.toolkit.jobs.training_job import describe_job, is_foreign
 from sm_train.toolkit.run_file import declare_run_buckets

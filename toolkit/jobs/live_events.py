@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sm_train.cost.timeline import mean_speed
 from sm_train.entrypoints.uploads.lag import StorageLag, storage_lag
 from sm_train.toolkit.aws.cloudwatch_logs import LogEntry, newest_line, search
-from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.training_job import TrainingJob
 

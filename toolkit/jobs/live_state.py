@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sm_train.entrypoints.common.sagemaker_paths import host_name
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 
 _MAX_STEPS, _MAX_NOTICES, _MAX_CHECKPOINTS = 720, 200, 200
 """Step events (an hour at one every five seconds), warnings and errors, and checkpoint events, that

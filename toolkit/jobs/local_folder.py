@@ -20,7 +20,7 @@ from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import PreflightError
 from sm_train.toolkit.jobs.checkpoints import local_checkpoints
-from sm_train.toolkit.jobs.events import LOG_NAME, read_events
+from sm_train.toolkit.jobs.event_lines import LOG_NAME, read_events
 from sm_train.toolkit.jobs.live_events import progress_of
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.stage_state import StageState, State

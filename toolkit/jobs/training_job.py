@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from sm_train.entrypoints.common.bucket_settings import declare_buckets
 from sm_train.entrypoints.common.sagemaker_paths import host_names
 from sm_train.estimators.config.placement import PLACEMENT_TAG
-from sm_train.estimators.request.training import (
+from sm_train.estimators.request.training_request import (
     BUCKET_OWNER_TAG,
     REGIONS_TAG,
     RUN_TAG,
     STAGE_TAG,
 )
-from sm_train.toolkit.aws.errors import is_throttling, translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import is_throttling, translate_aws_errors
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.local.channels import LocalChannel
+from sm_train.toolkit.local.emulated_channels import LocalChannel
 from sm_train.toolkit.local.folders import LocalFolders, local_channels, unpack
 
 _DATA = PurePosixPath("/opt/ml/input/data")

@@ -16,8 +16,8 @@ from pathlib import Path
 from sm_train.estimators.bundle.bundle import LAUNCHER, Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.launcher import launch_plan
-from sm_train.estimators.request.training import training_request
+from sm_train.estimators.request.launch_plan import launch_plan
+from sm_train.estimators.request.training_request import training_request
 from sm_train.estimators.sdk.local_trainer import LocalJob
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.local import docker

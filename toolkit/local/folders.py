@@ -21,10 +21,10 @@ from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.training import needs_state
+from sm_train.estimators.request.training_request import needs_state
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.jobs.events import LOG_NAME
-from sm_train.toolkit.local.channels import LocalChannel
+from sm_train.toolkit.jobs.event_lines import LOG_NAME
+from sm_train.toolkit.local.emulated_channels import LocalChannel
 
 _ANY_FOLDER = "s3://local/"
 """The location of a channel that has none on S3."""

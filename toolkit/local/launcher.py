@@ -16,9 +16,9 @@ from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.jobs.events import Event, parse_event
+from sm_train.toolkit.jobs.event_lines import Event, parse_event
 from sm_train.toolkit.jobs.local_folder import LOCK_NAME, lock_owner
-from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
+from sm_train.toolkit.local.emulated_checkpoint_sync import CheckpointSync
 from sm_train.toolkit.local.folders import LocalFolders, lay_out
 from sm_train.toolkit.local.processes import LocalProcesses, NodeFailure
 from sm_train.toolkit.terminal.console import messages_are_hidden, stderr_console

@@ -14,14 +14,14 @@ from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import job_usd
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.jobs.job_events import job_events
 from sm_train.toolkit.jobs.stage_state import live_or_newest
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run, refresh
 from sm_train.toolkit.measuring.measurement_plan import PlannedMeasurement
 from sm_train.toolkit.measuring.measurement_result import read_result
-from sm_train.toolkit.submit.bundle import bundle_of, commit_of
 from sm_train.toolkit.submit.planned_job import plan_job, start_planned
+from sm_train.toolkit.submit.run_bundle import bundle_of, commit_of
 from sm_train.toolkit.submit.submission import prepare
 from sm_train.toolkit.submit.submit import session_for_jobs
 from sm_train.toolkit.terminal.console import bytes_bar, note

@@ -9,12 +9,12 @@ from pathlib import Path
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed
-from sm_train.toolkit.jobs.events import read_events
+from sm_train.toolkit.jobs.event_lines import read_events
 from sm_train.toolkit.jobs.local_folder import DEFAULT_FOLDER, finished_step
 from sm_train.toolkit.measuring.measurement_plan import PlannedMeasurement
 from sm_train.toolkit.measuring.measurement_result import read_result
-from sm_train.toolkit.submit.bundle import bundle_of
-from sm_train.toolkit.submit.local_run import run_locally
+from sm_train.toolkit.submit.run_bundle import bundle_of
+from sm_train.toolkit.submit.train_locally import run_locally
 from sm_train.toolkit.terminal.console import stderr_console
 
 

@@ -23,7 +23,7 @@ from sm_train.toolkit.costing.memory_fit import memory_fit
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.run_bundle import bundle_of
 
 LOG_INTERVALS = 10
 """Logging intervals of a measurement: the fewest that give P10 and P90. As many steps as one of

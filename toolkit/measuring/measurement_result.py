@@ -13,8 +13,8 @@ from sm_train.cost.timeline import mean_speed
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed, work_digest
-from sm_train.toolkit.costing.throughput import measure_speed
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.costing.measured_throughput import measure_speed
+from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.measuring.measurement_plan import PlannedMeasurement
 
 

@@ -16,7 +16,7 @@ from sm_train.entrypoints.common.sagemaker_paths import stays_below
 from sm_train.entrypoints.object_store.store import StoredObject, store_of
 from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 from sm_train.estimators.config.naming import checkpoint_uri
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
 from sm_train.toolkit.aws.s3_download import download_all
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import boto3
 
 _COMPONENTS, _SAMPLES = "components", "samples"
-"""Folders next to the checkpoints (entrypoints/models/sampling.py, which imports PyTorch)."""
+"""Folders next to the checkpoints (entrypoints/models/image_sampling.py, which imports PyTorch)."""
 
 _COMPONENTS_FILE = f"{_COMPONENTS}/components.json"
 

@@ -31,10 +31,10 @@ from sm_train.entrypoints.models.model_manifest import (
     read_manifest,
 )
 from sm_train.entrypoints.object_store.store import ObjectStore
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.hub.components import HubComponents
+from sm_train.toolkit.hub.hub_repository import HubComponents
 from sm_train.toolkit.terminal.interrupts import set_complete
 
 if TYPE_CHECKING:

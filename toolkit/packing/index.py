@@ -28,7 +28,7 @@ from sm_train.entrypoints.data.shard_index import (
     ShardIndex,
     write_index,
 )
-from sm_train.entrypoints.object_store.errors import is_missing
+from sm_train.entrypoints.object_store.s3_errors import is_missing
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, store_of
 from sm_train.entrypoints.packing.describe_shard import ShardDescription, describe_shard
 from sm_train.entrypoints.packing.shared_work import PLAN_NAME
@@ -41,7 +41,7 @@ from sm_train.entrypoints.packing.unusable_samples import (
     UnusableSamples,
     merge_unusable,
 )
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError

@@ -21,7 +21,7 @@ from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, build_bundle
 from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.launcher import DEFAULT_PYTORCH
+from sm_train.estimators.request.launch_plan import DEFAULT_PYTORCH
 from sm_train.estimators.request.processing import (
     CONVERT_REQUIREMENTS,
     PackingJob,
@@ -31,7 +31,7 @@ from sm_train.estimators.request.processing import (
     processing_instance_types,
     processing_request,
 )
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import require_bucket
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import ExitCode, UserError

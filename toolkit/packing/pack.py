@@ -26,7 +26,12 @@ from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
 from sm_train.entrypoints.models.components import describe_latents
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.pack import build_shards, finalize, remove_plan, remove_state
+from sm_train.entrypoints.packing.build_pack import (
+    build_shards,
+    finalize,
+    remove_plan,
+    remove_state,
+)
 from sm_train.entrypoints.packing.plan import (
     PackOptions,
     plan_shards,

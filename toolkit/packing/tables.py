@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.object_store.store import S3Access, open_store
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.input_sorter import InputSorter

@@ -16,10 +16,10 @@ from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import server_time
 from sm_train.toolkit.review.collect import FactsCollector
-from sm_train.toolkit.review.export import Exported, export_jobs
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.log_parser import parse_log
+from sm_train.toolkit.review.metric_export import Exported, export_jobs
 from sm_train.toolkit.review.review_model import Figures, JobReview, Review
 from sm_train.toolkit.review.sources import ReviewSource, local_sources, sagemaker_sources
 from sm_train.toolkit.review.time_series import charts, marks, progress

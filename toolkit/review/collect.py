@@ -16,14 +16,14 @@ from sm_train.toolkit.aws.cloudwatch_metrics import Series, instance_metrics
 from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.jobs.training_job import STOPPED_TAG, TrainingJob
 from sm_train.toolkit.review.job_facts import JobCost, JobFacts, JobOutcome
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.log_parser import parse_log
 from sm_train.toolkit.review.review_model import SampleImage
 from sm_train.toolkit.review.sample_images import sample_images
-from sm_train.toolkit.review.settings import job_settings
+from sm_train.toolkit.review.setting_differences import job_settings
 from sm_train.toolkit.review.sources import ReviewSource
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sm_train.entrypoints.doctor.nccl_log import NcclLog
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 
 Column = npt.NDArray[np.floating[Any]]
 """float64, or float32 in tables without times (num_rows,)"""

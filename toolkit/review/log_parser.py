@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from sm_train.entrypoints.common.events import PREFIX
 from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
+from sm_train.toolkit.jobs.event_lines import UNREADABLE, Event, parse_event
 from sm_train.toolkit.jobs.event_types import (
     GpuEntry,
     RankEntry,
@@ -22,7 +23,6 @@ from sm_train.toolkit.jobs.event_types import (
     field_types,
     optional_types,
 )
-from sm_train.toolkit.jobs.events import UNREADABLE, Event, parse_event
 from sm_train.toolkit.review.job_log import JOB_LEVEL_KINDS, Column, JobLog, Table, WarningCount
 
 _STEP_FIELDS = (

@@ -35,7 +35,7 @@ from sm_train.toolkit.review.review_model import (
     part_label,
 )
 from sm_train.toolkit.review.series import lines_with_values
-from sm_train.toolkit.review.settings import differences
+from sm_train.toolkit.review.setting_differences import differences
 from sm_train.toolkit.terminal.formatting import (
     format_duration,
     format_percent,

@@ -17,7 +17,7 @@ from sm_train.toolkit.diagnose.log_files import attempts, log_files
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
 from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.events import LOG_NAME
+from sm_train.toolkit.jobs.event_lines import LOG_NAME
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 from sm_train.toolkit.review.sample_images import SampleGrid, local_grids, s3_grids
 from sm_train.toolkit.targets.resolved_run import ResolvedRun, resolve_run

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 from sm_train.entrypoints.common.sagemaker_paths import host_name
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column
 from sm_train.toolkit.review.review_model import Chart, Curve, Mark, MarkKind, StepProgress

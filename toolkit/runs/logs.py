@@ -13,7 +13,7 @@ from pathlib import Path
 from sm_train.entrypoints.common.events import PREFIX
 from sm_train.toolkit.aws.cloudwatch_logs import search
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.events import LOG_NAME, parse_event
+from sm_train.toolkit.jobs.event_lines import LOG_NAME, parse_event
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder
 from sm_train.toolkit.jobs.log_tail import follow_log, streams_of
 from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, newest_job

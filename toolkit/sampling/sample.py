@@ -13,7 +13,7 @@ from sm_train.toolkit.jobs.local_folder import find_local_run, newest_checkpoint
 from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
-    from sm_train.entrypoints.models.sampling import ModelSource
+    from sm_train.entrypoints.models.image_sampling import ModelSource
 
 
 def require_writable(out: Path, kind: str) -> None:
@@ -52,10 +52,10 @@ def find_source(checkpoint: Path) -> ModelSource:
         raise UserError(f"{checkpoint}: no such folder; give a model's or a run's checkpoints")
     require_training_packages()
     from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
-    from sm_train.entrypoints.models import sampling
+    from sm_train.entrypoints.models import image_sampling
 
     try:
-        return sampling.find_source(checkpoint)
+        return image_sampling.find_source(checkpoint)
     except CheckpointError as error:
         raise UserError(str(error)) from None
 
@@ -70,19 +70,19 @@ def sample_images(
     """
     from rich.progress import Progress
     from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
-    from sm_train.entrypoints.models import sampling
+    from sm_train.entrypoints.models import image_sampling
 
     console = stderr_console()
     try:
-        pipeline = sampling.load_pipeline(source)
+        pipeline = image_sampling.load_pipeline(source)
     except CheckpointError as error:
         raise UserError(str(error)) from None
     images: list[Any] = []
-    options = sampling.SamplingOptions(steps, guidance, seed)
+    options = image_sampling.SamplingOptions(steps, guidance, seed)
     label = f"sampling from {source.weights.name}"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=len(prompts))
-        for batch in sampling.generate(pipeline, prompts, options):
+        for batch in image_sampling.generate(pipeline, prompts, options):
             images += batch
             bar.advance(task, len(batch))
     return images

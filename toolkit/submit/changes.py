@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from sm_train.estimators.bundle.bundle import run_document
-from sm_train.estimators.request.training import COMMIT_TAG
+from sm_train.estimators.request.training_request import COMMIT_TAG
 from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
 from sm_train.toolkit.jobs.training_job import TrainingJob
 

@@ -14,9 +14,9 @@ from sm_train.estimators.bundle.bundle import RUN_FILE, Bundle, rebuild_bundle, 
 from sm_train.estimators.config.load import RunFileError, load_document
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.launcher import pytorch_version
-from sm_train.estimators.request.training import BUCKET_OWNER_TAG, COMMIT_TAG, code_uri
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.estimators.request.launch_plan import pytorch_version
+from sm_train.estimators.request.training_request import BUCKET_OWNER_TAG, COMMIT_TAG, code_uri
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.costing.memory_fit import custom_plan
 from sm_train.toolkit.costing.stages import predicted_speeds

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sm_train.cost.estimate import Estimate
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.training import TrainingRequest
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.estimators.request.training_request import TrainingRequest
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.costing.history import History, history_uri, read_history, with_speeds
 from sm_train.toolkit.costing.measured_speeds import (
     applicable,

@@ -17,8 +17,8 @@ from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, rebuild_bund
 from sm_train.estimators.config.placement import PLACEMENT_TAG, Placement, placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import launch_plan, pytorch_version
-from sm_train.estimators.request.training import (
+from sm_train.estimators.request.launch_plan import launch_plan, pytorch_version
+from sm_train.estimators.request.training_request import (
     BUNDLE_TAG,
     COMMIT_TAG,
     TrainingRequest,
@@ -27,7 +27,7 @@ from sm_train.estimators.request.training import (
     staged_uri,
     training_request,
 )
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import require_bucket, split_uri
 from sm_train.toolkit.aws.session import session_in_region
 from sm_train.toolkit.costing.memory_fit import custom_plan

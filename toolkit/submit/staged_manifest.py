@@ -10,10 +10,10 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import Target, without_smddp
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.submit.bundle import bundle_of, commit_of
+from sm_train.toolkit.submit.run_bundle import bundle_of, commit_of
 from sm_train.toolkit.submit.submission import choose_stages
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from sm_train.estimators.bundle.bundle import Bundle, run_document
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import LaunchPlan, launch_plans
-from sm_train.estimators.request.training import (
+from sm_train.estimators.request.launch_plan import LaunchPlan, launch_plans
+from sm_train.estimators.request.training_request import (
     TrainingRequest,
     staged_uri,
     training_request,

@@ -12,7 +12,7 @@ from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.alarms.alarms import sync_alarms
-from sm_train.toolkit.aws.console import training_job_url
+from sm_train.toolkit.aws.console_pages import training_job_url
 from sm_train.toolkit.aws.session import open_session, open_session_if_possible
 from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.projection import Projection

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.checks.components import stored_components_findings
 from sm_train.toolkit.checks.permissions import call_or_finding

@@ -15,7 +15,7 @@ from sm_train.entrypoints.common.background import BackgroundWork
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name, step_folder_name
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.distributed.local_shard import LocalShard
-from sm_train.toolkit.jobs.events import parse_events
+from sm_train.toolkit.jobs.event_lines import parse_events
 
 from tests.conftest import Mount
 

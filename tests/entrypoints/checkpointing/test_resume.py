@@ -8,7 +8,7 @@ import pytest
 import torch
 from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.async_checkpointer import CheckpointRank
-from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
+from sm_train.entrypoints.checkpointing.resume_point import Nodes, find_latest, remove_later
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, FormatError, step_folder_name
 
 from tests.entrypoints.checkpointing.test_checkpoint_files import (

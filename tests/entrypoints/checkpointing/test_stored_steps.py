@@ -18,8 +18,8 @@ from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
 from sm_train.entrypoints.common.background import BackgroundWork
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.distributed.local_shard import LocalShard
-from sm_train.toolkit.jobs.events import parse_events
-from sm_train.toolkit.local.checkpoint_sync import NodeUploads
+from sm_train.toolkit.jobs.event_lines import parse_events
+from sm_train.toolkit.local.emulated_checkpoint_sync import NodeUploads
 
 NODES = 2
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.common.events import FIELDS, TEXTS, EventLog, format_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 from sm_train.toolkit.jobs.event_types import optional_types
-from sm_train.toolkit.jobs.events import parse_event
 
 LISTS = ("findings", "gpus", "ranks")
 

@@ -22,7 +22,7 @@ from sm_train.entrypoints.distributed.rendezvous import (
     join,
     wait_for_nodes,
 )
-from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 
 from tests.support.cluster.training_jobs import free_port
 from tests.support.deadline import DEADLINE

@@ -12,14 +12,14 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import DoctorConfig, ExpectedPerformance, JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.doctor.bus_bandwidth import SweepPoint
-from sm_train.entrypoints.doctor.doctor_report import conclude, result_document
-from sm_train.entrypoints.doctor.history import (
+from sm_train.entrypoints.doctor.doctor_history import (
     FOLDER,
     EarlierResult,
     parse_results,
     read_results,
     write_result,
 )
+from sm_train.entrypoints.doctor.doctor_report import conclude, result_document
 from sm_train.entrypoints.doctor.measurements import (
     ClusterMeasurements,
     GroupMeasurement,
@@ -28,7 +28,7 @@ from sm_train.entrypoints.doctor.measurements import (
     RankFacts,
 )
 from sm_train.entrypoints.doctor.nccl_log import NcclLog
-from sm_train.entrypoints.doctor.start import effective_mode
+from sm_train.entrypoints.doctor.start_doctor import effective_mode
 from sm_train.entrypoints.doctor.verdict import DoctorVerdict, judge
 from sm_train.estimators.bundle.job_configs import job_configs
 

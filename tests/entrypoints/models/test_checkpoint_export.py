@@ -16,10 +16,10 @@ from sm_train.entrypoints.checkpointing.checkpoint_files import (
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.checkpoint_export import ExportOptions, export, export_bytes
 from sm_train.entrypoints.models.components import read_preset
-from sm_train.entrypoints.models.export import load_model
-from sm_train.entrypoints.models.network import Network
-from sm_train.entrypoints.models.sampling import find_source, load_pipeline
+from sm_train.entrypoints.models.image_sampling import find_source, load_pipeline
+from sm_train.entrypoints.models.model_folders import load_model
 from sm_train.entrypoints.models.single_file import unet_name, vae_name
+from sm_train.entrypoints.models.trained_network import Network
 from sm_train.entrypoints.models.weight_files import read_layout, write_tensors
 
 from tests.support.models import RAW_OFFSET, build, write_checkpoint

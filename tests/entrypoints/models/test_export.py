@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from sm_train.entrypoints.common.job_config import ModelConfig
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
-from sm_train.entrypoints.models.export import save_components, save_model, share_model
+from sm_train.entrypoints.models.model_folders import save_components, save_model, share_model
 
 from tests.support.models import record, trained_weights
 

@@ -24,10 +24,10 @@ from sm_train.entrypoints.common.job_config import JobConfigError, LoraConfig
 from sm_train.entrypoints.models import checkpoint_export
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.models.components import read_preset
-from sm_train.entrypoints.models.export import TrainedWeights, save_components, save_model
+from sm_train.entrypoints.models.image_sampling import find_source, load_pipeline
 from sm_train.entrypoints.models.lora import load_adapter
-from sm_train.entrypoints.models.network import Network
-from sm_train.entrypoints.models.sampling import find_source, load_pipeline
+from sm_train.entrypoints.models.model_folders import TrainedWeights, save_components, save_model
+from sm_train.entrypoints.models.trained_network import Network
 from sm_train.entrypoints.models.weight_files import TensorSpec, read_layout
 from sm_train.entrypoints.planning.measure import measure_pass
 from sm_train.entrypoints.planning.memory import plan_path, plan_preset

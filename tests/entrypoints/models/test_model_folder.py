@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
 from sm_train.entrypoints.models.checkpoint_export import ExportOptions, export
-from sm_train.entrypoints.models.sampling import ModelSource, find_source, load_pipeline
+from sm_train.entrypoints.models.image_sampling import ModelSource, find_source, load_pipeline
 
 from tests.support.models import build, write_checkpoint
 

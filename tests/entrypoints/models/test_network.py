@@ -15,8 +15,8 @@ from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.distributed.fsdp import mesh_shape
 from sm_train.entrypoints.models.builder import build_components, load_text_encoders
 from sm_train.entrypoints.models.components import PRESETS, read_preset
-from sm_train.entrypoints.models.network import Network, resize_positions
 from sm_train.entrypoints.models.pipeline import Text, predict
+from sm_train.entrypoints.models.trained_network import Network, resize_positions
 from sm_train.entrypoints.training import model_inputs
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.parallelize import ParallelPlan

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from sm_train.entrypoints.models.export import load_model
 from sm_train.entrypoints.models.model_card import TrainingRecord, model_card
+from sm_train.entrypoints.models.model_folders import load_model
 from sm_train.entrypoints.models.pipeline_class import standard_pipeline
 
 from tests.support.models import build, record, save

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from sm_train.entrypoints.common.job_config import JobConfigError
 from sm_train.entrypoints.models.builder import ModelComponents, require_unchanged
-from sm_train.entrypoints.models.export import load_model
+from sm_train.entrypoints.models.model_folders import load_model
 from sm_train.entrypoints.models.model_manifest import (
     MANIFEST_FILE,
     FileDigest,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.monitoring.exit_watcher import ExitWatcher
-from sm_train.entrypoints.monitoring.failures import (
+from sm_train.entrypoints.monitoring.first_failure import (
     SETTLE_SECONDS,
     Failure,
     FailureLog,

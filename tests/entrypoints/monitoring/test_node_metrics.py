@@ -14,7 +14,7 @@ from sm_train.entrypoints.common.procfs import descendants, describe, read_bytes
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
 from sm_train.entrypoints.monitoring.node_event import NodeReport
 from sm_train.entrypoints.monitoring.node_metrics import NodeCounters, Reading, event_fields, rates
-from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 
 NET = """\
 Inter-|   Receive                                                |  Transmit

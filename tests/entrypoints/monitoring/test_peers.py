@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.common.digests import message_key, seal
-from sm_train.entrypoints.monitoring.failures import Failure
+from sm_train.entrypoints.monitoring.first_failure import Failure
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.peers import (
     SILENT_POLLS,

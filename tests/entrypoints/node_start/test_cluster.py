@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.entrypoints.node_start.cluster import (
+from sm_train.entrypoints.node_start.cluster_variables import (
     ClusterError,
     expand_node_list,
     read_cluster,

@@ -24,7 +24,7 @@ from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
 from sm_train.toolkit.demo.digits import write_digits
-from sm_train.toolkit.jobs.events import Event, parse_event
+from sm_train.toolkit.jobs.event_lines import Event, parse_event
 
 from tests.conftest import Cli
 from tests.support.capabilities import skip_or_fail

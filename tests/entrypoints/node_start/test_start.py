@@ -21,7 +21,7 @@ from sm_train.entrypoints.node_start.start import STOPPED
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import build_manifest
-from sm_train.toolkit.jobs.events import Event, parse_event
+from sm_train.toolkit.jobs.event_lines import Event, parse_event
 
 from tests.conftest import Aws, clean_environment
 from tests.estimators.manifests.documents import IMAGE, environment, pods

@@ -16,7 +16,7 @@ from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.components import encodes_in_fp32
-from sm_train.entrypoints.models.export import save_components
+from sm_train.entrypoints.models.model_folders import save_components
 from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
 
 from tests.support.cluster.training_jobs import png, tiny_run

@@ -18,8 +18,8 @@ from sm_train.entrypoints.models.components import (
     preset_names,
     read_preset,
 )
-from sm_train.entrypoints.models.network import Network
 from sm_train.entrypoints.models.pipeline import predict
+from sm_train.entrypoints.models.trained_network import Network
 from sm_train.entrypoints.planning import measure, memory
 from sm_train.entrypoints.planning.memory import UnplannedModelError, plan_path, plan_preset
 from torch.overrides import TorchFunctionMode

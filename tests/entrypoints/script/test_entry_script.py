@@ -16,9 +16,9 @@ import torch
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker
 from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.costing.throughput import measure_speed
+from sm_train.toolkit.costing.measured_throughput import measure_speed
 from sm_train.toolkit.jobs.checkpoints import local_checkpoints
-from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 
 from tests.support.cluster.training_jobs import (
     Job,

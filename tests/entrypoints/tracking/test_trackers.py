@@ -29,7 +29,7 @@ from sm_train.entrypoints.monitoring.node_event import LastNodeEvent
 from sm_train.entrypoints.tracking.feed import TrackerFeed, tracker_feeds
 from sm_train.entrypoints.tracking.scalars import STEP_TAGS
 from sm_train.entrypoints.tracking.tensorboard_files import TensorBoardFiles
-from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 
 from tests.conftest import Mount
 from tests.entrypoints.tracking.wandb_server import wandb_server

@@ -21,7 +21,7 @@ from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
 from sm_train.entrypoints.training.trainer import Trainer
-from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 from torch import Tensor
 
 from tests.support.cluster.training_jobs import tiny_run, write_shards

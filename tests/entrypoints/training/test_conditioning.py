@@ -17,7 +17,7 @@ from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.models.components import describe_latents
-from sm_train.entrypoints.models.export import save_components
+from sm_train.entrypoints.models.model_folders import save_components
 from sm_train.entrypoints.models.pipeline import Text, predict
 from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
 from sm_train.entrypoints.packing.shard_verification import scan_shard

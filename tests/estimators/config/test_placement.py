@@ -16,8 +16,8 @@ from sm_train.estimators.config.load import RunFileError, load_run
 from sm_train.estimators.config.placement import fallback_problems, placements, unique_placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.launcher import launch_plan
-from sm_train.estimators.request.training import training_request
+from sm_train.estimators.request.launch_plan import launch_plan
+from sm_train.estimators.request.training_request import training_request
 from sm_train.toolkit.submit.relocation import placement_request
 
 from tests.support.run_documents import ECR, PLAN, config, run, runs, stage

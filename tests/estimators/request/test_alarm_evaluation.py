@@ -9,7 +9,11 @@ from typing import Any
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from sm_train.estimators.request.alarms import METRIC_DELAY_SECONDS, STARTUP_SECONDS, job_alarms
+from sm_train.estimators.request.alarm_requests import (
+    METRIC_DELAY_SECONDS,
+    STARTUP_SECONDS,
+    job_alarms,
+)
 
 from tests.support.run_documents import config, monitored_jobs
 

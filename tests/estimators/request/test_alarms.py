@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moto.events.models import EventPattern
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.alarms import (
+from sm_train.estimators.request.alarm_requests import (
     Alarm,
     MonitoredJob,
     alarm_prefix,
@@ -20,7 +20,7 @@ from sm_train.estimators.request.alarms import (
     rule_name,
     topic_name,
 )
-from sm_train.estimators.request.metrics import metric_definitions
+from sm_train.estimators.request.metric_definitions import metric_definitions
 
 from tests.support.run_documents import config, monitored_jobs, runs, stage
 from tests.support.service_model import field_errors

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import framework_version, launch_plans
-from sm_train.estimators.request.training import hyperparameter, training_requests
+from sm_train.estimators.request.launch_plan import framework_version, launch_plans
+from sm_train.estimators.request.training_request import hyperparameter, training_requests
 from sm_train.estimators.sdk.model_trainer import create_training_job
 
 from tests.conftest import Aws, clean_environment

@@ -17,9 +17,9 @@ from sm_train.entrypoints.common.events import FIELDS, format_event
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle, pack
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.launcher import framework_version, launch_plans, pytorch_version
-from sm_train.estimators.request.metrics import metric_definitions
-from sm_train.estimators.request.training import (
+from sm_train.estimators.request.launch_plan import framework_version, launch_plans, pytorch_version
+from sm_train.estimators.request.metric_definitions import metric_definitions
+from sm_train.estimators.request.training_request import (
     code_uri,
     hyperparameter,
     stage_name,

@@ -9,8 +9,12 @@ import pytest
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import framework_version, launch_plans
-from sm_train.estimators.request.training import TrainingRequest, code_uri, training_requests
+from sm_train.estimators.request.launch_plan import framework_version, launch_plans
+from sm_train.estimators.request.training_request import (
+    TrainingRequest,
+    code_uri,
+    training_requests,
+)
 from sm_train.estimators.sdk.model_trainer import create_training_job, without_timestamps
 
 from tests.conftest import Aws

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.doctor.history import FOLDER, read_results
-from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
+from sm_train.entrypoints.doctor.doctor_history import FOLDER, read_results
+from sm_train.toolkit.local.emulated_checkpoint_sync import CheckpointSync
 
 from tests.support.cluster.training_jobs import PYTHON, Job, free_port, write_shards
 from tests.support.deadline import DEADLINE

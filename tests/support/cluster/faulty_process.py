@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.common.parent_death import exit_with_parent
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase, heartbeat_folder
-from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
+from sm_train.entrypoints.monitoring.start_monitoring import heartbeat, watchdog
 
 HEALTHY = 70
 """Steps before the fault: enough to learn timeouts."""

@@ -32,8 +32,8 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.jobs.events import parse_event
-from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
+from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.toolkit.local.emulated_checkpoint_sync import CheckpointSync
 
 from tests.support.cluster import torch_server
 from tests.support.deadline import DEADLINE

@@ -71,7 +71,7 @@ def fill_caches() -> None:
     """
     from sm_train.estimators.config.load import load_document
     from sm_train.toolkit.diagnose.diagnosis import diagnose
-    from sm_train.toolkit.submit.bundle import bundle_of
+    from sm_train.toolkit.submit.run_bundle import bundle_of
 
     diagnose([stream(haystack("ValueError: x"))])
     bundle_of(load_document(run(), (), "run"), Path())

@@ -11,8 +11,8 @@ from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_s
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
 from sm_train.entrypoints.common.job_config import ModelConfig
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
-from sm_train.entrypoints.models.export import TrainedWeights, save_components, save_model
 from sm_train.entrypoints.models.model_card import TrainingRecord
+from sm_train.entrypoints.models.model_folders import TrainedWeights, save_components, save_model
 from sm_train.entrypoints.models.weight_files import TensorSpec
 
 RAW_OFFSET = 0.25

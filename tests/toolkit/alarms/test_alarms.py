@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.estimators.request.alarms import failure_rule, job_alarms
+from sm_train.estimators.request.alarm_requests import failure_rule, job_alarms
 from sm_train.toolkit.alarms.sns_topic import topic_warnings
 
 from tests.conftest import Aws, Cli

@@ -16,7 +16,7 @@ import pytest
 import sm_train
 from sm_train.estimators.sdk.model_trainer import without_timestamps
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.run_bundle import bundle_of
 
 from tests.conftest import Aws, Cli, clean_environment
 from tests.support.image_files import write_album

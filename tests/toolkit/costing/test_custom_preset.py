@@ -12,7 +12,7 @@ from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.models.components import PRESETS
 from sm_train.entrypoints.planning.memory import plan_model
 from sm_train.estimators.bundle.bundle import unpack
-from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.run_bundle import bundle_of
 
 from tests.conftest import Cli
 from tests.support.run_documents import run, stage

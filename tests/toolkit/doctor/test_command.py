@@ -12,7 +12,7 @@ import yaml
 from sm_train.entrypoints.common.job_config import ExpectedPerformance, read_job_config
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.load import load_run
-from sm_train.estimators.request.training import code_uri, stage_name
+from sm_train.estimators.request.training_request import code_uri, stage_name
 
 from tests.conftest import Aws, Cli
 from tests.support.cluster.training_jobs import write_shards

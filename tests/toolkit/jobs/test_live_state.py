@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.common.events import FIELDS
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.jobs.live_events import progress_of
 from sm_train.toolkit.jobs.live_state import (
     fold_events,

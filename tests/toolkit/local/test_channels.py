@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sm_train.toolkit.local.channels import LocalChannel
+from sm_train.toolkit.local.emulated_channels import LocalChannel
 from sm_train.toolkit.local.read_only import read_only_command
 
 from tests.conftest import Cli

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name, step_folder_name
-from sm_train.toolkit.local.checkpoint_sync import CheckpointSync, NodeUploads
+from sm_train.toolkit.local.emulated_checkpoint_sync import CheckpointSync, NodeUploads
 
 NODES = 2
 

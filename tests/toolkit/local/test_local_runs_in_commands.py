@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sm_train
 from sm_train.toolkit.jobs.local_folder import LOCK_NAME, find_local_run, read_stages
-from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.run_bundle import bundle_of
 
 from tests.conftest import Cli
 from tests.support.cluster.training_jobs import tiny_run, write_shards

@@ -17,7 +17,7 @@ import sm_train
 import yaml
 from sm_train.entrypoints.checkpointing.checkpoint_files import shard_files
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
-from sm_train.toolkit.jobs.events import parse_event, read_events
+from sm_train.toolkit.jobs.event_lines import parse_event, read_events
 from sm_train.toolkit.jobs.local_folder import LOCK_NAME
 from sm_train.toolkit.local.launcher import exclusive_run
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from sm_train.entrypoints.common.events import format_event
-from sm_train.toolkit.jobs.events import read_events
+from sm_train.toolkit.jobs.event_lines import read_events
 
 from tests.conftest import Aws, Cli, clean_environment
 from tests.support.cluster.training_jobs import tiny_run, write_shards

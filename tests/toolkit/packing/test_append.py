@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.pack import finalize
+from sm_train.entrypoints.packing.build_pack import finalize
 from sm_train.entrypoints.packing.plan_files import PlannedInputs, PlannedRejections
 from sm_train.entrypoints.packing.shard_verification import verify_shard
 from sm_train.entrypoints.packing.storage import LocalFolder

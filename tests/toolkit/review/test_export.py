@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.review.build import find_sources
-from sm_train.toolkit.review.export import export_jobs, require_tensorboard
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.log_parser import parse_log
+from sm_train.toolkit.review.metric_export import export_jobs, require_tensorboard
 from sm_train.toolkit.review.sources import ReviewSource
 
 from tests.conftest import Cli

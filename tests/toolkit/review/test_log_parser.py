@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.common.events import FIELDS, PREFIX
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
-from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.jobs.event_lines import parse_event
 from sm_train.toolkit.review.job_log import Table
 from sm_train.toolkit.review.log_parser import parse_log
 

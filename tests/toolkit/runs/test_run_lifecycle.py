@@ -16,8 +16,8 @@ from moto.backends import get_backend
 from sm_train.estimators.bundle.bundle import build_bundle, run_document
 from sm_train.estimators.config.load import load_run
 from sm_train.estimators.config.naming import staging_uri
-from sm_train.estimators.request.launcher import launch_plan
-from sm_train.estimators.request.training import training_request
+from sm_train.estimators.request.launch_plan import launch_plan
+from sm_train.estimators.request.training_request import training_request
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.relocation import job_launch

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from PIL import Image
 from sm_train.cost.prices import shipped_prices
-from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.run_bundle import bundle_of
 
 from tests.support.cluster.training_jobs import tiny_run, write_shards
 from tests.support.job_log_lines import SimulatedJob

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from sm_train.estimators.bundle.bundle import unpack
-from sm_train.estimators.request.training import hyperparameter, stage_name
+from sm_train.estimators.request.training_request import hyperparameter, stage_name
 from sm_train.estimators.sdk.model_trainer import without_timestamps
 
 from tests.conftest import Aws, Cli, clean_environment

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.events import LOG_NAME
+from sm_train.toolkit.jobs.event_lines import LOG_NAME
 from sm_train.toolkit.targets.target import Kind, parse_target, run_target
 
 from tests.conftest import Cli

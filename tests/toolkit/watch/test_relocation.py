@@ -25,8 +25,8 @@ from sm_train.toolkit.run_file import declare_run_buckets
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.runs.stop import stop
 from sm_train.toolkit.submit import replicate
-from sm_train.toolkit.submit.bundle import bundle_of
 from sm_train.toolkit.submit.relocation import job_launch
+from sm_train.toolkit.submit.run_bundle import bundle_of
 from sm_train.toolkit.submit.start_job import start_next_job
 from sm_train.toolkit.submit.submission import launch_record, prepare
 from sm_train.toolkit.targets.resolved_run import ResolvedRun, RunOnSageMaker, resolve_run

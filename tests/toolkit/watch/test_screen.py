@@ -16,7 +16,7 @@ from rich.console import Console
 from sm_train.entrypoints.common.events import FIELDS
 from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.jobs.live_events import progress_of
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.stage_state import stage_state

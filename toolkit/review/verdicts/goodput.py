@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from sm_train.cost.json_document import usd
 from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.review.job_facts import JobFacts, JobOutcome
 from sm_train.toolkit.review.review_model import Level, Verdict, part_label
 from sm_train.toolkit.review.verdicts.data import ENTRY_DATA_FIX, has_own_script

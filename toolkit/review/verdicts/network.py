@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from sm_train.entrypoints.doctor.nccl_log import NcclLog, TransportProblem, transport_problem
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import finite
 from sm_train.toolkit.review.review_model import Level, Verdict

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sm_train.entrypoints.uploads.lag import StorageLag, storage_lag
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.review_model import Verdict
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.common.node_description import NODE_VARIABLE, NodeDescription
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.node_start.cluster import read_cluster
+from sm_train.entrypoints.node_start.cluster_variables import read_cluster
 from sm_train.entrypoints.node_start.prepare import (
     READY_PREFIX,
     create_channels,

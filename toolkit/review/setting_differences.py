@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.event_lines import Event
 
 _START_FIELDS = (
     "resolution instance_type nodes world_size per_device_batch_size gradient_accumulation_steps "

@@ -11,7 +11,7 @@ from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.jobs.checkpoints import local_checkpoints
-from sm_train.toolkit.jobs.events import LOG_NAME
+from sm_train.toolkit.jobs.event_lines import LOG_NAME
 from sm_train.toolkit.jobs.local_folder import (
     DEFAULT_FOLDER,
     FINISHED_NAME,

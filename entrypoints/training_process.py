@@ -23,13 +23,13 @@ from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
 from sm_train.entrypoints.distributed.messages import use_job_key
-from sm_train.entrypoints.monitoring.failures import (
+from sm_train.entrypoints.monitoring.first_failure import (
     LOST_NODE_SECONDS,
     SETTLE_SECONDS,
     is_disconnection,
 )
 from sm_train.entrypoints.monitoring.heartbeat import ExitState, HeartbeatWriter
-from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
+from sm_train.entrypoints.monitoring.start_monitoring import heartbeat, watchdog
 from sm_train.entrypoints.tracking.feed import TrackerFeeds, tracker_feeds
 
 CAUSE_TIMEOUT = LOST_NODE_SECONDS + 2 * SETTLE_SECONDS
@@ -106,7 +106,7 @@ def _run_doctor(config: JobConfig, paths: SageMakerPaths, options: argparse.Name
     Raises:
         UnfitClusterError: the run file forbids training on such a cluster.
     """
-    from sm_train.entrypoints.doctor.start import effective_mode, examine
+    from sm_train.entrypoints.doctor.start_doctor import effective_mode, examine
 
     doctor_mode = effective_mode(config, ResourceConfig.read(paths))
     if doctor_mode != "off" or options.doctor_only:

@@ -48,18 +48,18 @@ from sm_train.entrypoints.models.model_card import (
     model_card,
 )
 from sm_train.entrypoints.models.model_folder import INDEX_FILE, PIPELINE_FILE, model_files
-from sm_train.entrypoints.models.network import (
-    NETWORKS,
-    Network,
-    network_component,
-    network_folder,
-)
 from sm_train.entrypoints.models.objectives import INFERENCE_SCHEDULERS
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
 from sm_train.entrypoints.models.pipeline_class import (
     loads_adapters,
     standard_index,
     standard_pipeline,
+)
+from sm_train.entrypoints.models.trained_network import (
+    NETWORKS,
+    Network,
+    network_component,
+    network_folder,
 )
 from sm_train.entrypoints.models.weight_files import (
     Layout,

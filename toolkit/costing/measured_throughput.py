@@ -11,7 +11,7 @@ from sm_train.cost.instances import instance_types
 from sm_train.cost.throughput import Measurement
 from sm_train.cost.timeline import MeanSpeed, mean_speed
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.events import Event, read_events
+from sm_train.toolkit.jobs.event_lines import Event, read_events
 from sm_train.toolkit.jobs.local_folder import find_local_run
 
 _WORTH_NAMING = 0.02

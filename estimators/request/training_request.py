@@ -27,8 +27,8 @@ from sm_train.estimators.config.naming import (
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.entrypoint import CHANNELS, ENTRYPOINT, container_arguments
-from sm_train.estimators.request.launcher import LaunchPlan
-from sm_train.estimators.request.metrics import metric_definitions
+from sm_train.estimators.request.launch_plan import LaunchPlan
+from sm_train.estimators.request.metric_definitions import metric_definitions
 
 if TYPE_CHECKING:
     from types_boto3_sagemaker.literals import TrainingInstanceTypeType

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.operations import HeartbeatSection
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.metrics import HEARTBEAT_METRIC, NAMESPACE
+from sm_train.estimators.request.metric_definitions import HEARTBEAT_METRIC, NAMESPACE
 
 if TYPE_CHECKING:
     from types_boto3_cloudwatch.type_defs import (

@@ -6,7 +6,7 @@ from copy import deepcopy
 from datetime import datetime
 
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.training import STAGE_TAG, TrainingRequest
+from sm_train.estimators.request.training_request import STAGE_TAG, TrainingRequest
 
 MAX_STARTUP_SECONDS = 1200
 """Time for the image and the packages, at most."""

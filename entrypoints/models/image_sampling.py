@@ -19,10 +19,14 @@ from sm_train.entrypoints.checkpointing.checkpoint_files import (
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, load_full
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, parse_step_folder
 from sm_train.entrypoints.common.rng import hash64
-from sm_train.entrypoints.models.export import is_components_folder, load_model, load_with_weights
 from sm_train.entrypoints.models.lora import adapter_file, read_adapter
 from sm_train.entrypoints.models.model_folder import require_loadable
-from sm_train.entrypoints.models.network import network_folder
+from sm_train.entrypoints.models.model_folders import (
+    is_components_folder,
+    load_model,
+    load_with_weights,
+)
+from sm_train.entrypoints.models.trained_network import network_folder
 from torch import Tensor
 
 COMPONENTS_FOLDER = "components"
