@@ -61,6 +61,7 @@ LEVELS = {
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
         {"checks", "runs"},
         {"init", "models", "submit"},
+        {"short_jobs"},
         {"doctor", "measuring", "watch"},
         {"review"},
         {"api"},
@@ -91,6 +92,7 @@ OWNERS = {
     "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
     "toolkit/targets/": r"\bdef parse_target\b|\bclass ResolvedRun\b",
     "toolkit/runs/next_command.py": r"\bdef _?next_command\b|\bdef resume_command\b",
+    "toolkit/short_jobs/": r"\bdef short_run\b|\bdef short_run_price\b|\bclass ShortJobs\b",
     "toolkit/models/": r"\bclass StoredModel\b|\bdef find_stored\b",
 }
 """Owner of a concept → what only its source contains. CONTRIBUTING.md names the concepts.

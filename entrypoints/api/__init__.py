@@ -2,7 +2,8 @@
 
 On a laptop, :class:`Run` loads a run file, checks and prices it, and starts it on SageMaker or on
 this machine. :class:`Job` follows, reviews and diagnoses what was started. :func:`pack` makes
-shards and :func:`sample` generates images from a checkpoint.
+shards, :func:`sample` and :func:`compare` generate images from checkpoints, and :func:`export`
+writes models for other tools.
 
 Inside a job, a script of your own (``entry``) builds its loop from ``current_job``,
 ``ShardDataset``, ``Checkpointer``, ``EventLog`` and ``Heartbeat`` (docs/jobs.md).
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from sm_train.toolkit.api.job import Job
     from sm_train.toolkit.api.local_run import LocalRun
     from sm_train.toolkit.api.metrics import Metrics
+    from sm_train.toolkit.api.model_export import export
     from sm_train.toolkit.api.packing import pack
     from sm_train.toolkit.api.run import Run
-    from sm_train.toolkit.api.sampling import Samples, sample
+    from sm_train.toolkit.api.sampling import Samples, compare, sample
     from sm_train.toolkit.costing.cost_result import Cost
     from sm_train.toolkit.diagnose.diagnosis import Diagnosis
     from sm_train.toolkit.errors import (
@@ -78,7 +80,9 @@ __all__ = [
     "Status",
     "UsageError",
     "__version__",
+    "compare",
     "current_job",
+    "export",
     "pack",
     "sample",
 ]
@@ -103,7 +107,9 @@ _SOURCES = {
     "Samples": (f"{_TOOLKIT}.api.sampling", "Samples"),
     "ShardDataset": (f"{_SCRIPT}.shard_dataset", "ShardDataset"),
     "Status": (f"{_TOOLKIT}.runs.run_status", "Status"),
+    "compare": (f"{_TOOLKIT}.api.sampling", "compare"),
     "current_job": (f"{_SCRIPT}.current_job", "current_job"),
+    "export": (f"{_TOOLKIT}.api.model_export", "export"),
     "pack": (f"{_TOOLKIT}.api.packing", "pack"),
     "sample": (f"{_TOOLKIT}.api.sampling", "sample"),
     **{

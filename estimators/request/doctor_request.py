@@ -19,6 +19,11 @@ def doctor_job_name(config: RunConfig, stage: str, now: datetime) -> str:
     return f"{config.name}--{stage}-doctor-{now:%Y%m%d%H%M%S}"
 
 
+def max_doctor_seconds(config: RunConfig) -> int:
+    """Return the seconds after which SageMaker stops a doctor job."""
+    return MAX_STARTUP_SECONDS + 2 * config.doctor.timeout
+
+
 def doctor_request(request: TrainingRequest, config: RunConfig, name: str) -> TrainingRequest:
     """Return the request of the job ``name``, which checks the cluster of ``request``.
 
@@ -33,9 +38,7 @@ def doctor_request(request: TrainingRequest, config: RunConfig, name: str) -> Tr
         for channel in request["InputDataConfig"]
         if channel["ChannelName"] in _NEEDED_CHANNELS
     ]
-    job["StoppingCondition"]["MaxRuntimeInSeconds"] = (
-        MAX_STARTUP_SECONDS + 2 * config.doctor.timeout
-    )
+    job["StoppingCondition"]["MaxRuntimeInSeconds"] = max_doctor_seconds(config)
     job.pop("RetryStrategy", None)
     job["Tags"] = [
         *(tag for tag in request["Tags"] if tag["Key"] != STAGE_TAG),

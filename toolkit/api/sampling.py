@@ -1,8 +1,9 @@
-"""``sm_train.sample``: samples images from a checkpoint."""
+"""``sm_train.sample`` and ``sm_train.compare``: sample images from checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.models.opened_checkpoint import open_checkpoint
+from sm_train.toolkit.sampling.comparison_page import comparison_page
 from sm_train.toolkit.sampling.sample import (
     find_source,
     require_training_packages,
@@ -95,11 +97,75 @@ def sample(
         UsageError: there is no model or checkpoint, no prompt, or the training packages are not
             installed (``pip install "sm-train[train]"``).
     """
-    if isinstance(prompts, str) or not prompts:
-        raise UserError("prompts: give a list with at least one prompt")
+    _require_prompts(prompts)
     require_training_packages()
     options = {"region": region, "profile": profile}
-    with open_checkpoint(str(checkpoint), stage, options, stderr_console().print) as opened:
+    with open_checkpoint(str(checkpoint), stage, options, _print) as opened:
         source = find_source(opened.folder)
         images = sample_images(source, prompts, steps=steps, guidance=guidance, seed=seed)
     return Samples(tuple(images), tuple(prompts), opened.uri or source.weights, seed)
+
+
+def compare(
+    first: str | Path,
+    second: str | Path,
+    prompts: Sequence[str],
+    out: str | Path = "compare.html",
+    *,
+    steps: int = 50,
+    guidance: float = 5.0,
+    seed: int = 0,
+    region: str | None = None,
+    profile: str | None = None,
+) -> Path:
+    """Write a page for blind comparison of two checkpoints' images, with the same noise for both.
+
+    The page counts which model wins and reveals which is which after the last pair. It works
+    offline.
+
+    Args:
+        first: What :func:`sample` takes.
+        second: The same.
+        prompts: The prompts.
+        out: The HTML file to write.
+        steps: Sampling steps.
+        guidance: The scale of classifier-free guidance.
+        seed: The seed of the noise.
+        region: The AWS region of the runs; by default that of the run files or the environment.
+        profile: The AWS profile.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UsageError: there is no model or checkpoint, no prompt, the page cannot be written, or the
+            training packages are not installed (``pip install "sm-train[train]"``).
+    """
+    _require_prompts(prompts)
+    out = Path(out)
+    require_writable(out, "page")
+    require_training_packages()
+    options = {"region": region, "profile": profile}
+    names = (str(first), str(second))
+    with ExitStack() as opened:
+        # Both are found before the first one is sampled, which takes minutes.
+        sources = [
+            find_source(opened.enter_context(open_checkpoint(name, None, options, _print)).folder)
+            for name in names
+        ]
+        images = tuple(
+            sample_images(source, prompts, steps=steps, guidance=guidance, seed=seed)
+            for source in sources
+        )
+    page = comparison_page(names, prompts, (images[0], images[1]), seed)
+    write_atomic(out, page.encode())
+    return out
+
+
+def _require_prompts(prompts: Sequence[str]) -> None:
+    if isinstance(prompts, str) or not prompts:
+        raise UserError("prompts: give a list with at least one prompt")
+
+
+def _print(line: str) -> None:
+    stderr_console().print(line, soft_wrap=True, markup=False)

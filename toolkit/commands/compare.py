@@ -43,36 +43,22 @@ def command(
     FIRST and SECOND are what `sm-train sample` takes; both get the same noise. The page counts
     which model wins and reveals which is which after the last pair. It works offline.
     """
-    from contextlib import ExitStack
-
-    from sm_train.entrypoints.common.atomic_write import write_atomic
-    from sm_train.toolkit.models.opened_checkpoint import open_checkpoint
-    from sm_train.toolkit.sampling.comparison_page import comparison_page
+    from sm_train.toolkit.api.sampling import compare
     from sm_train.toolkit.sampling.prompts import read_prompts
-    from sm_train.toolkit.sampling.sample import (
-        find_source,
-        require_training_packages,
-        require_writable,
-        sample_images,
-    )
     from sm_train.toolkit.terminal.console import note, write_json
 
     texts = read_prompts(prompts)
-    require_writable(out, "page")
-    require_training_packages()
-    with ExitStack() as opened:
-        # Both are found before the first one is sampled, which takes minutes.
-        sources = [
-            find_source(opened.enter_context(open_checkpoint(target, None, options, note)).folder)
-            for target in (first, second)
-        ]
-        first_images, second_images = (
-            sample_images(source, texts, steps=steps, guidance=guidance, seed=seed)
-            for source in sources
-        )
-    names = (first, second)
-    page = comparison_page(names, texts, (first_images, second_images), seed)
-    write_atomic(out, page.encode())
+    compare(
+        first,
+        second,
+        texts,
+        out,
+        steps=steps,
+        guidance=guidance,
+        seed=seed,
+        region=options["region"],
+        profile=options["profile"],
+    )
     note(f"wrote {len(texts)} pairs to {out}; open it in a browser")
     if as_json:
         write_json({"out": str(out), "pairs": len(texts), "seed": seed})

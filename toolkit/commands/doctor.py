@@ -14,7 +14,7 @@ from sm_train.toolkit.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.estimators.config.stage import StageSection
-    from sm_train.toolkit.doctor.doctor import DoctorJob
+    from sm_train.toolkit.doctor.doctor_job import DoctorJob
 
 
 @sm_train_command(
@@ -74,9 +74,8 @@ def command(
     not work.
     """
     from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.doctor.doctor import prepare_job
+    from sm_train.toolkit.doctor.doctor_job import prepare_job
     from sm_train.toolkit.run_file import load
-    from sm_train.toolkit.submit.run_bundle import bundle_of
     from sm_train.toolkit.submit.submission import choose_stages
 
     config = load(run)
@@ -103,11 +102,11 @@ def command(
         _examine_local(config, selected, run.parent, nodes, processes, output, as_json)
         return
     region = resolve_region(options["region"], config.region, options["profile"])
-    job = prepare_job(config, selected, bundle_of(config, run.parent), region, datetime.now())
+    job = prepare_job(config, selected, run.parent, region, datetime.now())
     if dry_run:
         _print_request(job, as_json)
         return
-    _submit(config, job, options["profile"], yes=yes, as_json=as_json)
+    _examine_in_job(job, run.parent, options["profile"], yes=yes, as_json=as_json)
 
 
 def _examine_local(
@@ -154,33 +153,35 @@ def _print_request(job: DoctorJob, as_json: bool) -> None:
 def _price_line(job: DoctorJob) -> str:
     from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
-    stage = job.submission.stages[0]
+    stage, price = job.submission.stages[0], job.price
     return (
         f"{stage.instances} × {job.submission.config.cluster.instance_type} for about "
-        f"{format_duration(job.seconds)}: {format_usd(job.cost_usd)}; "
-        f"the result is stored in {job.results_uri}"
+        f"{format_duration(price.seconds)}: {format_usd(price.usd)}, at most "
+        f"{format_usd(price.max_usd)}; the result is stored in {job.results_uri}"
     )
 
 
-def _submit(
-    config: RunConfig, job: DoctorJob, profile: str | None, *, yes: bool, as_json: bool
+def _examine_in_job(
+    job: DoctorJob, base: Path, profile: str | None, *, yes: bool, as_json: bool
 ) -> None:
-    from sm_train.estimators.sdk.model_trainer import create_training_job
-    from sm_train.toolkit.aws.aws_errors import translate_aws_errors
-    from sm_train.toolkit.submit.submit import session_for_jobs
-    from sm_train.toolkit.submit.training_data import require_shards
+    from sm_train.toolkit.doctor.doctor_job import open_jobs, start, wait_for_verdict
+    from sm_train.toolkit.doctor.doctor_view import show_result
     from sm_train.toolkit.terminal.confirmation import ask
-    from sm_train.toolkit.terminal.console import note, write_json, write_line
+    from sm_train.toolkit.terminal.console import stderr_console, write_json, write_line
 
-    region, stage = job.submission.region, job.submission.stages[0]
-    session, bucket = session_for_jobs(config, profile, region)
-    require_shards(session, config.data.uri, stage.instances if config.train_sharded else 1)
+    jobs = open_jobs(job, base, profile)
     write_line(_price_line(job), err=True)
     if not yes:
         ask("Start it?")
-    with translate_aws_errors("CreateTrainingJob"):
-        create_training_job(job.request, job.submission.bundle, boto_session=session, bucket=bucket)
-    name = job.request["TrainingJobName"]
+    verdict = wait_for_verdict(job, start(job, jobs), jobs)
+    level, sentence = verdict.event["level"], verdict.event["sentence"]
+    if verdict.result is not None:
+        show_result(verdict.result, stderr_console(shows_results=True))
+    else:
+        write_line(sentence, err=True)
     if as_json:
-        write_json({"training_job_name": name, "region": region, "results": job.results_uri})
-    note(f"Started {name}")
+        names = {"training_job_name": verdict.job, "region": jobs.region}
+        document = {"results": job.results_uri, "level": level, "sentence": sentence}
+        write_json(names | document | {"result": verdict.result})
+    if level == "fail":
+        raise UserError("the cluster is unfit: see the findings", ExitCode.PREFLIGHT)

@@ -64,55 +64,31 @@ def command(
     CHECKPOINT is a run's name, a local run's folder, a checkpoint (step-…), a stage's checkpoints,
     of which the latest complete one is used, or a model folder; the last three local or s3://….
     """
-    from functools import partial
+    from dataclasses import asdict
 
-    from sm_train.toolkit.hub.client import create_repository, require_token, upload
-    from sm_train.toolkit.models.checkpoint_source import find_stored, local_stage
-    from sm_train.toolkit.models.export import (
-        ExportRequest,
-        check_request,
-        export_local,
-        export_stored,
-    )
-    from sm_train.toolkit.sampling.sample import find_source
+    from sm_train.toolkit.api.model_export import export
     from sm_train.toolkit.terminal.console import stderr_console, write_json
     from sm_train.toolkit.terminal.formatting import format_bytes
-    from sm_train.toolkit.terminal.interrupts import set_complete
 
     console = stderr_console()
-    request = ExportRequest(kind, weights, dtype, out, merge)
-    check_request(request)
-    if push_to_hub is not None:
-        require_token()
-    stored = find_stored(checkpoint, stage, options, whole_model=merge)
-    origin, size, commit_url = "", None, None
-    if stored is not None:
-        origin, size = stored.uri, stored.bytes
-    elif dry_run:
-        source = find_source(local_stage(checkpoint, stage))
-        origin = str(source.weights)
-    if not dry_run:
-        if push_to_hub is not None:
-            create_repository(push_to_hub, private=private)
-        if stored is None:
-            origin = str(export_local(local_stage(checkpoint, stage), request))
-        else:
-            export_stored(stored, request, partial(console.print, soft_wrap=True))
-        if push_to_hub is not None:
-            set_complete(False)
-            console.print(f"uploading to {push_to_hub}", soft_wrap=True)
-            commit_url = upload(push_to_hub, out, f"Export of {origin.rpartition('/')[2]}")
-    verb = "would write" if dry_run else "wrote"
+    exported = export(
+        checkpoint,
+        out,
+        stage=stage,
+        weights=weights,
+        dtype=dtype,
+        format=kind,
+        merge=merge,
+        push_to_hub=push_to_hub,
+        private=private,
+        dry_run=dry_run,
+        region=options["region"],
+        profile=options["profile"],
+    )
+    verb, size = "would write" if dry_run else "wrote", exported.download_bytes
     download = f" ({format_bytes(size)} to download)" if dry_run and size is not None else ""
-    console.print(f"{verb} {out} from {origin}{download}", soft_wrap=True)
-    if commit_url:
-        console.print(f"pushed to {commit_url}", soft_wrap=True)
+    console.print(f"{verb} {out} from {exported.source}{download}", soft_wrap=True)
+    if exported.commit_url:
+        console.print(f"pushed to {exported.commit_url}", soft_wrap=True)
     if as_json:
-        document = {
-            "out": str(out),
-            "source": origin,
-            "format": kind,
-            "merge": merge,
-            "dry_run": dry_run,
-        }
-        write_json(document | {"download_bytes": size, "commit_url": commit_url})
+        write_json(asdict(exported) | {"out": str(out)})

@@ -5,7 +5,6 @@ The procedure is the same for both platforms; only how a job is started, stopped
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -14,6 +13,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.doctor.canary_run import Canary
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.event_lines import Event
+from sm_train.toolkit.short_jobs.short_job import poll
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,14 @@ def _wait(
     until: Callable[[CanaryJob], bool] = lambda job: False,
 ) -> CanaryJob:
     """Poll until ``until`` is true of the job or it has ended; report each change."""
-    reported = ""
-    while True:
-        job = platform.read()
-        line = _describe(job)
-        if line != reported:
-            report(line)
-            reported = line
-        if not job.live or until(job):
-            return job
-        time.sleep(poll_seconds)
+    return poll(
+        platform.read,
+        lambda job: not job.live or until(job),
+        _describe,
+        _describe,
+        report,
+        poll_seconds,
+    )
 
 
 def _describe(job: CanaryJob) -> str:

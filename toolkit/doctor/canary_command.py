@@ -21,9 +21,9 @@ from sm_train.toolkit.doctor.canary_report import (
 )
 from sm_train.toolkit.doctor.canary_run import MAX_RUNTIME_SECONDS, Canary, derive_canary
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.short_jobs.short_job import ShortJobs
 from sm_train.toolkit.submit.run_bundle import bundle_of
 from sm_train.toolkit.submit.submission import prepare
-from sm_train.toolkit.submit.submit import session_for_jobs
 from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import note, write_json, write_line
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
@@ -61,17 +61,17 @@ def start_canary(
         write_json(
             {
                 "requests": list(submission.requests),
-                "billable_seconds": canary.seconds,
-                "cost_usd": canary.cost_usd,
-                "max_cost_usd": canary.max_cost_usd,
+                "billable_seconds": canary.price.seconds,
+                "cost_usd": canary.price.usd,
+                "max_cost_usd": canary.price.max_usd,
             }
         )
         return
     if options.nodes is None:
-        session, _ = session_for_jobs(canary.config, options.profile, region)
+        jobs = ShortJobs.open(canary.config, base, region, options.profile)
         if not options.yes:
             ask("Start it?")
-        platform: CanaryPlatform = SageMakerPlatform(session, canary, base, options.profile)
+        platform: CanaryPlatform = SageMakerPlatform(jobs)
     else:
         platform = LocalPlatform(
             base=base,
@@ -94,8 +94,8 @@ def _price_line(canary: Canary) -> str:
     return (
         f"{canary.config.name}: two jobs on {stage.instances} × {cluster.instance_type} in "
         f"{canary.region}, by {canary.launch.route}, together about "
-        f"{format_duration(canary.seconds)}: {format_usd(canary.cost_usd)}; at most "
-        f"{format_usd(canary.max_cost_usd)}, since each ends after "
+        f"{format_duration(canary.price.seconds)}: {format_usd(canary.price.usd)}; at most "
+        f"{format_usd(canary.price.max_usd)}, since each ends after "
         f"{format_duration(MAX_RUNTIME_SECONDS)}"
     )
 

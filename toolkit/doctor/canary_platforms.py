@@ -8,13 +8,12 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.cloudwatch_logs import search
 from sm_train.toolkit.doctor.canary import CanaryJob
-from sm_train.toolkit.doctor.canary_run import STAGE, Canary
+from sm_train.toolkit.doctor.canary_run import STAGE
 from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.checkpoints import (
     local_checkpoints,
@@ -23,21 +22,15 @@ from sm_train.toolkit.jobs.checkpoints import (
     stored_encryption,
 )
 from sm_train.toolkit.jobs.event_lines import LOG_NAME, parse_events
-from sm_train.toolkit.jobs.live_events import EVENT_PATTERN
+from sm_train.toolkit.jobs.job_events import job_events
 from sm_train.toolkit.jobs.training_job import (
     TrainingJob,
-    jobs_of_run,
     refresh,
     server_time,
     stop_job,
 )
 from sm_train.toolkit.runs.remediation import USER
-from sm_train.toolkit.submit.run_bundle import bundle_of
-from sm_train.toolkit.submit.submission import prepare
-from sm_train.toolkit.submit.submit import submit
-
-if TYPE_CHECKING:
-    import boto3
+from sm_train.toolkit.short_jobs.short_job import ShortJobs
 
 _LOCAL_CHECKPOINT_STEPS = 5
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
@@ -46,30 +39,16 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 class SageMakerPlatform:
     """Jobs on SageMaker, submitted as ``sm-train submit`` does."""
 
-    def __init__(
-        self, session: boto3.Session, canary: Canary, base: Path, profile: str | None
-    ) -> None:
-        self._session, self._canary, self._base, self._profile = session, canary, base, profile
+    def __init__(self, jobs: ShortJobs) -> None:
+        self._jobs, self._session = jobs, jobs.session
         self._job: TrainingJob | None = None
 
     def start(self, config: RunConfig) -> None:
-        bundle = bundle_of(config, self._base)
-        submission = prepare(config, STAGE, bundle, self._canary.region, datetime.now())
-        submit(
-            submission,
-            self._profile,
-            cause="canary",
-            auto_advance=False,
-            yes=True,
-            as_json=False,
-            with_plan=False,
-        )
-        self._job = jobs_of_run(self._session, config.name)[-1]
+        self._job = self._jobs.start(config, "canary")
 
     def read(self) -> CanaryJob:
         assert self._job is not None
         job = self._job = refresh(self._session, self._job)
-        entries = search(self._session, f"{job.name}/", region=job.region, pattern=EVENT_PATTERN)
         output = None if job.live else output_keys(self._session, job)
         stored = stored_checkpoints(self._session, job.checkpoint_uri, job.region)
         return CanaryJob(
@@ -77,7 +56,7 @@ class SageMakerPlatform:
             status=f"{job.status} ({job.secondary_status})" if job.live else job.status,
             reason=job.failure_reason,
             live=job.live,
-            events=tuple(parse_events(entry.message for entry in entries)),
+            events=tuple(job_events(self._session, job.name, job.region)),
             stored=stored,
             encryption=(
                 (None, None) if stored.step is None else stored_encryption(self._session, stored)

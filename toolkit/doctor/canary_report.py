@@ -301,9 +301,9 @@ def _job_document(job: CanaryJob) -> dict[str, Any]:
 
 
 def _cost_usd(canary: Canary, jobs: Sequence[CanaryJob], nodes: int) -> float | None:
-    if canary.cost_usd is None or any(job.billable_seconds is None for job in jobs):
+    if canary.price.usd is None or any(job.billable_seconds is None for job in jobs):
         return None
-    per_second = canary.cost_usd / canary.seconds
+    per_second = canary.price.usd / canary.price.seconds
     return per_second * sum(job.billable_seconds or 0.0 for job in jobs)
 
 

@@ -24,6 +24,7 @@ from sm_train.estimators.request.images import image_uri
 from sm_train.estimators.request.launch_plan import LaunchPlan, launch_plans
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.short_jobs.short_run import ShortRunPrice, short_run, short_run_price
 
 STAGE = "canary"
 STEPS_AFTER_RESTORE = 20
@@ -46,24 +47,23 @@ _TINY_PRESETS_BY_CLASS = {
 _TINY_PRESETS = {"sdxl": "tiny-sdxl", "sd2": "tiny-sd2", "dit": "tiny-dit", "mmdit": "tiny-mmdit"}
 """The tiny preset of a family, by the beginning of its presets' names."""
 
-_DROPPED = ("code", "entry", "channels", "evaluation", "recovery", "alerts", "budget")
-"""Sections that take their defaults: they are not part of the route, or would cost or alarm."""
+_DROPPED = ("code", "entry", "channels")
+"""Sections that take their defaults besides those of every short run: they are not part of the
+route."""
 
 
 @dataclass(frozen=True)
 class Canary:
     """A canary of a run: its first job's run file, the run's route, and what it costs.
 
-    ``seconds`` are the estimated billed seconds of both jobs together.
+    ``price`` is that of both jobs together.
     """
 
     config: RunConfig
     run: str
     region: str
     launch: LaunchPlan
-    seconds: float
-    cost_usd: float | None
-    max_cost_usd: float | None
+    price: ShortRunPrice
 
     @property
     def stage(self) -> StageSection:
@@ -102,17 +102,8 @@ def derive_canary(
     else:
         chosen, launch = _cheapest(config, stage, name, region, wanted)
     seconds = 2 * (Assumptions().start_up_seconds + config.doctor.timeout + _TRAINING_SECONDS)
-    hourly = _hourly_usd(chosen.cluster.instance_type, region)
-    per_second = None if hourly is None else hourly * _INSTANCES / 3600
-    return Canary(
-        chosen,
-        config.name,
-        region,
-        launch,
-        seconds,
-        None if per_second is None else per_second * seconds,
-        None if per_second is None else per_second * 2 * MAX_RUNTIME_SECONDS,
-    )
+    price = short_run_price(chosen, region, seconds=seconds, max_seconds=2 * MAX_RUNTIME_SECONDS)
+    return Canary(chosen, config.name, region, launch, price)
 
 
 def _cheapest(
@@ -154,10 +145,10 @@ def _hourly_usd(name: str, region: str) -> float | None:
 
 
 def _canary_config(config: RunConfig, stage: StageSection, name: str, instance: str) -> RunConfig:
-    document = config.model_dump(mode="json")
+    document = short_run(config, stage).model_dump(mode="json")
     kept: dict[str, Any] = {key: document[key] for key in document if key not in _DROPPED}
     kept["name"] = name
-    kept["data"] |= {"validation": None, "local_validation": None, "samples": None}
+    kept["data"] |= {"samples": None}
     kept["data"]["aspect_buckets"] = False
     kept["model"] |= {"preset": _tiny_preset(config.model), "preset_content": None}
     kept["model"] |= {"components": None, "local_components": None}
@@ -177,14 +168,11 @@ def _canary_config(config: RunConfig, stage: StageSection, name: str, instance: 
     kept["checkpoint"] |= {"every_steps": 50, "keep_last": 100}
     kept["cluster"] |= {
         "instance_type": instance,
-        "alternatives": [],
         "capacity": "on-demand",
         "training_plan": None,
-        "keep_alive_period": None,
         "max_runtime": MAX_RUNTIME_SECONDS,
         "max_wait": None,
         "max_pending": None,
-        "retries": 0,
         "volume_gb": min(config.cluster.volume_gb, 100),
     }
     if instance_type(instance).local_nvme_gb:

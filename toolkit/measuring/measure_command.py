@@ -110,10 +110,11 @@ def _measure_in_jobs(options: MeasureOptions, config: RunConfig, stage: StageSec
         _only_shown(options, measurement_view.plan_document(plan, lambda one: None))
         return
     from sm_train.toolkit.measuring.jobs import JobMeasurer
+    from sm_train.toolkit.short_jobs.short_job import ShortJobs
     from sm_train.toolkit.terminal.confirmation import ask
 
     base = options.run.parent
-    measurer = JobMeasurer.open(config, stage, base, region, options.profile)
+    measurer = JobMeasurer(config, stage, ShortJobs.open(config, base, region, options.profile))
     jobs = {one.stage.name: measurer.find(one) for one in plan.measurements}
     names = {name: None if job is None else job.name for name, job in jobs.items()}
     document = measurement_view.plan_document(plan, lambda one: names[one.stage.name])
@@ -123,7 +124,7 @@ def _measure_in_jobs(options: MeasureOptions, config: RunConfig, stage: StageSec
 
     def record(speed: MeasuredSpeed) -> None:
         try:
-            note(f"Recorded in {add_to_bucket(measurer.session, config, region, [speed])}")
+            note(f"Recorded in {add_to_bucket(measurer.jobs.session, config, region, [speed])}")
         except UserError as error:
             note(f"warning: `submit` does not know this speed: {error}")
 

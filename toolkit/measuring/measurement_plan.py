@@ -8,21 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.cost.estimate import Estimate, Purchase, hourly_price, money
+from sm_train.cost.estimate import Estimate
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.naming import job_name, measuring_run
-from sm_train.estimators.config.operations import AlertsSection
-from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.config.trackers import TrackersSection
-from sm_train.estimators.config.training import CheckpointSection, EvaluationSection
+from sm_train.estimators.config.training import CheckpointSection
 from sm_train.toolkit.costing.memory_fit import memory_fit
-from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.short_jobs.short_run import short_run, short_run_price, with_time_limit
 from sm_train.toolkit.submit.run_bundle import bundle_of
 
 LOG_INTERVALS = 10
@@ -176,17 +172,15 @@ def _measurement(
     run = _with_names(_short_run(config, stage, steps, synthetic=synthetic), base)
     expected = estimate_run(run, region)
     limit = max_runtime or _time_limit(expected)
-    run = run.model_copy(update={"cluster": _limited(run.cluster, limit)})
+    run = with_time_limit(run, limit)
     fit = memory_fit(config, stage)
-    purchase = Purchase(region, run.cluster.capacity)
-    price = hourly_price(run.cluster.instance_type, purchase, price_table())
-    most = money(limit, stage.instances, price.usd_per_instance_hour)
+    price = short_run_price(run, region, seconds=limit, max_seconds=limit)
     return PlannedMeasurement(
         run,
         steps,
         None if fit is None else fit.states + fit.activations,
         expected,
-        None if most is None else float(most),
+        price.max_usd,
     )
 
 
@@ -202,23 +196,14 @@ def _short_run(config: RunConfig, stage: StageSection, steps: int, *, synthetic:
             **({"sources": []} if synthetic else {}),
         }
     )
-    data = config.data.model_copy(update={"validation": None, "local_validation": None})
+    run = short_run(config, shortened)
+    changes: dict[str, object] = {
+        "training": config.training.model_copy(update={"log_every": interval}),
+        "checkpoint": CheckpointSection(save=False),
+    }
     if synthetic:
-        data = data.model_copy(update=_synthetic(config, stage))
-    return config.model_copy(
-        update={
-            "stages": [shortened],
-            "data": data,
-            "training": config.training.model_copy(update={"log_every": interval}),
-            "evaluation": EvaluationSection(),
-            "checkpoint": CheckpointSection(save=False),
-            "cluster": _on_one_type(config.cluster),
-            "recovery": RecoverySection(),
-            "alerts": AlertsSection(),
-            "trackers": TrackersSection(),
-            "budget": None,
-        }
-    )
+        changes["data"] = run.data.model_copy(update=_synthetic(config, stage))
+    return run.model_copy(update=changes)
 
 
 def _synthetic(config: RunConfig, stage: StageSection) -> dict[str, object]:
@@ -235,21 +220,6 @@ def _synthetic(config: RunConfig, stage: StageSection) -> dict[str, object]:
         "transform": None,
         "aspect_buckets": False,
     }
-
-
-def _on_one_type(cluster: ClusterSection) -> ClusterSection:
-    """Return the cluster without alternatives, restarts or instances that stay billed."""
-    changes: dict[str, object] = {"alternatives": [], "retries": 0, "keep_alive_period": None}
-    if cluster.capacity == "warm-pool":
-        changes["capacity"] = "on-demand"
-    return cluster.model_copy(update=changes)
-
-
-def _limited(cluster: ClusterSection, seconds: int) -> ClusterSection:
-    changes: dict[str, object] = {"max_runtime": seconds}
-    if cluster.max_wait is not None:
-        changes["max_wait"] = max(cluster.max_wait, seconds)
-    return cluster.model_copy(update=changes)
 
 
 def _time_limit(expected: Estimate) -> int:

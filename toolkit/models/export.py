@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.models.checkpoint_source import StoredModel
+from sm_train.toolkit.hub.client import create_repository, require_token, upload
+from sm_train.toolkit.models.checkpoint_source import StoredModel, find_stored, local_stage
 from sm_train.toolkit.models.opened_checkpoint import downloaded, require_space
 from sm_train.toolkit.models.progress import byte_progress
 from sm_train.toolkit.sampling.sample import find_source, require_training_packages
@@ -33,6 +34,71 @@ class ExportRequest:
     def staging(self) -> Path:
         """The folder of downloads and unfinished files, next to ``out``: on the same disk."""
         return self.out.parent / f".{self.out.name}.export"
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """What was written, or would be with ``dry_run``; the document of ``export --json``.
+
+    ``source`` is the checkpoint's folder or its address in S3. ``download_bytes`` is None for a
+    folder here, ``commit_url`` if nothing was uploaded to the Hub.
+    """
+
+    out: Path
+    source: str
+    format: ExportFormat
+    merge: bool
+    dry_run: bool
+    download_bytes: int | None = None
+    commit_url: str | None = None
+
+
+def run_export(
+    checkpoint: str,
+    stage: str | None,
+    options: dict[str, Any],
+    request: ExportRequest,
+    announce: Callable[[str], None],
+    *,
+    push_to_hub: str | None = None,
+    private: bool = False,
+    dry_run: bool = False,
+) -> ExportedModel:
+    """Export what ``checkpoint`` names, and upload it to the Hub; ``options`` are the global ones.
+
+    Raises:
+        UserError: there is none, it is incomplete or damaged, the output exists, the disk is too
+            small, or AWS or the Hub returns an error.
+    """
+    check_request(request)
+    if push_to_hub is not None:
+        require_token()
+    stored = find_stored(checkpoint, stage, options, whole_model=request.merge)
+    source = "" if stored is None else stored.uri
+    if dry_run and stored is None:
+        source = str(find_source(local_stage(checkpoint, stage)).weights)
+    commit_url = None
+    if not dry_run:
+        if push_to_hub is not None:
+            create_repository(push_to_hub, private=private)
+        if stored is None:
+            source = str(export_local(local_stage(checkpoint, stage), request))
+        else:
+            export_stored(stored, request, announce)
+        if push_to_hub is not None:
+            set_complete(False)
+            announce(f"uploading to {push_to_hub}")
+            message = f"Export of {source.rpartition('/')[2]}"
+            commit_url = upload(push_to_hub, request.out, message)
+    return ExportedModel(
+        request.out,
+        source,
+        request.format,
+        request.merge,
+        dry_run,
+        None if stored is None else stored.bytes,
+        commit_url,
+    )
 
 
 def check_request(request: ExportRequest) -> None:

@@ -280,7 +280,7 @@ def test_canary_runs_on_cheap_instances_of_the_same_route_and_network(
 ) -> None:
     derived = derive(tmp_path, cluster=cluster)
     assert instance_type(derived.config.cluster.instance_type).supports_efa == efa
-    assert derived.cost_usd < max_usd
+    assert derived.price.usd < max_usd
     assert derived.stage.instances == 2
     assert derived.launch.route == ("smddp" if "backend" in cluster else "torchrun")
 

@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from sm_train.estimators.request.training_request import code_uri, stage_name
 
 from tests.conftest import Aws, Cli
 from tests.support.cluster.training_jobs import write_shards
+from tests.support.job_lifecycle import FakeSageMaker
 from tests.toolkit.local.test_submit_local import processes_of, write_tiny
 
 pytestmark = pytest.mark.integration
@@ -70,24 +72,79 @@ def test_dry_run_prints_a_job_that_only_runs_the_doctor(cli: Cli, tmp_path: Path
     assert "8 × ml.p4de.24xlarge for about 12 min: $" in result.stderr
 
 
-def test_job_is_submitted_as_it_was_shown(cli: Cli, tmp_path: Path, aws: Aws) -> None:
+def sagemaker_run(folder: Path, aws: Aws) -> Path:
+    """Write a run file of the tiny model for SageMaker, with its bucket and shards."""
     aws.make_bucket("ai-bucket", **{"shards/a.tar": b"x", "shards/b.tar": b"x"})
-    run = write_tiny(tmp_path, max_steps=4)
+    run = write_tiny(folder, max_steps=4)
     document = yaml.safe_load(run.read_text())
     document |= {"role": "arn:aws:iam::210987654321:role/r", "bucket": "ai-bucket"}
     document["data"]["uri"] = "s3://ai-bucket/shards/"
     document["region"] = "us-east-1"
     run.write_text(yaml.safe_dump(document))
+    return run
+
+
+def end_with(aws: Aws, status: str, **event: Any) -> None:
+    """Let each new job log the doctor's ``event``, if there is one, and end at once."""
+    sagemaker = FakeSageMaker(aws)
+    started = aws.response_filters["CreateTrainingJob"]
+
+    def start(response: dict[str, Any]) -> dict[str, Any] | None:
+        answer = started(response)
+        name = response["TrainingJobArn"].rsplit("/", 1)[1]
+        if event:
+            figures = {"seconds": 40.0, "network_bytes_per_second": None, "slowdown": None}
+            sagemaker.log_event(name, "doctor", findings=[], **figures | event)
+        sagemaker.set_status(name, status, reason="AlgorithmError: ExitCode 1")
+        return answer
+
+    aws.response_filters["CreateTrainingJob"] = start
+
+
+def test_job_is_submitted_as_it_was_shown_and_its_verdict_is_shown(
+    cli: Cli, tmp_path: Path, aws: Aws
+) -> None:
+    run = sagemaker_run(tmp_path, aws)
     rejected = cli("doctor", run, network="loopback", env=aws.environment)
     assert rejected.returncode == 2
     assert "not confirmed" in rejected.stderr
+    assert "at most $" in rejected.stderr
     assert aws.bodies("CreateTrainingJob") == []
-    submitted = cli("doctor", run, "--yes", "--json", network="loopback", env=aws.environment)
-    assert submitted.returncode == 0, submitted.stderr
+    end_with(aws, "Completed", level="ok", sentence="GPUs and shards are as expected")
+    done = cli("doctor", run, "--yes", "--json", network="loopback", env=aws.environment)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
     [body] = aws.bodies("CreateTrainingJob")
-    assert body["TrainingJobName"] == json.loads(submitted.stdout)["training_job_name"]
+    assert body["TrainingJobName"] == document["training_job_name"]
     assert body["TrainingJobName"].startswith("tiny--8px-doctor-")
     assert body["HyperParameters"]["doctor-only"] == "true"
+    assert (document["level"], document["result"]) == ("ok", None)
+    assert "GPUs and shards are as expected" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "event", "code", "message"),
+    [
+        ("Failed", {"level": "fail", "sentence": "algo-2: slow"}, 3, "the cluster is unfit"),
+        ("Failed", {}, 6, "failed: "),
+        ("Stopped", {}, 6, "Stopped without a verdict in its log"),
+    ],
+)
+def test_unfit_cluster_and_lost_verdict_are_errors(
+    cli: Cli,
+    tmp_path: Path,
+    aws: Aws,
+    status: str,
+    event: dict[str, str],
+    code: int,
+    message: str,
+) -> None:
+    run = sagemaker_run(tmp_path, aws)
+    end_with(aws, status, **event)
+    done = cli("doctor", run, "--yes", network="loopback", env=aws.environment)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert event.get("sentence", "") in done.stderr
 
 
 def test_run_name_too_long_for_the_doctors_job_is_an_error(cli: Cli, tmp_path: Path) -> None:
