@@ -269,18 +269,13 @@ class Run:
             OverBudgetError: the run costs more than its budget.
             JobFailedError: ``wait`` is set and the job failed.
         """
-        from sm_train.toolkit.alarms.alarms import sync_alarms
         from sm_train.toolkit.api.job import Job
-        from sm_train.toolkit.submit.planned_job import start_planned
-        from sm_train.toolkit.submit.submit import check_budget
+        from sm_train.toolkit.submit.submit import budget_warnings, start
 
         planned = self._planned_job(stage, auto_advance=auto_advance, take_over=take_over)
-        region, projection = planned.plan.submission.region, planned.plan.projection
-        over = check_budget(self.config, region, planned.history, projection)
-        for line in (*planned.warnings, *over):
+        for line in (*planned.warnings, *budget_warnings(planned)):
             warnings.warn(line, stacklevel=2)
-        job = Job(start_planned(planned), region, self.profile)
-        sync_alarms(planned.session, self.config, region)
+        job = Job(start(planned).job, planned.plan.submission.region, self.profile)
         if wait:
             job.wait()
         return job

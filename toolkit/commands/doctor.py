@@ -166,13 +166,11 @@ def _examine_in_job(
 ) -> None:
     from sm_train.toolkit.doctor.doctor_job import open_jobs, start, wait_for_verdict
     from sm_train.toolkit.doctor.doctor_view import show_result
-    from sm_train.toolkit.terminal.confirmation import ask
+    from sm_train.toolkit.short_jobs.short_job import confirm
     from sm_train.toolkit.terminal.console import stderr_console, write_json, write_line
 
     jobs = open_jobs(job, base, profile)
-    write_line(_price_line(job), err=True)
-    if not yes:
-        ask("Start it?")
+    confirm(_price_line(job), yes=yes)
     verdict = wait_for_verdict(job, start(job, jobs), jobs)
     level, sentence = verdict.event["level"], verdict.event["sentence"]
     if verdict.result is not None:

@@ -12,7 +12,7 @@ from sm_train.toolkit.diagnose.log_files import attempts, log_files
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import describe_job
 from sm_train.toolkit.targets.resolved_run import newest_job, open_run, open_session_for
-from sm_train.toolkit.targets.target import Kind, Target, parse_target
+from sm_train.toolkit.targets.target import Kind, Target, log_target
 
 
 def diagnose_targets(targets: Sequence[str], options: dict[str, Any]) -> Diagnosis:
@@ -23,10 +23,8 @@ def diagnose_targets(targets: Sequence[str], options: dict[str, Any]) -> Diagnos
     Raises:
         UserError: a file does not exist or holds no log, or AWS returns an error.
     """
-    parsed = [parse_target(target) for target in targets]
+    parsed = [log_target(target) for target in targets]
     for target in parsed:
-        if target.kind is Kind.ADDRESS:
-            raise UserError(f"{target.text}: is an address in S3; name the run, or its log files")
         if len(parsed) > 1 and target.kind is Kind.NAME:
             raise UserError(f"{target.text}: no such file or folder; name a run or job alone")
         if len(parsed) > 1 and target.kind is Kind.RUN_FILE:

@@ -21,10 +21,9 @@ from sm_train.toolkit.doctor.canary_report import (
 )
 from sm_train.toolkit.doctor.canary_run import MAX_RUNTIME_SECONDS, Canary, derive_canary
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.short_jobs.short_job import ShortJobs
+from sm_train.toolkit.short_jobs.short_job import ShortJobs, confirm
 from sm_train.toolkit.submit.run_bundle import bundle_of
 from sm_train.toolkit.submit.submission import prepare
-from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import note, write_json, write_line
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
@@ -53,9 +52,9 @@ def start_canary(
         UserError: it cannot start, the user did not confirm, or a step did not work (exit code 3).
     """
     canary = derive_canary(config, stage, region, datetime.now(), options.instance_type)
-    if options.nodes is None:
-        write_line(_price_line(canary), err=True)
     if options.dry_run:
+        if options.nodes is None:
+            write_line(_price_line(canary), err=True)
         bundle = bundle_of(canary.config, base)
         submission = prepare(canary.config, None, bundle, region, datetime.now())
         write_json(
@@ -69,8 +68,7 @@ def start_canary(
         return
     if options.nodes is None:
         jobs = ShortJobs.open(canary.config, base, region, options.profile)
-        if not options.yes:
-            ask("Start it?")
+        confirm(_price_line(canary), yes=options.yes)
         platform: CanaryPlatform = SageMakerPlatform(jobs)
     else:
         platform = LocalPlatform(

@@ -13,7 +13,6 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
 from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
 from sm_train.toolkit.costing.projection import ProjectionDocument
-from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import server_time
 from sm_train.toolkit.review.collect import FactsCollector
 from sm_train.toolkit.review.job_facts import JobFacts
@@ -27,7 +26,7 @@ from sm_train.toolkit.review.verdicts import judge
 from sm_train.toolkit.review.verdicts.gpus import utilization, while_training
 from sm_train.toolkit.run_file import load
 from sm_train.toolkit.runs.run_state import read_state
-from sm_train.toolkit.targets.target import Kind, Target, parse_target
+from sm_train.toolkit.targets.target import Kind, Target, log_target
 from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def find_sources(
     Raises:
         UserError: a target does not exist, or AWS rejects a request.
     """
-    named = [_reviewable(target) for target in targets]
+    named = [log_target(target) for target in targets]
     uses_aws = any(target.on_sagemaker for target in named)
     region = _region(named, region, profile, config, uses_aws=uses_aws)
     session = open_session(profile, region) if uses_aws else None
@@ -109,13 +108,6 @@ def find_sources(
             sources += local_sources(target.path)
     # A job that two targets name is reviewed once.
     return list({source.name: source for source in sources}.values()), region, session
-
-
-def _reviewable(text: str) -> Target:
-    target = parse_target(text)
-    if target.kind is Kind.ADDRESS:
-        raise UserError(f"{text}: is an address in S3; name the run, or its logs")
-    return target
 
 
 def _region(

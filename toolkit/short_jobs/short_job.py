@@ -20,7 +20,8 @@ from sm_train.toolkit.submit.planned_job import plan_job, start_planned
 from sm_train.toolkit.submit.run_bundle import bundle_of, commit_of
 from sm_train.toolkit.submit.submission import prepare
 from sm_train.toolkit.submit.submit import session_for_jobs
-from sm_train.toolkit.terminal.console import bytes_bar, note
+from sm_train.toolkit.terminal.confirmation import ask
+from sm_train.toolkit.terminal.console import bytes_bar, note, write_line
 from sm_train.toolkit.terminal.formatting import format_days, format_usd
 
 if TYPE_CHECKING:
@@ -126,6 +127,17 @@ class ShortJobs:
         except UserError:
             cause, action = job.failure_reason or "no reason given", ""
         return f"{job.name}: failed: {cause}{action}; `sm-train diagnose {job.name}` shows more"
+
+
+def confirm(price_line: str, *, yes: bool) -> None:
+    """Show what short jobs cost, and ask unless ``yes``.
+
+    Raises:
+        UserError: the user did not confirm.
+    """
+    write_line(price_line, err=True)
+    if not yes:
+        ask("Start it?")
 
 
 def poll(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm_train.cost.estimate import Estimate
@@ -31,6 +31,8 @@ from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.plan_view import show_plan
 from sm_train.toolkit.submit.planned_job import (
+    PlannedJob,
+    Progress,
     RunPlan,
     changes_of,
     plan_job,
@@ -62,12 +64,11 @@ def submit(
     auto_advance: bool,
     yes: bool,
     as_json: bool,
-    with_plan: bool = True,
     take_over: bool = False,
 ) -> str:
-    """Start the submission's first stage, from its newest checkpoint if it has one; return the job.
+    """Show the plan of the submission's first stage, ask, and start it; return the job.
 
-    ``with_plan`` shows the plan first.
+    It starts from the stage's newest checkpoint, if there is one.
 
     Raises:
         UserError: the stage is running or done already, something is missing, the user did not
@@ -77,33 +78,64 @@ def submit(
     try:
         session, bucket = session_for_jobs(config, profile, region)
     except AccessError:
-        if with_plan:  # of the whole run: checkpoints are unknown without an account
-            show_plan(plan_offline(submission), stderr_console())
+        # Checkpoints are unknown without an account: this is the plan of the whole run.
+        show_plan(plan_offline(submission), stderr_console())
         raise
     planned = plan_job(
         submission, session, bucket, cause=cause, auto_advance=auto_advance, take_over=take_over
     )
     _warn(planned.warnings)
-    if with_plan:
-        show_plan(planned.plan, stderr_console())
-    config, projection = planned.plan.submission.config, planned.plan.projection
-    _warn(check_budget(config, region, planned.history, projection))
+    show_plan(planned.plan, stderr_console())
+    _warn(budget_warnings(planned))
+    config = planned.plan.submission.config
     if not yes:
         alternatives = remaining_alternative_costs(
             config, region, stage.name, planned.start.from_step, planned.history
         )
         action = describe_start(stage, planned.start)
-        confirm(action, planned.plan.cost, projection, alternatives)
+        confirm(action, planned.plan.cost, planned.plan.projection, alternatives)
     with bytes_bar(f"copying to {region}") as progress:
-        name = start_planned(planned, progress)
-    report_started(name, region, stage.name, as_json=as_json)
-    report_alarms(session, config, region)
+        started = start(planned, progress)
+    report_started(started.job, region, stage.name, as_json=as_json)
+    if started.alarms is not None:
+        note(started.alarms)
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not auto_advance:
         next_stage = config.stages[following].name
         note(f"To start {next_stage} after it: sm-train resume {config.name} --stage {next_stage}")
     note(f"To follow it: sm-train watch {config.name}")
-    return name
+    return started.job
+
+
+@dataclass(frozen=True)
+class StartedJob:
+    """A started job, and what became of the run's alarms, if it has any."""
+
+    job: str
+    alarms: str | None
+
+
+def start(planned: PlannedJob, progress: Progress = lambda done, total: None) -> StartedJob:
+    """Start a planned job, and point the run's alarms to it.
+
+    Raises:
+        UserError: another process is starting the job, or AWS returns an error.
+    """
+    submission = planned.plan.submission
+    name = start_planned(planned, progress)
+    return StartedJob(name, sync_alarms(planned.session, submission.config, submission.region))
+
+
+def budget_warnings(planned: PlannedJob) -> list[str]:
+    """Compare what the run has cost and will cost with its budget; return warnings.
+
+    Raises:
+        UserError: the run costs more, and the run file says to stop then (exit 7).
+    """
+    submission = planned.plan.submission
+    return check_budget(
+        submission.config, submission.region, planned.history, planned.plan.projection
+    )
 
 
 def dry_run(submission: Submission, profile: str | None) -> RunPlan:

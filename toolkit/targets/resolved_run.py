@@ -61,6 +61,7 @@ def resolve_run(session: boto3.Session, target: str, region: str) -> ResolvedRun
     found = run_target(target)
     if found.kind is Kind.RUN_FILE:
         return run_of_config(session, load(found.path), region)
+    target = found.text
     name, _, rest = target.partition("--")
     jobs = jobs_of_run(session, name)
     named = [job for job in jobs if not rest or target == job.name or rest == job.stage]

@@ -5,6 +5,7 @@ Every command that takes one of them starts here, so all commands read the same 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,12 @@ from sm_train.toolkit.run_file import RUN_FILE_ENDINGS
 
 if TYPE_CHECKING:
     from sm_train.toolkit.jobs.local_folder import LocalRunFolder
+
+
+_CHECKPOINTS = re.compile(
+    r"s3://[^/]+/(?P<run>[A-Za-z0-9-]+)/checkpoints(?:/(?P<stage>[A-Za-z0-9-]+)(?:/step-\d+)?)?/?"
+)
+"""An address of a stage's checkpoints (estimators/config/naming.py), or of one of them."""
 
 
 class Kind(StrEnum):
@@ -85,7 +92,8 @@ def parse_target(text: str) -> Target:
 def run_target(text: str) -> Target:
     """Return the run that ``text`` names: on SageMaker, or here.
 
-    A file counts as a run file, whatever its ending.
+    A file counts as a run file, whatever its ending. The address of a run's checkpoints stands for
+    the run, that of a stage's checkpoints for the stage.
 
     Raises:
         UserError: it names something else.
@@ -93,6 +101,9 @@ def run_target(text: str) -> Target:
     target = parse_target(text)
     if target.kind is Kind.FILE:
         return Target(text, Kind.RUN_FILE)
+    if found := _CHECKPOINTS.fullmatch(text):
+        run, stage = found["run"], found["stage"]
+        return Target(f"{run}--{stage}" if stage else run, Kind.NAME)
     if target.kind is Kind.FOLDER:
         raise UserError(f"{text}: holds no local run; name its folder, a run file, a run or a job")
     if target.kind is Kind.ADDRESS:
@@ -101,6 +112,16 @@ def run_target(text: str) -> Target:
             "file"
         )
     return target
+
+
+def log_target(text: str) -> Target:
+    """Return what ``text`` names: a run on SageMaker or here, or log files.
+
+    Raises:
+        UserError: it names something else.
+    """
+    target = parse_target(text)
+    return run_target(text) if target.kind is Kind.ADDRESS else target
 
 
 @contextmanager

@@ -99,12 +99,27 @@ def test_an_address_is_shown_as_it_was_written(cli: Cli, command: list[str]) -> 
     assert f"{address}: is an address in S3; name" in one_line(refused.stderr)
 
 
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("s3://ai-bucket/demo/checkpoints", "demo"),
+        ("s3://ai-bucket/demo/checkpoints/256px/", "demo--256px"),
+        ("s3://ai-bucket/demo/checkpoints/256px/step-00000100", "demo--256px"),
+    ],
+)
+def test_the_address_of_checkpoints_stands_for_their_run(address: str, name: str) -> None:
+    target = run_target(address)
+    assert (target.kind, target.text) == (Kind.NAME, name)
+
+
 def test_a_run_its_stage_its_job_and_its_file_name_the_same_run(laptop: Laptop) -> None:
     laptop.sagemaker.log_event(FIRST, "start", ago=400)
     laptop.sagemaker.log_event(FIRST, "step", ago=300, step=400, steps_per_second=2.0, loss=0.5)
     laptop.sagemaker.set_status(FIRST, "Failed", reason=FAILURE, ended_ago=200)
     estimates = []
-    for target in ("demo", STAGE, FIRST, str(laptop.run_file)):
+    address = "s3://ai-bucket/demo/checkpoints/256px"
+    targets = ("demo", STAGE, FIRST, str(laptop.run_file), address)
+    for target in targets:
         assert laptop.json("status", target)["run"] == "demo"
         assert laptop.json("diagnose", target)["cause"] == "gpu-out-of-memory"
         [reviewed] = laptop.json("review", target)["jobs"]
@@ -115,7 +130,7 @@ def test_a_run_its_stage_its_job_and_its_file_name_the_same_run(laptop: Laptop) 
         estimates.append(laptop.json("cost", target)["total"])
         checked = laptop("check", target, "--offline", "--json")
         assert json.loads(checked.stdout)["ok"]
-    assert estimates.count(estimates[0]) == 4
+    assert estimates.count(estimates[0]) == len(targets)
 
 
 def test_check_of_a_submitted_run_says_whose_settings_it_checks(laptop: Laptop) -> None:
