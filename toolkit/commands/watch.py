@@ -65,6 +65,7 @@ def follow_run(
     from functools import partial
 
     from sm_train.toolkit.errors import ExitCode, UserError
+    from sm_train.toolkit.runs.next_command import watch_command
     from sm_train.toolkit.targets.resolved_run import open_session_for, resolve_run
     from sm_train.toolkit.watch.controller import watch
     from sm_train.toolkit.watch.live_view import open_view
@@ -75,5 +76,6 @@ def follow_run(
         with open_view(session, as_json=as_json) as view:
             return watch(session, find, dry_run=dry_run, interval=interval, view=view)
     except KeyboardInterrupt:
-        message = f"interrupted; the run itself continues: `sm-train watch {run}` follows it again"
+        again = f"`{watch_command(run)}` follows it again"
+        message = f"interrupted; the run itself continues: {again}"
         raise UserError(message, ExitCode.INTERRUPTED) from None

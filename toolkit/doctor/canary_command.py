@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from sm_train.toolkit.doctor.canary_report import (
     to_markdown,
 )
 from sm_train.toolkit.doctor.canary_run import MAX_RUNTIME_SECONDS, Canary, derive_canary
+from sm_train.toolkit.doctor.doctor_options import DoctorOptions
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.short_jobs.short_job import ShortJobs, confirm
 from sm_train.toolkit.submit.run_bundle import bundle_of
@@ -27,33 +27,23 @@ from sm_train.toolkit.submit.submission import prepare
 from sm_train.toolkit.terminal.console import note, write_json, write_line
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
-
-@dataclass(frozen=True)
-class CanaryOptions:
-    """Options of the command; ``nodes`` is the number of emulated nodes, None for SageMaker."""
-
-    instance_type: str | None
-    nodes: int | None
-    processes: int
-    output: Path
-    poll_seconds: float
-    profile: str | None
-    dry_run: bool
-    yes: bool
-    as_json: bool
+_REPORTS = Path("canary-reports")
+_LOCAL_NODES = 2
 
 
 def start_canary(
-    config: RunConfig, stage: StageSection, base: Path, region: str, options: CanaryOptions
+    config: RunConfig, stage: StageSection, region: str, options: DoctorOptions
 ) -> None:
     """Run the canary of ``stage`` and write its report.
 
     Raises:
         UserError: it cannot start, the user did not confirm, or a step did not work (exit code 3).
     """
+    base, output = options.run.parent, options.output or _REPORTS
+    nodes = (options.nodes or _LOCAL_NODES) if options.local else None
     canary = derive_canary(config, stage, region, datetime.now(), options.instance_type)
     if options.dry_run:
-        if options.nodes is None:
+        if nodes is None:
             write_line(_price_line(canary), err=True)
         bundle = bundle_of(canary.config, base)
         submission = prepare(canary.config, None, bundle, region, datetime.now())
@@ -66,21 +56,21 @@ def start_canary(
             }
         )
         return
-    if options.nodes is None:
+    if nodes is None:
         jobs = ShortJobs.open(canary.config, base, region, options.profile)
         confirm(_price_line(canary), yes=options.yes)
         platform: CanaryPlatform = SageMakerPlatform(jobs)
     else:
         platform = LocalPlatform(
             base=base,
-            nodes=options.nodes,
+            nodes=nodes,
             processes=options.processes,
-            output=options.output / canary.config.name,
+            output=output / canary.config.name,
         )
     result = run_canary(platform, canary, _report, options.poll_seconds)
-    name: PlatformName = "sagemaker" if options.nodes is None else "local"
-    document = canary_document(canary, result, name, options.nodes or canary.stage.instances)
-    _finish(document, options, canary.config.name)
+    name: PlatformName = "sagemaker" if nodes is None else "local"
+    document = canary_document(canary, result, name, nodes or canary.stage.instances)
+    _finish(document, output / canary.config.name, as_json=options.as_json)
 
 
 def _report(line: str) -> None:
@@ -98,13 +88,14 @@ def _price_line(canary: Canary) -> str:
     )
 
 
-def _finish(document: CanaryDocument, options: CanaryOptions, name: str) -> None:
+def _finish(document: CanaryDocument, file: Path, *, as_json: bool) -> None:
+    """Write the report to ``file`` with two suffixes, and print it."""
     report = to_markdown(document)
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / f"{name}.md"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    path = file.with_name(f"{file.name}.md")
     write_atomic(path, report.encode())
     write_atomic(path.with_suffix(".json"), (json.dumps(document, indent=1) + "\n").encode())
-    if options.as_json:
+    if as_json:
         write_json(document)
     else:
         write_line(report)

@@ -32,6 +32,7 @@ from sm_train.toolkit.submit.run_bundle import bundle_of
 from sm_train.toolkit.submit.submission import Submission, prepare, validate
 from sm_train.toolkit.submit.submit import session_for_jobs
 from sm_train.toolkit.submit.training_data import require_shards
+from sm_train.toolkit.terminal.console import note
 
 if TYPE_CHECKING:
     import boto3
@@ -152,7 +153,11 @@ def wait_for_verdict(job: DoctorJob, started: TrainingJob, jobs: ShortJobs) -> D
     )
     events = [event for event in jobs.events(ended, "doctor") if event["kind"] == "doctor"]
     if events:
-        result = _stored_result(jobs.session, job, ended)
+        try:
+            result = _stored_result(jobs.session, job, ended)
+        except UserError as error:
+            note(f"warning: the stored result cannot be read: {error}")
+            result = None
         return DoctorOutcome(ended.name, events[-1], result)
     if ended.status == "Failed":
         raise UserError(jobs.failure(ended), ExitCode.JOB_FAILED)

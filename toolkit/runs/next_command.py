@@ -21,10 +21,15 @@ def next_command(run: ResolvedRun | LocalRunFolder, stage: StageState | None) ->
     if stage.state == "stopping":
         return f"sm-train status {target}"
     if stage.state in _LIVE:
-        return f"sm-train watch {target}"
+        return watch_command(target)
     if stage.state in ("failed", "no-results"):
         return _diagnose(run, stage)
     return resume_command(run, stage)
+
+
+def watch_command(target: object) -> str:
+    """Return the command that follows a run with a live job, by its name or folder."""
+    return f"sm-train watch {target}"
 
 
 def _diagnose(run: ResolvedRun | LocalRunFolder, stage: StageState) -> str:

@@ -91,7 +91,7 @@ def wait_for_end(run: RunOnSageMaker | LocalRunFolder) -> EndedJob:
     """
     if isinstance(run, LocalRunFolder):
         run.wait()
-        return EndedJob(str(run.target), _local_status(run), "diagnose() returns the cause")
+        return EndedJob(str(run.target), _local_status(run), "failed; diagnose() returns the cause")
     job = _ended(run.session, newest_job(run.session, run.run))
     return EndedJob(job.name, job.status, job.failure_reason)
 

@@ -1,9 +1,10 @@
-"""Resumes a run by its launch record in S3, without the run file."""
+"""Resumes a run: by its run file, or by its launch record in S3."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.json_document import as_document
 from sm_train.estimators.bundle.bundle import run_document
@@ -24,20 +25,72 @@ from sm_train.toolkit.submit.plan_view import change_lines
 from sm_train.toolkit.submit.planned_job import next_start
 from sm_train.toolkit.submit.relocation import launch_where_last
 from sm_train.toolkit.submit.replicate import replicate_inputs
+from sm_train.toolkit.submit.run_bundle import bundle_of, commit_of
 from sm_train.toolkit.submit.start_job import resolve_job_name, start_next_job
-from sm_train.toolkit.submit.submission import choose_stages
+from sm_train.toolkit.submit.submission import choose_stages, prepare
 from sm_train.toolkit.submit.submit import (
     check_budget,
     confirm,
     describe_start,
     report_alarms,
     report_started,
+    submit,
 )
-from sm_train.toolkit.targets.resolved_run import ResolvedRun
+from sm_train.toolkit.targets.resolved_run import ResolvedRun, open_run
+from sm_train.toolkit.targets.target import Kind, run_target
 from sm_train.toolkit.terminal.console import bytes_bar, note, write_line
 
 if TYPE_CHECKING:
     import boto3
+
+
+def resume(
+    target: str,
+    stage: str | None,
+    options: dict[str, Any],
+    *,
+    auto_advance: bool,
+    yes: bool,
+    as_json: bool,
+    take_over: bool,
+) -> None:
+    """Start the next job of the run that ``target`` names; ``options`` are the global ones.
+
+    A run file's settings and this sm-train's training code are used if ``target`` is one, otherwise
+    those that were submitted last. Without ``stage`` it is the first one that is not done.
+
+    Raises:
+        UserError: there is no such run or stage, the job cannot be started, or the user did not
+            confirm.
+    """
+    session, run = open_run(target, options)
+    chosen = stage or unfinished_stage(session, run)
+    names = [each.name for each in run.config.stages]
+    if chosen not in names:
+        raise UserError(f"--stage: {chosen!r} is not in the run; it has {', '.join(names)}")
+    file = run_target(target)
+    if file.kind is not Kind.RUN_FILE:
+        resume_recorded(
+            session,
+            run,
+            chosen,
+            auto_advance=auto_advance,
+            yes=yes,
+            as_json=as_json,
+            take_over=take_over,
+        )
+        return
+    base = file.path.parent
+    bundle, commit = bundle_of(run.config, base), commit_of(base)
+    submit(
+        prepare(run.config, chosen, bundle, run.region, datetime.now(), commit),
+        options["profile"],
+        cause="resume",
+        auto_advance=auto_advance,
+        yes=yes,
+        as_json=as_json,
+        take_over=take_over,
+    )
 
 
 def unfinished_stage(session: boto3.Session, run: ResolvedRun) -> str:

@@ -28,6 +28,7 @@ from sm_train.toolkit.costing.worst_case import (
 from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.placeholders import find_placeholders
+from sm_train.toolkit.runs.next_command import watch_command
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.plan_view import show_plan
 from sm_train.toolkit.submit.planned_job import (
@@ -103,19 +104,19 @@ def submit(
     if following < len(config.stages) and not auto_advance:
         next_stage = config.stages[following].name
         note(f"To start {next_stage} after it: sm-train resume {config.name} --stage {next_stage}")
-    note(f"To follow it: sm-train watch {config.name}")
+    note(f"To follow it: {watch_command(config.name)}")
     return started.job
 
 
 @dataclass(frozen=True)
-class StartedJob:
+class StartResult:
     """A started job, and what became of the run's alarms, if it has any."""
 
     job: str
     alarms: str | None
 
 
-def start(planned: PlannedJob, progress: Progress = lambda done, total: None) -> StartedJob:
+def start(planned: PlannedJob, progress: Progress = lambda done, total: None) -> StartResult:
     """Start a planned job, and point the run's alarms to it.
 
     Raises:
@@ -123,7 +124,7 @@ def start(planned: PlannedJob, progress: Progress = lambda done, total: None) ->
     """
     submission = planned.plan.submission
     name = start_planned(planned, progress)
-    return StartedJob(name, sync_alarms(planned.session, submission.config, submission.region))
+    return StartResult(name, sync_alarms(planned.session, submission.config, submission.region))
 
 
 def budget_warnings(planned: PlannedJob) -> list[str]:
