@@ -22,7 +22,6 @@ from sm_train.toolkit.doctor.doctor_view import show_result
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_local_run
 from sm_train.toolkit.jobs.local_folder import DEFAULT_FOLDER
-from sm_train.toolkit.local.launcher import default_nodes
 from sm_train.toolkit.run_file import load
 from sm_train.toolkit.short_jobs.short_job import confirm
 from sm_train.toolkit.submit.submission import choose_stages
@@ -57,6 +56,8 @@ def run_doctor(options: DoctorOptions) -> None:
 
 def _examine_here(options: DoctorOptions, config: RunConfig, stage: StageSection) -> None:
     require_local_run()
+    from sm_train.toolkit.local.launcher import default_nodes  # of an extra
+
     document = examine_local(
         config,
         stage,

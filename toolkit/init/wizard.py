@@ -14,6 +14,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.init.account import Account, open_account
 from sm_train.toolkit.init.template import Values, require_valid_value
 from sm_train.toolkit.settings import from_config
+from sm_train.toolkit.terminal.confirmation import interruptible_prompts
 from sm_train.toolkit.terminal.console import stderr_console, write_line
 from sm_train.toolkit.terminal.formatting import format_usd
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 _MOST_TYPES = 10
 
 
+@interruptible_prompts()
 def ask_values(given: Values, profile: str | None, *, default_type: str) -> Values:
     """Ask for each value that ``given`` lacks; an empty answer keeps the template's placeholder.
 

@@ -24,7 +24,7 @@ def next_command(run: ResolvedRun | LocalRunFolder, stage: StageState | None) ->
         return watch_command(target)
     if stage.state in ("failed", "no-results"):
         return _diagnose(run, stage)
-    return resume_command(run, stage)
+    return resume_command(run)
 
 
 def watch_command(target: object) -> str:
@@ -42,13 +42,12 @@ def _diagnose(run: ResolvedRun | LocalRunFolder, stage: StageState) -> str:
     return f"sm-train{option} diagnose {job.name}"
 
 
-def resume_command(run: ResolvedRun | LocalRunFolder, stage: StageState | None = None) -> str:
+def resume_command(run: ResolvedRun | LocalRunFolder) -> str:
     """Return the command that continues the run.
 
-    A stage whose newest checkpoint comes from Kubernetes or Slurm is taken over: `resume` says that
-    the other platform's job must have ended.
+    If a job on Kubernetes or Slurm wrote the newest checkpoint, the command starts no second one
+    and says how the user confirms that the first has ended. Only the user knows that.
     """
     if isinstance(run, LocalRunFolder):
         return run.start_command
-    option = " --take-over" if stage is not None and stage.other_platform is not None else ""
-    return f"sm-train resume {run.name}{option}"
+    return f"sm-train resume {run.name}"

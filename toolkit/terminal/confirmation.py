@@ -6,8 +6,11 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
+import click.termui
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.terminal.console import write_line
 from sm_train.toolkit.terminal.printable import printable
@@ -48,6 +51,28 @@ def _read_line() -> str:
     if _is_terminal():
         _wait_for_line()
     return sys.stdin.readline() if sys.stdin is not None else ""
+
+
+@contextmanager
+def interruptible_prompts() -> Iterator[None]:
+    """Let click's prompts on a terminal wait as :func:`ask` does; Ctrl-C always ends them."""
+    read = click.termui.visible_prompt_func
+
+    def read_line(prompt: str = "") -> str:
+        if not _is_terminal():
+            return read(prompt)
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+        line = _read_line()
+        if not line:
+            raise EOFError
+        return line.rstrip("\n")
+
+    click.termui.visible_prompt_func = read_line
+    try:
+        yield
+    finally:
+        click.termui.visible_prompt_func = read
 
 
 def _wait_for_line() -> None:
