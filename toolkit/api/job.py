@@ -26,10 +26,10 @@ class Job:
     """A run or one of its jobs on SageMaker, or a local run.
 
     ``name`` is the name of a run, of a stage (``RUN--STAGE``) or of a job, a run file, or the
-    folder of a local run. A run stands
-    for its newest job in :meth:`logs`, and for all of its jobs in :meth:`metrics` and
-    :meth:`review`. ``region`` and ``profile`` are for AWS; without them they come from where the
-    command line takes them: ``SM_TRAIN_*``, the configuration file, AWS's own configuration.
+    folder of a local run. A run stands for its newest job in :meth:`logs`, and for all of its jobs
+    in :meth:`metrics` and :meth:`review`. ``region`` and ``profile`` are for AWS; without them they
+    come from where the command line takes them: ``SM_TRAIN_*``, the configuration file, AWS's own
+    configuration.
 
     Every method raises :class:`sm_train.Error`: a UsageError if there is no such run or job, an
     AccessError without valid credentials.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.toolkit.models.export import ExportedModel, ExportRequest, run_export
 from sm_train.toolkit.settings import default_profile
-from sm_train.toolkit.terminal.console import stderr_console
+from sm_train.toolkit.terminal.console import note
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.models.checkpoint_export import ExportFormat, WeightsKind
@@ -60,12 +60,8 @@ def export(
         stage,
         {"region": region, "profile": profile or default_profile()},
         ExportRequest(format, weights, dtype, Path(out), merge),
-        announce or _print,
+        announce or note,
         push_to_hub=push_to_hub,
         private=private,
         dry_run=dry_run,
     )
-
-
-def _print(line: str) -> None:
-    stderr_console().print(line, soft_wrap=True, markup=False)

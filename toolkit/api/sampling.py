@@ -18,7 +18,7 @@ from sm_train.toolkit.sampling.sample import (
     require_writable,
     sample_images,
 )
-from sm_train.toolkit.terminal.console import stderr_console
+from sm_train.toolkit.terminal.console import note
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -100,7 +100,7 @@ def sample(
     _require_prompts(prompts)
     require_training_packages()
     options = {"region": region, "profile": profile}
-    with open_checkpoint(str(checkpoint), stage, options, _print) as opened:
+    with open_checkpoint(str(checkpoint), stage, options, note) as opened:
         source = find_source(opened.folder)
         images = sample_images(source, prompts, steps=steps, guidance=guidance, seed=seed)
     return Samples(tuple(images), tuple(prompts), opened.uri or source.weights, seed)
@@ -150,7 +150,7 @@ def compare(
     with ExitStack() as opened:
         # Both are found before the first one is sampled, which takes minutes.
         sources = [
-            find_source(opened.enter_context(open_checkpoint(name, None, options, _print)).folder)
+            find_source(opened.enter_context(open_checkpoint(name, None, options, note)).folder)
             for name in names
         ]
         images = tuple(
@@ -165,7 +165,3 @@ def compare(
 def _require_prompts(prompts: Sequence[str]) -> None:
     if isinstance(prompts, str) or not prompts:
         raise UserError("prompts: give a list with at least one prompt")
-
-
-def _print(line: str) -> None:
-    stderr_console().print(line, soft_wrap=True, markup=False)

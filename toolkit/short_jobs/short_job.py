@@ -78,8 +78,8 @@ class ShortJobs:
     ) -> TrainingJob:
         """Wait for the end of a job and report each change of its status.
 
-        Ctrl-C leaves it running; ``on_interrupt`` is a sentence that says how to go on. ``read``
-        returns a job that belongs to no stage as it is now.
+        Ctrl-C leaves it running; ``on_interrupt`` is a sentence about how to continue or stop it.
+        ``read`` returns a job that belongs to no stage as it is now.
         """
         note(f"Following {job.name}; Ctrl-C leaves it running")
         try:

@@ -146,6 +146,11 @@ def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, Resol
     Raises:
         UserError: there is no such run, or AWS returns an error.
     """
+    found = run_target(target)
+    if found.kind is Kind.RUN_FILE:
+        config = load(found.path)
+        session, region = _open(config.region, options)
+        return session, run_of_config(session, config, region)
     session, region = open_session_for(target, options)
     with local_run_hint(target):
         run = resolve_run(session, target, region)
@@ -166,5 +171,9 @@ def open_session_for(target: str, options: dict[str, Any]) -> tuple[boto3.Sessio
         )
     configured = load(found.path).region if found.kind is Kind.RUN_FILE else None
     with local_run_hint(target):
-        region = resolve_region(options["region"], configured, options["profile"])
-        return open_session(options["profile"], region), region
+        return _open(configured, options)
+
+
+def _open(configured: str | None, options: dict[str, Any]) -> tuple[boto3.Session, str]:
+    region = resolve_region(options["region"], configured, options["profile"])
+    return open_session(options["profile"], region), region

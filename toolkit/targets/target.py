@@ -1,4 +1,4 @@
-"""Tells what a user names: a run file, a local run, files here, an address in S3, or a name.
+"""Determines what a user names: a run file, a local run, files here, an address in S3, or a name.
 
 Every command that takes one of them starts here, so all commands read the same text alike.
 """
