@@ -63,7 +63,7 @@ LEVELS = {
         {"init", "models", "submit"},
         {"short_jobs"},
         {"doctor", "measuring", "watch"},
-        {"review"},
+        {"cost_reports", "review"},
         {"api"},
         {"commands"},
         {"cli"},

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.plan import PackOptions
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.extras import require_extra
-from sm_train.toolkit.packing.pack import PackJob, PackResult, parse_size
+from sm_train.toolkit.packing.pack import PackResult
 from sm_train.toolkit.packing.pack import pack as pack_images
-from sm_train.toolkit.packing.tables import TableOptions
+from sm_train.toolkit.packing.pack_arguments import PackArguments
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.worker_pool import PackProgress
-
-_TABLES = (".csv", ".jsonl", ".parquet")
 
 
 def pack(
@@ -93,112 +86,29 @@ def pack(
             contradict each other.
         AccessError: an address is in S3 and there are no credentials.
     """
-    job = pack_job(
-        str(source),
-        str(destination),
+    arguments = PackArguments(
+        source=str(source),
+        destination=str(destination),
         captions=None if captions is None else Path(captions),
-        shard_bytes=shard_size if isinstance(shard_size, int) else parse_size(shard_size),
-        table=TableOptions(image_column, caption_column, size_column, where),
-        workers=workers,
+        shard_size=shard_size,
         instances=instances,
+        image_column=image_column,
+        caption_column=caption_column,
+        size_column=size_column,
+        where=where,
         min_side=min_side,
         max_aspect=max_aspect,
+        drop_duplicates=drop_duplicates,
+        near_duplicates=near_duplicates,
         max_side=max_side,
         quality=quality,
         convert=convert,
-        drop_duplicates=drop_duplicates,
-        near_duplicates=near_duplicates,
-        headers_only=headers_only,
-        append=append,
         latents=None if latents is None else Path(latents),
         resolution=resolution,
+        headers_only=headers_only,
+        append=append,
+        workers=workers,
         region=region,
         profile=profile,
     )
-    return pack_images(job, progress)
-
-
-def pack_job(
-    source: str,
-    destination: str,
-    *,
-    captions: Path | None,
-    shard_bytes: int,
-    table: TableOptions,
-    workers: int | None,
-    instances: int,
-    min_side: int | None,
-    max_aspect: float | None,
-    max_side: int | None,
-    quality: int | None,
-    convert: bool,
-    drop_duplicates: bool,
-    near_duplicates: int | None,
-    headers_only: bool,
-    append: bool,
-    latents: Path | None,
-    resolution: int | None,
-    region: str | None,
-    profile: str | None,
-    on_sagemaker: bool = False,
-) -> PackJob:
-    """Return the job of :func:`pack`'s arguments.
-
-    Raises:
-        UserError: options contradict each other, or credentials for S3 are missing.
-    """
-    if headers_only and near_duplicates is not None:
-        raise UserError("--headers-only: excludes --near-duplicates, which compares pixels")
-    if (latents is None) != (resolution is None):
-        raise UserError("--latents: requires --resolution, and the reverse")
-    if latents is not None and resolution is not None:
-        _require_latents_model(latents, resolution, packs_locally=not on_sagemaker)
-    return PackJob(
-        source=source,
-        destination=destination,
-        captions=captions,
-        shard_bytes=shard_bytes,
-        table=table,
-        workers=workers or os.cpu_count() or 1,
-        instances=instances,
-        append=append,
-        options=PackOptions(
-            pixels=not headers_only,
-            min_side=min_side,
-            max_aspect=max_aspect,
-            max_side=max_side,
-            quality=quality,
-            convert=convert,
-            duplicates=drop_duplicates or near_duplicates is not None,
-            near_bits=near_duplicates,
-            latents=None if latents is None else str(latents),
-            latents_resolution=resolution,
-        ),
-        access=_access((source, destination), str(captions or source), region, profile),
-    )
-
-
-def _require_latents_model(model: Path, resolution: int, *, packs_locally: bool) -> None:
-    from sm_train.entrypoints.models.components import ComponentsError, describe_latents
-
-    try:
-        describe_latents(model, resolution)
-    except ComponentsError as error:
-        raise UserError(f"--latents: {error}") from None
-    if packs_locally:
-        require_extra("train", "torch", "diffusers", purpose="encoding latents")
-
-
-def _access(
-    addresses: tuple[str, str], table: str, region: str | None, profile: str | None
-) -> S3Access:
-    """Return how to reach S3; require credentials and a region only if an address is in S3."""
-    if not any(address.startswith("s3://") for address in addresses):
-        if not table.endswith(_TABLES):
-            return S3Access()
-        return S3Access(profile, region)  # the table may name s3:// URIs
-    from sm_train.toolkit.aws.session import open_session, resolve_region
-
-    region = resolve_region(region, None, profile)
-    open_session(profile, region)
-    return S3Access(profile, region)
+    return pack_images(arguments.job(), progress)

@@ -187,8 +187,12 @@ class Run:
         Raises:
             UsageError: a value is implausible, or there is no such stage.
         """
-        from sm_train.toolkit.costing.cost_command import CostOptions, inputs_of_run, usage_errors
         from sm_train.toolkit.costing.cost_result import price
+        from sm_train.toolkit.costing.estimate_inputs import (
+            CostOptions,
+            inputs_of_run,
+            usage_errors,
+        )
 
         options = CostOptions(
             stage=stage,

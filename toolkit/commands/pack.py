@@ -259,24 +259,12 @@ def _exit_code(comparison: Comparison | None) -> int:
 def _job(options: dict[str, Any], arguments: dict[str, Any]) -> PackJob:
     from dataclasses import fields
 
-    from sm_train.toolkit.api.packing import pack_job
-    from sm_train.toolkit.packing.pack import parse_size
-    from sm_train.toolkit.packing.tables import TableOptions
+    from sm_train.toolkit.packing.pack_arguments import PackArguments
 
-    columns = {field.name: arguments[field.name] for field in fields(TableOptions)}
-    same = (
-        "source destination captions workers min_side max_aspect max_side quality convert "
-        "drop_duplicates near_duplicates headers_only latents resolution append"
-    )
-    return pack_job(
-        **{name: arguments[name] for name in same.split()},
-        table=TableOptions(**columns),
-        shard_bytes=parse_size(arguments["shard_size"]),
-        instances=_max_instances(arguments["run"]),
-        region=options["region"],
-        profile=options["profile"],
-        on_sagemaker=bool(arguments["on"]),
-    )
+    given = arguments | {"instances": _max_instances(arguments["run"])}
+    given |= {name: options[name] for name in ("region", "profile")}
+    packed = PackArguments(**{field.name: given[field.name] for field in fields(PackArguments)})
+    return packed.job(on_sagemaker=bool(arguments["on"]))
 
 
 def _max_instances(run: Path | None) -> int:

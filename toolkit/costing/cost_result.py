@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.estimate import Estimate
 from sm_train.cost.speed import FIRM
-from sm_train.toolkit.costing.cost_command import EstimateInputs
+from sm_train.toolkit.costing.estimate_inputs import EstimateInputs
 from sm_train.toolkit.terminal.formatting import (
     format_days,
     format_duration,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.aws.session import price_region, resolve_region
-from sm_train.toolkit.costing.cost_command import usage_errors
+from sm_train.toolkit.costing.estimate_inputs import usage_errors
 from sm_train.toolkit.costing.measured_speeds import (
     MeasuredSpeed,
     add_to_bucket,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from selenium import webdriver
-from sm_train.toolkit.costing.cost_command import CostOptions, resolve_inputs
-from sm_train.toolkit.costing.html_report import write_report
+from sm_train.toolkit.cost_reports.html_report import write_report
+from sm_train.toolkit.costing.estimate_inputs import CostOptions, resolve_inputs
 from sm_train.toolkit.review.review_model import Review
 from sm_train.toolkit.review.review_page import write_page
 from sm_train.toolkit.sampling.comparison_page import comparison_page

@@ -100,7 +100,7 @@ def reported_period(
     return first, now
 
 
-def report(
+def past_jobs_document(
     session: boto3.Session,
     prices: PriceTable,
     by: str,

@@ -21,7 +21,7 @@ from sm_train.cost.alternatives import (
 from sm_train.cost.estimate import Purchase, hourly_price, stage_cost, total_money
 from sm_train.cost.prices import ON_DEMAND, SAVINGS_PLANS, SPOT, known_regions
 from sm_train.cost.purchasing import break_even, costs_by_region, platform_costs
-from sm_train.toolkit.costing.cost_command import EstimateInputs
+from sm_train.toolkit.costing.estimate_inputs import EstimateInputs
 from sm_train.toolkit.costing.stages import memory_needs, stated_measurements
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.terminal.formatting import parse_duration

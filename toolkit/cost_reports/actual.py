@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,12 +11,14 @@ from sm_train.cost.actual_cost import FinishedJob, as_document, measurements, ob
 from sm_train.cost.estimate import Estimate, estimate
 from sm_train.cost.stage import CostStage
 from sm_train.cost.timeline import Timeline
-from sm_train.toolkit.costing.cost_command import EstimateInputs
+from sm_train.toolkit.costing.estimate_inputs import EstimateInputs
 from sm_train.toolkit.costing.history import History, history_uri, write_history
-from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.job_events import read_jobs
-from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
+from sm_train.toolkit.jobs.training_job import jobs_of_run
+from sm_train.toolkit.runs.run_state import read_state
+from sm_train.toolkit.targets.resolved_run import run_of_config
+from sm_train.toolkit.watch.controller import failed_on_infrastructure
 
 if TYPE_CHECKING:
     import boto3
@@ -26,13 +27,8 @@ if TYPE_CHECKING:
 def actual_cost(
     inputs: EstimateInputs,
     session: boto3.Session,
-    failed_on_infrastructure: Callable[[boto3.Session, TrainingJob], bool],
-    project_run: Callable[[], Projection],
 ) -> dict[str, Any]:
     """Return the document of ``cost --actual``, and store what the jobs showed in S3.
-
-    ``failed_on_infrastructure`` diagnoses a failed job. ``project_run`` is called after that: the
-    projection rests on what is stored.
 
     Raises:
         UserError: the run has no job yet, or AWS refuses a request.
@@ -59,7 +55,9 @@ def actual_cost(
         # The comparison itself does not depend on the upload.
         stored = {"history": None, "warnings": [f"not stored for later estimates: {error}"]}
     names = {stage.name for stage in inputs.stages}
-    left = {name: usd for name, usd in project_run().stages.items() if name in names}
+    # After the upload: the projection rests on what is stored.
+    projection = read_state(session, run_of_config(session, config, region)).projection
+    left = {name: usd for name, usd in projection.stages.items() if name in names}
     return as_document(jobs, _expected(inputs, jobs), left) | stored
 
 

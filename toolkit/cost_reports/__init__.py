@@ -1,0 +1,1 @@
+"""What ``sm-train cost`` shows: estimates, comparisons, alternatives, actual costs, past jobs."""

@@ -1,0 +1,213 @@
+"""Runs ``sm-train cost``: one of its modes, from options to the printed result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from sm_train.cost.comparison import compare
+from sm_train.cost.explain import explain
+from sm_train.toolkit.aws.session import open_session, resolve_region
+from sm_train.toolkit.cost_reports import comparison_view, cost_view
+from sm_train.toolkit.costing import price_table
+from sm_train.toolkit.costing.cost_result import price
+from sm_train.toolkit.costing.estimate_inputs import (
+    CostOptions,
+    EstimateInputs,
+    region_of,
+    resolve_inputs,
+    usage_errors,
+)
+from sm_train.toolkit.costing.scope import scope_rows
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.terminal.console import note, stderr_console, write_json
+from sm_train.toolkit.terminal.csv_text import format_csv
+from sm_train.toolkit.terminal.text_table import terminal_width, text_table
+
+_MODES = ("compare", "actual", "alternatives", "regions")
+
+
+@dataclass(frozen=True)
+class CostCommand(CostOptions):
+    """All options of ``cost``, by the names of the command's."""
+
+    refresh: bool = False
+    price_list: tuple[Path, ...] = ()
+    alternatives: bool = False
+    regions: bool = False
+    deadline: str | None = None
+    budget: float | None = None
+    rows: int = 20
+    compare: Path | None = None
+    actual: bool = False
+    report: bool = False
+    by: str | None = None
+    since: str | None = None
+    month: str | None = None
+    explain: bool = False
+    html: Path | None = None
+    as_csv: bool = False
+    markdown: bool = False
+    as_json: bool = False
+
+
+def run_cost(options: CostCommand) -> int:
+    """Print what the options ask for, and return the exit code.
+
+    Raises:
+        UserError: options contradict each other, a file cannot be used, or AWS refuses a request.
+    """
+    _check_exclusive(options)
+    if options.report:
+        _show_past_jobs(options)
+        return ExitCode.OK
+    with usage_errors():
+        if options.refresh or options.price_list:
+            _update_prices(options)
+            if options.run is None and options.instance is None:
+                return ExitCode.OK
+        inputs = resolve_inputs(options)
+        if options.actual:
+            _show_actual(inputs, options)
+        elif options.compare is not None:
+            _show_comparison(inputs, options)
+        elif options.regions:
+            _show_regions(inputs, options)
+        elif options.alternatives or options.deadline or options.budget is not None:
+            return _show_alternatives(inputs, options)
+        else:
+            _show_estimate(inputs, options)
+    return ExitCode.OK
+
+
+def _check_exclusive(options: CostCommand) -> None:
+    outputs = {
+        "--explain": options.explain,
+        "--csv": options.as_csv,
+        "--markdown": options.markdown,
+        "--json": options.as_json,
+    }
+    chosen = [option for option, is_given in outputs.items() if is_given]
+    if len(chosen) > 1:
+        raise UserError(f"{chosen[0]}: and {chosen[1]} both print the estimate; give one")
+    modes = [f"--{name}" for name in _MODES if getattr(options, name)]
+    if len(modes) > 1:
+        raise UserError(f"{modes[0]}: cannot be combined with {modes[1]}; give one")
+    if modes and options.run is None:
+        raise UserError(f"{modes[0]}: requires a run file; give RUN too")
+    for name in ("by", "since", "month"):
+        if getattr(options, name) is not None and not options.report:
+            raise UserError(f"--{name}: requires --report")
+    for option in ("explain", "markdown", "html"):
+        if options.report and getattr(options, option):
+            raise UserError(f"--report: cannot be combined with --{option}; remove it")
+    if options.report and (modes or options.run is not None):
+        raise UserError("--report: totals the jobs of all runs; remove RUN and other modes")
+
+
+def _show_estimate(inputs: EstimateInputs, options: CostCommand) -> None:
+    cost = price(inputs)
+    document = cost.document
+    if options.html:
+        from sm_train.toolkit.cost_reports.html_report import write_report
+
+        name = inputs.config.name if inputs.config else "cluster"
+        write_report(options.html, name, document, inputs.purchase.region)
+        note(f"Wrote {options.html}")
+    if options.as_json:
+        write_json(document)
+    elif options.as_csv:
+        click.echo(cost_view.as_csv(document), nl=False)
+    elif options.markdown:
+        click.echo(comparison_view.estimate_markdown(document, options.run or ""), nl=False)
+    elif options.explain:
+        cost_view.show_explanation(document, inputs.purchase.region, explain(cost.estimate))
+    else:
+        scope = scope_rows(document, inputs.config) if inputs.config else []
+        cost_view.show_cost(document, options.run, scope)
+
+
+def _show_comparison(inputs: EstimateInputs, options: CostCommand) -> None:
+    other = resolve_inputs(replace(options, run=str(options.compare)))
+    before, after = (price(each).document for each in (inputs, other))
+    document = {"before": before, "after": after, "difference": compare(before, after)}
+    if options.as_json:
+        write_json(document)
+    elif options.markdown:
+        names = str(options.run), str(options.compare)
+        click.echo(comparison_view.comparison_markdown(document, *names), nl=False)
+    else:
+        comparison_view.show_comparison(document)
+
+
+def _show_alternatives(inputs: EstimateInputs, options: CostCommand) -> int:
+    from sm_train.toolkit.cost_reports.run_alternatives import limits, list_alternatives
+
+    result = list_alternatives(inputs, limits(options.deadline, options.budget))
+    document = result.as_dict()
+    if options.as_json:
+        write_json(document)
+    else:
+        cost_view.show_alternatives(document, options.rows, result.sentence)
+    if result.documents:
+        return ExitCode.OK
+    return ExitCode.OVER_BUDGET if options.budget is not None else ExitCode.PREFLIGHT
+
+
+def _show_regions(inputs: EstimateInputs, options: CostCommand) -> None:
+    from sm_train.toolkit.cost_reports.run_alternatives import list_regions
+
+    rows = list_regions(inputs)
+    if options.as_json:
+        write_json({"regions": rows})
+    else:
+        cost_view.show_regions(rows)
+
+
+def _show_actual(inputs: EstimateInputs, options: CostCommand) -> None:
+    from sm_train.toolkit.cost_reports.actual import actual_cost
+
+    document = actual_cost(inputs, open_session(options.profile, inputs.purchase.region))
+    if options.as_json:
+        write_json(document)
+    else:
+        cost_view.show_actual(document)
+
+
+def _show_past_jobs(options: CostCommand) -> None:
+    from sm_train.toolkit.cost_reports.past_jobs import (
+        COLUMNS,
+        past_jobs_document,
+        reported_period,
+        table_rows,
+    )
+
+    now = datetime.now(UTC)
+    period = reported_period(options.since, options.month, now)
+    region = resolve_region(options.region, None, options.profile)
+    session = open_session(options.profile, region)
+    by = options.by or "run"
+    prices = price_table.price_table(options.prices)
+    document = past_jobs_document(session, prices, by, period, now)
+    if options.as_json:
+        write_json(document)
+    elif options.as_csv:
+        total = document["total"] | {"month": "total"}
+        click.echo(format_csv(COLUMNS, [*document["rows"], total]), nl=False)
+    else:
+        header = ("month", by.removeprefix("tag:"), "jobs", "GPU-hours", "cost", "price")
+        for line in text_table(header, list(table_rows(document)), left=2, width=terminal_width()):
+            click.echo(line)
+
+
+def _update_prices(options: CostCommand) -> None:
+    if options.price_list:
+        table = price_table.import_price_lists(options.price_list)
+    if options.refresh:
+        region = region_of(options)
+        session = open_session(options.profile, region)
+        with stderr_console().status(f"Fetching the prices of {region}"):
+            table = price_table.fetch_prices(session, region, datetime.now(UTC).date())
+    note(f"{len(table.rows)} prices cached in {price_table.cache_path()}")
