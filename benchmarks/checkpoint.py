@@ -37,6 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from accelerate import Accelerator
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
+from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
 from sm_train.entrypoints.common.background import BackgroundWork
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
@@ -123,6 +124,7 @@ def measure(
         events=EventLog(node=0, rank=0, stream=io.StringIO()),
         all_gather=lambda value: [value],
         background=background,
+        stored=StoredSteps(folder / "ours", uploads=False),
     )
     complete_seconds: list[float] = []
     alone: list[Seconds] = []

@@ -1,4 +1,4 @@
-"""Benchmark: `diagnose` on the logs of 16 nodes, compared with `grep -E` for the same literals.
+"""Benchmark: `diagnose` on the logs of 16 nodes, compared with `grep -E` for the words of errors.
 
 The generated logs resemble real ones: NCCL's start-up, this project's events, progress bars, a few
 warnings, and at the end a GPU out of memory on one node and its echoes on the others. Both read
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import resource
 import statistics
 import subprocess
@@ -23,9 +22,10 @@ from pathlib import Path
 
 from sm_train.toolkit.diagnose.diagnosis import diagnose
 from sm_train.toolkit.diagnose.log_files import log_files
-from sm_train.toolkit.diagnose.log_scanner import searched_literals
 
 ROUNDS, NODES, GPUS = 5, 16, 8
+WORDS = "[Ee]rror|ERROR|Exception|Traceback|[Ff]ail|FAIL|[Kk]illed|[Aa]bort|NCCL WARN|Xid"
+"""What an engineer would search the logs for."""
 BEGIN = 1795260000.0
 
 
@@ -44,8 +44,6 @@ def main() -> None:
 
 def compare(logs: list[Path], total: int) -> None:
     """Run interleaved rounds of both."""
-    # One alternation is three times as fast as a file of patterns.
-    patterns = "|".join(map(escaped, searched_literals()))
     diagnose(log_files(logs[:1]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     diagnose_times, grep_times = [], []
@@ -59,7 +57,7 @@ def compare(logs: list[Path], total: int) -> None:
         started = time.perf_counter()
         with (logs[0].parent / "grep.txt").open("wb") as out:
             subprocess.run(
-                ["grep", "-E", "-n", "-e", patterns, *logs],
+                ["grep", "-E", "-n", "-e", WORDS, *logs],
                 stdout=out,
                 env={"LC_ALL": "C", "PATH": os.environ["PATH"]},
                 check=True,
@@ -74,11 +72,6 @@ def compare(logs: list[Path], total: int) -> None:
         f"{medians[0] / medians[1]:.2f} × grep -E; {peak / 1024:.0f} MiB, "
         f"{(peak - before) / 1024:.0f} above the start"
     )
-
-
-def escaped(text: str) -> str:
-    """Escape ``text`` for an extended regular expression."""
-    return re.sub(r"[][().*+?{}|^$\\]", lambda match: f"\\{match[0]}", text)
 
 
 def spread(seconds: list[float]) -> str:

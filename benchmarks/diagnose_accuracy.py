@@ -1,7 +1,7 @@
 """Accuracy of `diagnose` on the corpus of real logs: precision and recall, tuned and held out.
 
 Precision is the share of confident answers (medium or high confidence) that are right, and of all
-answers with the guesses of low confidence; recall is the share of logs which show a cause whose
+answers with those of low confidence; recall is the share of logs which show a cause whose
 cause is found. Failures of the held-out part are only counted.
 
     python benchmarks/diagnose_accuracy.py
@@ -23,7 +23,7 @@ def main() -> None:
         nameable = sum(log.nameable for log in logs)
         print(
             f"{name:<8}  {len(logs):3} logs, {nameable:3} with a cause  precision "
-            f"{result.precision:.3f} ({result.precision_with_guesses:.3f} with guesses)  "
+            f"{result.precision:.3f} ({result.precision_of_all:.3f} of all answers)  "
             f"recall {result.recall:.3f}  wrong rank or node {len(result.wrong_origin)}"
         )
         if name == "tuned":

@@ -761,7 +761,7 @@ def fsdp(run: PartRun) -> str:
 
         def sharded(strategy: str = strategy) -> None:
             choose = ParallelPlan.choose
-            ParallelPlan.choose = lambda *arguments: replace(  # type: ignore[method-assign, assignment]
+            ParallelPlan.choose = lambda *arguments: replace(  # type: ignore[method-assign]
                 choose(*arguments), sharding=strategy
             )
 

@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from data_config import DATA_CONFIG
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.data import shard_catalog
 from sm_train.entrypoints.data.epoch import Epoch
+from sm_train.entrypoints.data.indexed_reader import IndexedReader
 from sm_train.entrypoints.data.loader import open_loader
 from sm_train.entrypoints.data.partition import REPLICATED, DataTopology
 from sm_train.entrypoints.data.sampler import DataPosition
@@ -102,7 +103,7 @@ def measure_planning(folder: Path, count: int, *, replicated: bool) -> None:
         return gathered
 
     started, cpu_started = time.perf_counter(), time.process_time()
-    shard_catalog.find_shards = lambda _: visible
+    setattr(shard_catalog, "find_shards", lambda _: visible)  # noqa: B010
     index = folder / f"{count}.parquet"
     catalog = build_catalog(Path(), index, rank, all_gather, folder / "scan")
     loader = open_loader(
@@ -116,6 +117,7 @@ def measure_planning(folder: Path, count: int, *, replicated: bool) -> None:
         gradient_accumulation_steps=1,
     )
     assert (loader.reader.order_note is None) == replicated
+    assert isinstance(loader.reader, IndexedReader)
     epoch_pass = next(loader.reader.sampler.passes())
     partition = epoch_pass.schedule.partition
     partition.locate(epoch_pass.schedule.indices(0))
@@ -166,13 +168,13 @@ def measure_resuming(folder: Path) -> None:
     )
     rank = DataRank(("algo-1",), node_rank=0, local_rank=0, local_world_size=1)
     catalog = build_catalog(shards, index_path(shards), rank, lambda obj: [obj], folder / "scan")
-    options = {"resolution": 8, "batch_size": 10, "seed": 0, "decode_workers": 0}
+    options: dict[str, Any] = {"resolution": 8, "batch_size": 10, "seed": 0, "decode_workers": 0}
     options["gradient_accumulation_steps"] = 1
     loader = open_loader(catalog, rank, DATA_CONFIG, **options)
     steps = loader.epoch_size().steps
     for share in (0.0, 0.33, 0.66, 0.99):
         position = DataPosition(0, int(steps * share))
-        state = replace(loader.reader.sampler.state, position=position).to_bytes()
+        state = loader.reader.state_at(position)
         seconds = []
         for _ in range(5):
             started = time.perf_counter()

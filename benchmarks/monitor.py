@@ -71,7 +71,7 @@ def measure_heartbeat(folder: Path) -> float:
     """Return the nanoseconds of a heartbeat."""
     writer = HeartbeatWriter(folder / "writer", rank=0, local_rank=0)
     own_end, other_end = socket.socketpair()
-    replying = subprocess.Popen([sys.executable, "-c", _REPLYING], stdin=other_end)
+    replying = subprocess.Popen([sys.executable, "-c", _REPLYING], stdin=other_end.fileno())
     other_end.close()
 
     def request(number: int) -> None:

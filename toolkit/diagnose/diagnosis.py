@@ -15,14 +15,12 @@ from dataclasses import dataclass, replace
 
 from sm_train.entrypoints.doctor.nccl_log import TransportProblem, transport_problem
 from sm_train.toolkit.diagnose.collectives import judge_timeouts
-from sm_train.toolkit.diagnose.guesses import guess, guessed_cause
 from sm_train.toolkit.diagnose.log_scanner import scan
 from sm_train.toolkit.diagnose.matches import (
     PROGRAM_ERROR,
     LogStream,
     Match,
     ScanReport,
-    shows_continuation,
 )
 from sm_train.toolkit.diagnose.origins import FirstFailing, first_failing
 from sm_train.toolkit.diagnose.signatures import (
@@ -52,7 +50,7 @@ _FAR_FROM_END = 2000
 """With this many lines after a match and no other failure, the match did not end the process."""
 _NEAR_END = 20
 """Lines at the end of a log in which its last error is looked for if the cause is unknown."""
-_GUESS = "a guess from the end of the log: no known message ended the job"
+_AT_END = "judged by the end of the log alone: no traceback or known message ended the job"
 _TASK_EXITED = "slurm-task-exited"
 """The signature of `srun`'s message that a task ended with an error, usually Python's 1."""
 _SLURM_ERROR = re.compile(r"\b(?:srun|slurmstepd): error: ")
@@ -146,9 +144,9 @@ def judge(reports: Sequence[ScanReport]) -> Diagnosis:
     summaries = [report.first_failure for report in reports if report.first_failure]
     if not matches and not summaries and any(report.completed for report in reports):
         return replace(succeeded(), details=details)
-    raised = [match for report in reports if (match := guess(report)) is not None]
+    raised = [match for report in reports if (match := report.last_error()) is not None]
     if raised:
-        found = _from_match(_by_time(raised)[0], reports, [*matches, *raised], (*details, _GUESS))
+        found = _from_match(_by_time(raised)[0], reports, [*matches, *raised], (*details, _AT_END))
         return replace(found, confidence="low")
     torchrun = [
         f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}" for one in summaries
@@ -349,18 +347,7 @@ def _from_match(
 ) -> Diagnosis:
     if match.code != PROGRAM_ERROR:
         return _from_signature(match, reports, matches, details)
-    found = _from_exception(match, reports, matches, details)
-    # "Caught RuntimeError in DataLoader worker process 0." has no words of its own.
-    is_guess = (
-        found.confidence == "low"
-        and _EXCEPTION.match(match.text) is not None
-        and not shows_continuation(match.text)
-    )
-    code = guessed_cause(match.text) if is_guess else None
-    if code is None:
-        return found
-    answer = _from_signature(replace(match, code=code), reports, matches, details)
-    return replace(answer, confidence="low")
+    return _from_exception(match, reports, matches, details)
 
 
 def _from_exception(

@@ -1,8 +1,8 @@
 """Scans one log stream for what may have ended the job, in one pass and constant memory.
 
-A regular expression over large blocks (RE2, linear time) finds the lines that contain a literal of
-a signature, an exception or an event; only those are parsed. A match counts only as long as
-training does not continue after it.
+RE2 searches blocks of lines for the strings that signatures, exceptions and events require; only
+lines that contain some of them are parsed. A match counts only as long as training does not
+continue after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from sm_train.entrypoints.common.sagemaker_paths import host_name
 from sm_train.entrypoints.doctor.nccl_log import LITERALS as NCCL_LITERALS
@@ -33,11 +33,11 @@ from sm_train.toolkit.diagnose.matches import (
     is_input_or_source,
 )
 from sm_train.toolkit.diagnose.signatures import (
-    AUTOMATON_BYTES,
     is_resolved,
-    literals,
+    line_filter,
     matching,
     matching_exception,
+    searched_patterns,
 )
 from sm_train.toolkit.diagnose.tracebacks import (
     BEGIN,
@@ -50,6 +50,8 @@ from sm_train.toolkit.jobs.event_lines import Event, parse_event
 
 READ_BYTES = 1 << 22
 _TAIL_BYTES = 1 << 17
+_CHUNK_BYTES = 1 << 11
+"""Lines that are searched at once, in bytes."""
 _LOOK_BACK_BYTES = 1 << 14
 """How far before a line its time is searched for."""
 _STEP_LOOK_BACK_BYTES = 1 << 12
@@ -58,6 +60,8 @@ _MAX_LINE_BYTES = 1 << 20
 _MAX_PER_CODE = 64
 _MAX_NCCL_LINES = 2000
 _STEPS_REMEMBERED = 16
+_STEPS_AFTER_ERROR = 2
+"""After an error, one step may be a line that was buffered; two show that training continued."""
 _HARMLESS_REMEMBERED = 16
 _CHAIN_LINES = 6
 _REDRAWN_LINES = 2
@@ -155,15 +159,6 @@ def scan(stream: LogStream) -> ScanReport:
     return scanner.report()
 
 
-def step_of(line: bytes) -> bytes | None:
-    """Return what identifies the training step that ``line`` reports, None if it reports none.
-
-    It is the same for all ranks.
-    """
-    found = _step_pattern().search(line)
-    return None if found is None else _step_in(found)
-
-
 def _step_in(step_match: _BytesMatch) -> bytes:
     return next(group for group in step_match.groups() if group is not None)
 
@@ -185,39 +180,35 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def searched_literals() -> list[str]:
-    """Return the literals of which a line must contain one to be parsed."""
-    every = {
-        BEGIN,
-        *CHAINED,
-        *IGNORED,
-        *_FIRST_FAILURE,
-        *SUCCESS,
-        *_EVENTS,
-        _COMMUNICATOR,
-        *NCCL_LITERALS,
-        *literals(),
-    }
-    # A literal that contains a shorter one finds no further lines.
-    needed: list[str] = []
-    for text in sorted(every, key=len):
-        if not any(shorter in text for shorter in needed):
-            needed.append(text)
-    return sorted(needed)
-
-
 @cache
-def _literal_pattern() -> _BytesPattern:
+def _line_filter() -> Any:
+    """Return the filter of the lines to parse, by what any part of the scan looks for."""
     import re2
 
-    options = re2.Options()
-    # Without enough memory for its automaton, RE2 falls back to slower ones.
-    options.max_mem = AUTOMATON_BYTES
-    options.never_capture = True
-    pattern: _BytesPattern = re2.compile(
-        "|".join(map(re2.escape, searched_literals())).encode(), options
-    )
-    return pattern
+    literals = (BEGIN, *CHAINED, *IGNORED, *_FIRST_FAILURE, *SUCCESS, *_EVENTS, _COMMUNICATOR)
+    searched = (re2.escape(text).encode() for text in (*literals, *NCCL_LITERALS))
+    return line_filter((*searched, *searched_patterns()))
+
+
+def is_searched(lines: bytes) -> bool:
+    """Return whether a part of the scan may find something in one or more lines."""
+    return _line_filter().Match(lines, True) is not None
+
+
+def _next_searched_line(block: bytes, position: int) -> int:
+    """Return the offset of the next line to parse from a line's start on, the block's end if none.
+
+    Several lines are searched at once: a call takes longer than the search of a line.
+    """
+    while position < len(block):
+        stop = block.find(b"\n", position + _CHUNK_BYTES) + 1 or len(block)
+        if is_searched(block[position:stop]):
+            for line in block[position:stop].split(b"\n")[:-1]:
+                if is_searched(line):
+                    return position
+                position += len(line) + 1
+        position = stop
+    return len(block)
 
 
 @cache
@@ -286,16 +277,13 @@ class _StreamScanner:
         position, end = 0, len(block)
         while position < end:
             start = position
-            # Inside a traceback or summary every line counts; otherwise skip to the next literal.
+            # Inside a traceback or summary every line counts; otherwise skip to the next one.
             if not (self.tracebacks.open or self.summary is not None or self.unfinished):
-                found = _literal_pattern().search(block, position)
-                if found is None:
-                    self._skip_lines(position, end)
-                    break
-                start = block.rfind(b"\n", position, found.start()) + 1 or position
+                start = _next_searched_line(block, position)
                 self._skip_lines(position, start)
-                position = found.end()
-            stop = block.find(b"\n", position)
+                if start == end:
+                    break
+            stop = block.find(b"\n", start)
             self._scan_line(start, stop)
             position = stop + 1
         self._update_last_step_time()
@@ -327,7 +315,7 @@ class _StreamScanner:
         self.tracebacks.open_truncated(self._parse(frame[0]))
 
     def _skip_lines(self, start: int, stop: int) -> None:
-        """Count lines without a literal, and the steps that follow a match."""
+        """Count lines that need no parsing, and the steps that follow a match."""
         first = self.line_number + 1
         self.line_number += self.block.count(b"\n", start, stop)
         if not self.matches:
@@ -664,11 +652,21 @@ class _StreamScanner:
             nodes=self.nodes,
             world_size=self.world_size,
             hosts=self.hosts,
+            outlived=self._line_before_last_steps(),
             tail=self.tail,
             reference=self.stream.reference,
             prefixes=self.tracebacks.prefixes,
             nccl={node: parse_nccl_log(lines) for node, lines in self.nccl.items()},
         )
+
+    def _line_before_last_steps(self) -> int:
+        """Return the number of the line before the last two steps at the end of the log, else 0."""
+        lines = self.tail.split(b"\n")[:-1]
+        steps: dict[bytes, int] = {}
+        for number, line in enumerate(lines, self.line_number - len(lines) + 1):
+            if step_match := _step_pattern().search(line):
+                steps.setdefault(_step_in(step_match), number)
+        return sorted(steps.values())[-_STEPS_AFTER_ERROR] - 1 if len(steps) > 1 else 0
 
 
 def _time_of(line: LogLine) -> float | None:

@@ -48,16 +48,6 @@ _ERROR_WORDS = re.compile(
 )
 _BAD_LEVEL = re.compile(rb"\b(?:ERROR|FATAL|CRITICAL)\b")
 _LEVEL_BYTES = 120
-# Less usual words of lines that report a failure: they count in the last lines of a log only, if no
-# line has one of the words above.
-_OTHER_ERROR_WORDS = re.compile(
-    r"(?i:\b(?:timed? ?-?out|exceed(?:s|ed)|corrupt(?:ed)?|mismatch(?:ed)?|insufficient|invalid"
-    r"|(?:does|do|did)(?: not|n't) \w+|missing|unreachable|(?:un|not )supported|evicted|preempted"
-    r"|no such|lost|rejected|crash(?:ed)?|illegal|not (?:permitted|allowed)|dead|died"
-    r"|unexpected(?:ly)?|out of (?:memory|range|bounds|space)|no space"
-    r"|too (?:many|large|big|small|long)|must be|without success)\b|\bexit(?:ed)?\b.*\b[1-9]\d*\b)"
-)
-
 # "RuntimeError: …" at the start of a line, "AssertionError:" alone, "click.exceptions.Abort: …"
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception|StopIteration)(?:\(\w+\))?"
@@ -71,7 +61,6 @@ _LOGGED = re.compile(
     r"|\b(?:potential|possible) (?:root )?(?:cause|reason)s\b)"
 )
 _END_LINES = 10
-_OTHER_LINES = 3
 # A progress bar of training steps at its end, and what shows that it is not of something else:
 #   Epoch 9: 100%|██████████| 500/500 [01:01<00:00,  8.15it/s, loss=0.12]
 #   Steps: 100%|██████████| 1752/1752 [1:26:51<00:00,  2.97s/it]
@@ -247,6 +236,8 @@ class ScanReport:
     """Ranks of the job, by its start event or NCCL's largest communicator; 0 if unknown."""
     hosts: dict[int, str]
     """Names of nodes by their rank, outside of SageMaker."""
+    outlived: int
+    """The number of the line after which training continued for two steps, 0 if it did not."""
     tail: bytes
     reference: float
     prefixes: Prefixes
@@ -265,13 +256,12 @@ class ScanReport:
         An exception counts even if no signature matches it, any other line only if one does.
         """
         handled = self.harmless | {match.order for match in self.matches}
-        outlived = self._line_before_last_steps()
         if message := _open_mpi_message(self._tail_lines[-_OPEN_MPI_LINES:]):
-            return message if message.order > outlived else None
+            return message if message.order > self.outlived else None
         for line in reversed(self.last_lines()[-_END_LINES:]):
             is_exception = _EXCEPTION.match(line.text) is not None
             if (
-                line.order <= outlived
+                line.order <= self.outlived
                 or line.order in handled
                 or shows_continuation(line.text)
                 or (matching(line.text) and not line.uncaught)
@@ -291,14 +281,6 @@ class ScanReport:
                 return replace(line, code=PROGRAM_ERROR, role="exception")
         return None
 
-    def other_errors(self) -> list[Match]:
-        """Return those of the last lines that report a failure in less usual words."""
-        return [
-            replace(line, role="symptom")
-            for line in self.last_lines()[-_OTHER_LINES:]
-            if _OTHER_ERROR_WORDS.search(line.text)
-        ]
-
     def last_lines(self) -> list[Match]:
         """Return the last lines except events; lines that look like errors are symptoms."""
         return [line for line in self._tail_lines if not _LAUNCHERS.search(line.text)]
@@ -311,13 +293,6 @@ class ScanReport:
             and not is_harmless(line.text)
             and not is_input_or_source(line.text)
         )
-
-    def _line_before_last_steps(self) -> int:
-        """Return the number of the line after which training continued for a few steps, else 0."""
-        lines = self.tail.split(b"\n")[:-1]
-        steps = [number for number, line in enumerate(lines) if b'"kind": "step"' in line]
-        first = self.lines - len(lines) + 1
-        return first + steps[-STEPS_TO_RECOVER] if len(steps) >= STEPS_TO_RECOVER else 0
 
     @cached_property
     def _tail_lines(self) -> list[Match]:

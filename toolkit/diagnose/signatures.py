@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from sm_train.toolkit.diagnose.required_literals import required_literals
-
 SignatureRole = Literal["cause", "exception", "symptom", "echo", "warning"]
 Confidence = Literal["high", "medium", "low"]
-
-AUTOMATON_BYTES = 64 << 20
-"""The most memory of RE2 for one automaton; 8 MiB by default, too little for all literals."""
 
 _TABLES = ("signatures.toml", "program_errors.toml")
 _STRENGTH: dict[SignatureRole, int] = {
@@ -46,7 +42,6 @@ class Signature:
     retryable: bool
     action: str
     source: str
-    literals: frozenset[str]
     regex: re.Pattern[str] | None
     exception: re.Pattern[str] | None
     in_library: re.Pattern[str] | None
@@ -79,7 +74,6 @@ def _signature(row: dict[str, Any]) -> Signature:
         **{key: row[key] for key in ("code", "title", "role", "confidence", "retryable")},
         action=row["action"],
         source=row["source"],
-        literals=_literals(pattern, row.get("resolved")),
         regex=_compiled(f"{_EXCEPTION_TYPE}(?:{pattern})" if pattern and is_kind else pattern),
         exception=_compiled(row.get("exception")),
         in_library=_compiled(row.get("in_library")),
@@ -91,10 +85,6 @@ def _signature(row: dict[str, Any]) -> Signature:
         explains=frozenset(row.get("explains", ())),
         examples=tuple(row["examples"]),
     )
-
-
-def _literals(*patterns: str | None) -> frozenset[str]:
-    return frozenset().union(*(required_literals(one) for one in patterns if one is not None))
 
 
 def _compiled(pattern: str | None) -> re.Pattern[str] | None:
@@ -158,38 +148,55 @@ _SENDING = (
 )
 
 
-@cache
-def literals() -> tuple[str, ...]:
-    """Return the literals of all signatures: a line without any of them matches no signature."""
-    return tuple(dict.fromkeys(text for one in signatures().values() for text in one.literals))
+def re2_pattern(pattern: str) -> bytes:
+    """Return ``pattern`` without its lookarounds, which RE2 lacks: it matches more, never less."""
+    return _LOOKAROUND.sub(lambda found: found["kept"] or "", pattern).encode()
 
 
-@cache
-def _literal_set() -> tuple[Any, list[list[int]]]:
-    """Compile all literals to one set, with the table indices of each literal's signatures."""
+_ITEM = r"(?:\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^()\[\\])"
+_GROUP = rf"\((?:{_ITEM}|\((?:{_ITEM}|\({_ITEM}*\))*\))*\)"
+_LOOKAROUND = re.compile(
+    rf"(?P<kept>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\(\?<?[=!](?:{_ITEM}|{_GROUP})*\)"
+)
+"""An escaped character or a class of characters, which is kept, or a lookaround."""
+
+
+def line_filter(patterns: Iterable[bytes]) -> Any:
+    """Return a filter that tells which of RE2's patterns may match a text.
+
+    ``filter.Match(text, True)`` returns their indices, None if there are none. It searches the text
+    for all strings that the patterns require, in one pass (``re2/filtered_re2.h``).
+    """
     import re2
 
-    options = re2.Options()
-    options.max_mem = AUTOMATON_BYTES
-    literal_set, indices = re2.Set.SearchSet(options), []
-    for literal in literals():
-        literal_set.Add(re2.escape(literal))
-        indices.append(
-            [index for index, one in enumerate(signatures().values()) if literal in one.literals]
-        )
-    literal_set.Compile()
-    return literal_set, indices
+    options, result = re2.Options(), re2.Filter()
+    options.never_capture = True
+    for pattern in patterns:
+        result.Add(pattern, options)
+    result.Compile()
+    return result
+
+
+@cache
+def searched_patterns() -> tuple[bytes, ...]:
+    """Return RE2's patterns of the lines that matter to any signature."""
+    table = signatures().values()
+    patterns = (*(one.regex for one in table), *(one.resolved for one in table))
+    return tuple(re2_pattern(one.pattern) for one in patterns if one is not None)
+
+
+@cache
+def _signature_filter() -> tuple[Any, list[Signature]]:
+    with_regex = [one for one in signatures().values() if one.regex is not None]
+    patterns = (re2_pattern(one.regex.pattern) for one in with_regex if one.regex is not None)
+    return line_filter(patterns), with_regex
 
 
 def matching(text: str) -> list[Signature]:
     """Return the signatures of the strongest role that match ``text``, a line without prefix."""
-    literal_set, indices = _literal_set()
-    # One RE2 pass finds all literals in the line; only their signatures' regexes are tried.
-    candidates = sorted(
-        {index for literal in literal_set.Match(text) or () for index in indices[literal]}
-    )
-    table = list(signatures().values())
-    return _strongest([one for index in candidates if _found(one := table[index], text)])
+    candidates, with_regex = _signature_filter()
+    possible = [with_regex[index] for index in sorted(candidates.Match(text, True) or ())]
+    return _strongest([one for one in possible if _found(one, text)])
 
 
 def _found(signature: Signature, text: str) -> bool:

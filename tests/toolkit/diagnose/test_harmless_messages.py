@@ -95,7 +95,7 @@ def test_completed_job_with_a_message_is_no_failure() -> None:
     assert not mismatches, "\n".join(mismatches)
 
 
-def test_message_at_the_end_of_a_log_is_at_most_a_guess() -> None:
+def test_message_at_the_end_of_a_log_is_at_most_of_low_confidence() -> None:
     accused = [
         line
         for line in HARMLESS
