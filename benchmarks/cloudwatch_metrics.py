@@ -41,7 +41,7 @@ def main() -> None:
         metrics = instance_metrics(session, "job", INSTANCES, NOW - DAYS * 86400, NOW, now=NOW)
         seconds.append(time.perf_counter() - started)
         cpu_seconds.append(time.process_time() - cpu)
-    points = sum(one.times.size for one in metrics.values())
+    points = sum(metric.times.size for metric in metrics.values())
     assert points == DAYS * 1440 * NODES * 5, points
     print(f"{points / 1e6:.2f} million points, load {os.getloadavg()[0]:.1f}, {ROUNDS} rounds")
     print(

@@ -51,7 +51,7 @@ def main() -> None:
         assumed=Assumptions(),
         prices=shipped_prices(),
     )
-    tried = MOST_INSTANCES * sum(one.trains for one in instance_types())
+    tried = MOST_INSTANCES * sum(kind.trains for kind in instance_types())
     search_time = seconds(lambda: alternatives(search))
     print(f"{ROUNDS} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(

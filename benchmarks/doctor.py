@@ -85,7 +85,7 @@ def train(steps: int) -> None:
     with model.no_sync():
         timed_pass()
         compute = statistics.median(timed_pass() for _ in range(9))
-    gradient_bytes = sum(4 * one.numel() for one in model.parameters())
+    gradient_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
     buckets = model._get_ddp_logging_data()["rebuilt_bucket_sizes"].count(",") + 1
     if torch.distributed.get_rank() == 0:
         print("RESULT", json.dumps([compute, step, gradient_bytes, buckets]), flush=True)
@@ -126,7 +126,7 @@ def run_doctor(hosts: NetworkNamespaces, folder: Path) -> GroupMeasurement:
     document = cluster.run()[0]["measurements"]["world"]
     ranks = document.pop("ranks")
     sweeps = {
-        name: [(one["bytes"], one["seconds"]) for one in points]
+        name: [(point["bytes"], point["seconds"]) for point in points]
         for name, points in document.items()
     }
     return sweeps_from_store({"ranks": ranks, "sweeps": sweeps})

@@ -85,9 +85,9 @@ def accusations(result: dict[str, Any]) -> list[tuple[str, list[str]]]:
     """Return the findings about nodes and links."""
     findings = result["verdict"]["findings"]
     return [
-        (one["code"], sorted(one["nodes"]))
-        for one in findings
-        if one["code"].startswith(ACCUSATIONS)
+        (finding["code"], sorted(finding["nodes"]))
+        for finding in findings
+        if finding["code"].startswith(ACCUSATIONS)
     ]
 
 

@@ -67,7 +67,7 @@ def main() -> None:
         cpu = time.process_time() - cpu
         peak, page = memory(), (folder / "review.html").stat().st_size
         baseline = parse_with_json(folder / "saved")
-    points = sum(len(one.times) for one in metrics.values())
+    points = sum(len(metric.times) for metric in metrics.values())
     print(
         f"review {ended - started:6.1f} s: lines {parsed - started:.1f}, {points / 1e6:.2f} "
         f"million points {fetched - parsed:.1f}, verdicts {judged - fetched:.1f}, "

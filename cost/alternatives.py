@@ -95,13 +95,15 @@ class Limits:
     budget_usd: Decimal | None = None
     stage_seconds: float | None = None
 
-    def hold(self, one: Alternative) -> bool:
+    def hold(self, alternative: Alternative) -> bool:
         """Return whether ``one`` is within the limits; an unknown cost is within no budget."""
-        if self.deadline_seconds is not None and one.seconds > self.deadline_seconds:
+        if self.deadline_seconds is not None and alternative.seconds > self.deadline_seconds:
             return False
-        if self.stage_seconds is not None and one.longest_stage > self.stage_seconds:
+        if self.stage_seconds is not None and alternative.longest_stage > self.stage_seconds:
             return False
-        return self.budget_usd is None or (one.cost is not None and one.cost <= self.budget_usd)
+        return self.budget_usd is None or (
+            alternative.cost is not None and alternative.cost <= self.budget_usd
+        )
 
 
 @dataclass(frozen=True)
@@ -138,14 +140,14 @@ def choose(candidates: Iterable[Alternative], limits: Limits) -> list[Alternativ
     An alternative is Pareto-optimal if no other is both cheaper (or as cheap) and faster.
     """
     kept = sorted(
-        (one for one in candidates if limits.hold(one)),
-        key=lambda one: (one.cost is None, one.cost or 0, one.seconds),
+        (candidate for candidate in candidates if limits.hold(candidate)),
+        key=lambda candidate: (candidate.cost is None, candidate.cost or 0, candidate.seconds),
     )
     chosen, fastest = [], float("inf")
-    for one in kept:
-        best = one.cost is not None and one.seconds < fastest
-        fastest = one.seconds if best else fastest
-        chosen.append(replace(one, pareto=best))
+    for alternative in kept:
+        best = alternative.cost is not None and alternative.seconds < fastest
+        fastest = alternative.seconds if best else fastest
+        chosen.append(replace(alternative, pareto=best))
     return chosen
 
 
@@ -156,25 +158,32 @@ def best_of_each_type(chosen: Iterable[Alternative]) -> list[Alternative]:
     percent of the cheapest, the fastest counts.
     """
     best: dict[str, Alternative] = {}
-    for one in chosen:
-        if one.capacity != ON_DEMAND or one.kind != ON_DEMAND:
+    for alternative in chosen:
+        if alternative.capacity != ON_DEMAND or alternative.kind != ON_DEMAND:
             continue
-        leader = best.setdefault(one.instance_type, one)
+        leader = best.setdefault(alternative.instance_type, alternative)
         if (
-            one.seconds < leader.seconds
-            and one.cost is not None
+            alternative.seconds < leader.seconds
+            and alternative.cost is not None
             and leader.cost is not None
-            and one.cost <= leader.cost * _ABOUT_EQUAL
+            and alternative.cost <= leader.cost * _ABOUT_EQUAL
         ):
-            best[one.instance_type] = one
-    return sorted(best.values(), key=lambda one: (one.cost is None, one.cost or 0, one.seconds))
+            best[alternative.instance_type] = alternative
+    return sorted(
+        best.values(),
+        key=lambda alternative: (
+            alternative.cost is None,
+            alternative.cost or 0,
+            alternative.seconds,
+        ),
+    )
 
 
 def own_cluster(inputs: SearchInputs) -> Alternative:
     """Return the run's own clusters, stage by stage as the run file states them."""
     purchase = Purchase(inputs.region)
     priced = estimate(inputs.stages, purchase, assumed=inputs.assumed, prices=inputs.prices)
-    seconds = [one.seconds.billable or 0.0 for one in priced.stages]
+    seconds = [stage.seconds.billable or 0.0 for stage in priced.stages]
     first = inputs.stages[0]
     return Alternative(
         instance_type=first.instance_type,
@@ -272,10 +281,12 @@ def _splits(stage: CostStage, inputs: SearchInputs) -> Iterator[BatchSplit]:
         )
 
 
-def with_range(one: Alternative, inputs: SearchInputs) -> tuple[Decimal | None, Decimal | None]:
+def with_range(
+    alternative: Alternative, inputs: SearchInputs
+) -> tuple[Decimal | None, Decimal | None]:
     """Return P10 and P90 of an alternative's dollars."""
-    purchase = Purchase(inputs.region, one.capacity, one.kind)
-    priced = estimate(one.stages, purchase, assumed=inputs.assumed, prices=inputs.prices)
+    purchase = Purchase(inputs.region, alternative.capacity, alternative.kind)
+    priced = estimate(alternative.stages, purchase, assumed=inputs.assumed, prices=inputs.prices)
     return priced.low, priced.high
 
 

@@ -83,7 +83,9 @@ _AT_LEAST_ONE = (
 
 def parameter_names() -> tuple[str, ...]:
     """Return the names of the parameters that `--assume` accepts."""
-    return tuple(one.name for one in fields(Assumptions) if one.name != "sources")
+    return tuple(
+        assumption.name for assumption in fields(Assumptions) if assumption.name != "sources"
+    )
 
 
 @dataclass(frozen=True)

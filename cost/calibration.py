@@ -79,7 +79,7 @@ class Validation:
 
     @property
     def ratios(self) -> list[float]:
-        return [ratio for one in self.sources for ratio in one.ratios]
+        return [ratio for source in self.sources for ratio in source.ratios]
 
     @property
     def median_ratio(self) -> float:
@@ -87,7 +87,7 @@ class Validation:
 
     @property
     def share_inside(self) -> float:
-        return sum(one.inside for one in self.sources) / len(self.ratios)
+        return sum(source.inside for source in self.sources) / len(self.ratios)
 
 
 @cache
@@ -184,14 +184,16 @@ def markdown(validation: Validation) -> str:
         "|---|---|---|---|---|---|",
     ]
     total = SourceValidation(
-        "**all**", tuple(validation.ratios), sum(one.inside for one in validation.sources)
+        "**all**", tuple(validation.ratios), sum(source.inside for source in validation.sources)
     )
-    for one in (*validation.sources, total):
-        deciles = quantiles(one.ratios, n=10, method="inclusive") if len(one.ratios) > 1 else []
-        low, high = (deciles[0], deciles[-1]) if deciles else (one.ratios[0], one.ratios[0])
+    for source in (*validation.sources, total):
+        deciles = (
+            quantiles(source.ratios, n=10, method="inclusive") if len(source.ratios) > 1 else []
+        )
+        low, high = (deciles[0], deciles[-1]) if deciles else (source.ratios[0], source.ratios[0])
         lines.append(
-            f"| {one.source} | {len(one.ratios)} | {median(one.ratios):.2f} | {low:.2f} | "
-            f"{high:.2f} | {one.inside / len(one.ratios):.0%} |"
+            f"| {source.source} | {len(source.ratios)} | {median(source.ratios):.2f} | {low:.2f} | "
+            f"{high:.2f} | {source.inside / len(source.ratios):.0%} |"
         )
     return "\n".join(lines)
 

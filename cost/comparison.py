@@ -38,7 +38,7 @@ def compare(before: Document, after: Document) -> dict[str, Any]:
 
 
 def _stage(name: str, before: Document | None, after: Document | None) -> dict[str, Any]:
-    old, new = (None if one is None else one["cost_usd"] for one in (before, after))
+    old, new = (None if stage is None else stage["cost_usd"] for stage in (before, after))
     return {
         "name": name,
         "change": "removed" if after is None else "added" if before is None else "kept",

@@ -170,11 +170,11 @@ class Estimate:
     @property
     def at_most(self) -> Decimal | None:
         """If every stage makes no progress: its most jobs in a row, each until its limit."""
-        jobs = [one.job_at_most for one in self.stages]
+        jobs = [stage.job_at_most for stage in self.stages]
         return total_money(
             [
-                None if job is None else job * one.stage.max_jobs
-                for job, one in zip(jobs, self.stages, strict=True)
+                None if job is None else job * priced_stage.stage.max_jobs
+                for job, priced_stage in zip(jobs, self.stages, strict=True)
             ]
         )
 
@@ -319,7 +319,7 @@ def _service_parts(
 
 
 def checkpoint_interval(
-    one: StageEstimate, purchase: Purchase, assumed: Assumptions
+    stage_estimate: StageEstimate, purchase: Purchase, assumed: Assumptions
 ) -> CheckpointInterval | None:
     """Compare the configured checkpoint interval with the best one.
 
@@ -328,12 +328,12 @@ def checkpoint_interval(
     seconds of the cluster. The best one lasts until a checkpoint is complete, at least, and as long
     as the stage, at most. None without failures, blocking or a known speed.
     """
-    stage, training = one.stage, one.seconds.training
+    stage, training = stage_estimate.stage, stage_estimate.seconds.training
     rate = failures_per_second(stage, purchase, assumed)
     blocking = services.blocking_seconds(stage, assumed)
     if training is None or not rate or not blocking:
         return None
-    cluster = _dollars_per_second(one, one.price.usd_per_instance_hour)
+    cluster = _dollars_per_second(stage_estimate, stage_estimate.price.usd_per_instance_hour)
     upload = float(services.upload_cost(stage, assumed) or 0)
     cost = blocking + (upload / cluster if cluster else 0.0)
 
@@ -349,28 +349,38 @@ def checkpoint_interval(
         seconds=configured,
         best_seconds=best,
         best_steps=steps,
-        extra=_dollars(extra, stage, one.price),
+        extra=_dollars(extra, stage, stage_estimate.price),
     )
 
 
 def _with_ranges(priced: list[StageEstimate], purchase: Purchase, assumed: Assumptions) -> Estimate:
     """Add ranges to the stages and to the total; None if a speed or a price is unknown."""
-    risks = [_risk(one, purchase, assumed) for one in priced]
+    risks = [_risk(stage_estimate, purchase, assumed) for stage_estimate in priced]
     known = [risk for risk in risks if risk is not None]
     if not known:
         return Estimate(tuple(priced), purchase, assumed, None, None, None)
-    pairs = [(one, risk) for one, risk in zip(priced, risks, strict=True) if risk is not None]
-    high = [_dollars_per_second(one, one.price.most) for one, _ in pairs]
-    low = [_dollars_per_second(one, one.price.least) for one, _ in pairs]
+    pairs = [
+        (stage_estimate, risk)
+        for stage_estimate, risk in zip(priced, risks, strict=True)
+        if risk is not None
+    ]
+    high = [
+        _dollars_per_second(stage_estimate, stage_estimate.price.most)
+        for stage_estimate, _ in pairs
+    ]
+    low = [
+        _dollars_per_second(stage_estimate, stage_estimate.price.least)
+        for stage_estimate, _ in pairs
+    ]
     total_range = ranges(known, low, high)
     seconds = iter(total_range.stages)
     ranged = tuple(
-        one if risk is None else _ranged(one, next(seconds))
-        for one, risk in zip(priced, risks, strict=True)
+        stage_estimate if risk is None else _ranged(stage_estimate, next(seconds))
+        for stage_estimate, risk in zip(priced, risks, strict=True)
     )
-    if len(known) < len(priced) or any(one.high is None for one in ranged):
+    if len(known) < len(priced) or any(stage_estimate.high is None for stage_estimate in ranged):
         return Estimate(ranged, purchase, assumed, None, None, None)
-    fixed = sum((_fixed_dollars(one) for one in ranged), Decimal(0))
+    fixed = sum((_fixed_dollars(stage_estimate) for stage_estimate in ranged), Decimal(0))
     return Estimate(
         ranged,
         purchase,
@@ -381,8 +391,8 @@ def _with_ranges(priced: list[StageEstimate], purchase: Purchase, assumed: Assum
     )
 
 
-def _risk(one: StageEstimate, purchase: Purchase, assumed: Assumptions) -> Risk | None:
-    stage, speed, seconds = one.stage, one.stage.speed, one.seconds
+def _risk(stage_estimate: StageEstimate, purchase: Purchase, assumed: Assumptions) -> Risk | None:
+    stage, speed, seconds = stage_estimate.stage, stage_estimate.stage.speed, stage_estimate.seconds
     if speed is None or seconds.training is None:
         return None
     return Risk(
@@ -400,26 +410,26 @@ def _risk(one: StageEstimate, purchase: Purchase, assumed: Assumptions) -> Risk 
     )
 
 
-def _ranged(one: StageEstimate, seconds: Range) -> StageEstimate:
-    fixed = _fixed_dollars(one)
-    low = money(seconds.low, one.stage.instances, one.price.least)
-    high = money(seconds.high, one.stage.instances, one.price.most)
+def _ranged(stage_estimate: StageEstimate, seconds: Range) -> StageEstimate:
+    fixed = _fixed_dollars(stage_estimate)
+    low = money(seconds.low, stage_estimate.stage.instances, stage_estimate.price.least)
+    high = money(seconds.high, stage_estimate.stage.instances, stage_estimate.price.most)
     return replace(
-        one,
+        stage_estimate,
         seconds_range=seconds,
         low=None if low is None else low + fixed,
         high=None if high is None else high + fixed,
     )
 
 
-def _fixed_dollars(one: StageEstimate) -> Decimal:
+def _fixed_dollars(stage_estimate: StageEstimate) -> Decimal:
     """Dollars that the draws do not vary: warm pool and services."""
     names = ("warm_pool", *SERVICE_PARTS)
-    return sum((one.breakdown.get(name) or Decimal(0) for name in names), Decimal(0))
+    return sum((stage_estimate.breakdown.get(name) or Decimal(0) for name in names), Decimal(0))
 
 
-def _dollars_per_second(one: StageEstimate, price: Decimal | None) -> float:
-    return float(price or 0) * one.stage.instances / SECONDS_PER_HOUR
+def _dollars_per_second(stage_estimate: StageEstimate, price: Decimal | None) -> float:
+    return float(price or 0) * stage_estimate.stage.instances / SECONDS_PER_HOUR
 
 
 def _dollars(seconds: float | None, stage: CostStage, price: Price) -> Decimal | None:

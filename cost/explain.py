@@ -42,12 +42,12 @@ class Term:
 
 def explain(priced: Estimate) -> list[Term]:
     """Return every number of an estimate in the order of derivation, then the sensitivities."""
-    terms = [term for one in priced.stages for term in _stage_terms(one, priced)]
+    terms = [term for stage in priced.stages for term in _stage_terms(stage, priced)]
     return [*terms, *_total_terms(priced), *_sensitivity_terms(priced)]
 
 
-def _stage_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
-    stage = one.stage
+def _stage_terms(estimate: StageEstimate, priced: Estimate) -> Iterator[Term]:
+    stage = estimate.stage
     yield Term(
         stage.name,
         "GPUs",
@@ -67,13 +67,13 @@ def _stage_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
             "run file",
         )
     if stage.speed is not None:
-        yield from _speed_terms(one)
-    yield from _seconds_terms(one, priced)
-    yield from _money_terms(one, priced)
+        yield from _speed_terms(estimate)
+    yield from _seconds_terms(estimate, priced)
+    yield from _money_terms(estimate, priced)
 
 
-def _speed_terms(one: StageEstimate) -> Iterator[Term]:
-    stage, speed = one.stage, one.stage.speed
+def _speed_terms(estimate: StageEstimate) -> Iterator[Term]:
+    stage, speed = estimate.stage, estimate.stage.speed
     assert speed is not None
     yield Term(
         stage.name,
@@ -105,8 +105,8 @@ def _speed_terms(one: StageEstimate) -> Iterator[Term]:
         )
 
 
-def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
-    stage, seconds, assumed = one.stage, one.seconds, priced.assumed
+def _seconds_terms(estimate: StageEstimate, priced: Estimate) -> Iterator[Term]:
+    stage, seconds, assumed = estimate.stage, estimate.seconds, priced.assumed
     every = checkpoint_steps(stage, assumed)
     if stage.speed is not None and seconds.training is not None:
         yield Term(
@@ -143,14 +143,14 @@ def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         f"{assumed.evaluation_seconds:g}",
         assumed.source("evaluation_seconds"),
     )
-    if one.failures is None or seconds.restarts is None or seconds.training is None:
+    if estimate.failures is None or seconds.restarts is None or seconds.training is None:
         return
     rate = failure_rate(stage, priced.purchase, assumed)
     running = seconds.training + seconds.checkpoints + seconds.evaluation
     yield Term(
         stage.name,
         "failures",
-        f"{one.failures:.3g}",
+        f"{estimate.failures:.3g}",
         "rate × GPUs × hours running",
         f"{rate:.3g} × {stage.world_size} × {running / 3600:,.1f}",
         assumed.source("failures_per_gpu_hour"),
@@ -161,7 +161,7 @@ def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         "restarts",
         f"{seconds.restarts:,.1f} s",
         "failures × (restart_seconds + half a checkpoint interval), with repeated failures",
-        f"{one.failures:.3g} × ({assumed.restart_seconds:g} + {interval:,.1f} ÷ 2)",
+        f"{estimate.failures:.3g} × ({assumed.restart_seconds:g} + {interval:,.1f} ÷ 2)",
         assumed.source("restart_seconds"),
     )
     yield Term(
@@ -183,8 +183,8 @@ def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
     )
 
 
-def _money_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
-    stage, price = one.stage, one.price.usd_per_instance_hour
+def _money_terms(estimate: StageEstimate, priced: Estimate) -> Iterator[Term]:
+    stage, price = estimate.stage, estimate.price.usd_per_instance_hour
     if price is not None:
         yield Term(
             stage.name,
@@ -192,10 +192,10 @@ def _money_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
             f"${stage.instances * price:,.4f}",
             "instances × price",
             f"{stage.instances} × ${price:,.6f}",
-            f"{one.price.source}, {one.price.date or 'undated'}",
+            f"{estimate.price.source}, {estimate.price.date or 'undated'}",
         )
     for name in INSTANCE_PARTS:
-        amount, seconds = one.breakdown[name], getattr(one.seconds, name)
+        amount, seconds = estimate.breakdown[name], getattr(estimate.seconds, name)
         if amount:
             yield Term(
                 stage.name,
@@ -205,55 +205,56 @@ def _money_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
                 f"{seconds:,.1f} ÷ 3600 × ${stage.instances * (price or 0):,.4f}",
                 "derived",
             )
-    yield from _service_terms(one, priced)
-    if one.cost is not None:
+    yield from _service_terms(estimate, priced)
+    if estimate.cost is not None:
         yield Term(
             stage.name,
             "cost",
-            f"${one.cost:,.4f}",
+            f"${estimate.cost:,.4f}",
             "sum of the dollars above",
-            " + ".join(f"{part:,.2f}" for part in one.breakdown.values() if part),
+            " + ".join(f"{part:,.2f}" for part in estimate.breakdown.values() if part),
             "derived",
         )
-    if one.low is not None and one.high is not None:
+    if estimate.low is not None and estimate.high is not None:
         yield Term(
             stage.name,
             "range",
-            f"${one.low:,.2f} to ${one.high:,.2f}",
+            f"${estimate.low:,.2f} to ${estimate.high:,.2f}",
             f"P10 and P90 of {DRAWS:,} seeded draws of speed, start-up and failures",
             "seed 0",
             "cost/uncertainty.py",
         )
 
 
-def _service_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
-    stage, prices, assumed = one.stage, service_prices(), priced.assumed
-    if one.breakdown.get("storage") is not None:
+def _service_terms(estimate: StageEstimate, priced: Estimate) -> Iterator[Term]:
+    stage, prices, assumed = estimate.stage, service_prices(), priced.assumed
+    if estimate.breakdown.get("storage") is not None:
         size = (checkpoint_bytes(stage) or 0) / 1e9
         yield Term(
             stage.name,
             "storage $",
-            f"${one.breakdown['storage']:,.4f}",
+            f"${estimate.breakdown['storage']:,.4f}",
             "checkpoints kept × GB × months × price",
             f"{stage.checkpoints_kept} × {size:,.2f} × "
-            f"{(one.seconds.billable or 0) / SECONDS_PER_MONTH:.3g} × ${prices['s3_storage'].usd}",
+            f"{(estimate.seconds.billable or 0) / SECONDS_PER_MONTH:.3g} × "
+            f"${prices['s3_storage'].usd}",
             prices["s3_storage"].source,
         )
-    if one.breakdown.get("uploads") is not None:
+    if estimate.breakdown.get("uploads") is not None:
         yield Term(
             stage.name,
             "uploads $",
-            f"${one.breakdown['uploads']:,.4f}",
+            f"${estimate.breakdown['uploads']:,.4f}",
             "checkpoints × PUT requests × price per PUT",
             f"{stage.max_steps // checkpoint_steps(stage, assumed):,.0f} × "
             f"{upload_requests(stage, assumed):,} × ${prices['s3_put'].usd:f}",
             prices["s3_put"].source,
         )
-    if one.breakdown.get("requests") is not None:
+    if estimate.breakdown.get("requests") is not None:
         yield Term(
             stage.name,
             "requests $",
-            f"${one.breakdown['requests']:,.4f}",
+            f"${estimate.breakdown['requests']:,.4f}",
             "images × bytes_per_image ÷ bytes_per_request × price per GET",
             f"{stage.images:,} × {assumed.bytes_per_image:,.0f} ÷ {assumed.bytes_per_request:,.0f}"
             f" × ${prices['s3_get'].usd:f}",
@@ -262,7 +263,7 @@ def _service_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
     yield Term(
         stage.name,
         "logs $",
-        f"${one.breakdown['logs'] or 0:,.4f}",
+        f"${estimate.breakdown['logs'] or 0:,.4f}",
         "steps × log_bytes_per_step × price per GB",
         f"{stage.max_steps:,} × {assumed.log_bytes_per_step:g} ÷ 10⁹ × "
         f"${prices['logs_ingestion'].usd}",
@@ -283,14 +284,14 @@ def _sensitivity_terms(priced: Estimate) -> Iterator[Term]:
 
 
 def _total_terms(priced: Estimate) -> Iterator[Term]:
-    billable = [one.seconds.billable for one in priced.stages]
+    billable = [stage.seconds.billable for stage in priced.stages]
     if (seconds := total(billable)) is not None:
         yield Term(
             "total",
             "days",
             f"{seconds / 86400:.4g}",
             "sum of the stages, one after another",
-            " + ".join(f"{(one or 0) / 86400:.4g}" for one in billable),
+            " + ".join(f"{(seconds_of_stage or 0) / 86400:.4g}" for seconds_of_stage in billable),
             "derived",
         )
     if priced.cost is not None:
@@ -299,7 +300,7 @@ def _total_terms(priced: Estimate) -> Iterator[Term]:
             "cost",
             f"${priced.cost:,.4f}",
             "sum of the stages",
-            " + ".join(f"{one.cost or 0:,.2f}" for one in priced.stages),
+            " + ".join(f"{stage.cost or 0:,.2f}" for stage in priced.stages),
             "derived",
         )
     if priced.low is not None and priced.high is not None:
@@ -347,8 +348,8 @@ _Vary = Callable[[StageEstimate, Assumptions], tuple[StageEstimate, Assumptions]
 
 def _total(priced: Estimate, vary: _Vary) -> Decimal | None:
     total = Decimal(0)
-    for one in priced.stages:
-        changed, assumed = vary(one, priced.assumed)
+    for stage in priced.stages:
+        changed, assumed = vary(stage, priced.assumed)
         again = price_stage(changed.stage, changed.price, priced.purchase, assumed).cost
         if again is None:
             return None
@@ -356,36 +357,40 @@ def _total(priced: Estimate, vary: _Vary) -> Decimal | None:
     return total
 
 
-def _slower(one: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, Assumptions]:
-    speed = one.stage.speed
+def _slower(estimate: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, Assumptions]:
+    speed = estimate.stage.speed
     if speed is None:
-        return one, assumed
+        return estimate, assumed
     slower = replace(
         speed,
         steps_per_second=speed.steps_per_second * 0.9,
         low=speed.low * 0.9,
         high=speed.high * 0.9,
     )
-    stage: CostStage = one.stage.at(slower)
-    return replace(one, stage=stage), assumed
+    stage: CostStage = estimate.stage.at(slower)
+    return replace(estimate, stage=stage), assumed
 
 
-def _more_expensive(one: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, Assumptions]:
-    price = one.price.usd_per_instance_hour
+def _more_expensive(
+    estimate: StageEstimate, assumed: Assumptions
+) -> tuple[StageEstimate, Assumptions]:
+    price = estimate.price.usd_per_instance_hour
     if price is None:
-        return one, assumed
-    raised = replace(one.price, usd_per_instance_hour=price * Decimal("1.1"))
-    return replace(one, price=raised), assumed
+        return estimate, assumed
+    raised = replace(estimate.price, usd_per_instance_hour=price * Decimal("1.1"))
+    return replace(estimate, price=raised), assumed
 
 
-def _blocking_longer(one: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, Assumptions]:
-    blocking = blocking_seconds(one.stage, assumed) or 0.0
-    return one, assumed.assuming(checkpoint_blocking_seconds=2 * blocking)
+def _blocking_longer(
+    estimate: StageEstimate, assumed: Assumptions
+) -> tuple[StageEstimate, Assumptions]:
+    blocking = blocking_seconds(estimate.stage, assumed) or 0.0
+    return estimate, assumed.assuming(checkpoint_blocking_seconds=2 * blocking)
 
 
 def _times(field: str, factor: float) -> _Vary:
-    def vary(one: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, Assumptions]:
-        return one, assumed.assuming(**{field: getattr(assumed, field) * factor})
+    def vary(estimate: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, Assumptions]:
+        return estimate, assumed.assuming(**{field: getattr(assumed, field) * factor})
 
     return vary
 

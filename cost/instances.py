@@ -79,7 +79,7 @@ def instance_type(name: str) -> InstanceType:
     if name not in by_name:
         from difflib import get_close_matches
 
-        near = [one for one in by_name if name.lower().removeprefix("ml.") in one][:5]
+        near = [known for known in by_name if name.lower().removeprefix("ml.") in known][:5]
         near = near or get_close_matches(name, by_name, n=3, cutoff=0.5)
         hint = f"nearest: {', '.join(near)}" if near else "`sm-train instances` lists them"
         raise UnknownInstanceTypeError(f"{name!r} is not a known training instance type; {hint}")

@@ -25,15 +25,15 @@ _MILLION = 10**6
 def as_document(priced: Estimate) -> dict[str, Any]:
     """Return stages, total, assumptions and the sensitivity of the total to them."""
     stages = priced.stages
-    seconds = total([one.seconds.billable for one in stages])
+    seconds = total([stage.seconds.billable for stage in stages])
     return {
-        "stages": [_stage(one, priced) for one in stages],
+        "stages": [_stage(stage, priced) for stage in stages],
         "total": {
             "billable_seconds": seconds,
             "wall_seconds": seconds,
             "wall_seconds_low": priced.seconds_range and priced.seconds_range.low,
             "wall_seconds_high": priced.seconds_range and priced.seconds_range.high,
-            "instance_hours": total([one.instance_hours for one in stages]),
+            "instance_hours": total([stage.instance_hours for stage in stages]),
             "cost_usd": usd(priced.cost),
             "cost_low_usd": usd(priced.low),
             "cost_high_usd": usd(priced.high),
@@ -48,8 +48,8 @@ def as_document(priced: Estimate) -> dict[str, Any]:
     }
 
 
-def _stage(one: StageEstimate, priced: Estimate) -> dict[str, Any]:
-    stage, price, speed = one.stage, one.price, one.stage.speed
+def _stage(estimate: StageEstimate, priced: Estimate) -> dict[str, Any]:
+    stage, price, speed = estimate.stage, estimate.price, estimate.stage.speed
     return {
         "name": stage.name,
         "resolution": stage.resolution,
@@ -68,41 +68,41 @@ def _stage(one: StageEstimate, priced: Estimate) -> dict[str, Any]:
         "throughput_source": speed and speed.why,
         "images_per_second": stage.images_per_second,
         "flops_utilization": stage.flops_utilization,
-        "training_seconds": one.seconds.training,
-        "overhead_seconds": one.seconds.overhead,
-        "billable_seconds": one.seconds.billable,
-        "billable_seconds_low": one.seconds_range and one.seconds_range.low,
-        "billable_seconds_high": one.seconds_range and one.seconds_range.high,
-        "expected_failures": one.failures,
-        "instance_hours": one.instance_hours,
+        "training_seconds": estimate.seconds.training,
+        "overhead_seconds": estimate.seconds.overhead,
+        "billable_seconds": estimate.seconds.billable,
+        "billable_seconds_low": estimate.seconds_range and estimate.seconds_range.low,
+        "billable_seconds_high": estimate.seconds_range and estimate.seconds_range.high,
+        "expected_failures": estimate.failures,
+        "instance_hours": estimate.instance_hours,
         "price_per_instance_hour_usd": usd(price.usd_per_instance_hour),
-        "cluster_per_day_usd": _per_day(one),
+        "cluster_per_day_usd": _per_day(estimate),
         "price_low_usd": usd(price.least),
         "price_high_usd": usd(price.most),
         "price_status": price.status,
         "price_source": price.source,
         "price_date": price.date,
-        "cost_usd": usd(one.cost),
-        "cost_low_usd": usd(one.low),
-        "cost_high_usd": usd(one.high),
-        "cost_at_least_usd": usd(one.known_cost),
-        "job_at_most_usd": usd(one.job_at_most),
-        "training_per_million_images_usd": _per_million(one),
-        "breakdown_usd": {name: usd(part) for name, part in one.breakdown.items()},
-        "checkpoint_interval": _interval(_best_interval(one, priced)),
+        "cost_usd": usd(estimate.cost),
+        "cost_low_usd": usd(estimate.low),
+        "cost_high_usd": usd(estimate.high),
+        "cost_at_least_usd": usd(estimate.known_cost),
+        "job_at_most_usd": usd(estimate.job_at_most),
+        "training_per_million_images_usd": _per_million(estimate),
+        "breakdown_usd": {name: usd(part) for name, part in estimate.breakdown.items()},
+        "checkpoint_interval": _interval(_best_interval(estimate, priced)),
     }
 
 
-def _per_day(one: StageEstimate) -> float | None:
-    price = one.price.usd_per_instance_hour
-    return None if price is None else usd(usd_per_day(one.stage.instances, price))
+def _per_day(estimate: StageEstimate) -> float | None:
+    price = estimate.price.usd_per_instance_hour
+    return None if price is None else usd(usd_per_day(estimate.stage.instances, price))
 
 
-def _per_million(one: StageEstimate) -> float | None:
-    images, price = one.stage.images_per_second, one.price.usd_per_instance_hour
+def _per_million(estimate: StageEstimate) -> float | None:
+    images, price = estimate.stage.images_per_second, estimate.price.usd_per_instance_hour
     if images is None or price is None:
         return None
-    return usd(usd_per_million_images(images, one.stage.instances, price))
+    return usd(usd_per_million_images(images, estimate.stage.instances, price))
 
 
 def usd_per_day(instances: int, usd_per_instance_hour: Decimal) -> Decimal:
@@ -121,8 +121,8 @@ def usd_per_million_images(
     return seconds * instances * usd_per_instance_hour / SECONDS_PER_HOUR
 
 
-def _best_interval(one: StageEstimate, priced: Estimate) -> CheckpointInterval | None:
-    return checkpoint_interval(one, priced.purchase, priced.assumed)
+def _best_interval(estimate: StageEstimate, priced: Estimate) -> CheckpointInterval | None:
+    return checkpoint_interval(estimate, priced.purchase, priced.assumed)
 
 
 def _interval(interval: CheckpointInterval | None) -> dict[str, Any] | None:
@@ -158,16 +158,16 @@ def _sentences(priced: Estimate) -> list[str]:
 
 def _speeds(stages: Sequence[StageEstimate]) -> list[str]:
     return [
-        f"it/s of {one.stage.name} ({one.stage.speed.basis}): {one.stage.speed.why}"
-        for one in stages
-        if one.stage.speed
+        f"it/s of {stage.name} ({stage.speed.basis}): {stage.speed.why}"
+        for stage in (priced_stage.stage for priced_stage in stages)
+        if stage.speed
     ]
 
 
 def _encoding(stages: Sequence[StageEstimate]) -> list[str]:
     """Return for which stages the job is assumed to encode images and captions."""
     sentences = []
-    for stage in (one.stage for one in stages):
+    for stage in (priced.stage for priced in stages):
         if stage.holds_latents:
             sentences.append(
                 f"encoding of {stage.name}: none in the job, the shards hold latents of "
@@ -188,7 +188,7 @@ def _figures(priced: Estimate) -> list[str]:
     assumed = priced.assumed
     per_1000 = assumed.failures_per_gpu_hour * 24 * 1000
     interval = ""
-    if any(one.stage.checkpoint_every is None for one in priced.stages):
+    if any(priced_stage.stage.checkpoint_every is None for priced_stage in priced.stages):
         interval = f" ({assumed.checkpoint_every:,.0f} steps if none is stated)"
     sentences = [
         f"start-up: {assumed.start_up_seconds:g} s billed per stage "
@@ -203,7 +203,7 @@ def _figures(priced: Estimate) -> list[str]:
             f"evaluation: {assumed.evaluation_seconds:g} s per stage "
             f"({assumed.source('evaluation_seconds')})"
         )
-    if any(one.breakdown.get("requests") for one in priced.stages):
+    if any(stage.breakdown.get("requests") for stage in priced.stages):
         sentences.append(
             f"storage and requests: {assumed.bytes_per_image / 1000:g} kB per image in requests of "
             f"{assumed.bytes_per_request / 2**20:g} MiB ({assumed.source('bytes_per_image')}); "
@@ -214,8 +214,8 @@ def _figures(priced: Estimate) -> list[str]:
 
 def _blocking(priced: Estimate) -> str:
     assumed = priced.assumed
-    stops = {blocking_seconds(one.stage, assumed) for one in priced.stages}
-    known = [f"{seconds:.3g}" for seconds in sorted(one for one in stops if one is not None)]
+    stops = {blocking_seconds(priced_stage.stage, assumed) for priced_stage in priced.stages}
+    known = [f"{seconds:.3g}" for seconds in sorted(stop for stop in stops if stop is not None)]
     if not known:
         return "checkpoints: their time is not included, because the model is unknown"
     source = assumed.source("checkpoint_blocking_seconds")
@@ -230,7 +230,10 @@ def _blocking(priced: Estimate) -> str:
 
 
 def _checkpoint_intervals(priced: Estimate) -> list[str]:
-    intervals = [(one.stage.name, _best_interval(one, priced)) for one in priced.stages]
+    intervals = [
+        (priced_stage.stage.name, _best_interval(priced_stage, priced))
+        for priced_stage in priced.stages
+    ]
     return [
         f"checkpoint interval of {name}: {interval.seconds:,.0f} s configured; "
         f"{interval.best_seconds:,.0f} s ({interval.best_steps:,} steps) would cost "
@@ -258,9 +261,9 @@ def _capacity(priced: Estimate) -> list[str]:
 
 def _prices(priced: Estimate) -> list[str]:
     return [
-        f"price of {one.stage.instance_type}: {one.price.source}"
-        for one in priced.stages
-        if one.price.status in ("derived", "assumed")
+        f"price of {priced_stage.stage.instance_type}: {priced_stage.price.source}"
+        for priced_stage in priced.stages
+        if priced_stage.price.status in ("derived", "assumed")
     ]
 
 
@@ -269,15 +272,15 @@ def _unknown(priced: Estimate) -> list[str]:
     known = priced.known_cost
     least = f"at least ${known:,.2f}" if known >= 1 else "total unknown"
     speeds = [
-        f"{least}: stage {one.stage.name} has no known it/s (measure it; set "
+        f"{least}: stage {priced_stage.stage.name} has no known it/s (measure it; set "
         "steps_per_second in the run file, or --its)"
-        for one in priced.stages
-        if one.stage.speed is None
+        for priced_stage in priced.stages
+        if priced_stage.stage.speed is None
     ]
     prices = [
-        f"{least}: the price of {one.stage.instance_type} (stage {one.stage.name}) is unknown: "
-        f"{one.price.source}"
-        for one in priced.stages
-        if one.price.usd_per_instance_hour is None
+        f"{least}: the price of {priced_stage.stage.instance_type} (stage "
+        f"{priced_stage.stage.name}) is unknown: {priced_stage.price.source}"
+        for priced_stage in priced.stages
+        if priced_stage.price.usd_per_instance_hour is None
     ]
     return speeds + prices

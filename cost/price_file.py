@@ -50,8 +50,8 @@ def read_price_file(path: Path) -> PriceTable:
         raise PriceError(f"{path}: holds no prices; write a row for each instance type")
     read = [_row(f"{path}:{line}", row, str(path)) for line, row in rows]
     return PriceTable.of(
-        (one for one in read if isinstance(one, PriceRow)),
-        (one for one in read if isinstance(one, Discount)),
+        (record for record in read if isinstance(record, PriceRow)),
+        (record for record in read if isinstance(record, Discount)),
     )
 
 

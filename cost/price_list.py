@@ -111,7 +111,7 @@ def _product(
     if usage is None:
         return
     region = attributes.get("regionCode") or _region(usage["prefix"], attributes["usagetype"])
-    for dimension in (one for term in terms for one in term["priceDimensions"].values()):
+    for dimension in (price for term in terms for price in term["priceDimensions"].values()):
         if dimension["unit"] != "Hrs":
             continue
         yield PriceRow(

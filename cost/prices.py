@@ -287,7 +287,7 @@ def region_factor(family: str, region: str) -> Decimal | None:
 def known_regions(instance_type: str) -> tuple[str, ...]:
     """Return the regions in which EC2 offered the family of ``instance_type``."""
     family = instance_type.split(".")[1]
-    return tuple(region for one, region in _region_factors() if one == family)
+    return tuple(region for factor_family, region in _region_factors() if factor_family == family)
 
 
 @cache

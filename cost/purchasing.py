@@ -85,8 +85,10 @@ def costs_by_region(
         if region != "*"
     }
     own = priced[purchase.region].cost
-    found = [_region_cost(region, one, own, purchase.region) for region, one in priced.items()]
-    return sorted(found, key=lambda one: (one.cost is None, one.cost or 0, not one.is_own))
+    found = [_region_cost(region, price, own, purchase.region) for region, price in priced.items()]
+    return sorted(
+        found, key=lambda regional: (regional.cost is None, regional.cost or 0, not regional.is_own)
+    )
 
 
 def _region_cost(region: str, priced: Estimate, own: Decimal | None, own_region: str) -> RegionCost:
@@ -158,11 +160,11 @@ def _platform_cost(
         stage_cost(stage, price, purchase, assumed)
         for stage, price in zip(stages, hourly, strict=True)
     ]
-    seconds = [one for one, _ in priced]
-    cost = total_money([one for _, one in priced])
+    seconds = [stage_seconds for stage_seconds, _ in priced]
+    cost = total_money([stage_usd for _, stage_usd in priced])
     control_plane = Decimal(0)
     if platform == "eks" and None not in seconds:
-        hours = Decimal(sum(one or 0.0 for one in seconds)) / SECONDS_PER_HOUR
+        hours = Decimal(sum(second or 0.0 for second in seconds)) / SECONDS_PER_HOUR
         control_plane = hours * service_prices()["eks_control_plane"].usd
         cost = None if cost is None else cost + control_plane
     return PlatformCost(platform, hourly[0], cost, control_plane)

@@ -64,14 +64,20 @@ def resolve_speed(
     stage's own if each GPU did the same work, else only with ``rescale_batch``, which converts it
     by images per second.
     """
-    usable = [one for one in measurements if rescale_batch or is_comparable(one, stage)]
-    gpu_measurements = [one for one in usable if not one.on_cpu]
-    same_hardware = [one for one in gpu_measurements if _same_hardware(one, stage)]
+    usable = [
+        measurement
+        for measurement in measurements
+        if rescale_batch or is_comparable(measurement, stage)
+    ]
+    gpu_measurements = [measurement for measurement in usable if not measurement.on_cpu]
+    same_hardware = [
+        measurement for measurement in gpu_measurements if _same_hardware(measurement, stage)
+    ]
     return (
         _at_this_resolution(stage, same_hardware)
-        or _carried(stage, [one for one in measurements if not one.on_cpu])
+        or _carried(stage, [measurement for measurement in measurements if not measurement.on_cpu])
         or _by_peak(stage, gpu_measurements)
-        or _illustration(stage, [one for one in usable if one.on_cpu])
+        or _illustration(stage, [measurement for measurement in usable if measurement.on_cpu])
         or predicted_speed(stage)
     )
 
@@ -105,79 +111,87 @@ def _peak_steps_per_second(stage: CostStage) -> float:
     return 0.999999 * peak * 1e12 * stage.world_size / (flops * stage.effective_batch_size)
 
 
-def same_batch(one: Measurement, stage: CostStage) -> bool:
+def same_batch(measurement: Measurement, stage: CostStage) -> bool:
     """Return whether ``one`` has the stage's effective batch size, as far as both are known."""
-    known = one.effective_batch_size is not None and stage.effective_batch_size is not None
-    return not known or one.effective_batch_size == stage.effective_batch_size
+    known = measurement.effective_batch_size is not None and stage.effective_batch_size is not None
+    return not known or measurement.effective_batch_size == stage.effective_batch_size
 
 
-def same_work(one: Measurement, stage: CostStage) -> bool:
+def same_work(measurement: Measurement, stage: CostStage) -> bool:
     """Return whether each GPU did the stage's work: its batch per GPU and its accumulation."""
-    return (one.per_device_batch_size, one.gradient_accumulation_steps) == (
+    return (measurement.per_device_batch_size, measurement.gradient_accumulation_steps) == (
         stage.per_device_batch_size,
         stage.gradient_accumulation_steps,
     )
 
 
-def is_comparable(one: Measurement, stage: CostStage) -> bool:
+def is_comparable(measurement: Measurement, stage: CostStage) -> bool:
     """Return whether ``one`` applies to the stage without a conversion of its batch."""
-    return same_batch(one, stage) or same_work(one, stage)
+    return same_batch(measurement, stage) or same_work(measurement, stage)
 
 
-def _same_hardware(one: Measurement, stage: CostStage) -> bool:
-    if one.instance_type is None:
+def _same_hardware(measurement: Measurement, stage: CostStage) -> bool:
+    if measurement.instance_type is None:
         return True
-    return instance_type(one.instance_type).accelerator == stage.instance.accelerator
+    return instance_type(measurement.instance_type).accelerator == stage.instance.accelerator
 
 
-def _images_per_second(one: Measurement, stage: CostStage) -> float:
+def _images_per_second(measurement: Measurement, stage: CostStage) -> float:
     """Return images/s of a measurement, or its it/s if no batch is known: only ratios are used."""
-    return one.steps_per_second * (_batch(one, stage) or 1)
+    return measurement.steps_per_second * (_batch(measurement, stage) or 1)
 
 
-def _batch(one: Measurement, stage: CostStage) -> int | None:
+def _batch(measurement: Measurement, stage: CostStage) -> int | None:
     if stage.effective_batch_size is None:
         return None
-    return one.effective_batch_size or stage.effective_batch_size
+    return measurement.effective_batch_size or stage.effective_batch_size
 
 
 def _at_this_resolution(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
-    measured = [one for one in measured if one.resolution in (None, stage.resolution)]
+    measured = [
+        measurement
+        for measurement in measured
+        if measurement.resolution in (None, stage.resolution)
+    ]
     if not measured:
         return None
-    exact = [one for one in measured if one.world_size == stage.world_size]
+    exact = [measurement for measurement in measured if measurement.world_size == stage.world_size]
     if exact:
         return _own(stage, exact[-1])
     scaled = _scaled_by_steps(stage, measured)
-    sizes = {one.world_size for one in measured}
+    sizes = {measurement.world_size for measurement in measured}
     if scaled is None and (len(sizes) > 1 or stage.predicted_images_per_second is None):
         scaled = _scaled(stage, measured)
     return None if scaled is None else _speed(stage, *scaled)
 
 
-def _own(stage: CostStage, one: Measurement) -> Speed:
+def _own(stage: CostStage, measurement: Measurement) -> Speed:
     batch = stage.effective_batch_size
-    speed = _images_per_second(one, stage) / (batch or 1)
-    low, high = (share * speed for share in _deciles(one))
-    why = f"{one.label}: {one.steps_per_second:.3g} it/s at this resolution, batch and cluster"
-    if not same_batch(one, stage):
-        why = (
-            f"{one.label}: {one.steps_per_second:.3g} it/s at batch "
-            f"{one.effective_batch_size}, converted to batch {batch} by images/s (--rescale-batch)"
+    speed = _images_per_second(measurement, stage) / (batch or 1)
+    low, high = (share * speed for share in _deciles(measurement))
+    where = "this resolution, batch and cluster"
+    if not same_batch(measurement, stage):
+        where = (
+            f"batch {measurement.effective_batch_size}, converted to batch {batch} by images/s "
+            "(--rescale-batch)"
         )
+    why = f"{measurement.label}: {measurement.steps_per_second:.3g} it/s at {where}"
     return Speed(speed, low, high, "measured", why)
 
 
 def _scaled(stage: CostStage, measured: Sequence[Measurement]) -> tuple[Throughput, Basis, str]:
     """Return the throughput of the stage's cluster from measurements at other cluster sizes."""
-    points = [(one.world_size, _images_per_second(one, stage)) for one in measured]
-    labels = ", ".join(dict.fromkeys(one.label for one in measured))
+    points = [
+        (measurement.world_size, _images_per_second(measurement, stage)) for measurement in measured
+    ]
+    labels = ", ".join(dict.fromkeys(measurement.label for measurement in measured))
     if len({gpus for gpus, _ in points}) == 1:
-        one = measured[-1]
+        measurement = measured[-1]
         throughput = scale_one(*points[-1], stage.world_size)
         why = (
-            f"{labels}: {one.steps_per_second:.3g} it/s on {one.world_size} GPUs, "
-            f"extrapolated to {stage.world_size} {_scaling_words(one.world_size, stage.world_size)}"
+            f"{labels}: {measurement.steps_per_second:.3g} it/s on {measurement.world_size} GPUs, "
+            f"extrapolated to {stage.world_size} "
+            f"{_scaling_words(measurement.world_size, stage.world_size)}"
         )
         return throughput, "scaled", why
     fit = fit_scaling(points)
@@ -195,10 +209,14 @@ def _scaled_by_steps(
     None if there is none, or the model's figures are unknown.
     """
     work = stage.work
-    newest = {one.world_size: one for one in measured if same_work(one, stage)}
+    newest = {
+        measurement.world_size: measurement
+        for measurement in measured
+        if same_work(measurement, stage)
+    }
     points = [
-        (cluster_network(stage.instance, one.world_size), 1 / one.steps_per_second)
-        for one in newest.values()
+        (cluster_network(stage.instance, measurement.world_size), 1 / measurement.steps_per_second)
+        for measurement in newest.values()
     ]
     if work is None or not points:
         return None
@@ -208,7 +226,7 @@ def _scaled_by_steps(
 
     images = work.images * work.passes * stage.world_size
     smallest = min(newest)
-    labels = ", ".join(one.label for one in newest.values())
+    labels = ", ".join(measurement.label for measurement in newest.values())
     if stage.world_size < smallest:
         seconds = 1 / newest[smallest].steps_per_second
         why = f"{labels}; fewer GPUs are each as fast as measured at most"
@@ -245,56 +263,61 @@ def _carried(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
 
     None if the model's figures are unknown.
     """
-    usable = [one for one in measured if one.predicted_images_per_second]
+    usable = [measurement for measurement in measured if measurement.predicted_images_per_second]
     predicted, batch = stage.predicted_images_per_second, stage.effective_batch_size
     if not usable or predicted is None or batch is None:
         return None
-    one = min(reversed(usable), key=lambda one: _distance(one, stage))
-    images = one.steps_per_second * (one.effective_batch_size or batch)
-    found = images / (one.predicted_images_per_second or 1.0)
+    measurement = min(reversed(usable), key=lambda measurement: _distance(measurement, stage))
+    images = measurement.steps_per_second * (measurement.effective_batch_size or batch)
+    found = images / (measurement.predicted_images_per_second or 1.0)
     speed = predicted * found / batch
-    spread = CARRY_SPREAD if one.world_size == stage.world_size else RESIZED_SPREAD
-    low, high = _deciles(one)
+    spread = CARRY_SPREAD if measurement.world_size == stage.world_size else RESIZED_SPREAD
+    low, high = _deciles(measurement)
     why = (
-        f"{one.label}: {one.steps_per_second:.3g} it/s, {found:.2f} × the speed model's prediction "
-        f"there; the same share of its prediction here, {predicted / batch:.3g} it/s"
+        f"{measurement.label}: {measurement.steps_per_second:.3g} it/s, {found:.2f} × the speed "
+        f"model's prediction there; the same share of its prediction here, "
+        f"{predicted / batch:.3g} it/s"
     )
     basis: Basis = "scaled"
-    if not _same_hardware(one, stage):
+    if not _same_hardware(measurement, stage):
         basis = "other hardware"
-    elif one.resolution != stage.resolution:
+    elif measurement.resolution != stage.resolution:
         basis = "other resolution"
     return _within_peak(
         stage, Speed(speed, speed * low / spread, speed * high * spread, basis, why)
     )
 
 
-def _distance(one: Measurement, stage: CostStage) -> tuple[bool, float, float]:
+def _distance(measurement: Measurement, stage: CostStage) -> tuple[bool, float, float]:
     """Return how much a measurement's configuration differs from the stage's, to compare."""
-    resolution = one.resolution or stage.resolution or 1
+    resolution = measurement.resolution or stage.resolution or 1
     return (
-        not _same_hardware(one, stage),
+        not _same_hardware(measurement, stage),
         abs(math.log(resolution / (stage.resolution or resolution))),
-        abs(math.log(one.world_size / stage.world_size)),
+        abs(math.log(measurement.world_size / stage.world_size)),
     )
 
 
-def _deciles(one: Measurement) -> tuple[float, float]:
+def _deciles(measurement: Measurement) -> tuple[float, float]:
     """Return P10 and P90 of a measurement, relative to it."""
-    low = min(STEADY[0], (one.low or one.steps_per_second) / one.steps_per_second)
-    high = max(STEADY[1], (one.high or one.steps_per_second) / one.steps_per_second)
+    low = min(
+        STEADY[0], (measurement.low or measurement.steps_per_second) / measurement.steps_per_second
+    )
+    high = max(
+        STEADY[1], (measurement.high or measurement.steps_per_second) / measurement.steps_per_second
+    )
     return low, high
 
 
 def _by_peak(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
     """Carry a measurement on other GPUs by the ratio of their peaks: the model is unknown."""
-    for one in reversed(measured):
-        if one.instance_type is None:
+    for measurement in reversed(measured):
+        if measurement.instance_type is None:
             continue
-        source = instance_type(one.instance_type)
+        source = instance_type(measurement.instance_type)
         peak, measured_peak = stage.instance.bf16_tflops, source.bf16_tflops
         # The same number of GPUs, as if the measured type came one GPU at a time.
-        measured_speed = _at_this_resolution(stage, [one])
+        measured_speed = _at_this_resolution(stage, [measurement])
         if measured_speed is None or peak is None or measured_peak is None:
             continue
         low, middle, high = (peak / measured_peak * share for share in PEAK_CARRY)
@@ -329,13 +352,13 @@ def _within_peak(stage: CostStage, speed: Speed) -> Speed:
 def _illustration(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
     if not measured:
         return None
-    one = measured[-1]
-    speed = _own(stage, one)
+    newest = measured[-1]
+    speed = _own(stage, newest)
     cluster = f"{stage.instances} × {stage.instance_type}, {stage.world_size} GPUs"
     if stage.effective_batch_size is not None:
         cluster += f", {stage.resolution} px, batch {stage.effective_batch_size}"
     why = (
-        f"{one.label}: {one.steps_per_second:.3g} it/s was measured on a CPU, not on "
+        f"{newest.label}: {newest.steps_per_second:.3g} it/s was measured on a CPU, not on "
         f"{stage.name} ({cluster}): illustration only"
     )
     return replace(speed, basis="illustration", why=why)

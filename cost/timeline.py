@@ -172,7 +172,7 @@ def mean_speed(events: Iterable[Event]) -> MeanSpeed | None:
             elif event["step"] > previous["step"]:
                 later.append(_interval(previous, event, blocked))
             previous, blocked = event, 0.0
-    intervals = [one for one in later if one.seconds > 0] or first
+    intervals = [interval for interval in later if interval.seconds > 0] or first
     if not intervals:
         return None
     low = high = None
@@ -182,14 +182,14 @@ def mean_speed(events: Iterable[Event]) -> MeanSpeed | None:
         low, *_, high = quantiles(parts, n=10, method="inclusive")
         # A few long stalls may move the mean out of the deciles.
         low, high = min(low, _mean(intervals)), max(high, _mean(intervals))
-    waits = [one.waited for one in intervals]
-    seconds = sum(one.seconds for one in intervals)
+    waits = [interval.waited for interval in intervals]
+    seconds = sum(interval.seconds for interval in intervals)
     return MeanSpeed(
         _mean(intervals),
         None if None in waits else sum(filter(None, waits)) / seconds,
         low,
         high,
-        median(one.steps / one.seconds for one in intervals),
+        median(interval.steps / interval.seconds for interval in intervals),
         len(intervals),
     )
 
@@ -231,7 +231,9 @@ def _interval(previous: Event, event: Event, blocked: float) -> _Interval:
 
 
 def _mean(intervals: Sequence[_Interval]) -> float:
-    return sum(one.steps for one in intervals) / sum(one.seconds for one in intervals)
+    return sum(interval.steps for interval in intervals) / sum(
+        interval.seconds for interval in intervals
+    )
 
 
 def _start(account: _Account, event: Event, usual: float, previous_step: int | None) -> None:

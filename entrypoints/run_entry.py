@@ -80,7 +80,7 @@ def _run(process: TrainingProcess) -> None:
         config, resources, paths.checkpoints, process.heartbeat, events, paths.stop_request
     )
     observer.resumable = any(
-        RESUME in placeholders(one) or one == "latest" for one in config.entry_args
+        RESUME in placeholders(argument) or argument == "latest" for argument in config.entry_args
     )
     observer.last_save = states[0] if states else None
     observer.ranks = ScriptRanks(

@@ -234,9 +234,11 @@ def _training_shards(
 
     data = config.data
     sources = () if data.synthetic_samples else data.sources
-    folders = {one.channel: paths.channel(one.channel) for one in sources} or {"train": folder}
+    folders = {source.channel: paths.channel(source.channel) for source in sources} or {
+        "train": folder
+    }
     if data.reader == "webdataset":
-        streams = [list_stream(one, data_rank, all_gather) for one in folders.values()]
+        streams = [list_stream(folder, data_rank, all_gather) for folder in folders.values()]
         return mix_streams(streams, sources)
     catalogs = []
     for channel, shards in folders.items():
@@ -322,7 +324,11 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
     stage, world_size = config.stage, trainer.accelerator.num_processes
     parameters = sum(parameter.numel() for parameter in trainer.state.parameters)
     # Of the network that an adapter extends.
-    frozen = sum(one.numel() for one in trainer.state.module.parameters() if not one.requires_grad)
+    frozen = sum(
+        parameter.numel()
+        for parameter in trainer.state.module.parameters()
+        if not parameter.requires_grad
+    )
     events.write(
         "start",
         f"{config.run} {stage.name}: {parameters:,} parameters, {world_size} processes on "

@@ -34,11 +34,11 @@ def region_problem(name: str) -> str | None:
 def _nearest(name: str) -> list[str]:
     from difflib import SequenceMatcher
 
-    scores = {one: SequenceMatcher(None, name.lower(), one).ratio() for one in REGIONS}
+    scores = {region: SequenceMatcher(None, name.lower(), region).ratio() for region in REGIONS}
     best = max(scores.values())
     if best < _MIN_SIMILARITY:
         return []
-    return [one for one, score in scores.items() if score > best - _SAME][:3]
+    return [region for region, score in scores.items() if score > best - _SAME][:3]
 
 
 @cache
@@ -49,5 +49,7 @@ def _installed_regions() -> set[str]:
     session = botocore.session.Session()
     partitions = session.get_available_partitions()
     return {
-        region for one in partitions for region in session.get_available_regions("sagemaker", one)
+        region
+        for partition in partitions
+        for region in session.get_available_regions("sagemaker", partition)
     }

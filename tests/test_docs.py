@@ -110,8 +110,12 @@ def test_commands_and_options_exist(page: Path) -> None:
         if command is None:
             assert words[0].startswith("-") or words[0].isupper(), line
             continue
-        known = {option for one in command.params for option in one.opts + one.secondary_opts}
-        known |= {option for one in cli.params for option in one.opts}
+        known = {
+            option
+            for parameter in command.params
+            for option in parameter.opts + parameter.secondary_opts
+        }
+        known |= {option for parameter in cli.params for option in parameter.opts}
         options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert options <= known | {"--help", "-h"}, line
 

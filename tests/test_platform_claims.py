@@ -67,7 +67,11 @@ def test_readme_states_nothing_about_the_platform_that_is_not_covered() -> None:
         for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z`])", block)
         if PLATFORM.search(sentence)
     ]
-    uncovered = [one for one in sentences if not any(part in one for part in README_STATEMENTS)]
+    uncovered = [
+        sentence
+        for sentence in sentences
+        if not any(part in sentence for part in README_STATEMENTS)
+    ]
     assert sentences
     assert uncovered == [], "add a row to docs/platform.md, and the sentence to this test"
     assert set(README_STATEMENTS.values()) <= {row[0] for row in ROWS}

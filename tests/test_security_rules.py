@@ -94,10 +94,12 @@ def requirements() -> Iterator[Requirement]:
 
 def test_packages_of_the_laptop_are_newer_than_their_vulnerabilities() -> None:
     floors: dict[str, list[str]] = {name: [] for name in FIXED}
-    for one in requirements():
-        if one.name in FIXED:
-            floors[one.name] += [spec.version for spec in one.specifier if spec.operator == ">="]
-            assert any(spec.operator == ">=" for spec in one.specifier), one
+    for requirement in requirements():
+        if requirement.name in FIXED:
+            floors[requirement.name] += [
+                spec.version for spec in requirement.specifier if spec.operator == ">="
+            ]
+            assert any(spec.operator == ">=" for spec in requirement.specifier), requirement
     for name, fixed in FIXED.items():
         assert floors[name]
         assert min(map(Version, floors[name])) >= Version(fixed)
@@ -173,7 +175,7 @@ def test_every_page_starts_with_a_policy() -> None:
             text = path.read_text(encoding="utf-8")
             starts += re.findall(r"(?i)<!doctype html>.*?<(?:title|style|script|body)", text, re.S)
     assert len(starts) >= 3
-    assert [one for one in starts if "Content-Security-Policy" not in one] == []
+    assert [start for start in starts if "Content-Security-Policy" not in start] == []
 
 
 def test_the_conditions_of_the_policies() -> None:
@@ -183,7 +185,7 @@ def test_the_conditions_of_the_policies() -> None:
     documents = policies(config(), "us-east-1", image)
     for name in ("laptop", "watch"):
         statements = documents[name]["Statement"]
-        [passes] = [one for one in statements if "iam:PassRole" in one["Action"]]
+        [passes] = [statement for statement in statements if "iam:PassRole" in statement["Action"]]
         to_sagemaker = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
         assert dict(passes)["Condition"] == to_sagemaker
     [trust] = documents["trust"]["Statement"]
@@ -196,12 +198,12 @@ def test_policies_reach_alarms_and_metrics_of_sm_train_only() -> None:
 
     image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.13"
     documents = policies(config(), "us-east-1", image)
-    by_id = {one["Sid"]: dict(one) for one in documents["laptop"]["Statement"]}
+    by_id = {document["Sid"]: dict(document) for document in documents["laptop"]["Statement"]}
     alarms = "arn:aws:cloudwatch:us-east-1:210987654321:alarm:"
     [allowed] = by_id["ManageAlarms"]["Resource"]
     assert allowed.startswith(f"{alarms}sm-train")
     assert config().name in allowed
-    by_id = {one["Sid"]: dict(one) for one in documents["job"]["Statement"]}
+    by_id = {document["Sid"]: dict(document) for document in documents["job"]["Statement"]}
     own = {"StringEquals": {"cloudwatch:namespace": "/aws/sagemaker/TrainingJobs"}}
     assert by_id["PutMetrics"]["Condition"] == own
 

@@ -125,3 +125,16 @@ def test_exceptions_are_needed() -> None:
 )
 def test_phrases_are_found(text: str) -> None:
     assert len(violations(iter([("some.py", 1, text)]))) >= 1
+
+
+def test_no_variable_is_named_one() -> None:
+    """A loop variable says what it is: a stage, a rank, a shard."""
+    named = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Name) and node.id == "one")
+        or (isinstance(node, ast.arg) and node.arg == "one")
+    ]
+    assert named == []

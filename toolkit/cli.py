@@ -106,7 +106,8 @@ def _request_json(ctx: click.Context) -> None:
     """
     name = ctx.invoked_subcommand or ""
     command = cli.get_command(ctx, name)
-    flag = next((one.name for one in command.params if "--json" in one.opts), None)  # type: ignore[union-attr]
+    assert command is not None
+    flag = next((option.name for option in command.params if "--json" in option.opts), None)
     if flag is None:
         raise click.UsageError(f"--json: {name} prints no JSON")
     ctx.default_map = {name: {flag: True}}

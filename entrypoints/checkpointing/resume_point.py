@@ -198,7 +198,7 @@ def _copy_between_nodes(folder: Path, copies: _Copies, nodes: Nodes) -> None:
     if rank.local_main and rank.node_rank not in copies.holders[MARKER] and not problem:
         checkpoint_files.write_file(folder, MARKER, checkpoint_files.save_bytes(copies.content))
     # The other ranks of this node read the files next: the exchange is also a barrier.
-    problems = [one for one in nodes.all_gather(problem) if one]
+    problems = [reported for reported in nodes.all_gather(problem) if reported]
     if problems:
         raise CheckpointError(problems[0])
 

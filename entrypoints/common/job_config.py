@@ -374,13 +374,15 @@ def _parse(kind: type[T], document: dict[str, Any]) -> T:
         value = document[name]
         # Either a dataclass, or one of a union with None.
         options = (field_type, *get_args(field_type))
-        classes = [one for one in options if isinstance(one, type) and is_dataclass(one)]
+        classes = [
+            option for option in options if isinstance(option, type) and is_dataclass(option)
+        ]
         if classes and isinstance(value, dict):
             value = _parse(classes[0], value)
         elif isinstance(value, list):
             item = next(iter(get_args(field_type)), None)
             if isinstance(item, type) and is_dataclass(item):
-                value = [_parse(item, one) for one in value]
+                value = [_parse(item, member) for member in value]
             value = tuple(value)
         values[name] = value
     return kind(**values)

@@ -50,7 +50,7 @@ def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
     and have other names than ``weight``.
     """
     *modules, kind = name.split(".")
-    return len(shape) == 2 and kind == "weight" and any(one.isdigit() for one in modules)
+    return len(shape) == 2 and kind == "weight" and any(module.isdigit() for module in modules)
 
 
 def state_bytes(optimizer: str, weights: Mapping[str, Sequence[int]]) -> int:

@@ -248,7 +248,7 @@ class BatchPipeline:
         if self.precomputed is not None:
             return ((batch, 0), torch.uint8), noise, sizes, *self.precomputed.layout(batch)
         pixels = (batch, spec.height, spec.width, 3), torch.uint8
-        extras = (extra_layout(one, batch, spec) for one in self.config.extras)
+        extras = (extra_layout(extra, batch, spec) for extra in self.config.extras)
         return pixels, noise, sizes, *extras
 
     @property
@@ -305,7 +305,7 @@ class BatchPipeline:
         num_new = len(outcomes) - raw.num_repeated
         is_new = [isinstance(outcome, _Decoded) for outcome in outcomes[:num_new]]
         origins = [(sample.shard, sample.sample) for sample in samples]
-        captions = [one.caption for one in decoded]
+        captions = [sample.caption for sample in decoded]
         batch = Batch(
             slot.pixels,
             captions,
@@ -314,13 +314,13 @@ class BatchPipeline:
             np.array([*is_new, *[False] * raw.num_repeated]),
             tuple(origins),
             tuple(
-                f"{self.reader.shard_name(sample.shard)} {one.key}"
-                for sample, one in zip(samples, decoded, strict=True)
+                f"{self.reader.shard_name(sample.shard)} {decoded_sample.key}"
+                for sample, decoded_sample in zip(samples, decoded, strict=True)
             ),
             self.rng.uniform(Purpose.TIMESTEP, raw.epoch, origins),
             self.rng.uniform(Purpose.CAPTION_DROPOUT, raw.epoch, origins),
             tokens=self._tokens(captions),
-            extras={one.name: _EMPTY for one in self.config.extras},
+            extras={extra.name: _EMPTY for extra in self.config.extras},
         )
         others = (*slot.extras, *slot.latents)
         return batch.with_tensors(slot.pixels, slot.noise, slot.sizes, *others)

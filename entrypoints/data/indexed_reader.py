@@ -116,7 +116,7 @@ class IndexedReader:
         located = zip(shards.tolist(), samples.tolist(), contents, strict=True)
         return RawBatch(
             epoch_pass.epoch,
-            [RawSample(*one) for one in located],
+            [RawSample(*location) for location in located],
             schedule.shape(step),
             epoch_pass.position(step),
             epoch_pass.num_repeated(step),

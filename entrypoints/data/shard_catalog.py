@@ -154,25 +154,29 @@ def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]
     weights = [(source.channel, source.weight) for source in sources]
     latents = [catalog.options.get("latents") for catalog in catalogs]
     return ShardCatalog(
-        shard_sizes=np.concatenate([np.tile(one.shard_sizes, copies) for one, copies, _ in each]),
-        owner=np.concatenate([np.tile(one.owner, copies) for one, copies, _ in each]),
-        total_bytes=sum(one.total_bytes * copies for one, copies, _ in each),
+        shard_sizes=np.concatenate(
+            [np.tile(catalog.shard_sizes, copies) for catalog, copies, _ in each]
+        ),
+        owner=np.concatenate([np.tile(catalog.owner, copies) for catalog, copies, _ in each]),
+        total_bytes=sum(catalog.total_bytes * copies for catalog, copies, _ in each),
         digest=hashlib.sha256(
-            repr(([one.digest for one in catalogs], weights)).encode()
+            repr(([catalog.digest for catalog in catalogs], weights)).encode()
         ).hexdigest()[:16],
         paths={
-            first + copy * len(one.shard_sizes) + number: path
-            for one, copies, first in each
-            for number, path in one.paths.items()
+            first + copy * len(catalog.shard_sizes) + number: path
+            for catalog, copies, first in each
+            for number, path in catalog.paths.items()
             for copy in range(copies)
         },
-        offsets=_MixedOffsets(mixture, tuple(one.offsets for one in catalogs)),
-        shapes=_MixedShapes(mixture, tuple(one.shapes for one in catalogs)),
-        damage=tuple(line for one in catalogs for line in one.damage),
-        seconds=sum(one.seconds for one in catalogs),
-        indexed=all(one.indexed for one in catalogs),
+        offsets=_MixedOffsets(mixture, tuple(catalog.offsets for catalog in catalogs)),
+        shapes=_MixedShapes(mixture, tuple(catalog.shapes for catalog in catalogs)),
+        damage=tuple(line for catalog in catalogs for line in catalog.damage),
+        seconds=sum(catalog.seconds for catalog in catalogs),
+        indexed=all(catalog.indexed for catalog in catalogs),
         # Latents are used if all sources have the same: images and latents do not mix.
-        options={"latents": latents[0] if all(one == latents[0] for one in latents) else None},
+        options={
+            "latents": latents[0] if all(latent == latents[0] for latent in latents) else None
+        },
         mixture=mixture,
     )
 

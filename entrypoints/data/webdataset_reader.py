@@ -107,8 +107,16 @@ def mix_streams(streams: Sequence[ShardStream], sources: Sequence[DataSource]) -
     numbered = list(zip(streams, firsts, strict=False))
     digests = repr([stream.digest for stream in streams])
     return ShardStream(
-        {first + number: path for one, first in numbered for number, path in one.paths.items()},
-        {first + number: name for one, first in numbered for number, name in one.names.items()},
+        {
+            first + number: path
+            for stream, first in numbered
+            for number, path in stream.paths.items()
+        },
+        {
+            first + number: name
+            for stream, first in numbered
+            for number, name in stream.names.items()
+        },
         firsts[-1],
         hashlib.sha256(digests.encode()).hexdigest()[:16],
         sources=tuple(zip(firsts, sources, strict=False)),

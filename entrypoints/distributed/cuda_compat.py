@@ -45,7 +45,7 @@ def cuda_compat(
     if host is None or not library.is_symlink():
         return None
     image = library.readlink().name.removeprefix("libcuda.so.")
-    minimum = next((one for one in _MINIMUM_BRANCHES if _branch(image) >= one), 0)
+    minimum = next((branch for branch in _MINIMUM_BRANCHES if _branch(image) >= branch), 0)
     if _branch(host) >= minimum:
         return None
     paths = [str(compat_folder), *filter(None, [environment.get("LD_LIBRARY_PATH")])]

@@ -126,7 +126,11 @@ def wrap(module: nn.Module, accelerator: Accelerator, *, reduce_bf16: bool) -> n
 
 def sharded_modules(module: nn.Module) -> list[nn.Module]:
     """Return the submodules that FSDP gathers as units, each before those inside it."""
-    return [one for one in module.modules() if hasattr(one, "set_requires_gradient_sync")]
+    return [
+        submodule
+        for submodule in module.modules()
+        if hasattr(submodule, "set_requires_gradient_sync")
+    ]
 
 
 def is_sharded(module: nn.Module) -> bool:

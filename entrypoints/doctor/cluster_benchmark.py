@@ -92,10 +92,12 @@ class ClusterBenchmark:
             "join", timeout, lambda: self.remaining, result_timeout=self._result_timeout
         )
         self._present = joined.ranks
-        facts = [barrier.wait(f"facts/{one}", self._operation_timeout) for one in joined.ranks]
-        self._rank_positions = {one["rank"]: (one["node"], one["local_rank"]) for one in facts}
+        facts = [
+            barrier.wait(f"facts/{member}", self._operation_timeout) for member in joined.ranks
+        ]
+        self._rank_positions = {fact["rank"]: (fact["node"], fact["local_rank"]) for fact in facts}
         # All ranks use the same sizes: those that the one with the least memory can hold.
-        self._max_bytes = min(one["max_bytes"] for one in facts)
+        self._max_bytes = min(fact["max_bytes"] for fact in facts)
         self._last_budget = 30.0  # next, each node measures itself, at its own pace
 
     def _meet(self, part: str, max_seconds: float, without: Sequence[int] = ()) -> float:
@@ -237,10 +239,10 @@ class ClusterBenchmark:
         results: dict[Pair, float] = {}
         for a, b in pairs:
             stored = [self._barrier.get(f"{name}/{a}-{b}/{local}") for local in local_ranks]
-            known = [one for one in stored if one is not None]
+            known = [result for result in stored if result is not None]
             if known:
-                complete = not any(one["error"] for one in known)
-                results[a, b] = sum(one["bandwidth"] for one in known) if complete else 0.0
+                complete = not any(result["error"] for result in known)
+                results[a, b] = sum(result["bandwidth"] for result in known) if complete else 0.0
         return results
 
     def _unreachable_ranks(self, results: dict[Pair, float]) -> list[int]:
@@ -259,7 +261,7 @@ class ClusterBenchmark:
         partner = self._ranks_at(node=other_node, local_rank=rank.local_rank)
         if not partner:
             return
-        ranks = sorted((rank.rank, partner[0]), key=lambda one: self._rank_positions[one][0])
+        ranks = sorted((rank.rank, partner[0]), key=lambda member: self._rank_positions[member][0])
         nodes = f"{pair[0]}-{pair[1]}/{rank.local_rank}"
         try:
             result = call_bounded(

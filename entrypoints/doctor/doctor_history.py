@@ -64,22 +64,24 @@ def read_results(folders: Sequence[Path]) -> list[dict[str, Any]]:
                 documents.append(document)
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return sorted(documents, key=lambda one: str(one["time"]))[-MAX_RESULTS:]
+    return sorted(documents, key=lambda document: str(document["time"]))[-MAX_RESULTS:]
 
 
 def parse_results(documents: Sequence[dict[str, Any]]) -> list[EarlierResult]:
     """Return what comparisons need of ``documents``."""
     return [
         EarlierResult(
-            time=one["time"],
-            instance_type=one["measurements"]["instance_type"],
-            backend=one["measurements"]["backend"],
-            nodes=len(one["measurements"]["nodes"]),
-            world_size=one["measurements"]["world_size"],
-            network=one["network"],
-            flagged=tuple((node["instance_id"], node["code"]) for node in one["flagged_nodes"]),
+            time=document["time"],
+            instance_type=document["measurements"]["instance_type"],
+            backend=document["measurements"]["backend"],
+            nodes=len(document["measurements"]["nodes"]),
+            world_size=document["measurements"]["world_size"],
+            network=document["network"],
+            flagged=tuple(
+                (node["instance_id"], node["code"]) for node in document["flagged_nodes"]
+            ),
         )
-        for one in documents
+        for document in documents
     ]
 
 
@@ -87,8 +89,8 @@ def flagged_nodes(
     cluster: ClusterMeasurements, findings: Sequence[ClusterFinding]
 ) -> list[dict[str, Any]]:
     """Return the faulty nodes that a result records, with the instance id where it is known."""
-    instance_ids = {one.node: one.instance_id for one in cluster.ranks}
-    faults = sorted({(node, one.code) for one in findings for node in one.nodes})
+    instance_ids = {rank.node: rank.instance_id for rank in cluster.ranks}
+    faults = sorted({(node, finding.code) for finding in findings for node in finding.nodes})
     return [
         {"node": cluster.name(node), "instance_id": instance_ids.get(node), "code": code}
         for node, code in faults
@@ -102,9 +104,10 @@ def compare(
     """Compare with the last result of the same kind of cluster, and find nodes flagged before."""
     kind = (cluster.instance_type, cluster.backend, len(cluster.node_names), cluster.world_size)
     similar = [
-        one
-        for one in earlier
-        if (one.instance_type, one.backend, one.nodes, one.world_size) == kind and one.network
+        result
+        for result in earlier
+        if (result.instance_type, result.backend, result.nodes, result.world_size) == kind
+        and result.network
     ]
     if similar and network:
         last = similar[-1]
@@ -119,11 +122,11 @@ def compare(
             )
     # instance id → (date, code) of each time it was flagged
     flagged: dict[str, list[tuple[str, str]]] = {}
-    for one in earlier:
-        for instance_id, code in one.flagged:
+    for result in earlier:
+        for instance_id, code in result.flagged:
             if instance_id:
-                flagged.setdefault(instance_id, []).append((one.time[:10], code))
-    instance_ids = {one.node: one.instance_id or "" for one in reversed(cluster.ranks)}
+                flagged.setdefault(instance_id, []).append((result.time[:10], code))
+    instance_ids = {rank.node: rank.instance_id or "" for rank in reversed(cluster.ranks)}
     for node in cluster.nodes:
         for date, code in flagged.get(instance_ids[node], [])[-1:]:
             yield ClusterFinding(

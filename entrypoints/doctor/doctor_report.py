@@ -51,7 +51,10 @@ def conclude(
         network_bytes_per_second=verdict.network,
         slowdown=prediction.slowdown if prediction else None,
         findings=[finding.code for finding in verdict.findings],
-        parts={one.name: [one.measured, one.expected, one.unit] for one in verdict.figures},
+        parts={
+            figure.name: [figure.measured, figure.expected, figure.unit]
+            for figure in verdict.figures
+        },
         path=path,
     )
     return {"level": verdict.level, "sentence": verdict.sentence}

@@ -106,9 +106,9 @@ def _world_size(
     cluster: ClusterMeasurements, instance: InstanceType | None
 ) -> Iterator[ClusterFinding]:
     node_count = len(cluster.node_names)
-    other = [one for one in cluster.ranks if one.world_size != cluster.world_size]
+    other = [rank for rank in cluster.ranks if rank.world_size != cluster.world_size]
     if other:
-        nodes = tuple(sorted({one.node for one in other}))
+        nodes = tuple(sorted({gpu.node for gpu in other}))
         yield ClusterFinding(
             "world-size",
             "fail",
@@ -143,7 +143,7 @@ def _world_size(
 
 
 def _gpus(cluster: ClusterMeasurements, instance: InstanceType | None) -> Iterator[ClusterFinding]:
-    counts = {one.node: one.gpus for one in cluster.ranks}
+    counts = {rank.node: rank.gpus for rank in cluster.ranks}
     required = instance.accelerators if instance else max(counts.values(), default=0)
     for node, count in counts.items():
         if count < required:
@@ -162,7 +162,7 @@ def _gpus(cluster: ClusterMeasurements, instance: InstanceType | None) -> Iterat
             for code, level, fault in _gpu_faults(
                 gpu,
                 usual_kind=usual,
-                others_have_ecc=any(one["ecc"] for one in gpus),
+                others_have_ecc=any(gpu["ecc"] for gpu in gpus),
                 has_nvlink=bool(gpu["links"] or (instance and instance.nvlink_gbytes)),
             ):
                 message = f"{cluster.name(node)}, GPU {index}: {fault}"
@@ -192,10 +192,10 @@ def _gpu_kind(gpu: Mapping[str, Any]) -> str:
 
 def _node_speeds(cluster: ClusterMeasurements) -> Iterator[tuple[int, NodeSpeeds]]:
     """Yield each node with the speeds of its first rank, which also measured files and GPUs."""
-    for one in cluster.ranks:
-        speeds = cluster.speeds.get(one.rank)
+    for rank in cluster.ranks:
+        speeds = cluster.speeds.get(rank.rank)
         if speeds is not None and (speeds.gpus or speeds.disk or speeds.channel):
-            yield one.node, speeds
+            yield rank.node, speeds
 
 
 def _transport(
@@ -205,7 +205,7 @@ def _transport(
     if len(cluster.node_names) < 2:
         return
     logs = {node: NcclLog(**log) for node, log in cluster.nccl_logs.items()}
-    adapters = max((one.adapters or 0 for one in logs.values()), default=0)
+    adapters = max((log.adapters or 0 for log in logs.values()), default=0)
     has_rdma = None if instance is None else instance.supports_efa
     for node, log in logs.items():
         problem = transport_problem(log, has_rdma=has_rdma, adapters=adapters)
@@ -223,11 +223,11 @@ def _transport(
 
 def slow_links(cluster: ClusterMeasurements) -> SlowLinks | None:
     """Return slow nodes and links; leaves out pairs of lost nodes."""
-    lost = {one.node for one in cluster.ranks if one.rank in cluster.lost_ranks}
+    lost = {rank.node for rank in cluster.ranks if rank.rank in cluster.lost_ranks}
     return find_slow_links(
         [
-            {pair: value for pair, value in one.items() if not lost & set(pair)}
-            for one in cluster.bandwidth_passes()
+            {pair: value for pair, value in bandwidth_pass.items() if not lost & set(pair)}
+            for bandwidth_pass in cluster.bandwidth_passes()
         ]
     )
 
@@ -278,15 +278,15 @@ def _links(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
 
 
 def _lost_nodes(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
-    for one in cluster.ranks:
-        if one.rank in cluster.lost_ranks:
+    for rank in cluster.ranks:
+        if rank.rank in cluster.lost_ranks:
             yield ClusterFinding(
                 "node-lost",
                 "fail",
-                f"{cluster.name(one.node)} was lost before {cluster.lost_ranks[one.rank]}: rank "
-                f"{one.rank} ended or hangs",
+                f"{cluster.name(rank.node)} was lost before {cluster.lost_ranks[rank.rank]}: rank "
+                f"{rank.rank} ended or hangs",
                 f"see the node's own log; if it shows no cause, {REPLACE}",
-                (one.node,),
+                (rank.node,),
             )
 
 
@@ -305,9 +305,9 @@ def _unfinished(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
 
 
 def _versions(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
-    by_node = {one.node: one.versions for one in cluster.ranks}
+    by_node = {rank.node: rank.versions for rank in cluster.ranks}
     for name, minority in minority_values(by_node).items():
-        usual = next(one[name] for node, one in by_node.items() if node not in minority)
+        usual = next(values[name] for node, values in by_node.items() if node not in minority)
         for node, value in minority.items():
             yield ClusterFinding(
                 "versions-differ",
@@ -320,10 +320,10 @@ def _versions(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
 
 def _outliers(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
     kinds: tuple[tuple[str, str, Callable[[NodeSpeeds], float | None], float], ...] = (
-        ("gpu-slow", "TFLOP/s in matrix products", lambda one: one.matmul_tflops, 1.0),
-        ("copies-slow", "GB/s from host to device", lambda one: one.host_to_device, 1e9),
-        ("disk-slow", "GB/s from disk", lambda one: one.disk, 1e9),
-        ("channel-slow", "GB/s from the train channel", lambda one: one.channel, 1e9),
+        ("gpu-slow", "TFLOP/s in matrix products", lambda speeds: speeds.matmul_tflops, 1.0),
+        ("copies-slow", "GB/s from host to device", lambda speeds: speeds.host_to_device, 1e9),
+        ("disk-slow", "GB/s from disk", lambda speeds: speeds.disk, 1e9),
+        ("channel-slow", "GB/s from the train channel", lambda speeds: speeds.channel, 1e9),
     )
     for code, unit, get, scale in kinds:
         if code == "gpu-slow" and cluster.backend != "nccl":
@@ -331,8 +331,8 @@ def _outliers(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
             continue
         by_rank = {
             rank: value / scale
-            for rank, one in cluster.speeds.items()
-            if (value := get(one)) is not None
+            for rank, speeds in cluster.speeds.items()
+            if (value := get(speeds)) is not None
         }
         yield from _outliers_of(cluster, code, unit, by_rank)
 
@@ -342,7 +342,7 @@ def _outliers_of(
 ) -> Iterator[ClusterFinding]:
     if len(by_rank) < 3:
         return
-    ranks = {one.rank: one for one in cluster.ranks}
+    ranks = {facts.rank: facts for facts in cluster.ranks}
     usual = median(by_rank.values())
     for rank, value in by_rank.items():
         if value < outlier_share(cluster) * usual:

@@ -110,18 +110,18 @@ class ClusterMeasurements:
     def name(self, node: int) -> str:
         """Return a node's name and, where known, its instance id."""
         name = self.node_names[node] if node < len(self.node_names) else f"node {node}"
-        instance_id = next((one.instance_id for one in self.ranks if one.node == node), None)
+        instance_id = next((rank.instance_id for rank in self.ranks if rank.node == node), None)
         return f"{name} ({instance_id})" if instance_id else name
 
     @property
     def nodes(self) -> tuple[int, ...]:
         """The nodes that joined."""
-        return tuple(sorted({one.node for one in self.ranks}))
+        return tuple(sorted({rank.node for rank in self.ranks}))
 
     @property
     def topology(self) -> Topology:
         """The nodes that joined, and the processes on each."""
-        return Topology(len(self.nodes), max(1, len({one.local_rank for one in self.ranks})))
+        return Topology(len(self.nodes), max(1, len({rank.local_rank for rank in self.ranks})))
 
     def node_bandwidths(self) -> dict[Pair, float]:
         """Return each pair's bandwidth summed over local ranks; 0 if one of them failed."""
@@ -147,8 +147,8 @@ class ClusterMeasurements:
                 if value is not None:
                     by_pass[number].setdefault(pair.nodes, []).append(value)
         return [
-            {nodes: sum(values) if min(values) > 0 else 0.0 for nodes, values in one.items()}
-            for one in by_pass
+            {nodes: sum(values) if min(values) > 0 else 0.0 for nodes, values in bandwidths.items()}
+            for bandwidths in by_pass
         ]
 
     def as_document(self) -> dict[str, Any]:
@@ -158,21 +158,21 @@ class ClusterMeasurements:
             "instance_type": self.instance_type,
             "world_size": self.world_size,
             "backend": self.backend,
-            "ranks": [asdict(one) for one in self.ranks],
+            "ranks": [asdict(rank) for rank in self.ranks],
             "missing_ranks": list(self.missing_ranks),
             "late_ranks": list(self.late_ranks),
             "lost_ranks": {str(rank): part for rank, part in self.lost_ranks.items()},
-            "speeds": {str(rank): asdict(one) for rank, one in self.speeds.items()},
+            "speeds": {str(rank): asdict(speeds) for rank, speeds in self.speeds.items()},
             "world": self.world and _sweeps_document(self.world),
             "intra_node": {
-                str(node): _sweeps_document(one) for node, one in self.intra_node.items()
+                str(node): _sweeps_document(sweeps) for node, sweeps in self.intra_node.items()
             },
             "inter_node": {
-                str(local_rank): _sweeps_document(one)
-                for local_rank, one in self.inter_node.items()
+                str(local_rank): _sweeps_document(sweeps)
+                for local_rank, sweeps in self.inter_node.items()
             },
-            "pairs": [asdict(one) for one in self.pairs],
-            "nccl": {str(node): one for node, one in self.nccl_logs.items()},
+            "pairs": [asdict(pair) for pair in self.pairs],
+            "nccl": {str(node): log for node, log in self.nccl_logs.items()},
             "errors": dict(self.errors),
             "timed_out": self.timed_out,
             "seconds": self.seconds,

@@ -153,19 +153,19 @@ def merge_nccl_logs(logs: Sequence[NcclLog]) -> NcclLog:
     """
     if not logs:
         raise ValueError("no log")
-    fabrics = [one.fabric for one in logs if one.fabric is not None]
-    known = [one.adapters for one in logs if one.adapters is not None]
+    fabrics = [log.fabric for log in logs if log.fabric is not None]
+    known = [log.adapters for log in logs if log.adapters is not None]
     return replace(
         logs[0],
         # One process on sockets slows all of them down.
         fabric="sockets" if "sockets" in fabrics else next(iter(fabrics), None),
-        channels=sum(one.channels for one in logs),
-        rdma_channels=sum(one.rdma_channels for one in logs),
-        rdma_off=tuple(dict.fromkeys(text for one in logs for text in one.rdma_off))[
+        channels=sum(log.channels for log in logs),
+        rdma_channels=sum(log.rdma_channels for log in logs),
+        rdma_off=tuple(dict.fromkeys(text for log in logs for text in log.rdma_off))[
             :_MOST_REASONS
         ],
         adapters=min(known, default=None),
-        sockets_set=next((one.sockets_set for one in logs if one.sockets_set), None),
+        sockets_set=next((log.sockets_set for log in logs if log.sockets_set), None),
     )
 
 

@@ -114,7 +114,7 @@ def decoded_per_second(shards: list[Path], image_key: str, resolution: int) -> f
     spec = DecodeSpec(resolution, resolution)
     out = torch.empty((resolution, resolution, 3), dtype=torch.uint8)  # (H, W, C)
     decoded, started = 0, time.perf_counter()
-    for content in _images(shards, tuple(f".{one}" for one in image_key.split(";"))):
+    for content in _images(shards, tuple(f".{part}" for part in image_key.split(";"))):
         if content is None:
             return None
         with contextlib.suppress(DecodeError):

@@ -100,4 +100,4 @@ class BenchmarkGroup:
         own = torch.tensor([value], dtype=torch.float64, device=self._device)
         gathered = torch.empty(self.size, dtype=torch.float64, device=self._device)
         self._group._allgather_base(gathered, own).wait()
-        return [float(one) for one in gathered.tolist()]
+        return [float(value) for value in gathered.tolist()]

@@ -180,14 +180,16 @@ def _confidence(
     pairs: Sequence[Pair], passes: Sequence[Pass], severity: Mapping[Pair, float]
 ) -> Confidence:
     """Return how sure it is that these pairs, which one cause explains, are slow."""
-    was_repeated = any(pair in one for pair in pairs for one in passes[1:])
+    was_repeated = any(pair in measured for pair in pairs for measured in passes[1:])
     is_severe = median([severity[pair] for pair in pairs]) > 1 - HIGH_CONFIDENCE_SHARE
     return "high" if was_repeated and is_severe else "medium"
 
 
 def best_bandwidths(passes: Sequence[Pass]) -> dict[Pair, float]:
     """Return each pair's best bandwidth over all passes: noise only lowers a measurement."""
-    return {pair: max(one[pair] for one in passes if pair in one) for pair in passes[0]}
+    return {
+        pair: max(measured[pair] for measured in passes if pair in measured) for pair in passes[0]
+    }
 
 
 def _failed(passes: Sequence[Pass]) -> set[Pair]:
@@ -199,9 +201,9 @@ def _suspects(first: Pass) -> set[Pair]:
     return {pair for pair, value in first.items() if 0 < value < threshold}
 
 
-def _controls(one: Pass, first: Pass) -> list[Pair]:
+def _controls(retest: Pass, first: Pass) -> list[Pair]:
     suspects = _suspects(first)
-    return [pair for pair in one if first.get(pair, 0.0) > 0 and pair not in suspects]
+    return [pair for pair in retest if first.get(pair, 0.0) > 0 and pair not in suspects]
 
 
 def _is_proven(pair: Pair, passes: Sequence[Pass]) -> bool:
@@ -213,7 +215,7 @@ def _is_proven(pair: Pair, passes: Sequence[Pass]) -> bool:
     """
     first, noisy = passes[0], 0
     typical = _typical(first.values())
-    for retest in (one for one in passes[1:] if pair in one):
+    for retest in (later for later in passes[1:] if pair in later):
         values = [retest[control] for control in _controls(retest, first)]
         control = median(values) if values else 0.0
         if control >= SUSPECT_SHARE * typical:
@@ -230,7 +232,7 @@ def _reference(passes: Sequence[Pass]) -> float:
     several. Before, it is the typical bandwidth of the first pass.
     """
     first, best = passes[0], best_bandwidths(passes)
-    controls = {pair for one in passes[1:] for pair in _controls(one, first)}
+    controls = {pair for later in passes[1:] for pair in _controls(later, first)}
     return median([best[pair] for pair in controls]) if controls else _typical(first.values())
 
 

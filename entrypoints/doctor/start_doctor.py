@@ -51,7 +51,7 @@ def examine(config: JobConfig, document: Path, *, fail: bool) -> str:
         command += ["--stage", config.stage.name, "--document", str(document.absolute())]
         command += ["--verdict", str(path)]
         # The child imports the same modules as this process, wherever they were found.
-        python_path = os.pathsep.join(one or str(Path.cwd()) for one in sys.path)
+        python_path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         # torch logs pages about a lost store; the verdict reports it in one line.
         environment = os.environ | {"PYTHONPATH": python_path, "TORCH_CPP_LOG_LEVEL": "FATAL"}
         with contextlib.suppress(subprocess.TimeoutExpired):

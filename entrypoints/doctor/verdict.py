@@ -75,10 +75,10 @@ class DoctorVerdict:
         return {
             "level": self.level,
             "sentence": self.sentence,
-            "parts": [asdict(one) for one in self.figures],
+            "parts": [asdict(figure) for figure in self.figures],
             "findings": [
-                asdict(one) | {"nodes": [cluster.name(node) for node in one.nodes]}
-                for one in self.findings
+                asdict(finding) | {"nodes": [cluster.name(node) for node in finding.nodes]}
+                for finding in self.findings
             ],
             "prediction": self.prediction and asdict(self.prediction),
         }
@@ -114,7 +114,7 @@ def judge(
 
 
 def _level(found: Sequence[ClusterFinding]) -> Literal["ok", "warn", "fail"]:
-    levels = {one.level for one in found}
+    levels = {finding.level for finding in found}
     return "fail" if "fail" in levels else "warn" if levels else "ok"
 
 
@@ -133,20 +133,20 @@ def _figures(
     cluster: ClusterMeasurements, instance: InstanceType | None, reference: Reference
 ) -> Iterator[MeasuredFigure]:
     yield from _network_figures(cluster, reference)
-    rates = [one.matmul_tflops for one in cluster.speeds.values() if one.matmul_tflops]
+    rates = [speed.matmul_tflops for speed in cluster.speeds.values() if speed.matmul_tflops]
     if rates:
         nominal = instance.bf16_tflops if instance else None
         usual = nominal * MATMUL.usual if nominal else None
         yield _figure("matrix products", min(rates), "TFLOP/s", usual, MATMUL, MATMUL.source)
     for name, values in (
-        ("host to device", [one.host_to_device for one in cluster.speeds.values()]),
-        ("disk", [one.disk for one in cluster.speeds.values()]),
-        ("train channel", [one.channel for one in cluster.speeds.values()]),
+        ("host to device", [speed.host_to_device for speed in cluster.speeds.values()]),
+        ("disk", [speed.disk for speed in cluster.speeds.values()]),
+        ("train channel", [speed.channel for speed in cluster.speeds.values()]),
     ):
         known = [value for value in values if value]
         if known:
             yield MeasuredFigure(name, min(known), "B/s", None, None, "ok", "the slowest")
-    latencies = [one.latency for one in cluster.pairs if one.latency]
+    latencies = [pair.latency for pair in cluster.pairs if pair.latency]
     if latencies:
         source = "the slowest pair of nodes"
         yield MeasuredFigure("latency", max(latencies), "s", None, None, "ok", source)
@@ -162,24 +162,26 @@ def _network_figures(
         else:
             yield _figure("within nodes", busbw, "B/s", intra_node, NVLINK, NVLINK.source)
     slowest = min(
-        cluster.intra_node.items(), key=lambda one: one[1].best_busbw() or 0.0, default=None
+        cluster.intra_node.items(),
+        key=lambda sweeps_of_node: sweeps_of_node[1].best_busbw() or 0.0,
+        default=None,
     )
     if slowest and (busbw := slowest[1].best_busbw()):
         source = f"slowest node: {cluster.name(slowest[0])}; {NVLINK.source}"
         yield _figure("within nodes", busbw, "B/s", intra_node, NVLINK, source)
     if cluster.inter_node:
         # All local ranks share the node's network.
-        total = sum(one.best_busbw() or 0.0 for one in cluster.inter_node.values())
+        total = sum(sweeps.best_busbw() or 0.0 for sweeps in cluster.inter_node.values())
         yield _figure("between nodes", total, "B/s", inter_node, NETWORK, reference.source)
 
 
 def _low_figures(figures: Sequence[MeasuredFigure]) -> Iterator[ClusterFinding]:
-    for one in figures:
-        if one.level == "warn" and one.share is not None:
+    for figure in figures:
+        if figure.level == "warn" and figure.share is not None:
             yield ClusterFinding(
-                f"{one.name.replace(' ', '-')}-slow",
+                f"{figure.name.replace(' ', '-')}-slow",
                 "warn",
-                f"{one.name} at {one.share:.0%} of expected ({one.source})",
+                f"{figure.name} at {figure.share:.0%} of expected ({figure.source})",
                 "see which node or transport has a finding; if none has, "
                 f"all nodes are alike: {REPLACE}",
             )
@@ -219,7 +221,7 @@ def _predict(
 
 def _slowest_device_factor(cluster: ClusterMeasurements) -> float:
     """Return how much longer the slowest device computes than the median one; 1 if no outlier."""
-    rates = [one.matmul_tflops for one in cluster.speeds.values() if one.matmul_tflops]
+    rates = [speed.matmul_tflops for speed in cluster.speeds.values() if speed.matmul_tflops]
     if len(rates) < 3 or min(rates) >= outlier_share(cluster) * median(rates):
         return 1.0
     return median(rates) / min(rates)
@@ -259,20 +261,20 @@ def _slow_loaders(
         return
     speed = prediction.expected_steps_per_second or prediction.predicted_steps_per_second
     stage = config.stage
-    for one in cluster.ranks:
-        rate = cluster.speeds[one.rank].decoded_images if one.rank in cluster.speeds else None
-        processes = sum(other.node == one.node for other in cluster.ranks)
+    for rank in cluster.ranks:
+        rate = cluster.speeds[rank.rank].decoded_images if rank.rank in cluster.speeds else None
+        processes = sum(other.node == rank.node for other in cluster.ranks)
         per_step = stage.per_device_batch_size * stage.gradient_accumulation_steps * processes
         required = speed * per_step
         if rate and rate < required:
             yield ClusterFinding(
                 "loader-slow",
                 "warn",
-                f"{cluster.name(one.node)} loads {rate:.0f} images/s and training needs "
+                f"{cluster.name(rank.node)} loads {rate:.0f} images/s and training needs "
                 f"{required:.0f}: {_times(required / rate)} slower",
                 "raise training.decode_workers if cores are idle, or pack smaller images or "
                 "latents",
-                (one.node,),
+                (rank.node,),
             )
 
 
@@ -283,10 +285,10 @@ def _sentence(
     prediction: Prediction | None,
 ) -> str:
     clauses = []
-    compared = [one for one in figures if one.share is not None]
-    low = [one for one in compared if one.level == "warn"]
+    compared = [figure for figure in figures if figure.share is not None]
+    low = [finding for finding in compared if finding.level == "warn"]
     if compared:
-        shown = min(low, key=lambda one: one.share or 0.0) if low else compared[0]
+        shown = min(low, key=lambda finding: finding.share or 0.0) if low else compared[0]
         clauses.append(f"{shown.name} at {shown.share:.0%} of expected")
     elif cluster.world and (busbw := cluster.world.best_busbw()):
         clauses.append(f"network at {busbw / 1e9:.3g} GB/s")
@@ -301,7 +303,11 @@ def _sentence(
             clauses.append(cost)
     elif prediction:
         clauses.append(f"about {prediction.predicted_steps_per_second:.3g} it/s")
-    severe = [one.message for one in found if one.level == "fail" and one.code != "too-slow"]
+    severe = [
+        finding.message
+        for finding in found
+        if finding.level == "fail" and finding.code != "too-slow"
+    ]
     sentence = " → ".join(clauses) or "nothing was measured"
     return "; ".join([sentence, *severe[:3]])
 

@@ -298,7 +298,7 @@ class _Process:
         cluster = self._collect(barrier, timed_out=timed_out)
         verdict = conclude(self._config, cluster, self._paths, self._events)
         barrier.put("verdict", verdict)
-        readers = {one.rank for one in cluster.ranks} - {0} - cluster.lost_ranks.keys()
+        readers = {rank.rank for rank in cluster.ranks} - {0} - cluster.lost_ranks.keys()
         barrier.messages.arrivals([f"verdict-read/{rank}" for rank in readers], FAREWELL_SECONDS)
         return verdict
 
@@ -319,16 +319,16 @@ class _Process:
         delays = dict(map(tuple, joined))
         ranks = tuple(
             RankFacts(
-                **{key: value for key, value in one.items() if key != "max_bytes"}
+                **{key: value for key, value in rank_facts.items() if key != "max_bytes"}
                 | {"join_delay": delays[rank]}
             )
-            for rank, one in facts.items()
-            if one is not None and rank in delays
+            for rank, rank_facts in facts.items()
+            if rank_facts is not None and rank in delays
         )
-        speeds = {one.rank: barrier.get(f"speeds/{one.rank}") for one in ranks}
-        lost = {one.rank: barrier.get(f"lost/{one.rank}") for one in ranks}
-        nodes = sorted({one.node for one in ranks})
-        local_ranks = sorted({one.local_rank for one in ranks})
+        speeds = {rank.rank: barrier.get(f"speeds/{rank.rank}") for rank in ranks}
+        lost = {rank.rank: barrier.get(f"lost/{rank.rank}") for rank in ranks}
+        nodes = sorted({rank.node for rank in ranks})
+        local_ranks = sorted({rank.local_rank for rank in ranks})
         world = barrier.get("world/sweeps/all")
         return ClusterMeasurements(
             node_names=self._node_names(nodes),
@@ -340,7 +340,11 @@ class _Process:
             missing_ranks=tuple(rank for rank in all_ranks if rank not in delays),
             late_ranks=tuple(rank for rank in all_ranks if facts[rank] and rank not in delays),
             lost_ranks={rank: part for rank, part in lost.items() if part},
-            speeds={rank: NodeSpeeds(**one) for rank, one in speeds.items() if one},
+            speeds={
+                rank: NodeSpeeds(**rank_speeds)
+                for rank, rank_speeds in speeds.items()
+                if rank_speeds
+            },
             world=sweeps_from_store(world) if world else None,
             intra_node=_group_measurements(barrier, "intra", nodes),
             inter_node=_group_measurements(barrier, "inter", local_ranks),
@@ -371,7 +375,7 @@ def _group_measurements(
     barrier: StoreBarrier, part: str, groups: Sequence[int]
 ) -> dict[int, GroupMeasurement]:
     stored = {group: barrier.get(f"{part}/sweeps/{group}") for group in groups}
-    return {group: sweeps_from_store(one) for group, one in stored.items() if one}
+    return {group: sweeps_from_store(document) for group, document in stored.items() if document}
 
 
 def _pair_results(
@@ -383,11 +387,11 @@ def _pair_results(
         for b in nodes[index + 1 :]:
             for local_rank in local_ranks:
                 stored = [barrier.get(f"{name}/{a}-{b}/{local_rank}") for name in PASSES]
-                known = [one for one in stored if one]
+                known = [result for result in stored if result]
                 if not known:
                     continue
-                best = max(known, key=lambda one: float(one["bandwidth"]))
-                passes = tuple(one and float(one["bandwidth"]) for one in stored)
+                best = max(known, key=lambda result: float(result["bandwidth"]))
+                passes = tuple(result and float(result["bandwidth"]) for result in stored)
                 results.append(PairResult(**best | {"nodes": (a, b), "passes": passes}))
     return tuple(results)
 
@@ -395,9 +399,9 @@ def _pair_results(
 def _nccl_logs(barrier: StoreBarrier, ranks: Sequence[RankFacts]) -> dict[int, dict[str, Any]]:
     """Return what the ranks of each node report together."""
     logs: dict[int, list[NcclLog]] = {}
-    for one in ranks:
-        if log := barrier.get(f"log/{one.node}/{one.rank}"):
-            logs.setdefault(one.node, []).append(NcclLog(**log))
+    for rank in ranks:
+        if log := barrier.get(f"log/{rank.node}/{rank.rank}"):
+            logs.setdefault(rank.node, []).append(NcclLog(**log))
     return {node: asdict(merge_nccl_logs(of_node)) for node, of_node in logs.items()}
 
 
@@ -405,10 +409,10 @@ def _errors(barrier: StoreBarrier, ranks: Sequence[RankFacts]) -> dict[str, str]
     """Return part → the error of the first rank that reports one."""
     errors: dict[str, str] = {}
     for part in ("world", "intra", "inter", "barrier", "process"):
-        for one in ranks:
-            error = barrier.get(f"error/{part}/{one.rank}")
+        for rank in ranks:
+            error = barrier.get(f"error/{part}/{rank.rank}")
             if error and part not in errors:
-                errors[part] = f"rank {one.rank}: {error}"
+                errors[part] = f"rank {rank.rank}: {error}"
     return errors
 
 

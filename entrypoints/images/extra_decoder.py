@@ -136,8 +136,10 @@ def _channel(content: Content) -> NDArray[np.generic]:
     with open_image(content) as image:
         check_pixel_count(image.height, image.width)
         try:
-            one = image if image.mode in ("L", "P", "1", "I", "F", "I;16") else image.convert("L")
-            return np.array(one)
+            single_channel = (
+                image if image.mode in ("L", "P", "1", "I", "F", "I;16") else image.convert("L")
+            )
+            return np.array(single_channel)
         except MemoryError:
             raise
         except Exception as error:  # Pillow raises almost anything

@@ -164,7 +164,7 @@ def write_adapter(
     """
     prefix, file = (_PEFT_PREFIX, PEFT_FILE) if peft_format else (f"{component}.", LORA_FILE)
     named = {f"{prefix}{name}": spec for name, spec in layout.items()}
-    write_tensors(folder / file, named, ((f"{prefix}{name}", one) for name, one in tensors))
+    write_tensors(folder / file, named, ((f"{prefix}{name}", tensor) for name, tensor in tensors))
     if peft_format:
         rank = next(spec.shape[0] for name, spec in layout.items() if _A in name)
         layers = [name.partition(_A)[0] for name in layout if _A in name]

@@ -82,9 +82,9 @@ def standard_index(class_name: str, components: Mapping[str, Any]) -> dict[str, 
 
     parameters = inspect.signature(getattr(diffusers, class_name).__init__).parameters.values()
     required = [
-        one.name
-        for one in parameters
-        if one.name != "self" and one.default is inspect.Parameter.empty
+        parameter.name
+        for parameter in parameters
+        if parameter.name != "self" and parameter.default is inspect.Parameter.empty
     ]
     present = {name: entry for name, entry in components.items() if entry != [None, None]}
     absent = {name: [None, None] for name in required if name not in present}

@@ -246,7 +246,9 @@ def _open_clip_targets(folder: Path, prefix: str) -> dict[str, _Target]:
                 continue
             sources = tuple(
                 (entries[stored[key]][0], stored[key])
-                for key in (f"encoder.layers.{layer}.self_attn.{one}.{kind}" for one in _QKV)
+                for key in (
+                    f"encoder.layers.{layer}.self_attn.{projection}.{kind}" for projection in _QKV
+                )
             )
             joined = TensorSpec(spec.dtype, (3 * spec.shape[0], *spec.shape[1:]))
             original = f"transformer.resblocks.{layer}.attn.in_proj_{kind}"

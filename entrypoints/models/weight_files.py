@@ -121,11 +121,17 @@ def write_network(
     stream = _reported(tensors, layout, on_tensor)
     files = _assign_files(layout)
     for name, names in files.items():
-        write_tensors(folder / name, {one: layout[one] for one in names}, _take(stream, len(names)))
+        write_tensors(
+            folder / name,
+            {tensor_name: layout[tensor_name] for tensor_name in names},
+            _take(stream, len(names)),
+        )
     if len(files) > 1:
         index = {
             "metadata": {"total_size": sum(spec.bytes for spec in layout.values())},
-            "weight_map": {one: name for name, names in files.items() for one in names},
+            "weight_map": {
+                tensor_name: name for name, names in files.items() for tensor_name in names
+            },
         }
         content = (json.dumps(index, indent=2) + "\n").encode()
         write_atomic(folder / f"{MODEL_WEIGHTS}.safetensors.index.json", content)

@@ -167,7 +167,7 @@ def _address_in(text: str) -> str:
             values = list(json.loads(text).values())
         except ValueError:
             values = []
-        text = next((one for one in values if isinstance(one, str) and "://" in one), "")
+        text = next((value for value in values if isinstance(value, str) and "://" in value), "")
     return text
 
 

@@ -116,7 +116,7 @@ def cause(failures: Sequence[Failure]) -> Failure:
     Raises:
         ValueError: ``failures`` is empty.
     """
-    first_error = next((n for n, one in enumerate(failures) if one.kind == "error"), None)
+    first_error = next((n for n, failure in enumerate(failures) if failure.kind == "error"), None)
 
     def order(item: tuple[int, Failure]) -> tuple[int, int]:
         number, failure = item
@@ -145,18 +145,18 @@ class FailureLog:
 
     def add(self, failures: Iterable[Failure], now: float) -> None:
         """Add the failures that are new; ``now`` is in seconds of any clock."""
-        for one in failures:
-            if one not in self._failures:
+        for failure in failures:
+            if failure not in self._failures:
                 self._first_at = self._first_at if self._failures else now
-                self._failures.append(one)
+                self._failures.append(failure)
 
     def has(self, node: int, rank: int) -> bool:
         """Return whether the failure of this process is known."""
-        return any((one.node, one.rank) == (node, rank) for one in self._failures)
+        return any((failure.node, failure.rank) == (node, rank) for failure in self._failures)
 
     def likeliest(self, node: int | None = None) -> Failure | None:
         """Return the likeliest cause, of one node or of all; None without a failure."""
-        failures = [one for one in self._failures if node in (None, one.node)]
+        failures = [failure for failure in self._failures if node in (None, failure.node)]
         return cause(failures) if failures else None
 
     def is_settled(self, now: float) -> bool:

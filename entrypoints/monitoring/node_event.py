@@ -57,7 +57,7 @@ class NodeReport:
         if before is None:
             return
         figures = node_metrics.event_fields(before, reading)
-        waits = [one["data_wait_share"] for one in ranks if one["data_wait_share"] is not None]
+        waits = [rank["data_wait_share"] for rank in ranks if rank["data_wait_share"] is not None]
         fields = {
             "data_wait_share_max": max(waits, default=None),
             **figures,
@@ -141,9 +141,9 @@ _NO_TOTALS = _RankTotals(0, EMPTY_HISTOGRAM, 0.0, 0.0, 0, 0.0, 0.0)
 def _rounded(value: Any) -> Any:
     """Round every figure to four digits: a line over 4 KiB would not be written atomically."""
     if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
+        return {name: _rounded(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [_rounded(item) for item in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -102,7 +102,7 @@ class NodeCounters:
     def read(self, now: float, pids: Sequence[int]) -> Reading:
         """Read all counters; ``pids`` are the training processes, whose file reads are counted."""
         counters = self._network() | self._efa() | self._disks()
-        processes = [one for pid in pids for one in (pid, *procfs.descendants(pid))]
+        processes = [descendant for pid in pids for descendant in (pid, *procfs.descendants(pid))]
         counters["files_read"] = sum(procfs.read_bytes(pid) for pid in processes)
         gpus = tuple(self._gpu(index, handle) for index, handle in enumerate(self._handles))
         if gpus and (link := sum(self._nvlink(handle) for handle in self._handles)):

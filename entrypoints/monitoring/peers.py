@@ -122,19 +122,23 @@ class PeerLink:
 
     def statuses(self) -> list[RankStatus]:
         """Return what the other nodes last reported about their ranks."""
-        return [one for status in self._received.values() for one in status.ranks]
+        return [rank for status in self._received.values() for rank in status.ranks]
 
     def busy_totals(self) -> list[BusyTotals]:
         """Return the busy times of the other nodes' ranks."""
-        return [one for status in self._received.values() for one in status.busy]
+        return [busy_rank for status in self._received.values() for busy_rank in status.busy]
 
     def stalls(self) -> dict[int, PeerStall]:
         """Return node → the stall in its last message, if it had one."""
-        return {node: one.stall for node, one in self._received.items() if one.stall is not None}
+        return {
+            node: status.stall
+            for node, status in self._received.items()
+            if status.stall is not None
+        }
 
     def failures(self) -> list[Failure]:
         """Return the failures in the other nodes' last messages."""
-        return [one.failure for one in self._received.values() if one.failure is not None]
+        return [status.failure for status in self._received.values() if status.failure is not None]
 
     def silent_nodes(self) -> dict[int, float]:
         """Return node → seconds since its last message, for those that send nothing any more.
@@ -200,7 +204,7 @@ class PeerLink:
             return None
         if not is_ours or not isinstance(node, int) or not 0 <= node < self._nodes:
             return None
-        nodes = {one.node for one in status.ranks} | {one.node for one in status.busy}
+        nodes = {rank.node for rank in status.ranks} | {busy_rank.node for busy_rank in status.busy}
         if node == self._node or nodes - {node}:
             return None
         if self._node and node:
@@ -214,10 +218,10 @@ class PeerLink:
 
 def _parse_node_status(document: Mapping[str, Any]) -> NodeStatus:
     return NodeStatus(
-        tuple(_parse_status(one) for one in document["ranks"]),
+        tuple(_parse_status(entry) for entry in document["ranks"]),
         _parse_stall(document["stall"]),
         _parse_failure(document["failure"]),
-        tuple(_parse_busy(one) for one in document["busy"]),
+        tuple(_parse_busy(entry) for entry in document["busy"]),
     )
 
 
@@ -244,9 +248,9 @@ def _parse_failure(document: Mapping[str, object] | None) -> Failure | None:
 def _parse_busy(document: Mapping[str, object]) -> BusyTotals:
     counts = [document[name] for name in ("rank", "node", "steps")]
     seconds = [document[name] for name in ("busy_seconds", "cpu_wait_seconds")]
-    if not all(isinstance(one, int) for one in counts):
+    if not all(isinstance(count, int) for count in counts):
         raise ValueError
-    if not all(isinstance(one, float) for one in seconds):
+    if not all(isinstance(second, float) for second in seconds):
         raise ValueError
     return BusyTotals(*counts, *seconds)  # type: ignore[arg-type]
 
@@ -254,7 +258,7 @@ def _parse_busy(document: Mapping[str, object]) -> BusyTotals:
 def _parse_status(document: Mapping[str, object]) -> RankStatus:
     rank, node, step, sequence = (document[name] for name in ("rank", "node", "step", "sequence"))
     phase, state, in_collective = (document[name] for name in ("phase", "state", "in_collective"))
-    if not all(isinstance(one, int) for one in (rank, node, step, sequence)):
+    if not all(isinstance(value, int) for value in (rank, node, step, sequence)):
         raise ValueError
     if not (isinstance(state, str) and len(state) == 1 and in_collective in (None, True, False)):
         raise ValueError

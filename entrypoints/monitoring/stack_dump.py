@@ -123,7 +123,7 @@ def _main_thread_frames(text: str) -> list[tuple[str, str]]:
     py-spy names it "MainThread"; faulthandler prints it last.
     """
     threads = re.split(r"^(?=(?:Current thread|Thread) )", text, flags=re.MULTILINE)[1:]
-    named = [one for one in threads if '"MainThread"' in one.partition("\n")[0]]
+    named = [thread for thread in threads if '"MainThread"' in thread.partition("\n")[0]]
     chosen = named[0] if named else threads[-1] if threads else ""
     matches = (_PY_SPY.match(line) or _FAULTHANDLER.match(line) for line in chosen.splitlines())
     return [(found["function"], found["file"]) for found in matches if found]

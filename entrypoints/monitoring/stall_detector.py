@@ -208,26 +208,26 @@ def find_culprit(ranks: Sequence[RankStatus], silent_nodes: Mapping[int, float])
     All ranks go through the same phases in one order, so the one that has entered the fewest is
     behind. ``silent_nodes`` maps nodes that send nothing to their seconds of silence.
     """
-    for one in ranks:
-        if one.state in _STATES:
-            return Culprit(one.rank, one.node, f"rank {one.rank} {_STATES[one.state]}")
+    for status in ranks:
+        if status.state in _STATES:
+            return Culprit(status.rank, status.node, f"rank {status.rank} {_STATES[status.state]}")
     if silent_nodes:
         node, seconds = max(silent_nodes.items(), key=lambda item: item[1])
         return Culprit(None, node, f"node {node} has sent nothing for {seconds:.0f} s")
-    lowest = min(one.sequence for one in ranks)
-    behind = [one for one in ranks if one.sequence == lowest]
+    lowest = min(rank.sequence for rank in ranks)
+    behind = [rank for rank in ranks if rank.sequence == lowest]
     if len(behind) < len(ranks):
-        return _lagging(behind, max(one.sequence for one in ranks) - lowest)
-    busy = [one for one in ranks if one.in_collective is False]
-    waiting = [one for one in ranks if one.in_collective]
+        return _lagging(behind, max(rank.sequence for rank in ranks) - lowest)
+    busy = [rank for rank in ranks if rank.in_collective is False]
+    waiting = [rank for rank in ranks if rank.in_collective]
     if len(busy) == 1 and len(waiting) == len(ranks) - 1 and waiting:
         reason = f"rank {busy[0].rank} is the only one that does not wait in a collective"
         return Culprit(busy[0].rank, busy[0].node, reason)
     if len(ranks) == 1:
         return Culprit(ranks[0].rank, ranks[0].node, f"rank {ranks[0].rank} is the only one")
-    one = ranks[0]
+    first = ranks[0]
     return Culprit(
-        None, None, f"all ranks are in the same phase: {one.phase.label} after step {one.step}"
+        None, None, f"all ranks are in the same phase: {first.phase.label} after step {first.step}"
     )
 
 
@@ -237,8 +237,8 @@ def _lagging(behind: Sequence[RankStatus], distance: int) -> Culprit:
     if len(behind) == 1:
         reason = f"rank {first.rank} is {distance} phases behind: {where}"
         return Culprit(first.rank, first.node, reason)
-    ranks = ", ".join(str(one.rank) for one in behind[:8])
-    on_one_node = len({one.node for one in behind}) == 1
+    ranks = ", ".join(str(status.rank) for status in behind[:8])
+    on_one_node = len({status.node for status in behind}) == 1
     return Culprit(
         None, first.node if on_one_node else None, f"ranks {ranks} are behind the others: {where}"
     )

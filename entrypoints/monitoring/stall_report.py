@@ -79,12 +79,12 @@ def collect(
     # kernel cannot even be killed.
     pool = ThreadPoolExecutor(3 * len(samples) + 1)
     rank_stacks = {
-        one.rank: pool.submit(stacks, one.pid, stacks_file(heartbeats, one.local_rank))
-        for one in samples
+        sample.rank: pool.submit(stacks, sample.pid, stacks_file(heartbeats, sample.local_rank))
+        for sample in samples
     }
-    workers = {one.rank: pool.submit(_worker_stacks, one.pid) for one in samples}
-    records = {one.rank: pool.submit(_flight_record, one.rank) for one in samples}
-    system = pool.submit(_system_state, [one.pid for one in samples])
+    workers = {sample.rank: pool.submit(_worker_stacks, sample.pid) for sample in samples}
+    records = {sample.rank: pool.submit(_flight_record, sample.rank) for sample in samples}
+    system = pool.submit(_system_state, [sample.pid for sample in samples])
     pool.shutdown(wait=False)
     for path in sorted(heartbeats.glob("events-*")):
         write(f"{path.name}.log", path.read_bytes())
@@ -114,7 +114,7 @@ def _workers(pid: int) -> list[int]:
     descendants = procfs.descendants(pid)
     # Listed after the others: commands of this report are being started meanwhile.
     own = {os.getpid(), *procfs.descendants(os.getpid())}
-    return [one for one in descendants if one not in own][:_MAX_WORKERS]
+    return [descendant for descendant in descendants if descendant not in own][:_MAX_WORKERS]
 
 
 def _flight_record(rank: int) -> bytes:
@@ -165,14 +165,14 @@ def _file_state(path: Path) -> tuple[int, int]:
 
 def _system_state(pids: Sequence[int]) -> str:
     """Return the kernel's state of the processes, the GPUs' state, and kernel log lines."""
-    processes = [one for pid in pids for one in (pid, *_workers(pid))]
+    processes = [worker for pid in pids for worker in (pid, *_workers(pid))]
     # In parallel: a command that hangs does not delay the others.
     pool = ThreadPoolExecutor(len(_COMMANDS) + 1)
     outputs = [pool.submit(_output, command) for command in _COMMANDS]
     kernel = pool.submit(_output, ("dmesg",))
     pool.shutdown(wait=False)
     deadline = time.monotonic() + _COMMAND_SECONDS + 1.0
-    parts = [procfs.describe(one) for one in processes]
+    parts = [procfs.describe(process) for process in processes]
     for output in outputs:
         with suppress(TimeoutError):
             parts.append(output.result(max(0.0, deadline - time.monotonic())))

@@ -32,23 +32,23 @@ class StragglerReport:
         """Add all ranks' totals at ``now`` (seconds), and report new stragglers."""
         if not self._detector.add(totals, now):
             return
-        for one in self._detector.stragglers()[:_MAX_LISTED]:
-            key = (one.rank, one.node)
+        for straggler in self._detector.stragglers()[:_MAX_LISTED]:
+            key = (straggler.rank, straggler.node)
             if now - self._reported_at.get(key, -REPEAT_SECONDS) < REPEAT_SECONDS:
                 continue
             self._reported_at[key] = now
-            message = describe(one)
+            message = describe(straggler)
             self._events.warn(
                 "straggler",
                 message,
                 step=step,
-                straggler_rank=one.rank,
-                straggler_node=one.node,
-                ratio=round(one.ratio, 3),
-                busy_seconds=float(f"{one.busy_seconds:.4g}"),
-                lost_share=round(one.lost_share, 4),
+                straggler_rank=straggler.rank,
+                straggler_node=straggler.node,
+                ratio=round(straggler.ratio, 3),
+                busy_seconds=float(f"{straggler.busy_seconds:.4g}"),
+                lost_share=round(straggler.lost_share, 4),
             )
-            self._dispatcher.send(self._formatter.straggler(message, one))
+            self._dispatcher.send(self._formatter.straggler(message, straggler))
 
     def fields(self) -> dict[str, Any]:
         """Return the ``node`` event's fields about the whole job; None is unknown."""
@@ -65,8 +65,13 @@ class StragglerReport:
 
 def _rows(stragglers: Sequence[Straggler]) -> list[dict[str, Any]]:
     return [
-        {"rank": one.rank, "node": one.node, "busy_seconds": one.busy_seconds, "ratio": one.ratio}
-        for one in stragglers[:_MAX_LISTED]
+        {
+            "rank": straggler.rank,
+            "node": straggler.node,
+            "busy_seconds": straggler.busy_seconds,
+            "ratio": straggler.ratio,
+        }
+        for straggler in stragglers[:_MAX_LISTED]
     ]
 
 

@@ -92,7 +92,9 @@ class _Window:
     def excess(self, rank: int) -> tuple[float, float]:
         """Return the logarithm of a rank's ratio to the others, and the lost share of a step."""
         own = self.ranks[rank]
-        typical = median(one.own_seconds for one in self.ranks.values() if one.rank != rank)
+        typical = median(
+            totals.own_seconds for totals in self.ranks.values() if totals.rank != rank
+        )
         lost = (own.own_seconds - typical) * own.steps / self.seconds
         return math.log(own.own_seconds / typical), lost
 
@@ -107,7 +109,7 @@ class StragglerDetector:
 
     def add(self, totals: Iterable[BusyTotals], now: float) -> bool:
         """Add totals of all ranks at ``now`` (seconds); return whether a window was completed."""
-        current = {one.rank: one for one in totals}
+        current = {total.rank: total for total in totals}
         if current.keys() != self._totals.keys():
             # The comparison starts anew when a node joins or falls silent.
             self._windows.clear()
@@ -115,8 +117,8 @@ class StragglerDetector:
             return False
         if now - self._started < WINDOW_SECONDS:
             return False
-        added = {rank: one.since(self._totals[rank]) for rank, one in current.items()}
-        if any(one.steps < WINDOW_STEPS for one in added.values()):
+        added = {rank: totals.since(self._totals[rank]) for rank, totals in current.items()}
+        if any(totals.steps < WINDOW_STEPS for totals in added.values()):
             return False
         self._windows.append(_Window(now - self._started, added))
         self._totals, self._started = current, now
@@ -131,17 +133,19 @@ class StragglerDetector:
         """Return the stragglers, slowest first; empty if none is certain."""
         if not self.is_known:
             return []
-        slow = [one for rank in self._totals if (one := self._straggler(rank)) is not None]
-        return sorted(_merge_nodes(slow, self._totals.values()), key=lambda one: -one.ratio)
+        slow = [
+            straggler for rank in self._totals if (straggler := self._straggler(rank)) is not None
+        ]
+        return sorted(_merge_nodes(slow, self._totals.values()), key=lambda node: -node.ratio)
 
     def _straggler(self, rank: int) -> Straggler | None:
         windows = list(self._windows)
         for latest in (windows, windows[-MIN_WINDOWS:]):
-            logarithms, lost = zip(*(one.excess(rank) for one in latest), strict=True)
+            logarithms, lost = zip(*(window.excess(rank) for window in latest), strict=True)
             error = stdev(logarithms) / math.sqrt(len(latest))
             bound = fmean(logarithms) - CONFIDENCE * error
             if bound > math.log(STRAGGLER_RATIO) and fmean(lost) > MIN_LOST_SHARE:
-                busy = fmean(one.ranks[rank].own_seconds for one in latest)
+                busy = fmean(window.ranks[rank].own_seconds for window in latest)
                 ratio = math.exp(fmean(logarithms))
                 return Straggler(rank, self._totals[rank].node, busy, ratio, fmean(lost))
         return None
@@ -151,7 +155,8 @@ class StragglerDetector:
         if not self.is_known:
             return None
         return max(
-            math.exp(fmean(one.excess(rank)[0] for one in self._windows)) for rank in self._totals
+            math.exp(fmean(window.excess(rank)[0] for window in self._windows))
+            for rank in self._totals
         )
 
     def arrival_skew(self) -> dict[int, float]:
@@ -161,12 +166,12 @@ class StragglerDetector:
         if not self.is_known:
             return {}
         last: dict[int, float] = {}
-        for rank, one in self._totals.items():
+        for rank, totals in self._totals.items():
             seconds = fmean(
                 window.ranks[rank].busy_seconds / window.ranks[rank].steps
                 for window in self._windows
             )
-            last[one.node] = max(last.get(one.node, 0.0), seconds)
+            last[totals.node] = max(last.get(totals.node, 0.0), seconds)
         return {node: seconds - min(last.values()) for node, seconds in last.items()}
 
 
@@ -177,9 +182,9 @@ def _merge_nodes(slow: Sequence[Straggler], ranks: Iterable[BusyTotals]) -> list
         sizes[rank.node] = sizes.get(rank.node, 0) + 1
     merged = []
     for node, size in sizes.items():
-        own = [one for one in slow if one.node == node]
+        own = [straggler for straggler in slow if straggler.node == node]
         if len(own) == size > 1:
-            worst = max(own, key=lambda one: one.ratio)
+            worst = max(own, key=lambda straggler: straggler.ratio)
             merged.append(Straggler(None, node, worst.busy_seconds, worst.ratio, worst.lost_share))
         else:
             merged += own

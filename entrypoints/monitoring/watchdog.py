@@ -171,7 +171,7 @@ class Watchdog:
     @property
     def pids(self) -> list[int]:
         """The processes that are watched."""
-        return [one.pid for one in self._samples()]
+        return [sample.pid for sample in self._samples()]
 
     # ------------------------------------------------------------------ one poll
 
@@ -236,23 +236,25 @@ class Watchdog:
     ) -> list[RankStatus]:
         return [
             RankStatus(
-                one.rank,
+                sample.rank,
                 self._info.node,
-                one.phase,
-                one.step,
-                one.sequence,
+                sample.phase,
+                sample.step,
+                sample.sequence,
                 # The kernel's state of a process that has reported its end no longer matters.
-                procfs.state(one.pid) if one.exit_state is ExitState.RUNNING else "S",
-                (in_collective or {}).get(one.rank),
+                procfs.state(sample.pid) if sample.exit_state is ExitState.RUNNING else "S",
+                (in_collective or {}).get(sample.rank),
             )
-            for one in samples
+            for sample in samples
         ]
 
     def _log_heartbeat(self, samples: Sequence[HeartbeatSample], now: float) -> None:
         silences = self._detector.silences(samples, now)
-        running = [one for one in samples if one.exit_state is ExitState.RUNNING] or samples
-        worst = max(running, key=lambda one: silences[one.rank])
-        step = min(one.step for one in samples)
+        running = [
+            sample for sample in samples if sample.exit_state is ExitState.RUNNING
+        ] or samples
+        worst = max(running, key=lambda status: silences[status.rank])
+        step = min(sample.step for sample in samples)
         self._events.write(
             "heartbeat",
             f"alive at step {step}",
@@ -277,7 +279,7 @@ class Watchdog:
         totals = self._busy_totals()
         if self._peers is not None:
             totals += self._peers.busy_totals()
-        self._stragglers.add(totals, now, step=max(one.step for one in samples))
+        self._stragglers.add(totals, now, step=max(sample.step for sample in samples))
 
     # ------------------------------------------------------------------ stalls
 
@@ -292,7 +294,7 @@ class Watchdog:
         )
         if (missing := self._info.processes - len(samples)) > 0:
             symptom += f"; {missing} of {self._info.processes} processes have not started"
-        self._stall = StallState(first.since, {one.rank: one.sequence for one in samples})
+        self._stall = StallState(first.since, {sample.rank: sample.sequence for sample in samples})
         self._own_stall = PeerStall(symptom, silent)
         report = call_with_timeout(
             REPORT_TIMEOUT, lambda: self._write_report(samples, symptom), None
@@ -348,8 +350,8 @@ class Watchdog:
         if self._info.node:
             return
         stall: PeerStall | None = None
-        for node, one in peers.stalls().items():
-            stall = replace(one, text=f"node {node}: {one.text}")
+        for node, reported in peers.stalls().items():
+            stall = replace(reported, text=f"node {node}: {reported.text}")
         if stall is not None and self._peer_stall_since is None and self._stall is None:
             self._peer_stall_since = now - stall.seconds
             culprit = self._find_culprit(samples, {})
@@ -388,13 +390,14 @@ class Watchdog:
 
     def _has_progressed(self, samples: Sequence[HeartbeatSample], stall: StallState) -> bool:
         return all(
-            one.sequence != stall.sequences.get(one.rank) or one.exit_state is not ExitState.RUNNING
-            for one in samples
+            sample.sequence != stall.sequences.get(sample.rank)
+            or sample.exit_state is not ExitState.RUNNING
+            for sample in samples
         )
 
     def _end_stall(self, samples: Sequence[HeartbeatSample], stall: StallState, now: float) -> None:
         self._stall = self._own_stall = None
-        silent, step = now - stall.since, max(one.step for one in samples)
+        silent, step = now - stall.since, max(sample.step for sample in samples)
         message = f"training resumed at step {step} after {silent:.3g} s of silence"
         self._dispatcher.send(self._formatter.resumed(message, silent))
         self._events.warn("stall-resolved", message, step=step, silent_seconds=round(silent, 1))
@@ -410,26 +413,26 @@ class Watchdog:
             time.sleep(PEER_DETECTION_SECONDS)
         self._dispatcher.finish(LAST_ALERT_TIMEOUT)
         self._killed = True
-        for one in samples:
-            if one.exit_state is ExitState.RUNNING:
+        for sample in samples:
+            if sample.exit_state is ExitState.RUNNING:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(one.pid, signal.SIGKILL)
+                    os.kill(sample.pid, signal.SIGKILL)
 
     # ------------------------------------------------------------------ failures
 
     def _check_exits(self, samples: Sequence[HeartbeatSample], now: float) -> None:
         """Find the processes that failed, or died without reporting an end."""
-        for one, reader in zip(samples, self._readers, strict=False):
-            if self._killed or self._failures.has(self._info.node, one.rank):
+        for sample, reader in zip(samples, self._readers, strict=False):
+            if self._killed or self._failures.has(self._info.node, sample.rank):
                 continue
-            dead = one.exit_state is ExitState.RUNNING and procfs.state(one.pid) in "ZX"
+            dead = sample.exit_state is ExitState.RUNNING and procfs.state(sample.pid) in "ZX"
             # It may have reported its end between the two reads.
             if dead and reader.sample().exit_state is ExitState.RUNNING:
-                found = self._death(one)
-                fields = {"step": one.step, "rank_died": one.rank, "death": found.kind}
+                found = self._death(sample)
+                fields = {"step": sample.step, "rank_died": sample.rank, "death": found.kind}
                 self._events.warn("rank-died", found.text, **fields)
-            elif one.exit_state is ExitState.FAILED:
-                found = self._error(one)
+            elif sample.exit_state is ExitState.FAILED:
+                found = self._error(sample)
             else:
                 continue
             if self._info.nodes > 1:

@@ -118,7 +118,7 @@ class CheckpointUploads:
 
     def _upload_changed(self, present: Mapping[str, _Version]) -> list[str]:
         changed = [name for name, version in present.items() if self._uploaded.get(name) != version]
-        for name in (one for one in changed if not _is_marker(one)):
+        for name in (changed_file for changed_file in changed if not _is_marker(changed_file)):
             self._upload(name, present[name])
         markers = [name for name in changed if _is_marker(name)]
         if not markers:
@@ -173,7 +173,7 @@ class CheckpointUploads:
         if any(other > step and marker in stored for other, marker in others.items()):
             return True
         newest_here = max(
-            (one for one, marker in others.items() if marker in present), default=step
+            (other for other, marker in others.items() if marker in present), default=step
         )
         return newest_here < step and others[newest_here] in stored
 

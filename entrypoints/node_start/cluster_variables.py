@@ -146,8 +146,8 @@ def _expand_item(item: str, text: str) -> list[str]:
         return [head]
     ranges, _, tail = rest.partition("]")
     numbers: list[str] = []
-    for one in ranges.split(","):
-        first, _, last = one.partition("-")
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
         last = last or first
         if not (first.isdecimal() and last.isdecimal()):
             raise ClusterError(f"SLURM_JOB_NODELIST: {text!r} is not a list of nodes")

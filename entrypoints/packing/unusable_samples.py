@@ -89,7 +89,9 @@ def _unusable(path: Path, scan: TarScan, files: SampleFiles) -> Iterator[tuple[s
             has_image = any(extension in files.image for extension in extensions)
             if has_image and _has_caption(file.fileno(), scan, number, files.caption):
                 continue
-            dotted = [one for one in extensions if one.rpartition(".")[2] in files.image]
+            dotted = [
+                extension for extension in extensions if extension.rpartition(".")[2] in files.image
+            ]
             if not has_image and dotted:
                 yield from (("dotted-name", f"{key}.{extension}") for extension in dotted)
             elif key in repeated:

@@ -362,7 +362,7 @@ def _count(module: nn.Module) -> int:
 
 
 def _optimizer_bytes(network: nn.Module) -> dict[str, int]:
-    shapes = {name: tuple(one.shape) for name, one in network.named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     return {name: state_bytes(name, shapes) for name in OPTIMIZERS}
 
 
@@ -373,17 +373,17 @@ def _fit(preset: Mapping[str, Any], step: int, precision: str) -> dict[str, Any]
     }
 
     def fitted(figure: Callable[[PassMeasurement], int]) -> list[int]:
-        return _quadratic({steps**2: figure(one) for steps, one in passes.items()})
+        return _quadratic({steps**2: figure(found) for steps, found in passes.items()})
 
     block_count = len(passes[_CHECK_STEPS].block_bytes)
-    in_blocks = [fitted(lambda one, n=n: one.block_bytes[n]) for n in range(block_count)]  # type: ignore[misc]
+    in_blocks = [fitted(lambda found, n=n: found.block_bytes[n]) for n in range(block_count)]  # type: ignore[misc]
     return {
-        "forward_flops": fitted(lambda one: one.forward_flops),
-        "kept_bytes": fitted(lambda one: one.kept_bytes),
-        "checkpointed_bytes": fitted(lambda one: one.checkpointed_bytes),
+        "forward_flops": fitted(lambda found: found.forward_flops),
+        "kept_bytes": fitted(lambda found: found.kept_bytes),
+        "checkpointed_bytes": fitted(lambda found: found.checkpointed_bytes),
         "block_bytes": _largest(in_blocks),
-        "encoding_flops": fitted(lambda one: one.encoding_flops),
-        "encoding_bytes": fitted(lambda one: one.encoding_bytes),
+        "encoding_flops": fitted(lambda found: found.encoding_flops),
+        "encoding_bytes": fitted(lambda found: found.encoding_bytes),
     }
 
 
@@ -396,7 +396,7 @@ def _quadratic(values: Mapping[int, int]) -> list[int]:
     slope = Fraction(fb - fa, b - a)
     curve = (Fraction(fc - fb, c - b) - slope) / (c - a)
     exact = [fa - slope * a + curve * a * b, slope - curve * (a + b), curve]
-    rounded = [int(one) for one in exact]
+    rounded = [int(coefficient) for coefficient in exact]
     c0, c1, c2 = rounded
     if rounded != exact or any(c0 + c1 * x + c2 * x * x != y for x, y in others):
         raise UnplannedModelError(f"not a quadratic in the image's area: {dict(values)}")
@@ -405,12 +405,12 @@ def _quadratic(values: Mapping[int, int]) -> list[int]:
 
 def _largest(candidates: Sequence[list[int]]) -> list[list[int]]:
     """Return the quadratics that can be the largest one at some size, without repetition."""
-    distinct = sorted({tuple(one) for one in candidates}, reverse=True)
+    distinct = sorted({tuple(candidate) for candidate in candidates}, reverse=True)
     return [
-        list(one)
-        for one in distinct
+        list(curve)
+        for curve in distinct
         if not any(
-            one != other and all(x <= y for x, y in zip(one, other, strict=True))
+            curve != other and all(x <= y for x, y in zip(curve, other, strict=True))
             for other in distinct
         )
     ]

@@ -136,8 +136,12 @@ class Checkpointer:
             Error: a checkpoint cannot hold the state of an object.
         """
         self._process.observer.enter(Phase.CHECKPOINT)
-        states = {name: object_state(name, one.state_dict()) for name, one in self._objects.items()}
-        tensors = {name: one for state in states.values() for name, one in state.tensors.items()}
+        states = {
+            name: object_state(name, held.state_dict()) for name, held in self._objects.items()
+        }
+        tensors = {
+            name: tensor for state in states.values() for name, tensor in state.tensors.items()
+        }
         self._writer.save_async(step, shards(tensors), {}, self._files(states))
         self._writer.wait()
         self._writer.commit()
@@ -167,8 +171,8 @@ def _require_savable(name: str, target: Stateful) -> None:
     if isinstance(target, nn.Module):
         weights = [*target.parameters()]
     elif isinstance(target, torch.optim.Optimizer):
-        weights = [one for group in target.param_groups for one in group["params"]]
-    if any(type(one).__name__ == "FlatParameter" for one in weights):
+        weights = [weight for group in target.param_groups for weight in group["params"]]
+    if any(type(weight).__name__ == "FlatParameter" for weight in weights):
         raise Error(
             f"Checkpointer: {name} is sharded by FullyShardedDataParallel, which a checkpoint "
             "cannot hold; use torch.distributed.fsdp.fully_shard"

@@ -60,10 +60,12 @@ def _encode(path: Path, value: object, tensors: dict[str, Tensor]) -> Tree:
         for key in value:
             if not isinstance(key, _KEYS):
                 raise _unsavable(path, f"has a key of type {type(key).__name__}")
-        return {"dict": [[key, _encode((*path, key), one, tensors)] for key, one in value.items()]}
+        return {
+            "dict": [[key, _encode((*path, key), item, tensors)] for key, item in value.items()]
+        }
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode((*path, at), one, tensors) for at, one in enumerate(value)]}
+        return {kind: [_encode((*path, at), item, tensors) for at, item in enumerate(value)]}
     if isinstance(value, _PLAIN):
         return {"value": value}
     raise _unsavable(path, f"is a {type(value).__name__}")
@@ -84,9 +86,9 @@ def _require_savable(path: Path, tensor: Tensor) -> Tensor:
     if tensor.is_sparse or tensor.is_quantized:
         raise _unsavable(path, "is a sparse or quantized tensor")
     if is_dtensor(tensor):
-        shards = [one for one in tensor.placements if not one.is_replicate()]  # type: ignore[attr-defined]
+        shards = [placement for placement in tensor.placements if not placement.is_replicate()]  # type: ignore[attr-defined]
         # FSDP2 with HSDP: at most one dimension of the mesh shards, and only rows.
-        if len(shards) > 1 or any(type(one).__name__ != "Shard" or one.dim for one in shards):
+        if len(shards) > 1 or any(type(shard).__name__ != "Shard" or shard.dim for shard in shards):
             raise _unsavable(path, "is sharded otherwise than by rows")
     return tensor
 
@@ -105,9 +107,9 @@ def decode(tree: Tree, tensor: Callable[[Path, Tree], Tensor], path: Path = ()) 
     [kind, *_] = tree
     content = tree[kind]
     if kind == "dict":
-        return {key: decode(one, tensor, (*path, key)) for key, one in content}
+        return {key: decode(item, tensor, (*path, key)) for key, item in content}
     if kind in ("list", "tuple"):
-        values = [decode(one, tensor, (*path, at)) for at, one in enumerate(content)]
+        values = [decode(item, tensor, (*path, at)) for at, item in enumerate(content)]
         return values if kind == "list" else tuple(values)
     return tensor(path, tree) if kind == "tensor" else content
 
@@ -136,7 +138,7 @@ class Targets:
         self._current = dict(_tensors((), target.state_dict()))
         self._weights: list[Tensor] = []
         if isinstance(target, torch.optim.Optimizer):
-            self._weights = [one for group in target.param_groups for one in group["params"]]
+            self._weights = [weight for group in target.param_groups for weight in group["params"]]
         self.tensors: dict[str, Tensor] = {}
 
     def tensor(self, path: Path, node: Tree) -> Tensor:

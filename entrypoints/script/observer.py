@@ -243,7 +243,7 @@ class ScriptObserver:
         self._steps_of_others[id(optimizer)] += 1
         count = self._steps_of_others[id(optimizer)]
         prepared = getattr(self._accelerator, "_optimizers", ())
-        if count < REPLACED_AFTER and any(one is self._optimizer for one in prepared):
+        if count < REPLACED_AFTER and any(item is self._optimizer for item in prepared):
             return 0
         self._optimizer = optimizer
         self._steps_of_others.clear()

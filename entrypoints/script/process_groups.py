@@ -26,5 +26,5 @@ def keep_cpu_backends() -> None:
             backend = group._get_backend(torch.device("cpu"))
         except RuntimeError:  # a group for GPUs only
             continue
-        if not any(backend is one for one in _kept):
+        if not any(backend is kept for kept in _kept):
             _kept.append(backend)

@@ -130,8 +130,8 @@ def agree_on_states(
         return list(states)
     exchange = ObjectExchange(messages, info.rank, info.world_size)
     held = exchange.all_gather(list(states) if info.leads_node else None)
-    by_node = [one for one in held if one is not None]
-    return [state for state in by_node[0] if all(state in one for one in by_node)]
+    by_node = [states for states in held if states is not None]
+    return [state for state in by_node[0] if all(state in states for states in by_node)]
 
 
 class ScriptRanks:
@@ -175,7 +175,7 @@ class ScriptRanks:
         save = Save(name, step)
         with self._lock:
             self._saving = save
-            self._pending = [one for one in self._pending if one.name != name]
+            self._pending = [pending for pending in self._pending if pending.name != name]
             if self._seal is not None and self._seal.name == name:
                 self._seal = None
             if self._info.leads_node:
@@ -248,7 +248,7 @@ class ScriptRanks:
             status = {
                 "step": self._step(),
                 "saving": self._saving and [self._saving.name, self._saving.step],
-                "saves": [[one.name, one.step] for one in self._saves],
+                "saves": [[save.name, save.step] for save in self._saves],
                 "ended": self._ended,
                 "stop": self._stop,
                 "stop_at": self.stop_at,
@@ -301,7 +301,7 @@ class ScriptRanks:
             files = saved_states.list_files(folder)
             for key in keys:
                 assert self._messages is not None
-                files += [CheckpointFile(**one) for one in self._messages.get_json(key) or ()]
+                files += [CheckpointFile(**fields) for fields in self._messages.get_json(key) or ()]
             with self._lock:
                 # The script may have begun to write the folder again, or removed it.
                 current, self._seal = self._seal is save, None

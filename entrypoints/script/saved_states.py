@@ -57,7 +57,7 @@ def complete_states(checkpoints: Path) -> list[SavedState]:
             if _has_sizes(folder, marker):
                 name = folder.relative_to(checkpoints).as_posix()
                 marked.append((SavedState(name, marker.step), marker))
-    marked.sort(key=lambda one: one[0].step, reverse=True)
+    marked.sort(key=lambda marked_state: marked_state[0].step, reverse=True)
     while marked and not _has_digests(checkpoints / marked[0][0].name, marked[0][1]):
         marked.pop(0)
     return [state for state, _ in marked]

@@ -129,8 +129,8 @@ class ShardDataset(IterableDataset[ImageBatch]):
                 observer.after_batch(None)
             pixels = batch.pixels.permute(0, 3, 1, 2)
             extras = {
-                one.name: _channels_first(one.kind, batch.extras[one.name])
-                for one in self._source.config.extras
+                extra.name: _channels_first(extra.kind, batch.extras[extra.name])
+                for extra in self._source.config.extras
             }
             yield {"pixel_values": pixels, "captions": batch.captions, "extras": extras}
 
@@ -160,7 +160,7 @@ class ShardDataset(IterableDataset[ImageBatch]):
         source = self._source
         mixed = source.config.sources
         if source.config.reader == "webdataset":
-            streams = [list_stream(one, source.rank, all_gather) for one, _ in source.folders]
+            streams = [list_stream(folder, source.rank, all_gather) for folder, _ in source.folders]
             return mix_streams(streams, mixed)
         catalogs = [
             build_catalog(folder, index, source.rank, all_gather, source.scans / str(number))
@@ -205,7 +205,7 @@ def _channels_first(kind: ExtraKind, tensor: Tensor) -> Tensor:
 def _job_source() -> _Source:
     process = script_process()
     paths, rank = process.paths, process.rank
-    channels = [one.channel for one in process.config.data.sources] or ["train"]
+    channels = [source.channel for source in process.config.data.sources] or ["train"]
     folders = [
         (paths.channel(name), find_index(paths.channel(index_channel(name)))) for name in channels
     ]

@@ -122,7 +122,9 @@ def tracker_feeds(config: JobConfig, document: Path) -> Iterator[TrackerFeeds]:
     events = EventLog(node=0, rank=0)
     node_event = node_event_file(heartbeat_folder())
     feeds: list[TrackerFeed] = []
-    names = [one.name for one in config.trackers] if os.environ.get("RANK", "0") == "0" else []
+    names = (
+        [tracker.name for tracker in config.trackers] if os.environ.get("RANK", "0") == "0" else []
+    )
     for name in names:
         try:
             feeds.append(TrackerFeed(name, document, config.stage.name, events, node_event))

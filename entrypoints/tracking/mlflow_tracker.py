@@ -76,10 +76,10 @@ class MlflowTracker:
         last = {}
         for tag in run.data.metrics:
             last[tag] = max(
-                one.step for one in self._client.get_metric_history(self._mlflow_id, tag)
+                metric.step for metric in self._client.get_metric_history(self._mlflow_id, tag)
             )
         images = self._client.list_artifacts(self._mlflow_id, IMAGE_TAG)
-        steps = [int(Path(one.path).stem.removeprefix("step-")) for one in images]
+        steps = [int(Path(image.path).stem.removeprefix("step-")) for image in images]
         return last | ({IMAGE_TAG: max(steps)} if steps else {})
 
     def log_scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:

@@ -50,7 +50,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
     config = read_job_config(options.document, options.stage)
-    tracker = next(one for one in config.trackers if one.name == options.tracker)
+    tracker = next(candidate for candidate in config.trackers if candidate.name == options.tracker)
     with _quiet() as stream:
         events = EventLog(node=0, rank=0, stream=stream)
         process = TrackerProcess(config, tracker, events, options.node_event)

@@ -168,12 +168,12 @@ def attach(timer: BusyTimer, model: nn.Module, module: nn.Module, *, compiled: b
         model.register_forward_pre_hook(begin_wait, prepend=True)
         module.register_forward_pre_hook(end_wait)
         return
-    roots = [one for one in module.children() if one in sharded]
-    for one in roots if compiled else sharded:
+    roots = [child for child in module.children() if child in sharded]
+    for root in roots if compiled else sharded:
         # FSDP's own hook in between waits for the weights.
-        one.register_forward_pre_hook(begin_wait, prepend=True)
+        root.register_forward_pre_hook(begin_wait, prepend=True)
         if not compiled:
-            one.register_forward_pre_hook(end_wait)
+            root.register_forward_pre_hook(end_wait)
 
 
 def end_of_first_bucket(order: Sequence[Tensor]) -> Tensor:
@@ -195,8 +195,8 @@ class GradientOrder:
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.parameters: list[Tensor] = []
         self._handles = [
-            one.register_post_accumulate_grad_hook(self.parameters.append)  # type: ignore[no-untyped-call]
-            for one in parameters
+            parameter.register_post_accumulate_grad_hook(self.parameters.append)  # type: ignore[no-untyped-call]
+            for parameter in parameters
         ]
 
     def stop(self) -> None:

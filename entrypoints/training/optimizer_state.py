@@ -167,7 +167,7 @@ class OptimizerState:
 
     def set_values(self, values: Mapping[str, Any], loaded: Mapping[ShardSpec, LocalShard]) -> None:
         """Set the state that is no tensor, and scalars from the stacks in ``loaded``."""
-        stacks = {spec.name.removeprefix(OPTIMIZER): one for spec, one in loaded.items()}
+        stacks = {spec.name.removeprefix(OPTIMIZER): stack for spec, stack in loaded.items()}
         weights = [shard.tensor for shard in self._weights.values()]
         for key, entry in values["scalars"].items():
             stack = stacks[key].tensor.cpu()
@@ -183,7 +183,7 @@ class OptimizerState:
             self._groups(), self._initial_groups, values["groups"], strict=True
         ):
             group.update(
-                {key: _like(group.get(key), one) for key, one in (initial | changed).items()}
+                {key: _like(group.get(key), value) for key, value in (initial | changed).items()}
             )
 
 
@@ -191,7 +191,7 @@ def _place_scalar(
     optimizer: torch.optim.Optimizer, weight: Tensor, value: Tensor, *, cpu: bool
 ) -> Tensor:
     # Fused and capturable kernels read scalars on the device.
-    on_device = any(optimizer.defaults.get(one) for one in ("fused", "capturable"))
+    on_device = any(optimizer.defaults.get(flag) for flag in ("fused", "capturable"))
     return value.to(weight.device if on_device or not cpu else "cpu")
 
 
@@ -272,7 +272,7 @@ def _check_savable(what: str, value: Any, *, tensors: bool = True) -> None:
     if isinstance(value, Tensor):
         savable = tensors and has_type(value.dtype)
     elif isinstance(value, (list, tuple)):
-        savable = all(isinstance(one, _Plain) for one in value)
+        savable = all(isinstance(item, _Plain) for item in value)
     else:
         savable = isinstance(value, _Plain)
     if not savable:

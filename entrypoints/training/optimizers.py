@@ -88,8 +88,10 @@ def _muon(weights: Mapping[str, Tensor], arguments: dict[str, Any]) -> Optimizer
     weight decay (arXiv 2502.16982, section 2.2).
     """
     momentum = arguments.pop("momentum", 0.95)
-    matrices = {name: one for name, one in weights.items() if is_hidden_matrix(name, one.shape)}
-    others = {name: one for name, one in weights.items() if name not in matrices}
+    matrices = {
+        name: weight for name, weight in weights.items() if is_hidden_matrix(name, weight.shape)
+    }
+    others = {name: weight for name, weight in weights.items() if name not in matrices}
     shared = {name: arguments[name] for name in ("lr", "weight_decay")}
     optimizers = _adamw(others, arguments) if others else []
     if matrices:

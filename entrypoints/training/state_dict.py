@@ -61,7 +61,7 @@ class TrainStateDict:
         return self._model() | self.optimizer.tensors() | self._averages()
 
     def _model(self) -> dict[ShardSpec, LocalShard]:
-        shards = {name: local_shard(one) for name, one in model_tensors(self._module).items()}
+        shards = {name: local_shard(tensor) for name, tensor in model_tensors(self._module).items()}
         return {_spec(f"{MODEL}{name}", shard): shard for name, shard in shards.items()}
 
     def _averages(self) -> dict[ShardSpec, LocalShard]:
@@ -137,7 +137,11 @@ class TrainStateDict:
 
 def trained_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the parameters that are trained, by name."""
-    return ((name, one) for name, one in module.named_parameters() if one.requires_grad)
+    return (
+        (name, parameter)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    )
 
 
 def model_tensors(module: nn.Module) -> dict[str, Tensor]:

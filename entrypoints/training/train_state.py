@@ -120,7 +120,7 @@ class TrainState:
         """Clip, then step, unless the gradients are not finite: the CPU waits for the norm."""
         if skipped.item():
             return
-        gradients = [one.grad for one in self._local_weights if one.grad is not None]
+        gradients = [weight.grad for weight in self._local_weights if weight.grad is not None]
         torch._foreach_mul_(gradients, 1.0 / excess)
         for optimizer in self._optimizers:
             optimizer.step()

@@ -254,7 +254,11 @@ def job_requirements(config: RunConfig, framework_version: str | None) -> str:
     # A package is a line with its version, and indented lines with its hashes.
     optional = re.split(r"\n(?=[a-z])", _data_file("requirements-optional.txt"))
     needed = _optional_packages(config)
-    added = [f"{one.strip()}\n" for one in optional if one.partition("==")[0] in needed]
+    added = [
+        f"{requirement.strip()}\n"
+        for requirement in optional
+        if requirement.partition("==")[0] in needed
+    ]
     return "".join(["--require-hashes\n", requirements(framework_version), *added])
 
 
@@ -281,7 +285,7 @@ def _tracker_requirements(config: RunConfig) -> dict[str, bytes]:
     """Return the packages of each tracker, which its own process installs."""
     if config.cluster.network_isolation:
         return {}
-    names = [tracker_requirements(one.name) for one in config.trackers.job_config()]
+    names = [tracker_requirements(tracker.name) for tracker in config.trackers.job_config()]
     return {name: _data_file(name).encode() for name in names}
 
 

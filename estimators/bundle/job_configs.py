@@ -60,8 +60,8 @@ def _sources(config: RunConfig, stage: StageSection) -> tuple[DataSource, ...]:
     uris = {name: channel.uri for name, channel in config.channels.items()}
     uris["train"] = config.data.uri
     return tuple(
-        DataSource(one.channel, one.weight, config.data.pipe_of(uris[one.channel]))
-        for one in config.sources_of(stage)
+        DataSource(source.channel, source.weight, config.data.pipe_of(uris[source.channel]))
+        for source in config.sources_of(stage)
     )
 
 

@@ -114,7 +114,7 @@ def _source_problems(
         if source.channel not in known:
             names = ", ".join(sorted(known))
             yield Problem(where, source.channel, f"is no channel; add it to channels: {names}")
-        elif source.channel in [one.channel for one in sources[:number]]:
+        elif source.channel in [earlier.channel for earlier in sources[:number]]:
             yield Problem(where, source.channel, "is already a source; add the weights")
         elif index in channels:
             yield Problem(where, source.channel, f"needs the channel name {index}; rename that one")
@@ -134,7 +134,7 @@ def _resolution_problems(
     factor = resolution_factor(model.preset, model.preset_content)
     if stage.resolution % factor:
         lower = stage.resolution // factor * factor
-        near = [one for one in (lower, lower + factor) if one]
+        near = [multiple for multiple in (lower, lower + factor) if multiple]
         yield Problem(
             (*path, "resolution"),
             stage.resolution,

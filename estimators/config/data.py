@@ -249,8 +249,8 @@ class DataSection(Section):
         """Yield the sources of `caption`."""
         for member, value in self.caption.items():
             if isinstance(value, list):
-                for one in value:
-                    yield CaptionSource(member, one.field, one.weight)
+                for source in value:
+                    yield CaptionSource(member, source.field, source.weight)
             else:
                 yield CaptionSource(member, None, value)
 

@@ -193,9 +193,9 @@ def _check_argument(value: str) -> str:
         raise ValueError("contains a null character")
     for name in entry_arguments.placeholders(value):
         if not entry_arguments.is_known(name):
+            known = ", ".join(f"{{{placeholder}}}" for placeholder in entry_arguments.PLACEHOLDERS)
             raise ValueError(
-                f"has the unknown placeholder {{{name}}}; known are "
-                f"{', '.join(f'{{{one}}}' for one in entry_arguments.PLACEHOLDERS)} and "
+                f"has the unknown placeholder {{{name}}}; known are {known} and "
                 f"{{channel.NAME}}; for the text itself write {{{{{name}}}}}"
             )
     return value

@@ -118,8 +118,8 @@ def _error(
     secrets = {text for text in _texts(raw) if find_secret(text)}
     hidden = [_hide(problem, secrets) for problem in problems]
     message = "\n".join(
-        _format_problem(f"{file}:{_line_number(problem.path, lines)}", one)
-        for problem, one in zip(problems, hidden, strict=True)
+        _format_problem(f"{file}:{_line_number(problem.path, lines)}", hidden_problem)
+        for problem, hidden_problem in zip(problems, hidden, strict=True)
     )
     return RunFileError(message, hidden)
 
@@ -155,7 +155,7 @@ def _apply_overrides(overrides: Sequence[str], raw: dict[Any, Any]) -> None:
     for name, (speed, cluster) in before.items():
         is_moved = name in after and after[name][0] == speed and after[name][1] != cluster
         if is_moved and None not in cluster.values():
-            stage = next(one for one in raw["stages"] if _name_of(one) == name)
+            stage = next(candidate for candidate in raw["stages"] if _name_of(candidate) == name)
             stage["measured_on"] = cluster
 
 
@@ -167,19 +167,19 @@ def _stated_speeds(raw: dict[Any, Any]) -> dict[Any, tuple[Any, dict[str, Any]]]
     cluster, stages = raw.get("cluster"), raw.get("stages")
     kind = cluster.get("instance_type") if isinstance(cluster, dict) else None
     return {
-        one["name"]: (
-            one["steps_per_second"],
+        stage["name"]: (
+            stage["steps_per_second"],
             {
                 "instance_type": kind,
-                "instances": one.get("instances"),
-                "per_device_batch_size": one.get("per_device_batch_size"),
-                "gradient_accumulation_steps": one.get("gradient_accumulation_steps", 1),
+                "instances": stage.get("instances"),
+                "per_device_batch_size": stage.get("per_device_batch_size"),
+                "gradient_accumulation_steps": stage.get("gradient_accumulation_steps", 1),
             },
         )
-        for one in (stages if isinstance(stages, list) else ())
-        if isinstance(_name_of(one), str)
-        and one.get("steps_per_second")
-        and not one.get("measured_on")
+        for stage in (stages if isinstance(stages, list) else ())
+        if isinstance(_name_of(stage), str)
+        and stage.get("steps_per_second")
+        and not stage.get("measured_on")
     }
 
 
@@ -415,8 +415,8 @@ def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
         own_script=raw.get("entry") is not None,
         data=data,
         channels={
-            str(name): "" if _validation_errors(ChannelSection, one) else str(one["uri"])
-            for name, one in channels.items()
+            str(name): "" if _validation_errors(ChannelSection, channel) else str(channel["uri"])
+            for name, channel in channels.items()
         },
     )
     return problems or _find_fallback_problems(raw)

@@ -60,8 +60,10 @@ def placements(config: RunConfig, region: str) -> tuple[Placement, ...]:
     return (
         Placement(0, config, region, "cluster.instance_type"),
         *(
-            Placement(number, _relocated(config, one), one.region or region, _key(number - 1))
-            for number, one in enumerate(config.recovery.fallbacks, 1)
+            Placement(
+                number, _relocated(config, fallback), fallback.region or region, _key(number - 1)
+            )
+            for number, fallback in enumerate(config.recovery.fallbacks, 1)
         ),
     )
 

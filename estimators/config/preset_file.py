@@ -143,13 +143,16 @@ def _width_problems(document: Mapping[str, Any]) -> Iterator[str]:
     They are joined as in :func:`sm_train.entrypoints.models.pipeline.encode`.
     """
     encoders = [
-        shared_parts()[one] if isinstance(one, str) else one for one in document["text_encoders"]
+        shared_parts()[encoder] if isinstance(encoder, str) else encoder
+        for encoder in document["text_encoders"]
     ]
-    clip = [one for one in encoders if one["class"] != "T5EncoderModel"]
-    t5 = [one["d_model"] for one in encoders if "d_model" in one]
-    states = max([sum(one.get("hidden_size", 0) for one in clip), *t5])
+    clip = [encoder for encoder in encoders if encoder["class"] != "T5EncoderModel"]
+    t5 = [encoder["d_model"] for encoder in encoders if "d_model" in encoder]
+    states = max([sum(encoder.get("hidden_size", 0) for encoder in clip), *t5])
     projections = [
-        one.get("projection_dim", 0) for one in clip if one["class"].endswith("Projection")
+        encoder.get("projection_dim", 0)
+        for encoder in clip
+        if encoder["class"].endswith("Projection")
     ]
     network = document["network"]
     takes = {
@@ -175,7 +178,9 @@ def _shared_problems(key: str, component: Any, classes: tuple[str, ...]) -> Iter
         component = default | component if isinstance(component, dict) else component
         yield from _component_problems(key, component, classes)
     elif shared_parts().get(component, {}).get("class") not in classes:
-        known = sorted(name for name, one in shared_parts().items() if one["class"] in classes)
+        known = sorted(
+            name for name, shared_part in shared_parts().items() if shared_part["class"] in classes
+        )
         yield f"{key}: {component!r} is not one of {', '.join(known)}"
 
 
@@ -222,7 +227,7 @@ def _has_kind(value: Any, kind: str) -> bool:
         return isinstance(value, bool)
     if kind == "int":
         numbers = value if isinstance(value, list) else [value]
-        return all(type(one) is int and one >= 0 for one in numbers)
+        return all(type(number) is int and number >= 0 for number in numbers)
     if kind == "float":
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, str if kind == "str" else list)

@@ -53,8 +53,12 @@ def unknown_preset(name: str) -> str:
 
 def preset_hint(name: str) -> str | None:
     """Return which preset the user may mean by ``name``; None without a similar one."""
-    plain = "".join(one for one in name.lower() if one.isalnum())
-    near = max((one for one in _OTHER_NAMES if plain.startswith(one)), key=len, default=None)
+    plain = "".join(character for character in name.lower() if character.isalnum())
+    near = max(
+        (other_name for other_name in _OTHER_NAMES if plain.startswith(other_name)),
+        key=len,
+        default=None,
+    )
     if near is not None:
         return _OTHER_NAMES[near]
     close = get_close_matches(name.lower(), preset_names(), n=1)
@@ -104,9 +108,9 @@ def preset_layers(name: str, content: str | None = None) -> tuple[str, frozenset
     names = [name] if content is None else preset_names()
     plans = entrypoints_folder() / "planning" / "plans"
     layers: set[str] = set()
-    for one in names:
-        path = plans / f"{one}.json"
-        if _preset(one, None)["network"]["class"] == class_name and path.is_file():
+    for known_name in names:
+        path = plans / f"{known_name}.json"
+        if _preset(known_name, None)["network"]["class"] == class_name and path.is_file():
             layers |= json.loads(path.read_text(encoding="utf-8"))["lora_layers"].keys()
     return class_name, frozenset(layers)
 
@@ -122,8 +126,8 @@ def shared_parts() -> dict[str, dict[str, Any]]:
     """Return the components that presets share, by the name with which presets refer to them."""
     parts = (_presets_folder() / "parts").glob("*.json")
     return {
-        one.stem: {"class": "AutoencoderKL"} | json.loads(one.read_text(encoding="utf-8"))
-        for one in parts
+        part.stem: {"class": "AutoencoderKL"} | json.loads(part.read_text(encoding="utf-8"))
+        for part in parts
     }
 
 

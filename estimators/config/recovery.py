@@ -40,7 +40,7 @@ class FallbackSection(Section):
         description="Another instance type.",
         json_schema_extra=lambda schema: schema.update(
             anyOf=[
-                {"enum": [one.name for one in instance_types()], "type": "string"},
+                {"enum": [kind.name for kind in instance_types()], "type": "string"},
                 {"type": "null"},
             ]
         ),
@@ -97,5 +97,5 @@ class RecoverySection(Section):
 
     def regions(self, home: str) -> tuple[str, ...]:
         """Return the regions that may hold jobs of the run, ``home`` first."""
-        others = {one.region for one in self.fallbacks} - {None, home}
+        others = {fallback.region for fallback in self.fallbacks} - {None, home}
         return home, *sorted(filter(None, others))

@@ -192,7 +192,7 @@ class RunConfig(Section):
             "alerts.webhook_secret": self.alerts.webhook_secret,
         }
         trackers = self.trackers.job_config()
-        names |= {f"trackers.{one.name}.secret": one.secret for one in trackers}
+        names |= {f"trackers.{tracker.name}.secret": tracker.secret for tracker in trackers}
         return {key: name for key, name in names.items() if name is not None}
 
     @property
@@ -212,7 +212,7 @@ class RunConfig(Section):
     @property
     def source_channels(self) -> dict[str, ChannelSection]:
         """Return the run's own channels that a stage reads as a source."""
-        names = {one.channel for stage in self.stages for one in self.sources_of(stage)}
+        names = {source.channel for stage in self.stages for source in self.sources_of(stage)}
         return {name: self.channels[name] for name in self.channels if name in names}
 
     @property
@@ -220,7 +220,7 @@ class RunConfig(Section):
         """Return the URIs of the indexes of :attr:`source_channels` that have one."""
         if not self.reads_index:
             return {}
-        found = {name: index_uri(one.uri) for name, one in self.source_channels.items()}
+        found = {name: index_uri(channel.uri) for name, channel in self.source_channels.items()}
         return {name: uri for name, uri in found.items() if uri is not None}
 
     @field_validator("entry")

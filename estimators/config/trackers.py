@@ -106,7 +106,7 @@ class TrackersSection(Section):
     @model_serializer(mode="wrap")
     def _omit_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A name without settings means the tracker's defaults.
-        return {name: one for name, one in serialize(self).items() if one is not None}
+        return {name: tracker for name, tracker in serialize(self).items() if tracker is not None}
 
     def job_config(self) -> tuple[TrackerConfig, ...]:
         trackers = []
@@ -125,12 +125,12 @@ class TrackersSection(Section):
 
 def _from_names(value: Any) -> Any:
     """Read ``[tensorboard, wandb]`` as a mapping; a name without settings has the defaults."""
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
         if len(set(value)) < len(value):
             raise ValueError("names a tracker twice")
         value = dict.fromkeys(value)
     if isinstance(value, dict):
-        return {name: {} if one is None else one for name, one in value.items()}
+        return {name: {} if options is None else options for name, options in value.items()}
     return value
 
 

@@ -81,7 +81,7 @@ def build_manifest(
         return Manifest(target, job.name, text, (), job.code_uri, commands)
     commands = _kubectl_commands(job, _RESOURCES[target], file)
     objects = tuple(_KUBERNETES[target](replace(job, commands=commands)))
-    text = "---\n".join(_yaml(one) for one in objects)
+    text = "---\n".join(_yaml(kubernetes_object) for kubernetes_object in objects)
     return Manifest(target, job.name, text, objects, job.code_uri, commands)
 
 

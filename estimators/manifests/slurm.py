@@ -85,9 +85,11 @@ def _srun(job: StageJob) -> str:
         words.insert(1, "--auto-resume=1")
     if slurm.container:
         folders = dict.fromkeys(
-            one for one in (slurm.shared_folder, slurm.local_folder, slurm.data_folder) if one
+            folder
+            for folder in (slurm.shared_folder, slurm.local_folder, slurm.data_folder)
+            if folder
         )
-        mounts = ",".join(f"{one}:{one}" for one in folders)
+        mounts = ",".join(f"{folder}:{folder}" for folder in folders)
         words += [f"--container-image={shlex.quote(job.image)}", f"--container-mounts={mounts}"]
     return " ".join(words)
 

@@ -150,20 +150,24 @@ class StageJob:
         """
         found = [
             NodeChannel(
-                name=one["ChannelName"],
-                uri=one["DataSource"]["S3DataSource"]["S3Uri"],
-                sharded=one["DataSource"]["S3DataSource"].get("S3DataDistributionType")
+                name=channel["ChannelName"],
+                uri=channel["DataSource"]["S3DataSource"]["S3Uri"],
+                sharded=channel["DataSource"]["S3DataSource"].get("S3DataDistributionType")
                 == "ShardedByS3Key",
             )
-            for one in self._inputs()
-            if one["ChannelName"] not in _CODE_CHANNELS
+            for channel in self._inputs()
+            if channel["ChannelName"] not in _CODE_CHANNELS
         ]
-        data = [one for one in found if one.name not in _PREVIOUS_CHANNELS]
-        return data, [one for one in found if one.name in _PREVIOUS_CHANNELS]
+        data = [channel for channel in found if channel.name not in _PREVIOUS_CHANNELS]
+        return data, [channel for channel in found if channel.name in _PREVIOUS_CHANNELS]
 
     def streamed(self) -> set[str]:
         """Return the names of the channels that a training job reads as a stream (FastFile)."""
-        return {one["ChannelName"] for one in self._inputs() if one.get("InputMode") == "FastFile"}
+        return {
+            channel["ChannelName"]
+            for channel in self._inputs()
+            if channel.get("InputMode") == "FastFile"
+        }
 
     def _inputs(self) -> list[ChannelTypeDef]:
         """Return the training request's channels; the code's, which depend on it, are not used."""
@@ -174,8 +178,11 @@ class StageJob:
         """Return the channels of the previous stage's results, in the run's ``folder``."""
         previous = previous_stage(self.config, self.stage)
         return [
-            replace(one, path=f"{folder}/{previous.name}/{one.uri.rstrip('/').rpartition('/')[2]}")
-            for one in channels
+            replace(
+                channel,
+                path=f"{folder}/{previous.name}/{channel.uri.rstrip('/').rpartition('/')[2]}",
+            )
+            for channel in channels
             if previous is not None
         ]
 
@@ -226,12 +233,12 @@ def mounted(channels: list[NodeChannel], folder: str, root: str, key: str) -> li
         ManifestError: a channel is not below ``root``; the message names the run file's ``key``.
     """
     found = []
-    for one in channels:
-        if not one.uri.startswith(root):
+    for channel in channels:
+        if not channel.uri.startswith(root):
             raise ManifestError(
-                f"{key}: {root}: does not contain channel {one.name} ({one.uri}); write a prefix "
-                "of all channels, or data: sync"
+                f"{key}: {root}: does not contain channel {channel.name} ({channel.uri}); write a "
+                "prefix of all channels, or data: sync"
             )
-        path = f"{folder.rstrip('/')}/{one.uri.removeprefix(root)}".rstrip("/")
-        found.append(NodeChannel(one.name, one.uri, path, one.sharded))
+        path = f"{folder.rstrip('/')}/{channel.uri.removeprefix(root)}".rstrip("/")
+        found.append(NodeChannel(channel.name, channel.uri, path, channel.sharded))
     return found

@@ -79,21 +79,23 @@ def _data(job: StageJob, channels: list[NodeChannel], found: PodVolumes) -> list
         return mounted(channels, _FILE_SYSTEM, file_system.s3, "kubernetes.file_system.s3")
     # What a training job downloads before it starts is downloaded here, too.
     streamed = job.streamed()
-    buckets = dict.fromkeys(_bucket(one.uri) for one in channels if one.name in streamed)
+    buckets = dict.fromkeys(
+        _bucket(channel.uri) for channel in channels if channel.name in streamed
+    )
     for number, bucket in enumerate(buckets):
         name = f"sm-train-{kubernetes.namespace}-{bucket}"
         found.objects += _bucket_objects(job, name, bucket)
         found.add(f"bucket-{number}", f"{_BUCKETS}/{bucket}", _claim(name), read_only=True)
     return [
         NodeChannel(
-            one.name,
-            one.uri,
-            f"{_BUCKETS}/{one.uri.removeprefix('s3://')}".rstrip("/"),
-            one.sharded,
+            channel.name,
+            channel.uri,
+            f"{_BUCKETS}/{channel.uri.removeprefix('s3://')}".rstrip("/"),
+            channel.sharded,
         )
-        if one.name in streamed
-        else one
-        for one in channels
+        if channel.name in streamed
+        else channel
+        for channel in channels
     ]
 
 

@@ -54,7 +54,7 @@ def test_the_one_slow_link_of_four_hosts_is_found(tmp_path: Path) -> None:
     passes = {nodes: one["passes"] for nodes, one in pairs.items()}
     findings = [(one["code"], one["nodes"]) for one in result["verdict"]["findings"]]
     network_findings = [
-        one for one in findings if one[0].startswith(("link", "node-slow", "pairs"))
+        finding for finding in findings if finding[0].startswith(("link", "node-slow", "pairs"))
     ]
     assert network_findings == [("link-slow", ["algo-2", "algo-4"])], passes
     assert "algo-2 and algo-4" in output

@@ -132,8 +132,8 @@ class WatchedJob:
     def _end(self) -> None:
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                for one in psutil.Process(process.pid).children(recursive=True):
-                    one.kill()
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
             process.kill()
             process.wait()
 

@@ -50,9 +50,9 @@ def test_a_killed_and_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     assert min(resumed) == 4
     logged = read(made)
     scalars = logged.Scalars("train/loss")
-    assert [one.step for one in scalars] == list(range(1, 9))
-    assert {one.step: one.value for one in scalars[3:]} == pytest.approx(resumed)
-    assert [one.step for one in logged.Images("samples")] == [4, 8]
+    assert [scalar.step for scalar in scalars] == list(range(1, 9))
+    assert {scalar.step: scalar.value for scalar in scalars[3:]} == pytest.approx(resumed)
+    assert [image.step for image in logged.Images("samples")] == [4, 8]
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_a_hanging_tracker_changes_no_weight_and_ends_with_a_warning(tmp_path: P
     assert "wandb: did not finish in 30 s and was ended" in warning["message"]
     assert [event["reason"] for event in events if event["kind"] == "end"] == ["done"]
     assert shard_digests(made, 8) == shard_digests(plain, 8)
-    assert [one.step for one in read(made).Scalars("train/loss")] == list(range(1, 9))
+    assert [scalar.step for scalar in read(made).Scalars("train/loss")] == list(range(1, 9))
 
 
 def test_an_accelerate_script_feeds_the_same_trackers(tmp_path: Path) -> None:
@@ -87,5 +87,5 @@ def test_an_accelerate_script_feeds_the_same_trackers(tmp_path: Path) -> None:
     code, events, output = made.run()
     assert code == 0, output
     scalars = read(made).Scalars("train/loss")
-    assert {one.step: one.value for one in scalars} == pytest.approx(losses(events))
-    assert [one.step for one in scalars] == [1, 2, 3, 4]
+    assert {scalar.step: scalar.value for scalar in scalars} == pytest.approx(losses(events))
+    assert [scalar.step for scalar in scalars] == [1, 2, 3, 4]

@@ -351,5 +351,7 @@ def test_stage_keeps_weights_and_optimizer_as_configured(
         load_full(shard_files(folder), "optimizer.exp_avg.")["network.conv_in.weight"]
         for folder in (last, second.checkpoints / "step-00000001")
     ]
-    similarity = torch.nn.functional.cosine_similarity(*(one.flatten() for one in moments), dim=0)
+    similarity = torch.nn.functional.cosine_similarity(
+        *(moment.flatten() for moment in moments), dim=0
+    )
     assert (float(similarity) > 0.8) == (optimizer == "keep")

@@ -261,7 +261,7 @@ def test_mistakes_in_the_code_do_not_count_towards_the_failure_rate() -> None:
 def test_speeds_are_kept_by_instance_type() -> None:
     moved = job("b", SECOND, 160, instance_type="ml.p5.48xlarge")
     speeds = measurements([job("a", FIRST, 300), moved, job("c", SECOND, 160)])
-    assert {(one.instance_type, one.label) for one in speeds} == {
+    assert {(speed.instance_type, speed.label) for speed in speeds} == {
         ("ml.p4de.24xlarge", "c"),
         ("ml.p5.48xlarge", "b"),
     }

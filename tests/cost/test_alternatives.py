@@ -63,9 +63,9 @@ def question(need: MemoryNeed = NEED, prices: PriceTable | None = None) -> Searc
 
 def test_compares_16_p4de_with_8_p5() -> None:
     found = {
-        (one.instance_type, one.instances): one
-        for one in alternatives(question())
-        if one.capacity == "on-demand"
+        (alternative.instance_type, alternative.instances): alternative
+        for alternative in alternatives(question())
+        if alternative.capacity == "on-demand"
     }
     p4de, p5 = found["ml.p4de.24xlarge", 16], found["ml.p5.48xlarge", 8]
     assert p4de.cost is not None
@@ -130,7 +130,10 @@ def test_savings_plan_with_known_price_is_an_alternative() -> None:
         None,
     )
     table = PriceTable.of([row]).over(shipped_prices())
-    kinds = {(one.instance_type, one.kind) for one in alternatives(question(prices=table))}
+    kinds = {
+        (alternative.instance_type, alternative.kind)
+        for alternative in alternatives(question(prices=table))
+    }
     assert ("ml.p5.48xlarge", "savings-plan-1y-no-upfront") in kinds
     assert ("ml.p4de.24xlarge", "savings-plan-1y-no-upfront") not in kinds
 
@@ -169,7 +172,7 @@ def test_no_alternative_exceeds_the_peak_even_from_a_fast_measurement() -> None:
 
 
 def test_larger_micro_batches_are_faster_and_must_fit() -> None:
-    splits = {one.images: one for one in batch_splits(question())}
+    splits = {split.images: split for split in batch_splits(question())}
     assert set(splits) == {16, 32, 64}
     assert splits[32].is_own
     assert splits[32].speedup == 1
@@ -177,7 +180,7 @@ def test_larger_micro_batches_are_faster_and_must_fit() -> None:
     assert splits[64].difference is not None
     assert splits[64].difference < 0
     tight = MemoryNeed(fixed=lambda *_: 22e9, activations=lambda images: 1.5e9 * images)
-    assert [one.fits for one in batch_splits(question(tight))] == [False, True, True]
+    assert [split.fits for split in batch_splits(question(tight))] == [False, True, True]
 
 
 def test_cheapest_region_comes_first_and_the_own_one_is_marked() -> None:

@@ -385,7 +385,7 @@ def test_unknown_instance_type_lists_the_nearest() -> None:
 
 
 def test_smddp_and_efa_support_by_instance_type() -> None:
-    assert [one.name for one in instance_types() if one.supports_smddp] == [
+    assert [kind.name for kind in instance_types() if kind.supports_smddp] == [
         "ml.p4d.24xlarge",
         "ml.p4de.24xlarge",
     ]

@@ -63,7 +63,7 @@ def test_mosaicml_published_rows(
         at("512px", 512, gpus, at_512, 1_740_800_000 // BATCH),
     ]
     priced = estimate(stages, Purchase("us-east-1"), assumed=TRAINING_ALONE, prices=two_dollars)
-    seconds = sum(one.seconds.billable or 0 for one in priced.stages)
+    seconds = sum(stage.seconds.billable or 0 for stage in priced.stages)
     assert f"{seconds / 86400:.2f}" == days
     assert float(priced.cost or 0) == pytest.approx(dollars, abs=1)
 

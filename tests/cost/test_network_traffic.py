@@ -53,16 +53,16 @@ def predicted(preset: str, sharding: str) -> Traffic:
     units = plan.communication_units(sharding)
     calls = step_collectives(sharding, plan.parameters, CLUSTER, units=units, passes=PASSES)
     return add_up(
-        (one.collective, CLUSTER.ranks(one.scope), one.count * one.passes, round(one.bytes))
-        for one in calls
+        (call.collective, CLUSTER.ranks(call.scope), call.count * call.passes, round(call.bytes))
+        for call in calls
     )
 
 
 def observed(report: FakeReport) -> Traffic:
     return add_up(
-        (NAMES[one.name], one.ranks, one.count, one.bytes)
-        for one in report.collectives
-        if one.function not in SCALARS
+        (NAMES[collective.name], collective.ranks, collective.count, collective.bytes)
+        for collective in report.collectives
+        if collective.function not in SCALARS
     )
 
 

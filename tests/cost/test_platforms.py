@@ -56,10 +56,10 @@ def test_unknown_price_stays_unknown() -> None:
 def test_ec2_costs_less_than_hyperpod_for_every_type() -> None:
     table = shipped_prices()
     compared = 0
-    for one in instance_types():
-        ec2 = table.price(one.name, "us-east-1", EC2).usd_per_instance_hour
-        hyperpod = table.price(one.name, "us-east-1", HYPERPOD).usd_per_instance_hour
+    for kind in instance_types():
+        ec2 = table.price(kind.name, "us-east-1", EC2).usd_per_instance_hour
+        hyperpod = table.price(kind.name, "us-east-1", HYPERPOD).usd_per_instance_hour
         if ec2 is not None and hyperpod is not None:
-            assert 1 < hyperpod / ec2 <= Decimal("1.25"), one.name
+            assert 1 < hyperpod / ec2 <= Decimal("1.25"), kind.name
             compared += 1
     assert compared > 20

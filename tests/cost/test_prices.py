@@ -251,7 +251,7 @@ def test_every_training_type_has_a_row_and_every_row_a_source() -> None:
 
     types = get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum
     accelerated = {name for name in types if name.startswith(("ml.p", "ml.g", "ml.trn"))}
-    assert accelerated == {one.name for one in instance_types()}
+    assert accelerated == {kind.name for kind in instance_types()}
     rows = shipped_prices().rows.values()
     assert accelerated <= {row.instance_type for row in rows}
     for row in rows:

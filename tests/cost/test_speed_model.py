@@ -25,7 +25,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "cost.md"
 SD2_512 = StepWork(
     images=16, passes=1, flops=2.413e12, activation_bytes=1.246e9, parameters=865_910_724
 )
-TYPES = [one for one in instance_types() if one.gpu("bf16") and one.trains]
+TYPES = [kind for kind in instance_types() if kind.gpu("bf16") and kind.trains]
 
 
 def test_left_out_sources_are_predicted_and_docs_show_the_table() -> None:
@@ -41,7 +41,7 @@ def test_left_out_sources_are_predicted_and_docs_show_the_table() -> None:
     assert 0.8 <= validation.median_ratio <= 1.25
     assert validation.share_inside >= 0.8
     assert validation.median_width <= 2.5
-    assert all(0.8 <= median(one.ratios) <= 1.25 for one in validation.sources)
+    assert all(0.8 <= median(source.ratios) <= 1.25 for source in validation.sources)
     assert markdown(validation) in DOCS.read_text(encoding="utf-8")
 
 
@@ -86,7 +86,7 @@ def test_more_instances_never_make_each_gpu_faster(
 
 
 def seconds(work: StepWork, name: str = "ml.p4de.24xlarge", instances: int = 4) -> float:
-    [instance] = [one for one in TYPES if one.name == name]
+    [instance] = [kind for kind in TYPES if kind.name == name]
     gpu = instance.gpu(work.precision)
     assert gpu is not None
     return step_seconds(work, gpu, instance.network(instances)).total

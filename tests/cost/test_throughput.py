@@ -46,8 +46,8 @@ def measured(its: float, gpus: int, resolution: int = 256, **changes: Any) -> Me
     return replace(made, **{"predicted_images_per_second": predicted} | changes)
 
 
-def resolved(one: CostStage, *measurements: Measurement, **options: Any) -> Speed:
-    speed = resolve_speed(one, measurements, **options)
+def resolved(cost_stage: CostStage, *measurements: Measurement, **options: Any) -> Speed:
+    speed = resolve_speed(cost_stage, measurements, **options)
     assert speed is not None
     return speed
 

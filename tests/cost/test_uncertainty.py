@@ -79,7 +79,7 @@ def test_80_percent_of_simulated_runs_fall_inside(case: str) -> None:
     assert priced.seconds_range is not None
     rng = random.Random(case)
     runs = [simulate(stage, assumed, rng) for _ in range(RUNS)]
-    inside = sum(priced.seconds_range.low <= one <= priced.seconds_range.high for one in runs)
+    inside = sum(priced.seconds_range.low <= run <= priced.seconds_range.high for run in runs)
     assert inside / RUNS == pytest.approx(0.80, abs=0.03)
 
 

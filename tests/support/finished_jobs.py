@@ -64,7 +64,7 @@ def put_log_events(
     logs.put_log_events(
         logGroupName=LOG_GROUP,
         logStreamName=f"{job}/{stream}",
-        logEvents=sorted(events, key=lambda one: one["timestamp"]),
+        logEvents=sorted(events, key=lambda event: event["timestamp"]),
     )
 
 

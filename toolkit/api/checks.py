@@ -32,7 +32,7 @@ class Checks:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """The findings that would make a job fail or be rejected."""
-        return tuple(one for one in self.findings if one.level == "error")
+        return tuple(finding for finding in self.findings if finding.level == "error")
 
     def require_ok(self) -> None:
         """Raise the errors, if there are any.
@@ -41,7 +41,7 @@ class Checks:
             PreflightError: there is an error; the message has one line for each.
         """
         if not self.ok:
-            lines = [f"{one.where}: {one.message}; {one.fix}" for one in self.errors]
+            lines = [f"{error.where}: {error.message}; {error.fix}" for error in self.errors]
             raise PreflightError("\n".join(lines))
 
     def to_frame(self) -> pd.DataFrame:
@@ -50,15 +50,20 @@ class Checks:
         Raises:
             Error: pandas is not installed (``pip install "sm-train[notebook]"``).
         """
-        return data_frame([asdict(one) for one in self.findings])
+        return data_frame([asdict(finding) for finding in self.findings])
 
     def __repr__(self) -> str:
-        counts = {level: sum(one.level == level for one in self.findings) for level in LEVELS}
+        counts = {
+            level: sum(finding.level == level for finding in self.findings) for level in LEVELS
+        }
         found = ", ".join(_count(level, number) for level, number in counts.items() if number)
         return f"Checks({'ok' if self.ok else 'not ok'}{f': {found}' if found else ''})"
 
     def _repr_html_(self) -> str:
-        rows = [[one.code, one.level, one.where, one.message, one.fix] for one in self.findings]
+        rows = [
+            [finding.code, finding.level, finding.where, finding.message, finding.fix]
+            for finding in self.findings
+        ]
         return html_table(("code", "level", "where", "message", "fix"), rows, caption=repr(self))
 
 

@@ -111,7 +111,7 @@ def search(
     )
     with translate_aws_errors("FilterLogEvents"), _missing_group_is_empty():
         for page in pages:
-            for event in sorted(page["events"], key=lambda one: one["timestamp"]):
+            for event in sorted(page["events"], key=lambda logged: logged["timestamp"]):
                 if event["logStreamName"].startswith(streams):
                     yield LogEntry(
                         event["timestamp"] / 1000,

@@ -33,7 +33,7 @@ class CheckDocument(TypedDict):
 
 def is_ok(findings: Sequence[Finding]) -> bool:
     """Return whether no finding is an error."""
-    return not any(one.level == "error" for one in findings)
+    return not any(finding.level == "error" for finding in findings)
 
 
 def document(findings: Sequence[Finding]) -> CheckDocument:
@@ -42,13 +42,13 @@ def document(findings: Sequence[Finding]) -> CheckDocument:
         "ok": is_ok(findings),
         "findings": [
             {
-                "level": one.level,
-                "code": one.code,
-                "where": one.where,
-                "message": one.message,
-                "fix": one.fix,
+                "level": finding.level,
+                "code": finding.code,
+                "where": finding.where,
+                "message": finding.message,
+                "fix": finding.fix,
             }
-            for one in findings
+            for finding in findings
         ],
     }
 
@@ -59,15 +59,16 @@ def show(findings: Sequence[Finding], console: Console) -> None:
         if findings:
             console.print(_table(findings))
     else:
-        for one in findings:
-            line = f"{one.level:<8} {one.code:<22} {one.where}: {one.message}; {one.fix}"
+        for finding in findings:
+            what = f"{finding.where}: {finding.message}; {finding.fix}"
+            line = f"{finding.level:<8} {finding.code:<22} {what}"
             console.print(line, markup=False, soft_wrap=True)
     verdict = "ok" if is_ok(findings) else "not ok: the errors above would make a job fail"
     console.print(f"{verdict} ({_counts(findings)})", soft_wrap=True)
 
 
 def _counts(findings: Sequence[Finding]) -> str:
-    counts = {level: sum(one.level == level for one in findings) for level in LEVELS}
+    counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
     return ", ".join(
         f"{count} {level}{'s' if count != 1 and level != 'info' else ''}"
         for level, count in counts.items()
@@ -79,9 +80,11 @@ def _table(findings: Sequence[Finding]) -> Table:
     from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
-    for one in findings:
+    for finding in findings:
         cell = Text.assemble(
-            (one.code, "bold"), f"  {one.where}\n{one.message}\n", (f"fix: {one.fix}", "italic")
+            (finding.code, "bold"),
+            f"  {finding.where}\n{finding.message}\n",
+            (f"fix: {finding.fix}", "italic"),
         )
-        table.add_row(Text(one.level, _STYLES[one.level]), cell)
+        table.add_row(Text(finding.level, _STYLES[finding.level]), cell)
     return table

@@ -70,7 +70,7 @@ def components_findings(
     """Check a model folder; ``where`` is the key or option that names it."""
     model = config.model.job_config()
     if model.lora is not None and not any(
-        has_component(reader, one) for one in (UNET, TRANSFORMER)
+        has_component(reader, component) for component in (UNET, TRANSFORMER)
     ):
         yield _random_base(f"{reader.location} has no network")
     if model.preset is None:

@@ -70,7 +70,9 @@ def _sharded_findings(config: RunConfig) -> Iterator[Finding]:
     if all(stage.instances == 1 for stage in config.stages):
         return
     sharded = {"data.sharded": config.train_sharded}
-    sharded |= {f"channels.{name}.sharded": one.sharded for name, one in config.channels.items()}
+    sharded |= {
+        f"channels.{name}.sharded": channel.sharded for name, channel in config.channels.items()
+    }
     for where, is_sharded in sharded.items():
         if is_sharded:
             yield ENTRY_SHARDED.found(

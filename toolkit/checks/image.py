@@ -232,7 +232,7 @@ def _custom_image(config: RunConfig, address: str, region: str) -> Iterator[Find
         requirements.append("PyTorch 2.6 or newer (sharding)")
     if config.cluster.network_isolation:
         # Elsewhere the tracker's process installs them.
-        requirements += [f"{one.name} (trackers)" for one in config.trackers.job_config()]
+        requirements += [f"{tracker.name} (trackers)" for tracker in config.trackers.job_config()]
     for requirement in requirements:
         yield IMAGE_UNPROVEN.found(
             "warning",

@@ -52,7 +52,7 @@ def read_local(folder: Path) -> tuple[Shards | None, list[Finding]]:
         indexed = dict(zip(index.names, index.bytes.tolist(), strict=True))
     except (OSError, ShardError):
         return of_listing(listed, "data.local", str(folder)), list(_broken(folder))
-    sizes = {one.name: one.bytes for one in listed}
+    sizes = {shard.name: shard.bytes for shard in listed}
     if sizes == indexed:
         return from_index, []
     stale = list(index_differences(sizes, indexed, "data.local"))
@@ -87,8 +87,8 @@ def index_differences(
 
 
 def _broken(folder: Path) -> Iterator[Finding]:
-    for one in list_folder(folder):
+    for shard in list_folder(folder):
         try:
-            verify_shard(folder / one.name)
+            verify_shard(folder / shard.name)
         except ShardError as error:
             yield BROKEN_SHARD.found("error", "data.local", str(error), "pack it again")

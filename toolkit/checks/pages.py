@@ -40,9 +40,9 @@ def checks_by_subject() -> dict[str, list[Check]]:
     """Return all checks, grouped by the heading of their subject in page order."""
     return {
         heading: [
-            one
-            for one in vars(import_module(f"sm_train.toolkit.checks.{name}")).values()
-            if isinstance(one, Check)
+            value
+            for value in vars(import_module(f"sm_train.toolkit.checks.{name}")).values()
+            if isinstance(value, Check)
         ]
         for name, heading in _SUBJECTS.items()
     }

@@ -149,7 +149,7 @@ def _quota_findings(config: RunConfig, session: boto3.Session, region: str) -> l
             quota_findings(config, session, region),
         )
     )
-    if any(one.code == UNCHECKED.code for one in findings):
+    if any(finding.code == UNCHECKED.code for finding in findings):
         findings += default_runtime_findings(config)
     return findings
 
@@ -160,7 +160,9 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     yield from placeholder_findings(config)
     yield from budget_findings(config, document)
     yield from index_findings(config, document)
-    yield from epoch_findings(config, [one.stage for one in subject.estimate.stages])
+    yield from epoch_findings(
+        config, [priced_stage.stage for priced_stage in subject.estimate.stages]
+    )
     others = alternative_costs(config, subject.region)
     yield from alternative_budget_findings(config, document, others)
     yield from memory_findings_of_clusters(config, subject.region)
@@ -334,4 +336,4 @@ def _indexed_sizes(path: Path) -> dict[str, int]:
 
 
 def _most_severe_first(findings: list[Finding]) -> list[Finding]:
-    return sorted(dict.fromkeys(findings), key=lambda one: LEVELS.index(one.level))
+    return sorted(dict.fromkeys(findings), key=lambda fromkey: LEVELS.index(fromkey.level))

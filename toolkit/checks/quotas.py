@@ -153,10 +153,12 @@ def read_quotas(client: ServiceQuotasClient, names: Iterable[str]) -> dict[str, 
         ServiceCode="sagemaker", PaginationConfig={"MaxItems": 100 * _MOST_PAGES, "PageSize": 100}
     )
     for page in pages:
-        for one in page["Quotas"]:
-            if one["QuotaName"] in missing:
-                missing.discard(one["QuotaName"])
-                quotas[one["QuotaName"]] = Quota(one["QuotaName"], one["QuotaCode"], one["Value"])
+        for quota in page["Quotas"]:
+            if quota["QuotaName"] in missing:
+                missing.discard(quota["QuotaName"])
+                quotas[quota["QuotaName"]] = Quota(
+                    quota["QuotaName"], quota["QuotaCode"], quota["Value"]
+                )
         if not missing:
             break
     return quotas

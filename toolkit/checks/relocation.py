@@ -72,10 +72,10 @@ def relocation_findings(config: RunConfig, region: str, today: date) -> Iterator
                 "next placement is tried",
                 "write max_pending: 30m",
             )
-    known = {one.code for one in image_findings(config, region, today)}
+    known = {finding.code for finding in image_findings(config, region, today)}
     for placement in every[1:]:
         found = image_findings(placement.config, placement.region, today)
-        yield from found_at(placement, (one for one in found if one.code not in known))
+        yield from found_at(placement, (finding for finding in found if finding.code not in known))
 
 
 def relocated_data_findings(

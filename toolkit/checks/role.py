@@ -96,7 +96,7 @@ def secret_findings(
         result = session.client("iam").simulate_principal_policy(
             PolicySourceArn=config.role, ActionNames=[action], ResourceArns=[arn]
         )
-        decisions = {one["EvalDecision"] for one in result["EvaluationResults"]}
+        decisions = {evaluation["EvalDecision"] for evaluation in result["EvaluationResults"]}
         if decisions != {"allowed"}:
             role = config.role.rsplit("/", 1)[-1]
             yield SECRET_DENIED.found(
@@ -171,9 +171,14 @@ def role_findings(role: str | None, session: boto3.Session, account: str) -> Ite
 
 def may_assume(policy: Mapping[str, object], service: str = _SERVICE) -> bool:
     """Return whether a trust policy lets ``service`` assume its role, assuming conditions hold."""
-    statements = [one for one in _as_list(policy.get("Statement")) if _applies(one, service)]
-    effects = {one.get("Effect") for one in statements}
-    denied = any(one.get("Effect") == "Deny" and "Condition" not in one for one in statements)
+    statements = [
+        statement for statement in _as_list(policy.get("Statement")) if _applies(statement, service)
+    ]
+    effects = {statement.get("Effect") for statement in statements}
+    denied = any(
+        statement.get("Effect") == "Deny" and "Condition" not in statement
+        for statement in statements
+    )
     return "Allow" in effects and not denied
 
 

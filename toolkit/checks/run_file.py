@@ -40,9 +40,9 @@ PLACEHOLDER = Check(
 
 def placeholder_findings(config: RunConfig) -> Iterator[Finding]:
     """Return a finding for each value of documentation in the run file."""
-    for one in find_placeholders(config):
-        message = f"{one.value} is a placeholder of documentation"
-        yield PLACEHOLDER.found("error", dotted(one.path), message, one.fix)
+    for placeholder in find_placeholders(config):
+        message = f"{placeholder.value} is a placeholder of documentation"
+        yield PLACEHOLDER.found("error", dotted(placeholder.path), message, placeholder.fix)
 
 
 def run_file_findings(path: Path, error: RunFileError) -> Iterator[Finding]:

@@ -238,7 +238,7 @@ def of_listing(
     shards: tuple[ListedShard, ...] | list[ListedShard], where: str, location: str
 ) -> Shards:
     """Return the shards of a listing, without their numbers of samples."""
-    return Shards(where, location, np.array([one.bytes for one in shards], np.int64))
+    return Shards(where, location, np.array([shard.bytes for shard in shards], np.int64))
 
 
 def shard_findings(

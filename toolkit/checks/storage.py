@@ -296,7 +296,7 @@ def index_findings(
         ClientError: S3 rejects a request.
     """
     if indexed is not None and not listing.truncated:
-        sizes = {one.name: one.bytes for one in listing.shards}
+        sizes = {shard.name: shard.bytes for shard in listing.shards}
         yield from index_differences(sizes, indexed, "data.uri")
     if config.index_uri is not None:
         yield from _index_in_s3(config, config.index_uri, session, listing)
@@ -330,7 +330,7 @@ def _index_in_s3(
     except ShardError as error:
         yield INDEX_UNREADABLE.found("error", "data.index", str(error), fix)
         return
-    total = sum(one.bytes for one in listing.shards)
+    total = sum(shard.bytes for shard in listing.shards)
     if not listing.truncated and (header.shards, header.bytes) != (len(listing.shards), total):
         yield INDEX_STALE.found(
             "error",

@@ -69,14 +69,17 @@ def _show(options: dict[str, Any], run: Path | None, as_json: bool) -> None:
     found = {key: _setting(key, options, run) for key in KEYS}
     if as_json:
         values = {
-            key: {"value": one.value if one else None, "origin": one.origin if one else None}
-            for key, one in found.items()
+            key: {
+                "value": setting.value if setting else None,
+                "origin": setting.origin if setting else None,
+            }
+            for key, setting in found.items()
         }
         write_json({"file": str(config_path()), "settings": values})
         return
     rows = [
-        (key, one.value if one else "not set", one.origin if one else KEYS[key])
-        for key, one in found.items()
+        (key, setting.value if setting else "not set", setting.origin if setting else KEYS[key])
+        for key, setting in found.items()
     ]
     for line in text_table(("setting", "value", "origin"), rows, left=3, width=terminal_width()):
         write_line(line)

@@ -33,7 +33,7 @@ def _preset_hint(name: str) -> str:
 
     from sm_train.estimators.config.presets import preset_hint, preset_names
 
-    starting = [one for one in PRESETS if one.startswith(name)]
+    starting = [preset for preset in PRESETS if preset.startswith(name)]
     if close := starting or get_close_matches(name, PRESETS, n=1):
         return f" Did you mean {close[0]!r}?"
     if name in preset_names():

@@ -79,7 +79,7 @@ def command(
             raise UserError(
                 "--export: cannot be combined with --json, --csv, --html, --open or --run"
             )
-        for one in export(
+        for exported in export(
             targets,
             region=options["region"],
             profile=options["profile"],
@@ -87,7 +87,8 @@ def command(
             folder=out,
         ):
             stderr_console().print(
-                f"wrote {one.path}: {one.scalars:,} values, {one.images} images", markup=False
+                f"wrote {exported.path}: {exported.scalars:,} values, {exported.images} images",
+                markup=False,
             )
         return
     if open_page:

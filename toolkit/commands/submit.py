@@ -219,8 +219,8 @@ def _show(submission: Submission, profile: str | None, *, request: bool, as_json
     from sm_train.toolkit.terminal.console import stdout_console, write_json, write_line
 
     if request:
-        for one in submission.requests:
-            write_json(one)
+        for planned_request in submission.requests:
+            write_json(planned_request)
         return
     plan = dry_run(submission, profile)
     if as_json:
@@ -257,11 +257,11 @@ def _run_locally(
     if as_json:
         stages = [
             {
-                "stage": one.name,
-                "model": None if one.model is None else str(one.model),
-                "checkpoints": str(one.checkpoints),
-                "log": str(one.log),
+                "stage": local_stage.name,
+                "model": None if local_stage.model is None else str(local_stage.model),
+                "checkpoints": str(local_stage.checkpoints),
+                "log": str(local_stage.log),
             }
-            for one in result.stages
+            for local_stage in result.stages
         ]
         write_json({"stages": stages})

@@ -66,7 +66,9 @@ def _watched(runs: tuple[Path, ...], options: dict[str, Any]) -> tuple[str, str]
     for path, config in zip(runs, configs, strict=True):
         if config.role is None:
             raise UserError(f"{path}: role: not set; the function passes it to the jobs it starts")
-    regions = {resolve_region(options["region"], one.region, options["profile"]) for one in configs}
+    regions = {
+        resolve_region(options["region"], config.region, options["profile"]) for config in configs
+    }
     if len(regions) > 1:
         raise UserError(
             f"{', '.join(map(str, runs))}: the runs are in {' and '.join(sorted(regions))}; "
@@ -74,9 +76,11 @@ def _watched(runs: tuple[Path, ...], options: dict[str, Any]) -> tuple[str, str]
         )
     [region] = regions
     try:
-        documents = [policies(one, region, image_uri(one, region))["watch"] for one in configs]
+        documents = [
+            policies(config, region, image_uri(config, region))["watch"] for config in configs
+        ]
     except ValueError as error:
         raise UserError(str(error)) from None
-    names = dict.fromkeys(one.name for one in configs)
+    names = dict.fromkeys(config.name for config in configs)
     policy = yaml.safe_dump(merge_policies(documents), sort_keys=False)
     return json.dumps(",".join(names)), textwrap.indent(policy, " " * 10)

@@ -173,7 +173,9 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
     clusters = [document["own"], *shown]
     plans = [
         kind
-        for kind in dict.fromkeys(kind for one in clusters for kind in one["purchase_options"])
+        for kind in dict.fromkeys(
+            kind for cluster in clusters for kind in cluster["purchase_options"]
+        )
         if kind not in ("on-demand", "spot")
     ]
     header = [
@@ -190,18 +192,18 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
     ]
     table = [
         [
-            ("yours: " if one["own_cluster"] else "")
-            + f"{'/'.join(map(str, dict.fromkeys(one['stage_instances'])))} × "
-            + one["instance_type"],
-            format_days(one["wall_seconds"]),
-            _option(one, "on-demand"),
-            *(_platform_usd(one, platform) for platform in ("hyperpod", "eks")),
-            *(_option(one, kind) for kind in ("spot", *plans)),
-            _region_words(one["cheapest_region"]),
-            {True: "fits", None: "not planned"}[one["fits_memory"]],
-            _basis_words(_least_reliable(one["throughput_basis"])),
+            ("yours: " if cluster["own_cluster"] else "")
+            + f"{'/'.join(map(str, dict.fromkeys(cluster['stage_instances'])))} × "
+            + cluster["instance_type"],
+            format_days(cluster["wall_seconds"]),
+            _option(cluster, "on-demand"),
+            *(_platform_usd(cluster, platform) for platform in ("hyperpod", "eks")),
+            *(_option(cluster, kind) for kind in ("spot", *plans)),
+            _region_words(cluster["cheapest_region"]),
+            {True: "fits", None: "not planned"}[cluster["fits_memory"]],
+            _basis_words(_least_reliable(cluster["throughput_basis"])),
         ]
-        for one in clusters
+        for cluster in clusters
     ]
     width = terminal_width()
     # Cheapest region, memory and basis are left out where the terminal is narrow.
@@ -214,29 +216,29 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
     if omitted:
         write_line(f"{omitted:,} more; --rows shows them, --json prints all")
     _echo(_PLATFORM_NOTE)
-    _list("Break-even", [one["sentence"] for one in document["break_even"]])
-    splits = [one for one in document["batch_splits"] if not one["own"]]
+    _list("Break-even", [threshold["sentence"] for threshold in document["break_even"]])
+    splits = [split for split in document["batch_splits"] if not split["own"]]
     if splits:
         click.echo(click.style("Batch per GPU × accumulation, at the same batch", bold=True))
-    for one in splits:
-        fits = "fits" if one["fits_memory"] else "does not fit in memory"
+    for split in splits:
+        fits = "fits" if split["fits_memory"] else "does not fit in memory"
         _echo(
-            f"- {one['stage']}: {one['per_device_batch_size']} × "
-            f"{one['gradient_accumulation_steps']}: ~{one['speedup']:.2f} × the speed, "
-            f"{format_signed_usd(one['difference_usd'])}, {fits}",
+            f"- {split['stage']}: {split['per_device_batch_size']} × "
+            f"{split['gradient_accumulation_steps']}: ~{split['speedup']:.2f} × the speed, "
+            f"{format_signed_usd(split['difference_usd'])}, {fits}",
             "  ",
         )
 
 
-def _option(one: Document, kind: str) -> str:
-    option = one["purchase_options"].get(kind)
+def _option(document: Document, kind: str) -> str:
+    option = document["purchase_options"].get(kind)
     if option is None or option["cost_usd"] is None:
         return "unknown"
     return ("≥ " if option["at_least"] else "") + format_usd(option["cost_usd"])
 
 
-def _platform_usd(one: Document, platform: str) -> str:
-    [priced] = [priced for priced in one["platforms"] if priced["platform"] == platform]
+def _platform_usd(document: Document, platform: str) -> str:
+    [priced] = [priced for priced in document["platforms"] if priced["platform"] == platform]
     return "unknown" if priced["cost_usd"] is None else format_usd(priced["cost_usd"])
 
 

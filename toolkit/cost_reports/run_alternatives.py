@@ -80,22 +80,22 @@ def list_alternatives(inputs: EstimateInputs, limit: Limits) -> AlternativesResu
     region = inputs.purchase.region
     return AlternativesResult(
         own=_document(own_cluster(search), search),
-        documents=[_document(one, search) for one in chosen],
+        documents=[_document(alternative, search) for alternative in chosen],
         considered=len(considered),
         sentence=_sentence(limit, len(chosen), len(considered)),
         break_even=[
-            one.as_dict()
-            for one in break_even(search.stages, region, search.assumed, search.prices)
+            threshold.as_dict()
+            for threshold in break_even(search.stages, region, search.assumed, search.prices)
         ],
-        batch_splits=[one.as_dict() for one in batch_splits(search)],
+        batch_splits=[split.as_dict() for split in batch_splits(search)],
     )
 
 
 def list_regions(inputs: EstimateInputs) -> list[dict[str, Any]]:
     """List the run's cost in every region that offers its instance type, cheapest first."""
     return [
-        one.as_dict()
-        for one in costs_by_region(
+        cost.as_dict()
+        for cost in costs_by_region(
             inputs.stages, inputs.purchase, inputs.assumptions, inputs.prices
         )
     ]
@@ -104,7 +104,11 @@ def list_regions(inputs: EstimateInputs) -> list[dict[str, Any]]:
 def _search(inputs: EstimateInputs) -> SearchInputs:
     assert inputs.config is not None
     stated = (stage for stage in inputs.stages if stage.speed and stage.speed.basis == "stated")
-    measured = (one.measurement for one in inputs.measured if not one.measurement.on_cpu)
+    measured = (
+        measured_stage.measurement
+        for measured_stage in inputs.measured
+        if not measured_stage.measurement.on_cpu
+    )
     return SearchInputs(
         stages=inputs.stages,
         memory=memory_needs(inputs.config, inputs.stages),
@@ -115,42 +119,44 @@ def _search(inputs: EstimateInputs) -> SearchInputs:
     )
 
 
-def _document(one: Alternative, search: SearchInputs) -> dict[str, Any]:
-    low, high = with_range(one, search)
-    return one.as_dict() | {
+def _document(alternative: Alternative, search: SearchInputs) -> dict[str, Any]:
+    low, high = with_range(alternative, search)
+    return alternative.as_dict() | {
         "cost_low_usd": _float(low),
         "cost_high_usd": _float(high),
         "platforms": [
             priced.as_dict()
-            for priced in platform_costs(one.stages, search.region, search.assumed, search.prices)
+            for priced in platform_costs(
+                alternative.stages, search.region, search.assumed, search.prices
+            )
         ],
-        "purchase_options": _purchase_options(one, search),
-        "cheapest_region": _cheapest_region(one, search),
+        "purchase_options": _purchase_options(alternative, search),
+        "cheapest_region": _cheapest_region(alternative, search),
     }
 
 
-def _purchase_options(one: Alternative, search: SearchInputs) -> dict[str, Any]:
+def _purchase_options(alternative: Alternative, search: SearchInputs) -> dict[str, Any]:
     """Return the cost by purchase option; ``at_least`` if only the least price is known."""
     options = {}
     for kind in (ON_DEMAND, SPOT, *SAVINGS_PLANS):
         purchase = Purchase(search.region, SPOT if kind == SPOT else ON_DEMAND, kind)
-        price = hourly_price(one.instance_type, purchase, search.prices)
+        price = hourly_price(alternative.instance_type, purchase, search.prices)
         known = price.usd_per_instance_hour
         if known is None and kind in SAVINGS_PLANS:
             continue
         priced = replace(price, usd_per_instance_hour=price.least if known is None else known)
         cost = total_money(
-            [stage_cost(stage, priced, purchase, search.assumed)[1] for stage in one.stages]
+            [stage_cost(stage, priced, purchase, search.assumed)[1] for stage in alternative.stages]
         )
         options[kind] = {"cost_usd": _float(cost), "at_least": known is None}
     return options
 
 
-def _cheapest_region(one: Alternative, search: SearchInputs) -> dict[str, Any] | None:
+def _cheapest_region(alternative: Alternative, search: SearchInputs) -> dict[str, Any] | None:
     """Return the region of the lowest on-demand price and its share of the own region's price."""
-    regions: Sequence[str] = (search.region, *known_regions(one.instance_type))
+    regions: Sequence[str] = (search.region, *known_regions(alternative.instance_type))
     prices = {
-        region: search.prices.price(one.instance_type, region).usd_per_instance_hour
+        region: search.prices.price(alternative.instance_type, region).usd_per_instance_hour
         for region in regions
     }
     known = {region: price for region, price in prices.items() if price is not None}

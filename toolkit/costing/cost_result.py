@@ -86,20 +86,20 @@ class Cost:
         """The stages in order."""
         return tuple(
             StageCost(
-                name=one["name"],
-                resolution=one["resolution"],
-                instance_type=one["instance_type"],
-                instances=one["instances"],
-                effective_batch_size=one["effective_batch_size"],
-                max_steps=one["max_steps"],
-                steps_per_second=one["steps_per_second"],
-                is_measured=one["throughput_basis"] in FIRM,
-                seconds=one["billable_seconds"],
-                total=one["cost_usd"],
-                low=one["cost_low_usd"],
-                high=one["cost_high_usd"],
+                name=stage["name"],
+                resolution=stage["resolution"],
+                instance_type=stage["instance_type"],
+                instances=stage["instances"],
+                effective_batch_size=stage["effective_batch_size"],
+                max_steps=stage["max_steps"],
+                steps_per_second=stage["steps_per_second"],
+                is_measured=stage["throughput_basis"] in FIRM,
+                seconds=stage["billable_seconds"],
+                total=stage["cost_usd"],
+                low=stage["cost_low_usd"],
+                high=stage["cost_high_usd"],
             )
-            for one in self.document["stages"]
+            for stage in self.document["stages"]
         )
 
     @property
@@ -132,15 +132,15 @@ class Cost:
         total = self.document["total"]
         rows = [
             [
-                one["name"],
-                f"{one['instances']} × {one['instance_type']}",
-                ("" if one["throughput_basis"] in FIRM else "~")
-                + format_number(one["steps_per_second"]),
-                _format_time(one["billable_seconds"]),
-                format_usd(one["cost_usd"]),
-                format_usd_range(one),
+                stage["name"],
+                f"{stage['instances']} × {stage['instance_type']}",
+                ("" if stage["throughput_basis"] in FIRM else "~")
+                + format_number(stage["steps_per_second"]),
+                _format_time(stage["billable_seconds"]),
+                format_usd(stage["cost_usd"]),
+                format_usd_range(stage),
             ]
-            for one in self.document["stages"]
+            for stage in self.document["stages"]
         ]
         rows.append(
             [
@@ -152,7 +152,7 @@ class Cost:
                 format_usd_range(total),
             ]
         )
-        estimated = any(not one.is_measured for one in self.stages)
+        estimated = any(not stage.is_measured for stage in self.stages)
         notes = ["~ estimated: not measured on this stage"] if estimated else []
         columns = ("stage", "cluster", "it/s", "time", "cost", "P10 to P90")
         return html_table(columns, rows, notes=[*notes, *self.warnings])

@@ -86,18 +86,22 @@ class EstimateInputs:
 
     def warnings(self, priced: Estimate) -> list[str]:
         """Return warnings: unusual numbers of epochs, memory, old prices."""
-        stale = [staleness(one.price, _today()) for one in priced.stages]
+        stale = [staleness(stage.price, _today()) for stage in priced.stages]
         prices = [
-            *(one.price.source for one in priced.stages if one.price.usd_per_instance_hour is None),
             *(
-                f"the price of {one.price.instance_type} is {one.price.source}"
-                for one in priced.stages
-                if one.price.status in ("derived", "assumed")
+                stage.price.source
+                for stage in priced.stages
+                if stage.price.usd_per_instance_hour is None
+            ),
+            *(
+                f"the price of {stage.price.instance_type} is {stage.price.source}"
+                for stage in priced.stages
+                if stage.price.status in ("derived", "assumed")
             ),
             *(line for line in stale if line),
         ]
         memory = _memory_problems(self.config) if self.config else []
-        epochs = [one.message for one in unusual_epochs(self.stages, self.config)]
+        epochs = [epoch.message for epoch in unusual_epochs(self.stages, self.config)]
         return list(dict.fromkeys((*epochs, *memory, *self.unused, *prices)))
 
 
@@ -209,7 +213,7 @@ def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInp
     else:
         from sm_train.cost.throughput import resolve_speed
 
-        speed = resolve_speed(stage, [one.measurement for one in measured])
+        speed = resolve_speed(stage, [measured_stage.measurement for measured_stage in measured])
     defaults_used = () if options.region else (f"region: {region}, the default (set --region)",)
     return EstimateInputs(
         config=None,
@@ -263,7 +267,7 @@ def inputs_of_run(options: CostOptions, config: RunConfig, base: Path) -> Estima
         assumptions=learned(assumptions, history.observed) if history else assumptions,
         prices=price_table(options.prices),
         defaults_used=(),
-        recorded=tuple(one.measurement.label for one in recorded),
+        recorded=tuple(measured_stage.measurement.label for measured_stage in recorded),
         unused=tuple(unused),
     )
 

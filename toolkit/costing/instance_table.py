@@ -43,30 +43,34 @@ def list_instances(gpu: str | None, region: str, prices: PriceTable) -> list[Ins
     Raises:
         UserError: no type matches.
     """
-    types = [one for one in instance_types() if one.trains]
-    chosen = [one for one in types if gpu is None or _matches(one, gpu)]
+    types = [kind for kind in instance_types() if kind.trains]
+    chosen = [kind for kind in types if gpu is None or _matches(kind, gpu)]
     if not chosen:
-        names = ", ".join(dict.fromkeys(one.accelerator for one in types))
+        names = ", ".join(dict.fromkeys(kind.accelerator for kind in types))
         raise UserError(f"--gpu: {gpu!r} is in no GPU's name and no type's; GPUs: {names}")
-    return [_document(one, region, prices) for one in chosen]
+    return [_document(type_, region, prices) for type_ in chosen]
 
 
-def _matches(one: InstanceType, text: str) -> bool:
-    return text.lower() in one.accelerator.lower() or text.lower() in one.name.lower()
+def _matches(instance_type: InstanceType, text: str) -> bool:
+    return (
+        text.lower() in instance_type.accelerator.lower()
+        or text.lower() in instance_type.name.lower()
+    )
 
 
-def _document(one: InstanceType, region: str, prices: PriceTable) -> InstanceDocument:
+def _document(instance_type: InstanceType, region: str, prices: PriceTable) -> InstanceDocument:
     return {
-        "instance_type": one.name,
-        "gpu": one.accelerator,
-        "gpus": one.accelerators,
-        "gpu_memory_gib": one.accelerator_memory_gib,
-        "efa_gbps": one.network_gbps if one.supports_efa else None,
-        "network_gbps": one.network_gbps,
-        "local_nvme_gb": one.local_nvme_gb,
-        **_price(prices.price(one.name, region)),
+        "instance_type": instance_type.name,
+        "gpu": instance_type.accelerator,
+        "gpus": instance_type.accelerators,
+        "gpu_memory_gib": instance_type.accelerator_memory_gib,
+        "efa_gbps": instance_type.network_gbps if instance_type.supports_efa else None,
+        "network_gbps": instance_type.network_gbps,
+        "local_nvme_gb": instance_type.local_nvme_gb,
+        **_price(prices.price(instance_type.name, region)),
         "regions": {
-            other: _price(prices.price(one.name, other)) for other in known_regions(one.name)
+            other: _price(prices.price(instance_type.name, other))
+            for other in known_regions(instance_type.name)
         },
     }
 
@@ -85,14 +89,14 @@ def show_instances(documents: Sequence[InstanceDocument], region: str) -> None:
     """Print the types and their prices in one region."""
     rows = [
         (
-            one["instance_type"],
-            f"{one['gpus']} × {one['gpu']}",
-            _quantity(one["gpu_memory_gib"]),
-            _quantity(one["efa_gbps"]),
-            _amount(one, region, 1),
-            _amount(one, region, one["gpus"]),
+            document["instance_type"],
+            f"{document['gpus']} × {document['gpu']}",
+            _quantity(document["gpu_memory_gib"]),
+            _quantity(document["efa_gbps"]),
+            _amount(document, region, 1),
+            _amount(document, region, document["gpus"]),
         )
-        for one in documents
+        for document in documents
     ]
     header = ("instance type", "GPUs", "GiB each", "EFA Gb/s", "$/h", "$/GPU-h")
     for line in text_table(header, rows, left=2, width=terminal_width()):
@@ -103,9 +107,9 @@ def show_instances(documents: Sequence[InstanceDocument], region: str) -> None:
 def show_prices_by_region(documents: Sequence[InstanceDocument]) -> None:
     """Print the price of each type in each region, cheapest first."""
     rows = [
-        (one["instance_type"], other, _formatted(price, 1))
-        for one in documents
-        for other, price in sorted(one["regions"].items(), key=lambda item: _sort_key(item[1]))
+        (document["instance_type"], other, _formatted(price, 1))
+        for document in documents
+        for other, price in sorted(document["regions"].items(), key=lambda item: _sort_key(item[1]))
     ]
     header = ("instance type", "region", "$/h")
     for line in text_table(header, rows, left=2, width=terminal_width()):
@@ -122,10 +126,10 @@ def _quantity(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
-def _amount(one: InstanceDocument, region: str, parts: int) -> str:
+def _amount(document: InstanceDocument, region: str, parts: int) -> str:
     """Format the price of an instance-hour divided by ``parts``."""
-    known = one["price_status"] in ("verified", "third-party") or region in one["regions"]
-    return _formatted(one, parts) if known else "–"
+    known = document["price_status"] in ("verified", "third-party") or region in document["regions"]
+    return _formatted(document, parts) if known else "–"
 
 
 def _formatted(price: RegionPrice, parts: int) -> str:

@@ -57,9 +57,15 @@ class MeasuredSpeed:
     @property
     def key(self) -> tuple[object, ...]:
         """What a newer measurement of the same thing has in common with this one."""
-        one = self.measurement
-        batch = (one.per_device_batch_size, one.gradient_accumulation_steps)
-        return (self.work, one.instance_type, one.on_cpu, one.world_size, *batch)
+        measurement = self.measurement
+        batch = (measurement.per_device_batch_size, measurement.gradient_accumulation_steps)
+        return (
+            self.work,
+            measurement.instance_type,
+            measurement.on_cpu,
+            measurement.world_size,
+            *batch,
+        )
 
 
 def work_digest(config: RunConfig, stage: StageSection) -> str:
@@ -100,21 +106,23 @@ def applicable(
     current = {work_digest(config, stage): stage for stage in config.stages}
     used, unused = [], []
     for speed in speeds:
-        stage, one = current.get(speed.work), speed.measurement
-        what = f"the measured {one.steps_per_second:.3g} it/s of {speed.stage} ({speed.date})"
+        stage, measurement = current.get(speed.work), speed.measurement
+        what = (
+            f"the measured {measurement.steps_per_second:.3g} it/s of {speed.stage} ({speed.date})"
+        )
         if stage is None:
             unused.append(
                 f"{what} is not used: model, resolution, precision or sharding have changed since; "
                 "run `sm-train measure` again"
             )
-        elif one.on_cpu or one.instance_type is None:
-            where = "a CPU" if one.on_cpu else "a machine that is no known instance type"
+        elif measurement.on_cpu or measurement.instance_type is None:
+            where = "a CPU" if measurement.on_cpu else "a machine that is no known instance type"
             unused.append(
                 f"{what} is not used: it was measured on {where}, not on "
                 f"{config.cluster.instance_type}"
             )
         else:
-            used.append(StageMeasurement("", one))
+            used.append(StageMeasurement("", measurement))
     return used, unused
 
 

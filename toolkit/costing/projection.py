@@ -86,7 +86,7 @@ def project(
     jobs = sorted((job for stage in stages for job in stage.jobs), key=lambda job: job.created)
     prices = price_table()
     measured = list(recorded)
-    measured += [one for stage in stages if (one := _shown_speed(config, stage)) is not None]
+    measured += [speed for stage in stages if (speed := _shown_speed(config, stage)) is not None]
     newest = jobs[-1].placement if jobs else 0
     estimates = {
         stage.name: _remaining(config, region, stage, newest, measured)
@@ -134,8 +134,8 @@ def _remaining(
 def _placement(config: RunConfig, region: str, number: int, type_name: str | None) -> Placement:
     """Return the placement of this number, with the instance type that a job got there."""
     choices = unique_placements(config, region)
-    same = [one for one in choices if one.number == number] or [choices[0]]
-    matching = (one for one in same if one.config.cluster.instance_type == type_name)
+    same = [choice for choice in choices if choice.number == number] or [choices[0]]
+    matching = (job for job in same if job.config.cluster.instance_type == type_name)
     return next(matching, same[0])
 
 
@@ -165,5 +165,5 @@ def _shown_speed(config: RunConfig, stage: StageState) -> StageMeasurement | Non
 
 
 def _planned(config: RunConfig, name: str) -> StageSection:
-    [planned] = [one for one in config.stages if one.name == name]
+    [planned] = [stage for stage in config.stages if stage.name == name]
     return planned

@@ -75,16 +75,16 @@ def _samples(stages: list[dict[str, Any]]) -> str:
     if samples is None:
         return "unknown, and so are epochs: run `sm-train index`, or set data.samples"
     epochs = ", ".join(
-        f"{format_epochs(one['epochs'])} of {one['name']}"
-        for one in stages
-        if one["epochs"] is not None
+        f"{format_epochs(stage['epochs'])} of {stage['name']}"
+        for stage in stages
+        if stage["epochs"] is not None
     )
     return f"{samples:,}; epochs: {epochs}"
 
 
 def _worst_case(document: dict[str, Any], config: RunConfig) -> str:
     cluster, attempts = config.cluster, max(1, config.recovery.max_attempts)
-    amounts = [one["job_at_most_usd"] for one in document["stages"]]
+    amounts = [stage["job_at_most_usd"] for stage in document["stages"]]
     each = "a job of each stage" if len(amounts) > 1 else "a job"
     limit = f"{format_duration(cluster.max_runtime)}, retries included"
     text = f"{format_usd(total(amounts))} if {each} runs until max_runtime ({limit})"

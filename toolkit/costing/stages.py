@@ -156,14 +156,16 @@ def check_batch_sizes(stages: Sequence[CostStage], measured: Iterable[StageMeasu
     Raises:
         UserError: neither its own stage nor any other one has a measurement's batch size.
     """
-    for one in measured:
-        candidates = [stage for stage in stages if stage.name == one.stage] or list(stages)
-        if any(is_comparable(one.measurement, stage) for stage in candidates):
+    for measured_stage in measured:
+        candidates = [stage for stage in stages if stage.name == measured_stage.stage] or list(
+            stages
+        )
+        if any(is_comparable(measured_stage.measurement, stage) for stage in candidates):
             continue
         batches = sorted({stage.effective_batch_size or 0 for stage in candidates})
         raise UserError(
-            f"--measured: {one.measurement.steps_per_second:.3g} it/s was measured at an "
-            f"effective batch of {one.measurement.effective_batch_size}, and "
+            f"--measured: {measured_stage.measurement.steps_per_second:.3g} it/s was measured at "
+            f"an effective batch of {measured_stage.measurement.effective_batch_size}, and "
             f"{', '.join(stage.name for stage in candidates)} has "
             f"{', '.join(map(str, batches))}; measure that batch, or convert by images/s "
             "with --rescale-batch"
@@ -171,15 +173,15 @@ def check_batch_sizes(stages: Sequence[CostStage], measured: Iterable[StageMeasu
 
 
 def _with_prediction(
-    one: StageMeasurement, stages: Sequence[CostStage], config: RunConfig
+    measurement: StageMeasurement, stages: Sequence[CostStage], config: RunConfig
 ) -> Measurement:
     """Add what the speed model predicts for a measurement's configuration, if it is known."""
-    measured = one.measurement
+    measured = measurement.measurement
     batch, world_size = measured.effective_batch_size, measured.world_size
     if measured.on_cpu or batch is None or measured.resolution is None:
         return measured
     passes = measured.gradient_accumulation_steps or 1
-    similar = [stage for stage in stages if stage.name == one.stage] or list(stages)
+    similar = [stage for stage in stages if stage.name == measurement.stage] or list(stages)
     stage = with_model_figures(
         replace(
             similar[0],
@@ -204,10 +206,12 @@ def _measurements_of(
     """Return the measurements of this stage; those on a CPU match only by the stage's name."""
     only_stage = len(stages) == 1
     return [
-        one.measurement
-        for one in measured
-        if (one.measurement.on_cpu and (only_stage or one.stage == stage.name))
-        or (not one.measurement.on_cpu and _matches(stage, one.measurement))
+        measured_stage.measurement
+        for measured_stage in measured
+        if (
+            measured_stage.measurement.on_cpu and (only_stage or measured_stage.stage == stage.name)
+        )
+        or (not measured_stage.measurement.on_cpu and _matches(stage, measured_stage.measurement))
     ]
 
 

@@ -20,8 +20,11 @@ def alternative_costs(
 ) -> list[PricedCluster]:
     """Estimate the whole run on each cluster but the run file's first, as if it always got it."""
     return [
-        (one, estimate_run(one.config, one.region, history=history, stated=config))
-        for one in unique_placements(config, region)[1:]
+        (
+            placement,
+            estimate_run(placement.config, placement.region, history=history, stated=config),
+        )
+        for placement in unique_placements(config, region)[1:]
     ]
 
 
@@ -31,18 +34,25 @@ def remaining_alternative_costs(
     """Estimate the rest of the stage called ``stage`` on each of those clusters."""
     return [
         (
-            one,
+            placement,
             estimate_remaining(
-                one.config, one.region, one.stage(stage), from_step, history, config
+                placement.config,
+                placement.region,
+                placement.stage(stage),
+                from_step,
+                history,
+                config,
             ),
         )
-        for one in unique_placements(config, region)[1:]
+        for placement in unique_placements(config, region)[1:]
     ]
 
 
 def most_expensive(priced: list[PricedCluster]) -> PricedCluster | None:
     """Return the cluster with the highest known cost."""
-    return max(priced, key=lambda one: total(one[1])["cost_at_least_usd"], default=None)
+    return max(
+        priced, key=lambda alternative: total(alternative[1])["cost_at_least_usd"], default=None
+    )
 
 
 def total(cost: Estimate) -> dict[str, Any]:

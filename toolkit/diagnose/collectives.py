@@ -78,7 +78,11 @@ def judge_timeouts(
         )
     [(rank, reason)] = suspects.items()
     own = next(
-        (one[rank].match for one in groups.values() if rank in one and f"rank {rank}" in reason),
+        (
+            timeouts_of_group[rank].match
+            for timeouts_of_group in groups.values()
+            if rank in timeouts_of_group and f"rank {rank}" in reason
+        ),
         None,
     )
     node = own.node if own is not None else _node(rank, reports)
@@ -117,15 +121,15 @@ def _judge_group(
     timeouts: dict[int, _Timeout], members: frozenset[int] | None, *, several: bool
 ) -> tuple[dict[int, str], list[str]]:
     """Return the rank that a group waits for, with the reason, and notes about the group."""
-    one = next(iter(timeouts.values()))
-    prefix = f"group {one.name}: " if several and one.group is not None else ""
+    first_timeout = next(iter(timeouts.values()))
+    prefix = f"group {first_timeout.name}: " if several and first_timeout.group is not None else ""
     suspects: dict[int, str] = {}
     notes = []
     absent = _absent(timeouts, members)
     if absent:
         notes.append(f"{prefix}no timeout from {_rank_list(absent)}: check there first")
         if members is not None and len(absent) == 1 and len(members) > 2:
-            waiting = f"the other {len(timeouts)} ranks wait in {_collective(one)}"
+            waiting = f"the other {len(timeouts)} ranks wait in {_collective(first_timeout)}"
             suspects[absent[0]] = f"rank {absent[0]} reported no timeout, and {waiting}"
     known = [timeout for timeout in timeouts.values() if timeout.sequence is not None]
     waits: dict[tuple[int, str], list[int]] = {}

@@ -106,7 +106,8 @@ def diagnose(
     last = judge([scan(stream) for stream in streams])
     before = [judge([scan(stream) for stream in attempt]) for attempt in earlier]
     attempts = [
-        f"attempt {number}: {one.title} ({one.cause})" for number, one in enumerate(before, 1)
+        f"attempt {number}: {diagnosis.title} ({diagnosis.cause})"
+        for number, diagnosis in enumerate(before, 1)
     ]
     return replace(last, details=(*attempts, *last.details))
 
@@ -149,7 +150,8 @@ def judge(reports: Sequence[ScanReport]) -> Diagnosis:
         found = _from_match(_by_time(raised)[0], reports, [*matches, *raised], (*details, _AT_END))
         return replace(found, confidence="low")
     torchrun = [
-        f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}" for one in summaries
+        f"torchrun saw rank {summary.rank} fail first, exit code {summary.exit_code}"
+        for summary in summaries
     ]
     return _unknown(
         reports, matches, (*details, *(torchrun or _why_unknown(matches, reports, all_matches)))
@@ -208,7 +210,7 @@ def _without_launcher_kills(matches: list[Match]) -> list[Match]:
         for match in matches
         if _SLURM_ERROR.search(match.text) is None
         or match.code not in ("process-killed", "terminated")
-        or not any(one.stream == match.stream and one.order < match.order for one in exited)
+        or not any(task.stream == match.stream and task.order < match.order for task in exited)
     ]
 
 
@@ -297,7 +299,7 @@ def _unexplained(matches: list[Match], all_matches: list[Match]) -> list[Match]:
     """Return ``matches`` without those that another match explains."""
     table = signatures()
     codes = {match.code for match in all_matches if match.role in ("cause", "symptom")}
-    explained = {code for one in codes for code in table[one].explains}
+    explained = {code for found in codes for code in table[found].explains}
     return [match for match in matches if match.code not in explained]
 
 

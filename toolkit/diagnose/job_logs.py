@@ -79,10 +79,11 @@ def _stream(session: boto3.Session, name: str, now: float) -> LogStream:
 def _sagemaker_lines(description: dict[str, Any]) -> Iterator[str]:
     """Yield the failure reason and the statuses that explain the job's end as log lines."""
     ends: list[str] = []
-    for one in description.get("SecondaryStatusTransitions", []):
-        if one["Status"] in _END_STATUSES:
-            ends.append(f"{_iso(one['StartTime'].timestamp())} SecondaryStatus: {one['Status']}")
-        elif one["Status"] in _ACTIVE_STATUSES:
+    for transition in description.get("SecondaryStatusTransitions", []):
+        if transition["Status"] in _END_STATUSES:
+            time = _iso(transition["StartTime"].timestamp())
+            ends.append(f"{time} SecondaryStatus: {transition['Status']}")
+        elif transition["Status"] in _ACTIVE_STATUSES:
             # The job was restarted: earlier statuses only ended a previous attempt.
             ends.clear()
     yield from ends

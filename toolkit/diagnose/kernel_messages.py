@@ -62,7 +62,7 @@ def owner_of(match: Match) -> Owner | None:
     if match.code.startswith("xid-"):
         found = _XID_OWNER.search(match.text) if match.code in _OF_A_PROCESS else None
     else:
-        found = next((one for pattern in _OWNERS if (one := pattern.search(match.text))), None)
+        found = next((owner for pattern in _OWNERS if (owner := pattern.search(match.text))), None)
         if found is None and (unit := _UNIT.match(match.text) or _INVOKER.match(match.text)):
             return Owner(unit["name"])
     return None if found is None else Owner(found["name"], int(found["pid"]))
@@ -76,7 +76,7 @@ def of_other_programs(
     ``read_lines`` reads the whole log again, as blocks of whole lines; it is called only if a
     message is about a process with an unknown name.
     """
-    owners = {index: owner for index, one in enumerate(matches) if (owner := owner_of(one))}
+    owners = {index: owner for index, match in enumerate(matches) if (owner := owner_of(match))}
     unknown = {owner.pid for owner in owners.values() if owner.pid and not owner.is_known}
     mentioned = _mentioned(unknown, read_lines) if unknown else set()
 

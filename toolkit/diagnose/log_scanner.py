@@ -294,7 +294,7 @@ class _StreamScanner:
     def _read_node_names(self, block: bytes) -> None:
         if _NODE_START.encode() not in block:
             return
-        for task, rank, name in (one.groups() for one in _NODE_STARTED.finditer(block)):
+        for task, rank, name in (match.groups() for match in _NODE_STARTED.finditer(block)):
             self.hosts[int(rank)] = name.decode("utf-8", "replace")
             if task is not None:
                 self.task_hosts[int(task)] = self.hosts[int(rank)]
@@ -465,8 +465,10 @@ class _StreamScanner:
         for code in {match.code for match in self.matches if is_resolved(match.code, line.text)}:
             self._remove(code)
         signatures = matching(line.text.strip())
-        if signatures and all(self.per_code[one.code] >= _MAX_PER_CODE for one in signatures):
-            self.last_line.update((one.code, self.line_number) for one in signatures)
+        if signatures and all(
+            self.per_code[signature.code] >= _MAX_PER_CODE for signature in signatures
+        ):
+            self.last_line.update((signature.code, self.line_number) for signature in signatures)
             return
         if not signatures or is_input_or_source(line.text):
             return
@@ -493,7 +495,7 @@ class _StreamScanner:
                 self.unfinished = line, self.line_number
         elif not matching(line.text):
             recent = self.matches[-len(signatures) :]
-            self.matches[-len(signatures) :] = [replace(one, loose=True) for one in recent]
+            self.matches[-len(signatures) :] = [replace(match, loose=True) for match in recent]
 
     def _finish_exception(self, line: LogLine) -> bool:
         """Read the message of an exception that starts on the line after its type.

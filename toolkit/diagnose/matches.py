@@ -332,6 +332,6 @@ def _open_mpi_message(lines: list[Match]) -> Match | None:
         return None
     inside = lines[frame[-2] + 1 : frame[-1]]
     text = " ".join(line.text for line in inside)
-    if not inside or _OPEN_MPI_WARNING.search(text) or any(matching(one.text) for one in inside):
+    if not inside or _OPEN_MPI_WARNING.search(text) or any(matching(line.text) for line in inside):
         return None
     return replace(inside[0], code=OPEN_MPI, role="symptom", text=text[:MAX_TEXT])

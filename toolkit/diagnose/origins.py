@@ -35,7 +35,7 @@ def first_failing(
     match: Match, matches: Sequence[Match], reports: Sequence[ScanReport]
 ) -> FirstFailing:
     """Return the origin of ``match``; other lines of its node provide a missing rank or time."""
-    [report] = [one for one in reports if one.stream == match.stream]
+    [report] = [report for report in reports if report.stream == match.stream]
     node, time = match.node, match.time
     summary = _summary(report, node)
     if summary is not None:

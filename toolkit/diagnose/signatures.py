@@ -93,7 +93,7 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
 
 def _pattern(row: dict[str, Any]) -> str:
     """Return a signature's regular expression, with the messages about its signals."""
-    return "|".join([row["regex"], *(_signal_pattern(one) for one in row.get("signals", ()))])
+    return "|".join([row["regex"], *(_signal_pattern(signal) for signal in row.get("signals", ()))])
 
 
 def _signal_pattern(signal: str) -> str:
@@ -181,14 +181,21 @@ def line_filter(patterns: Iterable[bytes]) -> Any:
 def searched_patterns() -> tuple[bytes, ...]:
     """Return RE2's patterns of the lines that matter to any signature."""
     table = signatures().values()
-    patterns = (*(one.regex for one in table), *(one.resolved for one in table))
-    return tuple(re2_pattern(one.pattern) for one in patterns if one is not None)
+    patterns = (
+        *(signature.regex for signature in table),
+        *(signature.resolved for signature in table),
+    )
+    return tuple(re2_pattern(pattern.pattern) for pattern in patterns if pattern is not None)
 
 
 @cache
 def _signature_filter() -> tuple[Any, list[Signature]]:
-    with_regex = [one for one in signatures().values() if one.regex is not None]
-    patterns = (re2_pattern(one.regex.pattern) for one in with_regex if one.regex is not None)
+    with_regex = [signature for signature in signatures().values() if signature.regex is not None]
+    patterns = (
+        re2_pattern(signature.regex.pattern)
+        for signature in with_regex
+        if signature.regex is not None
+    )
     return line_filter(patterns), with_regex
 
 
@@ -196,7 +203,7 @@ def matching(text: str) -> list[Signature]:
     """Return the signatures of the strongest role that match ``text``, a line without prefix."""
     candidates, with_regex = _signature_filter()
     possible = [with_regex[index] for index in sorted(candidates.Match(text, True) or ())]
-    return _strongest([one for one in possible if _found(one, text)])
+    return _strongest([signature for signature in possible if _found(signature, text)])
 
 
 def _found(signature: Signature, text: str) -> bool:
@@ -213,17 +220,29 @@ def matching_exception(text: str, library: str | None = None) -> list[Signature]
     text = _TRITON.sub("CUDA error: ", text)
     mistake = is_programming_mistake(text)
     table = signatures().values()
-    modules = [one for one in (library, _module_of_type(text)) if one]
-    raised = [one for one in table if any(_is_raised(one, text, module) for module in modules)]
+    modules = [signature for signature in (library, _module_of_type(text)) if signature]
+    raised = [
+        signature
+        for signature in table
+        if any(_is_raised(signature, text, module) for module in modules)
+    ]
     found = matching(text)
     # A broken connection of a tracker or a client is not one between ranks, and the device without
     # space that a semaphore is on is no disk.
     if found and not (raised and (found[0].role == "echo" or found[0].code in raised[0].explains)):
         return found
-    causes = [one for one in table if one.role != "exception" and _looks_like(one, text, library)]
+    causes = [
+        signature
+        for signature in table
+        if signature.role != "exception" and _looks_like(signature, text, library)
+    ]
     if causes and not mistake:
         return _strongest(causes)
-    kinds = [one for one in table if one.role == "exception" and _looks_like(one, text, library)]
+    kinds = [
+        signature
+        for signature in table
+        if signature.role == "exception" and _looks_like(signature, text, library)
+    ]
     # A message such as "No such file or directory" says more than the library that raised it.
     if raised and not mistake and not (kinds and raised[0].role == "exception"):
         return raised[:1]
@@ -258,7 +277,10 @@ def is_resolved(code: str, text: str) -> bool:
 def matching_at_end(text: str) -> Signature | None:
     """Return the signature of a message that a log ends with, by the program that wrote it."""
     table = signatures().values()
-    return next((one for one in table if one.at_end and one.at_end.search(text)), None)
+    return next(
+        (signature for signature in table if signature.at_end and signature.at_end.search(text)),
+        None,
+    )
 
 
 def is_programming_mistake(text: str) -> bool:
@@ -268,8 +290,8 @@ def is_programming_mistake(text: str) -> bool:
 
 def _strongest(matched: list[Signature]) -> list[Signature]:
     """Return the signatures of the strongest role; only the first kind of a program error."""
-    strongest = max((_STRENGTH[one.role] for one in matched), default=0)
-    found = [one for one in matched if _STRENGTH[one.role] == strongest]
+    strongest = max((_STRENGTH[signature.role] for signature in matched), default=0)
+    found = [signature for signature in matched if _STRENGTH[signature.role] == strongest]
     return found[:1] if found and found[0].role == "exception" else found
 
 

@@ -193,7 +193,9 @@ class Tracebacks:
         elif line.text.startswith(_THREAD):
             self._thread_at[line.source] = number
         for source in [
-            key for key, one in self.open.items() if number - one.first_line > _MAX_LINES
+            key
+            for key, traceback in self.open.items()
+            if number - traceback.first_line > _MAX_LINES
         ]:
             del self.open[source]
         if line.source in self.open:
@@ -294,9 +296,9 @@ def _common_level_prefix(sample: list[str]) -> str:
     return next(start for start in starts if _NUMBER.sub("0", start) == level[0])
 
 
-def _common_start(one: str, other: str) -> str:
+def _common_start(line: str, other: str) -> str:
     """Return the characters with which both texts start."""
-    both = zip(one, other, strict=False)
+    both = zip(line, other, strict=False)
     return "".join(left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
 
 

@@ -81,7 +81,7 @@ def run_canary(
     """
     try:
         platform.start(canary.config)
-        job = _wait(platform, report, poll_seconds, lambda one: one.stored.step is not None)
+        job = _wait(platform, report, poll_seconds, lambda state: state.stored.step is not None)
         result = CanaryResult(job)
         if job.live:
             report(f"{job.name}: checkpoint {job.stored.step} is stored; stopping the job")

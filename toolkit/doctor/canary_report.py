@@ -119,8 +119,8 @@ def to_markdown(document: CanaryDocument) -> str:
         "| fact | | figures |",
         "|---|---|---|",
         *(
-            f"| {one['statement']} | **{one['state']}** | {one['figures']} |"
-            for one in document["facts"]
+            f"| {fact['statement']} | **{fact['state']}** | {fact['figures']} |"
+            for fact in document["facts"]
         ),
         "",
         "| job | status | billed | phases |",
@@ -211,7 +211,7 @@ def _checkpoint_sync(result: CanaryResult) -> Fact:
     statement = "A checkpoint that the job writes is uploaded while it trains, and is complete"
     before = result.before_stop
     if before is None:
-        reason = "; ".join(": ".join(one) for one in result.first.stored.skipped)
+        reason = "; ".join(": ".join(skipped) for skipped in result.first.stored.skipped)
         return Fact("checkpoint-sync", statement, "failed", reason or "none was stored")
     figures = f"step {before.stored.step}"
     written = [

@@ -112,12 +112,12 @@ def _cheapest(
     """Return the canary on the cheapest type with the stage's route, image and kind of network."""
     with_efa = instance_type(config.cluster.instance_type).supports_efa and stage.instances > 1
     priced = []
-    for one in instance_types():
-        price = _hourly_usd(one.name, region)
+    for kind in instance_types():
+        price = _hourly_usd(kind.name, region)
         # bf16 came with Ampere: the newest images no longer support all older GPUs.
-        usable = one.trains and one.bf16_tflops is not None
-        if price is not None and usable and one.supports_efa == with_efa:
-            priced.append((price, one.name))
+        usable = kind.trains and kind.bf16_tflops is not None
+        if price is not None and usable and kind.supports_efa == with_efa:
+            priced.append((price, kind.name))
     for _, one_name in [*sorted(priced), (0.0, config.cluster.instance_type)]:
         try:
             candidate = _canary_config(config, stage, name, one_name)
@@ -192,5 +192,6 @@ def _tiny_preset(model: ModelSection) -> str:
         return "tiny-sd2"
     families = sorted(_TINY_PRESETS, key=len, reverse=True)
     return next(
-        (_TINY_PRESETS[one] for one in families if model.preset.startswith(one)), model.preset
+        (_TINY_PRESETS[family] for family in families if model.preset.startswith(family)),
+        model.preset,
     )

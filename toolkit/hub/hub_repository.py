@@ -64,7 +64,7 @@ def read_repository(repository: str, revision: str | None) -> HubComponents:
     with translate_hub_errors(repository):
         info = hub_api().model_info(repository, revision=revision, files_metadata=True)
     siblings = info.siblings or []
-    digests = {one.rfilename: one.lfs["sha256"] for one in siblings if one.lfs}
-    sizes = {one.rfilename: one.size or 0 for one in siblings}
+    digests = {sibling.rfilename: sibling.lfs["sha256"] for sibling in siblings if sibling.lfs}
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
     assert info.sha is not None
     return HubComponents(repository, info.sha, sizes, digests)

@@ -61,7 +61,7 @@ class Account:
         Raises:
             UserError: Service Quotas refuses the request.
         """
-        names = {f"{one.name} for training job usage": one.name for one in instance_types()}
+        names = {f"{kind.name} for training job usage": kind.name for kind in instance_types()}
         with translate_aws_errors("servicequotas:ListServiceQuotas"):
             quotas = read_quotas(self._client("service-quotas"), names)
         return {

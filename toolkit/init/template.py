@@ -76,9 +76,9 @@ def fill(text: str, values: Values) -> str:
     Raises:
         UserError: a value is not valid, or the GPUs cannot keep a stage's effective batch size.
     """
-    for one in fields(values):
-        if getattr(values, one.name) is not None:
-            require_valid_value(one.name, getattr(values, one.name))
+    for field in fields(values):
+        if getattr(values, field.name) is not None:
+            require_valid_value(field.name, getattr(values, field.name))
     bucket = values.bucket or (values.data.split("/")[2] if values.data else None)
     edits: dict[KeyPath, object] = {("name",): values.name, ("data", "uri"): values.data}
     edits |= {("role",): values.role, ("bucket",): values.bucket}
@@ -107,7 +107,9 @@ def placeholders_in(text: str, source: str) -> list[str]:
         config: RunConfig = load_document(yaml.safe_load(text), (), source)
     except RunFileError as error:
         raise UserError(str(error)) from None
-    return list(dict.fromkeys(dotted(one.path) for one in find_placeholders(config)))
+    return list(
+        dict.fromkeys(dotted(placeholder.path) for placeholder in find_placeholders(config))
+    )
 
 
 def _model_edits(model: str | None) -> dict[KeyPath, object]:

@@ -134,11 +134,11 @@ def _choose_type(
     names = sorted(quotas, key=_gpu_memory, reverse=True)[:_MOST_TYPES]
     prices = price_table()
     for number, name in enumerate(names, 1):
-        one: Any = instance_type(name)
+        instance: Any = instance_type(name)
         price = prices.price(name, region or DEFAULT_REGION).usd_per_instance_hour
         usd = "price unknown" if price is None else f"{format_usd(float(price))} an hour"
         write_line(
-            f"  {number:>2}  {name:<17} {one.accelerators} × {one.accelerator}, {usd}, "
+            f"  {number:>2}  {name:<17} {instance.accelerators} × {instance.accelerator}, {usd}, "
             f"quota {quotas[name]}",
             err=True,
         )
@@ -146,5 +146,5 @@ def _choose_type(
 
 
 def _gpu_memory(name: str) -> float:
-    one = instance_type(name)
-    return one.accelerators * (one.accelerator_memory_gib or 0)
+    instance = instance_type(name)
+    return instance.accelerators * (instance.accelerator_memory_gib or 0)

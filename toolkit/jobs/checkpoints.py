@@ -58,14 +58,20 @@ def latest_stored(
     """
     prefixes = {uri: session.region_name} | {job.checkpoint_uri: job.region for job in jobs}
     stored = [stored_checkpoints(session, prefix, region) for prefix, region in prefixes.items()]
-    newest = max(stored, key=lambda one: -1 if one.step is None else one.step)
+    newest = max(
+        stored, key=lambda folder_state: -1 if folder_state.step is None else folder_state.step
+    )
     skipped = {
         folder: reason
-        for one in stored
-        for folder, reason in one.skipped
+        for folder_state in stored
+        for folder, reason in folder_state.skipped
         if newest.step is None or (parse_step_folder(folder) or 0) > newest.step
     }
-    return replace(newest, skipped=tuple(skipped.items()), final=any(one.final for one in stored))
+    return replace(
+        newest,
+        skipped=tuple(skipped.items()),
+        final=any(folder_state.final for folder_state in stored),
+    )
 
 
 def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredCheckpoint:

@@ -65,7 +65,7 @@ def lag_of(live: LiveState, stored: int | None, every_steps: int, now: float) ->
 
     ``stored`` is the newest stored step, ``every_steps`` the run file's interval.
     """
-    saved = [(one.time, int(one.event["step"])) for one in live.checkpoints]
+    saved = [(checkpoint.time, int(checkpoint.event["step"])) for checkpoint in live.checkpoints]
     return storage_lag(saved, stored, now, every_steps)
 
 

@@ -206,17 +206,17 @@ def stragglers(live: LiveState) -> list[NamedStraggler] | None:
     """Return the stragglers that the job's first node found, slowest first; None if unknown."""
     names = {logged.event.get("node"): node for node, logged in live.node_metrics.items()}
     rows = [logged.event.get("stragglers") for logged in live.node_metrics.values()]
-    known = [one for one in rows if isinstance(one, list)]
+    known = [row for row in rows if isinstance(row, list)]
     if not known:
         return None
     return [
         NamedStraggler(
-            one.get("rank"),
-            names.get(one["node"], host_name(one["node"], len(names))),
-            float(one["busy_seconds"]),
-            float(one["ratio"]),
+            straggler.get("rank"),
+            names.get(straggler["node"], host_name(straggler["node"], len(names))),
+            float(straggler["busy_seconds"]),
+            float(straggler["ratio"]),
         )
-        for one in known[0]
+        for straggler in known[0]
     ]
 
 

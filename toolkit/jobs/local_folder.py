@@ -135,12 +135,12 @@ def find_local_run(target: str | Path) -> LocalRunFolder | None:
     """
     path = Path(target)
     candidates = [path, DEFAULT_FOLDER / path] if len(path.parts) == 2 else [path]
-    for one in candidates:
-        if (one / LOG_NAME).is_file() and (one / "bundle").is_dir():
-            return LocalRunFolder(one.parent, one.name)
-        logs = one.glob(f"*/{LOG_NAME}") if one.is_dir() else ()
+    for candidate in candidates:
+        if (candidate / LOG_NAME).is_file() and (candidate / "bundle").is_dir():
+            return LocalRunFolder(candidate.parent, candidate.name)
+        logs = candidate.glob(f"*/{LOG_NAME}") if candidate.is_dir() else ()
         if any((log.parent / "bundle").is_dir() for log in logs):
-            return LocalRunFolder(one)
+            return LocalRunFolder(candidate)
     return None
 
 

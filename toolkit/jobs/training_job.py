@@ -232,7 +232,7 @@ def _list_jobs(
             if _RUN_JOB_NAME.search(summary["TrainingJobName"])
         }
         newest: dict[str, str] = {}
-        for name in sorted(summaries, key=lambda one: summaries[one]["CreationTime"]):
+        for name in sorted(summaries, key=lambda summary: summaries[summary]["CreationTime"]):
             newest[name.rpartition("-")[0]] = name
         final = {
             name: summary["TrainingJobStatus"]

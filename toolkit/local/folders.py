@@ -159,10 +159,10 @@ def _channels_of_the_run_file(config: RunConfig, base: Path) -> list[LocalChanne
     if held_out is not None:
         folder, uri = _existing(base / held_out, "data.local_validation"), config.data.validation
         found.append(LocalChannel("validation", folder, uri or _ANY_FOLDER, "FastFile"))
-    for name, one in config.channels.items():
-        if one.local is not None:
-            folder = _existing(base / one.local, f"channels.{name}.local")
-            found.append(LocalChannel(name, folder, one.uri, one.mode, one.sharded))
+    for name, channel in config.channels.items():
+        if channel.local is not None:
+            folder = _existing(base / channel.local, f"channels.{name}.local")
+            found.append(LocalChannel(name, folder, channel.uri, channel.mode, channel.sharded))
             index = index_path(folder)
             if name in config.source_indexes and index.exists():
                 uri = config.source_indexes[name]
@@ -243,7 +243,7 @@ def _write_config(
             "network_interface_name": "lo",
         },
         "hyperparameters.json": {"stage": stage.name},
-        "inputdataconfig.json": {one.name: one.configuration() for one in channels},
+        "inputdataconfig.json": {channel.name: channel.configuration() for channel in channels},
     }
     for name, document in documents.items():
         (node.input_config / name).write_text(json.dumps(document, indent=2) + "\n")

@@ -93,10 +93,12 @@ def _measure_here(options: MeasureOptions, config: RunConfig, stage: StageSectio
     plan = _plan(options, config, stage, region, instances, synthetic=synthetic)
     measurer = LocalMeasurer(config, stage, base)
     known = {
-        one.stage.name: str(measurer.folder(one)) if measurer.is_done(one) else None
-        for one in plan.measurements
+        measurement.stage.name: str(measurer.folder(measurement))
+        if measurer.is_done(measurement)
+        else None
+        for measurement in plan.measurements
     }
-    document = measurement_view.plan_document(plan, lambda one: known[one.stage.name])
+    document = measurement_view.plan_document(plan, lambda planned: known[planned.stage.name])
     if _only_shown(options, document):
         return
     _run(options, config, plan, measurer, lambda speed: None)
@@ -107,7 +109,7 @@ def _measure_in_jobs(options: MeasureOptions, config: RunConfig, stage: StageSec
     instances = _numbers("--instances", options.instances)
     plan = _plan(options, config, stage, region, instances, synthetic=options.synthetic)
     if options.dry_run:
-        _only_shown(options, measurement_view.plan_document(plan, lambda one: None))
+        _only_shown(options, measurement_view.plan_document(plan, lambda planned: None))
         return
     from sm_train.toolkit.measuring.jobs import JobMeasurer
     from sm_train.toolkit.short_jobs.short_job import ShortJobs
@@ -115,9 +117,9 @@ def _measure_in_jobs(options: MeasureOptions, config: RunConfig, stage: StageSec
 
     base = options.run.parent
     measurer = JobMeasurer(config, stage, ShortJobs.open(config, base, region, options.profile))
-    jobs = {one.stage.name: measurer.find(one) for one in plan.measurements}
+    jobs = {measurement.stage.name: measurer.find(measurement) for measurement in plan.measurements}
     names = {name: None if job is None else job.name for name, job in jobs.items()}
-    document = measurement_view.plan_document(plan, lambda one: names[one.stage.name])
+    document = measurement_view.plan_document(plan, lambda planned: names[planned.stage.name])
     measurement_view.show_plan(document, local=False)
     if any(name is None for name in names.values()) and not options.yes:
         ask(measurement_view.question(document))
@@ -181,7 +183,9 @@ def _run(
     used, unused = applicable(config, read_measured_file(config, base))
     priced = None
     if used:
-        priced = next(one for one in stages_to_price(config, used) if one.name == plan.stage.name)
+        priced = next(
+            stage for stage in stages_to_price(config, used) if stage.name == plan.stage.name
+        )
     if options.as_json:
         fitted = priced and priced.speed
         write_json(

@@ -77,7 +77,7 @@ def _since_last_start(events: Iterable[Event]) -> list[Event]:
     found: list[Event] = []
     for event in events:
         if event["kind"] == "start":
-            found = [one for one in found if one["kind"] == "doctor"]
+            found = [event for event in found if event["kind"] == "doctor"]
         found.append(event)
     return found
 

@@ -25,7 +25,7 @@ def plan_document(
     plan: MeasurementPlan, known: Callable[[PlannedMeasurement], str | None]
 ) -> dict[str, Any]:
     """Return the document of ``measure --dry-run --json``; ``known`` names an earlier job."""
-    rows = [_plan_row(one, known(one)) for one in plan.measurements]
+    rows = [_plan_row(measurement, known(measurement)) for measurement in plan.measurements]
     new = [row for row in rows if row["measured_by"] is None]
     return {
         "stage": plan.stage.name,
@@ -36,23 +36,23 @@ def plan_document(
     }
 
 
-def _plan_row(one: PlannedMeasurement, job: str | None) -> dict[str, Any]:
-    stage, [expected] = one.stage, one.expected.stages
-    cost = one.expected.cost
+def _plan_row(measurement: PlannedMeasurement, job: str | None) -> dict[str, Any]:
+    stage, [expected] = measurement.stage, measurement.expected.stages
+    cost = measurement.expected.cost
     return {
-        "run": one.config.name,
+        "run": measurement.config.name,
         "stage": stage.name,
-        "instance_type": one.config.cluster.instance_type,
+        "instance_type": measurement.config.cluster.instance_type,
         "instances": stage.instances,
         "per_device_batch_size": stage.per_device_batch_size,
         "gradient_accumulation_steps": stage.gradient_accumulation_steps,
-        "steps": one.steps,
-        "warm_up_steps": stage.max_steps - one.steps,
+        "steps": measurement.steps,
+        "warm_up_steps": stage.max_steps - measurement.steps,
         "expected_seconds": expected.seconds.billable,
-        "max_runtime_seconds": one.config.cluster.max_runtime,
+        "max_runtime_seconds": measurement.config.cluster.max_runtime,
         "expected_usd": None if cost is None else float(cost),
-        "most_usd": one.most_usd,
-        "gpu_memory_planned": one.gpu_memory_planned,
+        "most_usd": measurement.most_usd,
+        "gpu_memory_planned": measurement.gpu_memory_planned,
         "measured_by": job,
     }
 
@@ -134,22 +134,24 @@ def _to_paste(config: RunConfig, speeds: Sequence[MeasuredSpeed]) -> Iterator[st
     """Yield the lines of the run file that state each stage's newest speed on instances."""
     newest = {speed.stage: speed for speed in speeds if speed.instances is not None}
     for stage, speed in newest.items():
-        one = speed.measurement
-        kind = one.instance_type or config.cluster.instance_type
+        measurement = speed.measurement
+        kind = measurement.instance_type or config.cluster.instance_type
         yield f"To state it in the run file, at stage {stage}:"
-        yield f"    steps_per_second: {one.steps_per_second:.4g}"
+        yield f"    steps_per_second: {measurement.steps_per_second:.4g}"
         yield (
             f"    measured_on: {{instance_type: {kind}, instances: {speed.instances}, "
-            f"per_device_batch_size: {one.per_device_batch_size}, "
-            f"gradient_accumulation_steps: {one.gradient_accumulation_steps}}}"
+            f"per_device_batch_size: {measurement.per_device_batch_size}, "
+            f"gradient_accumulation_steps: {measurement.gradient_accumulation_steps}}}"
         )
 
 
 def _result_row(config: RunConfig, speed: MeasuredSpeed) -> tuple[str, ...]:
-    one = speed.measurement
-    cluster = f"this machine, {one.world_size} process{'es' * (one.world_size != 1)}"
+    measurement = speed.measurement
+    cluster = (
+        f"this machine, {measurement.world_size} process{'es' * (measurement.world_size != 1)}"
+    )
     if speed.instances is not None:
-        cluster = f"{speed.instances} × {one.instance_type or config.cluster.instance_type}"
+        cluster = f"{speed.instances} × {measurement.instance_type or config.cluster.instance_type}"
     memory = "–"
     if speed.gpu_memory_peak is not None:
         memory = f"{speed.gpu_memory_peak / _GIB:.1f} GiB"
@@ -157,9 +159,9 @@ def _result_row(config: RunConfig, speed: MeasuredSpeed) -> tuple[str, ...]:
             memory += f" ({speed.gpu_memory_planned / _GIB:.1f})"
     return (
         cluster,
-        f"{one.per_device_batch_size}×{one.gradient_accumulation_steps}",
-        format_number(one.steps_per_second),
-        format_number(speed.images_per_second / one.world_size),
+        f"{measurement.per_device_batch_size}×{measurement.gradient_accumulation_steps}",
+        format_number(measurement.steps_per_second),
+        format_number(speed.images_per_second / measurement.world_size),
         memory,
         "" if speed.data_wait_share is None else format_percent(speed.data_wait_share),
     )

@@ -105,8 +105,8 @@ def _without_base(stored: StoredModel) -> StoredModel:
     if json.loads(body).get("base") is None:
         return stored
     files = {
-        path: one
-        for path, one in stored.files.items()
+        path: file
+        for path, file in stored.files.items()
         if path == _COMPONENTS_FILE or not path.startswith(f"{_COMPONENTS}/")
     }
     return replace(stored, files=files)
@@ -122,8 +122,8 @@ def local_stage(target: str, stage: str | None) -> Path:
     run = named.local
     if run is None or stage is None:
         return named.path
-    if run.stage is not None or stage not in [one.name for one in run.stages]:
-        names = ", ".join(one.name for one in run.stages)
+    if run.stage is not None or stage not in [run_stage.name for run_stage in run.stages]:
+        names = ", ".join(run_stage.name for run_stage in run.stages)
         raise UserError(f"--stage: {stage!r} is not in {run.target}; it has {names}")
     return run.path / stage
 
@@ -132,13 +132,13 @@ def _of_run(target: str, stage: str | None, options: dict[str, Any]) -> StoredMo
     """Return the newest checkpoint of a run's stage, of the last stage that has one."""
     session, run = open_run(target, options)
     stage = stage or run.stage
-    names = [one.name for one in run.config.stages]
+    names = [candidate.name for candidate in run.config.stages]
     if stage is not None and stage not in names:
         raise UserError(f"--stage: {stage!r} is not one of {', '.join(names)}")
-    for one in reversed(run.config.stages):
-        if stage in (None, one.name):
-            jobs = [job for job in run.jobs if job.stage == one.name]
-            uri = checkpoint_uri(run.config, one, run.bucket)
+    for candidate in reversed(run.config.stages):
+        if stage in (None, candidate.name):
+            jobs = [job for job in run.jobs if job.stage == candidate.name]
+            uri = checkpoint_uri(run.config, candidate, run.bucket)
             stored = latest_stored(session, uri, jobs)
             if stored.step is not None:
                 return _at_uri(session, f"{stored.uri}/{_own_format(stored)}", stored.region)
@@ -189,7 +189,7 @@ def _adapter(
             "checkpoints, or open it with diffusers (README.md)",
             ExitCode.PREFLIGHT,
         )
-    paths = {f"{name}/{path}": one for path, one in files.items()}
+    paths = {f"{name}/{path}": file for path, file in files.items()}
     bucket = split_uri(uri)[0]
     paths[_COMPONENTS_FILE] = described
     return StoredModel(session, region, bucket, uri, paths, name)

@@ -206,7 +206,7 @@ class _Contents:
 
     def options(self) -> dict[str, Any]:
         """Return what the index stores of it, without the unusable samples."""
-        versions = json.dumps([(one.name, one.version) for one in self.listed]).encode()
+        versions = json.dumps([(shard.name, shard.version) for shard in self.listed]).encode()
         return {
             "samples": self.check.options(),
             "compressed": list(self.compressed),

@@ -298,10 +298,10 @@ def _glob_images(
     source_folder = SourceFolder(root)
     found = root.glob(str(path.relative_to(root)))
     # One folder at a time: a caption lies next to its image.
-    for _, group in groupby(found, key=lambda one: one.parent):
-        files = [one for one in group if one.is_file()]
-        paths = selection.images([(one.relative_to(root).as_posix(), one) for one in files])
-        images = (local_image(one.relative_to(root).as_posix(), one) for one in paths)
+    for _, group in groupby(found, key=lambda path: path.parent):
+        files = [entry for entry in group if entry.is_file()]
+        paths = selection.images([(file.relative_to(root).as_posix(), file) for file in files])
+        images = (local_image(path.relative_to(root).as_posix(), path) for path in paths)
         yield from images_inside(images, source_folder, reject)
 
 

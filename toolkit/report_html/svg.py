@@ -109,7 +109,7 @@ def _minify(text: str, name: str, label: str) -> str:
     """Remove what only a standalone SVG needs: namespaces, style, fonts, digits, white space."""
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text[text.index("<svg") :])
     root = ET.fromstring(text.replace("xlink:href=", "href="))
-    for definitions in [one for one in root.iter("defs") if one.find("style") is not None]:
+    for definitions in [defs for defs in root.iter("defs") if defs.find("style") is not None]:
         root.remove(definitions)
     referenced = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", text))
     for element in root.iter():

@@ -121,7 +121,9 @@ def _region(
     """Return the region of the option, else of the first run file, else a default."""
     run_files = [target.path for target in targets if target.kind is Kind.RUN_FILE]
     regions = [load(path).region for path in run_files]
-    configured = next((one for one in (*regions, config.region if config else None) if one), None)
+    configured = next(
+        (region for region in (*regions, config.region if config else None) if region), None
+    )
     if uses_aws:
         return resolve_region(option, configured, profile)
     return option or configured or DEFAULT_REGION

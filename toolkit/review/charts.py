@@ -256,7 +256,7 @@ def _plot_band(
 ) -> None:
     if low is None or high is None:
         return
-    bottom, top = ([nan if one is None else one for one in side] for side in (low, high))
+    bottom, top = ([nan if value is None else value for value in side] for side in (low, high))
     x = [axis(seconds) for seconds in times]
     axes.fill_between(x, bottom, top, color=color, alpha=0.2, linewidth=0)
 

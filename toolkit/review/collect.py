@@ -162,7 +162,7 @@ class FactsCollector:
 def _cluster(job: TrainingJob | None, start: Event) -> tuple[InstanceType | None, int | None]:
     """Return the instance type and count, of the job or else of its ``start`` event."""
     name, count = job.instances if job else (start.get("instance_type"), start.get("nodes"))
-    return {one.name: one for one in instance_types()}.get(name or ""), count
+    return {kind.name: kind for kind in instance_types()}.get(name or ""), count
 
 
 def _outcome(job: TrainingJob) -> JobOutcome:
@@ -178,7 +178,7 @@ def _estimate(
     if config is None or job_timeline is None:
         return None
     steps = job_timeline.last_step - job_timeline.first_step
-    planned = next((one for one in config.stages if one.name == stage), None)
+    planned = next((candidate for candidate in config.stages if candidate.name == stage), None)
     if steps <= 0 or planned is None:
         return None
     return estimate_steps(config, region, planned, steps)

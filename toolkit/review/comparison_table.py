@@ -138,14 +138,14 @@ def short_names(names: Sequence[str]) -> list[str]:
     """Return names without the folders that all of them have: those tell no job from another."""
     parts = [Path(name).parts for name in names]
     first = _common_count(parts)
-    last = _common_count([one[first:][::-1] for one in parts])
-    return [("…/" if first else "") + str(Path(*one[first : len(one) - last])) for one in parts]
+    last = _common_count([part[first:][::-1] for part in parts])
+    return [("…/" if first else "") + str(Path(*part[first : len(part) - last])) for part in parts]
 
 
 def _common_count(parts: Sequence[Sequence[str]]) -> int:
     """Return how many first parts all have in common; each keeps at least one other."""
     shortest = min(map(len, parts)) - 1
-    same = (len({one[index] for one in parts}) == 1 for index in range(shortest))
+    same = (len({part[index] for part in parts}) == 1 for index in range(shortest))
     return sum(itertools.takewhile(bool, same)) if len(parts) > 1 else 0
 
 

@@ -63,7 +63,7 @@ def export_jobs(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export.") as temporary:
         for source, path in jobs:
-            scalars = sorted(log_scalars(parse(source)), key=lambda one: one.time)
+            scalars = sorted(log_scalars(parse(source)), key=lambda scalar: scalar.time)
             read = ((grid.step, grid.read()) for grid in source.sample_grids())
             # An upload that was cut short leaves a part of an image.
             images = [(step, content) for step, content in read if image_size(content) is not None]
@@ -112,7 +112,9 @@ def _write_csv(
     with (folder / "metrics.csv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["time", "step", "metric", "value"])
-        rows.writerows((f"{one.time:.3f}", one.step, one.tag, one.value) for one in scalars)
+        rows.writerows(
+            (f"{scalar.time:.3f}", scalar.step, scalar.tag, scalar.value) for scalar in scalars
+        )
     for step, content in images:
         (folder / "images").mkdir(exist_ok=True)
         (folder / "images" / f"step-{step:08d}.png").write_bytes(content)
@@ -133,9 +135,9 @@ def _write_tensorboard(
     """Write an event file with the times of the job."""
     writer = TensorBoardFiles(folder)
     writer.create()
-    for one in scalars:
-        writer.log_scalars(one.step, one.time, {one.tag: one.value})
-    times = {one.step: one.time for one in scalars}
+    for scalar in scalars:
+        writer.log_scalars(scalar.step, scalar.time, {scalar.tag: scalar.value})
+    times = {scalar.step: scalar.time for scalar in scalars}
     for step, content in images:
         time = times.get(step, scalars[-1].time if scalars else 0.0)
         writer.log_image(step, time, content)

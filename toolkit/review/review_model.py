@@ -203,13 +203,13 @@ class Review:
         rows = [
             [
                 job.name,
-                f"{SYMBOLS[one.level]} {one.level}",
-                one.question,
-                one.sentence,
-                one.fix or "",
+                f"{SYMBOLS[verdict.level]} {verdict.level}",
+                verdict.question,
+                verdict.sentence,
+                verdict.fix or "",
             ]
             for job in self.jobs
-            for one in job.verdicts
+            for verdict in job.verdicts
         ]
         columns = ("job", "verdict", "question", "answer", "fix")
         return html_table(columns, rows, notes=self.warnings)

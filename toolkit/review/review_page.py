@@ -115,7 +115,7 @@ def page(review: Review) -> str:
         level=min((job.level for job in jobs), key=LEVELS.index, default="unknown"),
         headline=_headline(jobs),
         warnings=review.warnings,
-        runs=[(name, _amounts(one)) for name, one in review.runs.items()],
+        runs=[(name, _amounts(amounts)) for name, amounts in review.runs.items()],
         names=comparison_table.short_names([job.name for job in jobs]),
         questions=_questions(jobs, anchors),
         figures=comparison_table.table(jobs),
@@ -185,8 +185,8 @@ def _shares(
         shares = [_share(job, part) for job in jobs]
         if any(shares):
             cells = (
-                comparison_table.Cell(None if one is None else format_percent(one))
-                for one in shares
+                comparison_table.Cell(None if share is None else format_percent(share))
+                for share in shares
             )
             rows.append(comparison_table.ComparisonRow(part_label(part), tuple(cells)))
     return rows
@@ -207,7 +207,9 @@ def _overlaid(jobs: Sequence[JobReview]) -> list[RenderedChart]:
                 charts.setdefault((chart.code, chart.unit), []).append((job, chart))
     return [
         _overlay(f"overlaid-{index + 1}", shared)
-        for index, shared in enumerate(one for one in charts.values() if len(one) > 1)
+        for index, shared in enumerate(
+            charts_of_metric for charts_of_metric in charts.values() if len(charts_of_metric) > 1
+        )
     ]
 
 
@@ -218,10 +220,12 @@ def _overlay(name: str, shared: Sequence[tuple[JobReview, Chart]]) -> RenderedCh
     if max(lengths) > _MAX_LENGTH_RATIO * min(lengths):
         axis = PROGRESS
     progress = [job.progress for job, _ in shared]
-    known = [one for one in progress if one is not None]
+    known = [series for series in progress if series is not None]
     by_step = len(known) == len(shared)
     if by_step:
-        axis = step_axis(min(one.steps[0] for one in known), max(one.steps[-1] for one in known))
+        axis = step_axis(
+            min(series.steps[0] for series in known), max(series.steps[-1] for series in known)
+        )
     lines = []
     labels = comparison_table.short_names([job.name for job, _ in shared])
     for label, length, reached, (_, chart) in zip(labels, lengths, progress, shared, strict=True):
@@ -261,7 +265,7 @@ def _job_section(job: JobReview, anchor: str, parts: Sequence[str]) -> _JobSecti
 def _length(job: JobReview) -> float:
     """Return the job's seconds, or those to the last value of its charts; at least 1."""
     lines = (line for chart in job.charts for line in chart.lines)
-    times = (float(one) for line in lines for one in line.times_seconds)
+    times = (float(second) for line in lines for second in line.times_seconds)
     return max(1.0, float(job.passed_seconds), *times)
 
 
@@ -273,7 +277,7 @@ def _numbered(
     Interruptions get a number, under which the page explains them; routine marks get "". The first
     start and the end are not plotted, as they coincide with the ends of the time axis.
     """
-    ordered = sorted(marks, key=lambda one: one.time_seconds)
+    ordered = sorted(marks, key=lambda mark: mark.time_seconds)
     first = next((mark for mark in ordered if mark.kind == "start"), None)
     interrupting = [mark for mark in ordered if mark.kind in _INTERRUPTIONS and mark is not first]
     numbered = [(mark, str(index + 1)) for index, mark in enumerate(interrupting[:_MAX_EVENTS])]

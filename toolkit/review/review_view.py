@@ -50,7 +50,7 @@ def _show_job(job: JobReview, console: Console) -> None:
         _steps(job),
     ]
     console.print(
-        f"[bold]{escaped(job.name)}[/]  {escaped(', '.join(one for one in facts if one))}"
+        f"[bold]{escaped(job.name)}[/]  {escaped(', '.join(fact for fact in facts if fact))}"
     )
     if figures.seconds:
         _bar(job, console)
@@ -58,7 +58,7 @@ def _show_job(job: JobReview, console: Console) -> None:
     for verdict in job.verdicts:
         answer = [escaped(verdict.sentence)]
         if verdict.level in ("bad", "warning"):
-            answer += [f"[dim]{escaped(one)}[/]" for one in verdict.evidence[:3]]
+            answer += [f"[dim]{escaped(sentence)}[/]" for sentence in verdict.evidence[:3]]
             answer += [f"→ {escaped(verdict.fix)}"] if verdict.fix else []
         table.add_row(_symbol(verdict.level), escaped(verdict.question), "\n".join(answer))
     console.print(table)

@@ -27,7 +27,10 @@ def job_settings(config: RunConfig | None, stage: str | None, start: Event) -> d
     if config is None:
         return {key: _text(start[key]) for key in _START_FIELDS if start.get(key) is not None}
     document = config.model_dump(mode="json")
-    planned: dict[str, Any] = next((one for one in document["stages"] if one["name"] == stage), {})
+    planned: dict[str, Any] = next(
+        (planned_stage for planned_stage in document["stages"] if planned_stage["name"] == stage),
+        {},
+    )
     general = {key: value for key, value in document.items() if key not in _IDENTITY}
     own = {key: value for key, value in planned.items() if key != "name"}
     return dict(_flat({**general, "stage": own}, ""))

@@ -128,14 +128,14 @@ def _lines(facts: JobFacts, series: dict[str, tuple[Column, Column]]) -> tuple[C
 def marks(facts: JobFacts) -> tuple[Mark, ...]:
     """Return what happened by time; only the latest checkpoints and evaluations are marked."""
     log = facts.log
-    absolute = [_mark("start", one, 0.0, _start(one)) for one in log.events["start"]]
+    absolute = [_mark("start", event, 0.0, _start(event)) for event in log.events["start"]]
     absolute += [
-        _mark("stall", one, _silent_seconds(one), str(one["message"])) for one in log.stalls
+        _mark("stall", stall, _silent_seconds(stall), str(stall["message"])) for stall in log.stalls
     ]
-    absolute += [_mark("error", one, 0.0, str(one["message"])) for one in log.events["error"]]
-    absolute += [_mark("end", one, 0.0, str(one["reason"])) for one in log.events["end"]]
-    absolute += [_blocked("checkpoint", one) for one in log.events["checkpoint"][-_MAX_MARKS:]]
-    absolute += [_blocked("evaluation", one) for one in log.events["eval"][-_MAX_MARKS:]]
+    absolute += [_mark("error", event, 0.0, str(event["message"])) for event in log.events["error"]]
+    absolute += [_mark("end", event, 0.0, str(event["reason"])) for event in log.events["end"]]
+    absolute += [_blocked("checkpoint", event) for event in log.events["checkpoint"][-_MAX_MARKS:]]
+    absolute += [_blocked("evaluation", event) for event in log.events["eval"][-_MAX_MARKS:]]
     relative = (
         replace(mark, time_seconds=round(mark.time_seconds - facts.begin, 1)) for mark in absolute
     )

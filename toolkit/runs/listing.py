@@ -40,7 +40,7 @@ def list_runs(session: boto3.Session, since: datetime, now: datetime) -> list[Li
     newest, prices = {job.run: job for job in jobs}, price_table()
     runs: list[ListedRun] = []
     for run, job in sorted(newest.items(), key=lambda item: item[1].created, reverse=True):
-        run_jobs = [one for one in jobs if one.run == run]
+        run_jobs = [job for job in jobs if job.run == run]
         instance_type, count = job.instances
         runs.append(
             {

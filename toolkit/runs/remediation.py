@@ -191,7 +191,7 @@ def _while_live(stage: StageState, job: TrainingJob, over_budget: bool) -> Actio
 
 def _start_stage(stages: Sequence[StageState], stage: StageState, policy: Policy) -> Action:
     """Start the first job of ``stage`` at the placement of the previous stage's job."""
-    previous = [one.job for one in stages[: stages.index(stage)]]
+    previous = [earlier.job for earlier in stages[: stages.index(stage)]]
     if not previous or previous[-1] is None or not previous[-1].auto_advance:
         return Finish(ExitCode.OK, f"paused before {stage.name}: nothing runs, nothing is billed")
     return StartJob(

@@ -42,11 +42,11 @@ def show_local(run: LocalRunFolder, console: Console) -> None:
     console.print(f"[bold]{run.config().name}[/] on this machine, in {escaped(str(run.target))}\n")
     console.print(_stage_table(stages, with_jobs=False))
     console.print()
-    for one in stages:
-        model = final_model(run.path / one.name) if one.state == "done" else None
+    for stage in stages:
+        model = final_model(run.path / stage.name) if stage.state == "done" else None
         if model is not None:
-            console.print(f"{one.name}: model in {model}", markup=False, soft_wrap=True)
-        for folder, reason in one.stored.skipped:
+            console.print(f"{stage.name}: model in {model}", markup=False, soft_wrap=True)
+        for folder, reason in stage.stored.skipped:
             console.print(f"{folder} is skipped: {reason}", markup=False)
     command = next_command(run, current(stages))
     if command is not None:

@@ -55,7 +55,7 @@ class Changes:
             "job": self.job,
             "created": self.created.isoformat(),
             "keys": [
-                {"key": one.key, "before": one.before, "after": one.after} for one in self.keys
+                {"key": key.key, "before": key.before, "after": key.after} for key in self.keys
             ],
         }
 
@@ -116,8 +116,8 @@ def _entries(value: Any) -> Mapping[str, Any] | None:
     """Return the entries of a section, or of a list whose entries have names; None for others."""
     if isinstance(value, Mapping):
         return value
-    if isinstance(value, list) and value and all("name" in _keys(one) for one in value):
-        return {one["name"]: one for one in value}
+    if isinstance(value, list) and value and all("name" in _keys(item) for item in value):
+        return {item["name"]: item for item in value}
     return None
 
 

@@ -145,9 +145,10 @@ def _changes(changes: Changes | None) -> Iterator[str]:
 
 def change_lines(changes: Sequence[KeyChange]) -> Iterator[str]:
     """Yield a line for each changed key with its value before and after."""
-    width = max(len(one.key) for one in changes)
-    for one in changes:
-        yield f"  {one.key:<{width}}  {_format_value(one.before)} → {_format_value(one.after)}"
+    width = max(len(change.key) for change in changes)
+    for change in changes:
+        before, after = _format_value(change.before), _format_value(change.after)
+        yield f"  {change.key:<{width}}  {before} → {after}"
 
 
 def _format_value(value: Any) -> str:
@@ -206,11 +207,12 @@ def _alternative_rows(submission: Submission) -> list[tuple[str, str]]:
 def warnings(submission: Submission, whole: Estimate) -> list[str]:
     """Return what is unusual about the submission, though it may be intended."""
     lines = [
-        f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}: submit refuses it"
-        for one in find_placeholders(submission.config)
+        f"{dotted(placeholder.path)}: {placeholder.value} is a placeholder; {placeholder.fix}: "
+        "submit refuses it"
+        for placeholder in find_placeholders(submission.config)
     ]
-    stages = [one.stage for one in whole.stages]
-    lines += [one.message for one in unusual_epochs(stages, submission.config)]
+    stages = [priced_stage.stage for priced_stage in whole.stages]
+    lines += [epoch.message for epoch in unusual_epochs(stages, submission.config)]
     lines += stages_short_of_memory(submission.config)
     if not is_installed("botocore"):
         lines.append('the request is not validated: pip install "sm-train[aws]"')

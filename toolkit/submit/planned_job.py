@@ -212,7 +212,7 @@ def next_start(
         UserError: a job of the stage is live, the stage is done, or its newest checkpoint was
             written on another platform.
     """
-    [state] = [one for one in stages if one.name == stage.name]
+    [state] = [candidate for candidate in stages if candidate.name == stage.name]
     job = state.job
     if job is not None and job.live:
         raise UserError(

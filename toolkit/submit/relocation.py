@@ -156,7 +156,7 @@ def stage_relocated_code(
         UserError: AWS returns an error.
     """
     home_region, home_uri = session.region_name, staged_uri(sent)
-    has_drivers = any(one["ChannelName"] == "sm_drivers" for one in sent["InputDataConfig"])
+    has_drivers = any(channel["ChannelName"] == "sm_drivers" for channel in sent["InputDataConfig"])
     version = pytorch_version(config)
     for placement in placements(config, home_region)[1:]:
         placement_version = pytorch_version(placement.config)

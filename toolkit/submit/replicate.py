@@ -92,10 +92,10 @@ def copy_folder(session: boto3.Session, folder: FolderCopy, progress: ProgressCa
         copied = _objects(session, folder.target_uri, folder.target_region)
         missing = [
             name
-            for name, one in objects.items()
-            if name not in copied or not _is_copy(copied[name], one)
+            for name, source in objects.items()
+            if name not in copied or not _is_copy(copied[name], source)
         ]
-        total = sum(one.bytes for one in objects.values())
+        total = sum(source.bytes for source in objects.values())
         done = total - sum(objects[name].bytes for name in missing)
         counter = _ProgressCounter(progress, total, done)
         # The marker goes last: a checkpoint counts as complete once its marker exists.
@@ -105,8 +105,8 @@ def copy_folder(session: boto3.Session, folder: FolderCopy, progress: ProgressCa
         copied = _objects(session, folder.target_uri, folder.target_region)
     lost = [
         name
-        for name, one in objects.items()
-        if name not in copied or copied[name].bytes != one.bytes
+        for name, source in objects.items()
+        if name not in copied or copied[name].bytes != source.bytes
     ]
     if lost or not objects:
         raise UserError(

@@ -93,10 +93,10 @@ def prepare(
     except ValueError as error:
         raise UserError(str(error)) from None
     launches = launch_plans(config, config.stages, image)
-    chosen = {one.name: launches[one.name] for one in stages}
+    chosen = {stage.name: launches[stage.name] for stage in stages}
     requests = training_requests(config, chosen, bundle, region=region, now=now, commit=commit)
     relocated = relocated_requests(config, region, requests)
-    for request in (*requests, *(one for _, others in relocated for one in others)):
+    for request in (*requests, *(other for _, others in relocated for other in others)):
         validate(request)
     return Submission(
         config=config,

@@ -190,7 +190,10 @@ def require_own_values(config: RunConfig) -> None:
     """
     found = find_placeholders(config)
     if found:
-        lines = [f"{dotted(one.path)}: {one.value} is a placeholder; {one.fix}" for one in found]
+        lines = [
+            f"{dotted(placeholder.path)}: {placeholder.value} is a placeholder; {placeholder.fix}"
+            for placeholder in found
+        ]
         raise UserError("\n".join(lines))
 
 
@@ -212,7 +215,10 @@ def check_budget(
     limit = config.budget.usd
     expected = total(estimate_run(config, region, history=history))
     if projection is not None:
-        known = (projection.known_spent_usd, *(one or 0.0 for one in projection.stages.values()))
+        known = (
+            projection.known_spent_usd,
+            *(stage or 0.0 for stage in projection.stages.values()),
+        )
         expected = {"cost_usd": projection.total_usd, "cost_at_least_usd": sum(known)}
     if expected["cost_at_least_usd"] > limit:
         message = (

@@ -81,5 +81,5 @@ def require_components(session: boto3.Session, config: RunConfig) -> None:
         lambda: list(stored_components_findings(config, session)),
     )
     if findings:
-        lines = [f"{one.where}: {one.message}; {one.fix}" for one in findings]
+        lines = [f"{finding.where}: {finding.message}; {finding.fix}" for finding in findings]
         raise UserError("\n".join(lines), ExitCode.PREFLIGHT)

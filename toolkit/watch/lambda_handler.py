@@ -27,7 +27,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, dict[str, Any]]:
     session = open_session(None, region)
     documents: dict[str, dict[str, Any]] = {}
     failed: list[str] = []
-    for name in filter(None, (one.strip() for one in os.environ["SM_TRAIN_RUNS"].split(","))):
+    for name in filter(None, (part.strip() for part in os.environ["SM_TRAIN_RUNS"].split(","))):
         try:
             run = resolve_run(session, name, region)
             documents[name] = watch_status(reconcile(session, run, dry_run=False)).document

@@ -107,7 +107,7 @@ def _header(model: ScreenState, now: float, width: int) -> Text:
     if stage is None:
         line.append("  done", _STATE_STYLES["done"])
     else:
-        number = [one.name for one in state.stages].index(stage.name) + 1
+        number = [run_stage.name for run_stage in state.stages].index(stage.name) + 1
         count = f" ({number} of {len(state.stages)})" if len(state.stages) > 1 else ""
         line.append(f"  {stage.name}{count}  ", "not bold")
         line.append(stage.state, f"bold {_STATE_STYLES.get(stage.state, 'default')}")
@@ -285,9 +285,10 @@ def _straggler_rows(live: LiveState) -> list[RenderableType]:
     if not slow:
         return [_row("straggler", ("unknown" if slow is None else "none", "dim"))]
     lines = [
-        f"{one.node}: {f'rank {one.rank}' if one.rank is not None else 'every rank'} is busy for "
-        f"{one.busy_seconds:.3g} s of each step, {one.ratio:.2f} × the others"
-        for one in slow[:_MAX_STRAGGLERS]
+        f"{straggler.node}: "
+        f"{'every rank' if straggler.rank is None else f'rank {straggler.rank}'} is busy for "
+        f"{straggler.busy_seconds:.3g} s of each step, {straggler.ratio:.2f} × the others"
+        for straggler in slow[:_MAX_STRAGGLERS]
     ]
     return [_row("straggler", (line, "yellow not bold")) for line in lines]
 

@@ -95,7 +95,11 @@ class Cluster:
     def logged(self) -> list[tuple[int, int | None]]:
         """Return step and stored step of each checkpoint event."""
         events = parse_events(self.log.getvalue().splitlines())
-        return [(one["step"], one["stored_step"]) for one in events if one["kind"] == "checkpoint"]
+        return [
+            (event["step"], event["stored_step"])
+            for event in events
+            if event["kind"] == "checkpoint"
+        ]
 
     def kept(self, node: int) -> list[str]:
         return sorted(folder.name for folder in checkpoint_files.step_folders(self.folders[node]))
@@ -176,7 +180,7 @@ def test_checkpoint_that_a_rank_could_not_write_is_complete_nowhere(tmp_path: Pa
     for folder in cluster.folders:
         assert [path.parent.name for path in folder.rglob("complete.json")] == ["step-00000010"]
     events = list(parse_events(cluster.log.getvalue().splitlines()))
-    [warning] = [one for one in events if one.get("code") == "checkpoint-failed"]
+    [warning] = [event for event in events if event.get("code") == "checkpoint-failed"]
     assert warning["message"].startswith("no checkpoint at step 20: IsADirectoryError")
     cluster.save(30)
     assert cluster.logged() == [(10, None), (30, None)]

@@ -47,7 +47,9 @@ def test_without_a_checkpoint_its_option_is_left_out(
 
 @given(st.lists(st.text()))
 def test_text_without_a_placeholder_is_unchanged(arguments: list[str]) -> None:
-    plain = [one for one in arguments if not placeholders(one) and "{{" not in one]
+    plain = [
+        argument for argument in arguments if not placeholders(argument) and "{{" not in argument
+    ]
     assert resolve(plain, WITHOUT) == plain
 
 

@@ -129,7 +129,9 @@ def test_a_sample_with_an_unusable_extra_is_a_bad_one(channel: Path, tmp_path: P
     loader = open_loader(
         catalog, rank, CONFIG, resolution=16, batch_size=4, seed=1, decode_workers=0
     )
-    bad = {one.key: one.reason for batch in rest_of_epoch(loader) for one in batch.bad_samples}
+    bad = {
+        sample.key: sample.reason for batch in rest_of_epoch(loader) for sample in batch.bad_samples
+    }
     assert bad == {
         "0": "extra-missing",
         "1": "extra-shape",

@@ -143,7 +143,9 @@ def test_a_resumed_mixture_is_exact_also_on_another_cluster(
     options: dict[str, Any] = {"config": replace(DATA_CONFIG, aspect_buckets=buckets)}
     if not sharded:
         options |= {"sharded": False, "gradient_accumulation_steps": 1}
-    expected = [new_captions(one) for one in mixed_loaders(folders, tmp_path, 2, 1, **options)]
+    expected = [
+        new_captions(loader) for loader in mixed_loaders(folders, tmp_path, 2, 1, **options)
+    ]
     whole = Counter(caption for captions in expected for caption in captions)
     assert kinds(list(whole.elements())) == {"photos": 42, "art": 14}
 
@@ -156,7 +158,7 @@ def test_a_resumed_mixture_is_exact_also_on_another_cluster(
 
     others = mixed_loaders(folders, tmp_path, 1, 2, state=state, **options)
     read = [caption for captions in before for caption in captions]
-    read += [caption for one in others for caption in new_captions(one)]
+    read += [caption for other in others for caption in new_captions(other)]
     assert Counter(read) == whole
 
 

@@ -53,7 +53,9 @@ def on_all(exchanges: list[ObjectExchange], call: Callable[[ObjectExchange], Any
 def test_all_ranks_receive_all_values_in_rank_order(values: list[Any]) -> None:
     with ranks(len(values)) as exchanges:
         for _ in range(3):
-            received = on_all(exchanges, lambda one: one.all_gather(values[one.rank]))
+            received = on_all(
+                exchanges, lambda exchange: exchange.all_gather(values[exchange.rank])
+            )
             assert received == [values] * len(values)
 
 
@@ -61,13 +63,23 @@ def test_large_values_are_split_into_chunks(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(messages, "CHUNK_BYTES", 1000)
     values = [bytes(range(256)) * 40, torch.arange(5000).tolist()]
     with ranks(2) as exchanges:
-        assert on_all(exchanges, lambda one: one.all_gather(values[one.rank])) == [values] * 2
+        assert (
+            on_all(exchanges, lambda exchange: exchange.all_gather(values[exchange.rank]))
+            == [values] * 2
+        )
 
 
 def test_gather_returns_the_values_on_rank_0_only() -> None:
     with ranks(3) as exchanges:
-        assert on_all(exchanges, lambda one: one.gather(one.rank)) == [[0, 1, 2], None, None]
-        assert on_all(exchanges, lambda one: one.all_gather(one.rank)) == [[0, 1, 2]] * 3
+        assert on_all(exchanges, lambda exchange: exchange.gather(exchange.rank)) == [
+            [0, 1, 2],
+            None,
+            None,
+        ]
+        assert (
+            on_all(exchanges, lambda exchange: exchange.all_gather(exchange.rank))
+            == [[0, 1, 2]] * 3
+        )
 
 
 def test_values_are_deleted_once_all_ranks_have_read_them() -> None:
@@ -76,8 +88,8 @@ def test_values_are_deleted_once_all_ranks_have_read_them() -> None:
         before = store.num_keys()
         counts = set()
         for _ in range(5):
-            on_all(exchanges, lambda one: one.gather(one.rank))
-            on_all(exchanges, lambda one: one.all_gather(one.rank))
+            on_all(exchanges, lambda exchange: exchange.gather(exchange.rank))
+            on_all(exchanges, lambda exchange: exchange.all_gather(exchange.rank))
             counts.add(store.num_keys() - before)
         assert counts == {2}, "only the messages of the last call may remain"
 

@@ -138,12 +138,12 @@ def test_missing_rank_is_left_out_and_late_rank_gets_an_error() -> None:
         )
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1, 3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert {one.ranks for one in results.values()} == {(0, 1, 3)}
-    assert {one.budget for one in results.values()} == {7.0}
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {result.ranks for result in results.values()} == {(0, 1, 3)}
+    assert {result.budget for result in results.values()} == {7.0}
     with pytest.raises(MissingNodeError, match="came too late"):
         StoreBarrier(messages, 2, 4).meet("a", 0.3, lambda: 7.0, result_timeout=5.0)
     with pytest.raises(MissingNodeError, match="rank 0 did not set a/result"):

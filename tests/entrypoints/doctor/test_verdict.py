@@ -83,10 +83,10 @@ def cluster_of(nodes: int = 4, rate: float = TYPICAL, **changes: Any) -> Cluster
         for rank in range(nodes * 8)
     )
     speeds = {
-        one.rank: NodeSpeeds(220, 25e9, 2e9, 1e9, 1000, (GPU,) * 8)
-        if one.local_rank == 0
+        rank.rank: NodeSpeeds(220, 25e9, 2e9, 1e9, 1000, (GPU,) * 8)
+        if rank.local_rank == 0
         else NodeSpeeds(220, 25e9)
-        for one in ranks
+        for rank in ranks
     }
     pairs = tuple(
         PairResult((a, b), local_rank, rate / 8, 20e-6, 0.0, 1e-4, passes=(rate / 8, rate / 8))
@@ -115,11 +115,11 @@ def cluster_of(nodes: int = 4, rate: float = TYPICAL, **changes: Any) -> Cluster
 
 
 def codes(verdict: DoctorVerdict) -> set[str]:
-    return {one.code for one in verdict.findings}
+    return {finding.code for finding in verdict.findings}
 
 
 def changed(cluster: ClusterMeasurements, node: int, **fields: Any) -> ClusterMeasurements:
-    ranks = tuple(replace(one, **fields) if one.node == node else one for one in cluster.ranks)
+    ranks = tuple(replace(rank, **fields) if rank.node == node else rank for rank in cluster.ranks)
     return replace(cluster, ranks=ranks)
 
 
@@ -161,7 +161,7 @@ def test_figures_of_another_instance_type_are_not_used() -> None:
 
 def test_missing_node_is_named_with_advice() -> None:
     healthy = cluster_of()
-    ranks = tuple(one for one in healthy.ranks if one.node != 2)
+    ranks = tuple(rank for rank in healthy.ranks if rank.node != 2)
     verdict = judge(job_config(), replace(healthy, ranks=ranks, missing_ranks=tuple(range(16, 24))))
     [finding] = [one for one in verdict.findings if one.code == "node-missing"]
     assert finding.level == "fail"
@@ -191,16 +191,18 @@ def test_node_that_differs_is_named(code: str, level: str, fields: dict[str, Any
 
 def test_world_size_that_does_not_match_the_gpus_is_a_finding() -> None:
     healthy = cluster_of()
-    fewer = tuple(replace(one, world_size=28) for one in healthy.ranks if one.local_rank != 7)
+    fewer = tuple(replace(rank, world_size=28) for rank in healthy.ranks if rank.local_rank != 7)
     verdict = judge(job_config(), replace(healthy, ranks=fewer, world_size=28))
     assert "world-size" in codes(verdict)
 
 
 def test_node_without_a_process_is_named() -> None:
     healthy = cluster_of()
-    fewer = tuple(replace(one, world_size=24) for one in healthy.ranks if one.node != 3)
+    fewer = tuple(replace(rank, world_size=24) for rank in healthy.ranks if rank.node != 3)
     verdict = judge(job_config(), replace(healthy, ranks=fewer, world_size=24))
-    [idle] = [one for one in verdict.findings if one.code == "world-size" and one.nodes]
+    [idle] = [
+        finding for finding in verdict.findings if finding.code == "world-size" and finding.nodes
+    ]
     assert idle.message.startswith("algo-4: without a process of the 24")
 
 
@@ -264,7 +266,7 @@ def pair_changed(
     if "bandwidth" in fields:
         fields["passes"] = (fields["bandwidth"],) * 2
     pairs = tuple(
-        replace(one, **fields) if nodes <= set(one.nodes) else one for one in cluster.pairs
+        replace(pair, **fields) if nodes <= set(pair.nodes) else pair for pair in cluster.pairs
     )
     return replace(cluster, pairs=pairs)
 

@@ -81,7 +81,7 @@ def test_one_rank_sends_nothing_and_none_is_a_mistake() -> None:
 def test_a_larger_message_never_takes_less_time(
     points: list[tuple[int, float]], sizes: tuple[int, int]
 ) -> None:
-    sweep = [SweepPoint(*one) for one in points]
+    sweep = [SweepPoint(*point) for point in points]
     small, large = (seconds_for(size, sweep) or 0.0 for size in sorted(sizes))
     assert small <= large * (1 + 1e-9)
 

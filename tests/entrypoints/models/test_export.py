@@ -58,9 +58,11 @@ def test_weights_are_those_of_the_source_in_its_precision(tmp_path: Path, source
         )
         torch.testing.assert_close(saved[name], tensor, rtol=0, atol=0)
     # Training continues in fp32.
-    assert {one.dtype for module in components.frozen_modules() for one in module.parameters()} == {
-        torch.float32
-    }
+    assert {
+        parameter.dtype
+        for module in components.frozen_modules()
+        for parameter in module.parameters()
+    } == {torch.float32}
 
 
 def inodes(folder: Path) -> dict[str, int]:

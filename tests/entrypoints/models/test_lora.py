@@ -172,7 +172,7 @@ def test_export_writes_the_adapter_or_the_merged_model(tmp_path: Path) -> None:
     run = run_folder(train("tiny-sd2", base), base, tmp_path / "run")
     expected = open_adapters.draw(load_pipeline(find_source(run)))
     adapter = export(run, tmp_path / "adapter", dtype=torch.bfloat16)
-    assert {one.name for one in adapter.iterdir()} == {
+    assert {path.name for path in adapter.iterdir()} == {
         "README.md",
         "pytorch_lora_weights.safetensors",
     }

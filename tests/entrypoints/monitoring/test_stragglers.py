@@ -54,7 +54,7 @@ def noisy(seed: int, deviation: float) -> Factor:
 
 
 def named(stragglers: Sequence[Straggler]) -> list[tuple[int | None, int]]:
-    return [(one.rank, one.node) for one in stragglers]
+    return [(straggler.rank, straggler.node) for straggler in stragglers]
 
 
 @settings(deadline=None, max_examples=50)

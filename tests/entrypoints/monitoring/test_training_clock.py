@@ -46,9 +46,11 @@ def test_newest_event_has_the_speed_of_the_whole_log(
     assert newest.steps_per_second == pytest.approx(whole.steps_per_second)
     assert newest.data_wait_share == pytest.approx(whole.data_wait_share)
     # The first interval, with compilation and the first batches, does not count.
-    seconds = sum(one[1] for one in intervals[1:])
-    assert newest.steps_per_second == pytest.approx(sum(one[0] for one in intervals[1:]) / seconds)
-    waited = sum(one[1] * one[2] for one in intervals[1:])
+    seconds = sum(interval[1] for interval in intervals[1:])
+    assert newest.steps_per_second == pytest.approx(
+        sum(interval[0] for interval in intervals[1:]) / seconds
+    )
+    waited = sum(interval[1] * interval[2] for interval in intervals[1:])
     assert newest.data_wait_share == pytest.approx(waited / seconds)
 
 

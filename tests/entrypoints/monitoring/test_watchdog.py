@@ -262,7 +262,9 @@ def test_long_stall_is_reported_again_with_its_cost(
     # Two instances at $36 an hour for half an hour and more.
     burned = float(reminder["attachments"][0]["text"].split("burned since: $")[1].split("\n")[0])
     assert 36 <= burned <= 40
-    assert os.environ[SLACK_VARIABLE] not in "".join(one.getvalue() for one in cluster.streams)
+    assert os.environ[SLACK_VARIABLE] not in "".join(
+        stream.getvalue() for stream in cluster.streams
+    )
 
 
 def save(base: Path, node: int, step: int, *notes: str) -> None:

@@ -93,9 +93,9 @@ class Node:
         """Lose the node: all of its processes at once."""
         with contextlib.suppress(psutil.NoSuchProcess):
             tree = psutil.Process(self.process.pid)
-            for one in [tree, *tree.children(recursive=True)]:
+            for child in [tree, *tree.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    child.kill()
 
 
 class Cluster:

@@ -145,7 +145,7 @@ def test_killed_script_resumes_from_the_newest_complete_checkpoint(
     assert of_kind(events, "step")[0]["step"] == stored.step + 1
     marker = CheckpointMarker.parse((nodes[0].checkpoints / "checkpoint-20" / MARKER).read_bytes())
     # Each node holds its own rank's random state; the marker lists both.
-    assert {"random_states_0.pkl", "random_states_1.pkl"} <= {one.name for one in marker.files}
+    assert {"random_states_0.pkl", "random_states_1.pkl"} <= {file.name for file in marker.files}
     assert_equal_weights(whole[0], nodes[0])
 
 

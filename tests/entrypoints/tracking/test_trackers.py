@@ -119,12 +119,15 @@ def test_tensorboard_reads_values_times_and_images_of_a_resumed_run_once(
     assert folder.name == "demo-256px-local"
     read = EventAccumulator(str(folder), purge_orphaned_data=False).Reload()
     losses = read.Scalars("train/loss")
-    assert [one.step for one in losses] == [1, 2, 3, 4, 5]
-    assert [one.value for one in losses] == pytest.approx([1 / step for step in range(1, 6)])
+    assert [loss.step for loss in losses] == [1, 2, 3, 4, 5]
+    assert [loss.value for loss in losses] == pytest.approx([1 / step for step in range(1, 6)])
     assert abs(losses[0].wall_time - time.time()) < 3600
-    assert [one.step for one in read.Scalars("validation/loss")] == [2, 4]
+    assert [scalar.step for scalar in read.Scalars("validation/loss")] == [2, 4]
     images = read.Images("samples")
-    assert [(one.step, one.width, one.height) for one in images] == [(2, 30, 10), (4, 30, 10)]
+    assert [(image.step, image.width, image.height) for image in images] == [
+        (2, 30, 10),
+        (4, 30, 10),
+    ]
     assert "speed/mfu" not in read.Tags()["scalars"]
 
 
@@ -254,7 +257,7 @@ def test_mlflow_files_continue_one_run(
     assert [one.step for one in history] == [1, 2, 3, 4]
     assert [one.value for one in history] == [1 / step for step in range(1, 5)]
     images = client.list_artifacts(run.info.run_id, "samples")
-    assert [Path(one.path).name for one in images] == ["step-00000002.png", "step-00000004.png"]
+    assert [Path(image.path).name for image in images] == ["step-00000002.png", "step-00000004.png"]
 
 
 @pytest.mark.parametrize(
@@ -380,10 +383,10 @@ def test_a_full_disk_leaves_readable_event_files(mount: Mount) -> None:
     files.log_scalars(10_001, 1.0, {"l": 1.0})
     files.close("done")
     read = EventAccumulator(str(folder / "run")).Reload()
-    steps = [one.step for one in read.Scalars("train/loss")]
+    steps = [scalar.step for scalar in read.Scalars("train/loss")]
     assert steps == list(range(len(steps)))
     assert len(steps) > 100
-    assert [one.step for one in read.Scalars("l")] == [10_001]
+    assert [scalar.step for scalar in read.Scalars("l")] == [10_001]
 
 
 @pytest.fixture

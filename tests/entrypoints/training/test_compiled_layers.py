@@ -31,7 +31,9 @@ def output_and_gradients(network: nn.Module, preset: str) -> tuple[Tensor, list[
     text = Text(*parts)
     output = predict(network, noisy, torch.tensor([500.0] * len(noisy)), text, 8)
     output.square().mean().backward()
-    return output.detach(), [one.grad for one in network.parameters() if one.grad is not None]
+    return output.detach(), [
+        parameter.grad for parameter in network.parameters() if parameter.grad is not None
+    ]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

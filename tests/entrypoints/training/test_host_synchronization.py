@@ -121,7 +121,11 @@ def test_steps_of_other_and_of_large_models_do_not_wait(name: str) -> None:
 def sent(report: FakeReport, names: Sequence[str]) -> dict[str, int]:
     """Return the bytes of a run's collectives by name."""
     return {
-        name: sum(one.bytes * one.count for one in report.collectives if one.name == name)
+        name: sum(
+            collective.bytes * collective.count
+            for collective in report.collectives
+            if collective.name == name
+        )
         for name in names
     }
 
@@ -129,5 +133,5 @@ def sent(report: FakeReport, names: Sequence[str]) -> dict[str, int]:
 def test_ddp_sends_nothing_but_gradients(small_runs: FakeGpuResult) -> None:
     """Buffers, such as position embeddings, are not broadcast."""
     ddp = report(small_runs, "DDP")
-    assert {one.name for one in ddp.collectives} == {"allreduce"}
+    assert {collective.name for collective in ddp.collectives} == {"allreduce"}
     assert sent(ddp, ["broadcast"]) == {"broadcast": 0}

@@ -90,7 +90,7 @@ def test_killed_adapter_resumes_bit_for_bit(
     names = {name for path in folder.glob("tensors-*") for name in load_file(path)}
     assert names
     weights = [one for one in names if one.startswith(("model.", "ema."))]
-    assert all(".lora_A." in one or ".lora_B." in one for one in weights)
+    assert all(".lora_A." in weight or ".lora_B." in weight for weight in weights)
     final = killed.checkpoints / FINAL_MODEL
     assert sum(path.stat().st_size for path in final.iterdir()) < 500_000
 

@@ -274,5 +274,7 @@ def test_muon_trains_the_matrices_of_linear_layers() -> None:
         if isinstance(module, nn.Linear) and any(part.isdigit() for part in name.split("."))
     }
     weights = dict(network.named_parameters())
-    assert {one for one in weights if is_hidden_matrix(one, weights[one].shape)} == linear
+    assert {
+        weight for weight in weights if is_hidden_matrix(weight, weights[weight].shape)
+    } == linear
     assert any(name.endswith("scale_shift_table") for name in weights)

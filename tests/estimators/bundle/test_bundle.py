@@ -95,7 +95,7 @@ def test_jobs_receive_the_stated_or_the_predicted_speed() -> None:
         stages=[stage(), stage("512px", steps_per_second=None), stage("x", steps_per_second=None)]
     )
     jobs = job_configs(run, {"256px": 9.0, "512px": 0.8})
-    expected = [(one.expected.steps_per_second, one.expected.speed_source) for one in jobs.values()]
+    expected = [(job.expected.steps_per_second, job.expected.speed_source) for job in jobs.values()]
     assert expected == [
         (1.8, "the run file states it"),
         (0.8, "not measured: the cost model predicts it"),

@@ -71,12 +71,12 @@ def pods(found: Manifest) -> list[dict[str, Any]]:
         return [{**pod, "spec": {**pod["spec"], "containers": [container]}}]
     if found.target == "pytorchjob":
         replicas = only(found, "PyTorchJob")["spec"]["pytorchReplicaSpecs"]
-        return [one["template"] for one in replicas.values()]
+        return [replica["template"] for replica in replicas.values()]
     specs = only(found, "HyperPodPyTorchJob")["spec"]["replicaSpecs"]
-    return [one["template"] for one in specs]
+    return [spec["template"] for spec in specs]
 
 
 def environment(pod: dict[str, Any]) -> dict[str, str]:
     """Return the plain variables of a pod's container."""
     variables = pod["spec"]["containers"][0]["env"]
-    return {one["name"]: one["value"] for one in variables if "value" in one}
+    return {variable["name"]: variable["value"] for variable in variables if "value" in variable}

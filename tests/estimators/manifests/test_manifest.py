@@ -29,7 +29,7 @@ from tests.estimators.manifests.documents import (
 from tests.support import run_documents
 
 GOLDEN = Path(__file__).parent / "golden"
-KUBERNETES: tuple[Target, ...] = tuple(one for one in TARGETS if one != "slurm")
+KUBERNETES: tuple[Target, ...] = tuple(target for target in TARGETS if target != "slurm")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -115,7 +115,7 @@ def description(run: Any, target: Target, stage: str | None = None) -> NodeDescr
 
 def test_channels_are_those_of_the_training_job() -> None:
     found = description(config(), "trainjob", "512px")
-    assert [(one.name, one.path, one.sharded) for one in found.channels] == [
+    assert [(channel.name, channel.path, channel.sharded) for channel in found.channels] == [
         ("train", "/mnt/s3/ai-bucket/shards", True),
         ("index", None, False),
         ("previous", None, False),
@@ -131,7 +131,7 @@ def test_channels_are_those_of_the_training_job() -> None:
         }
     )
     found = description(shared, "pytorchjob", "512px")
-    assert [one.path for one in found.channels] == [
+    assert [channel.path for channel in found.channels] == [
         "/mnt/data/shards",
         "/mnt/data/index.parquet",
         "/mnt/checkpoints/demo/256px/final",

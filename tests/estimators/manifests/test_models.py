@@ -50,7 +50,7 @@ RUNS: dict[str, RunConfig] = {
         }
     ),
 }
-KUBERNETES: tuple[Target, ...] = tuple(one for one in TARGETS if one != "slurm")
+KUBERNETES: tuple[Target, ...] = tuple(target for target in TARGETS if target != "slurm")
 
 
 class _Response:

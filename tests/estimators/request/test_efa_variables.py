@@ -28,7 +28,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 
 def test_table_lists_every_gpu_type_with_efa() -> None:
-    types = {one.name for one in instance_types() if one.supports_efa}
+    types = {kind.name for kind in instance_types() if kind.supports_efa}
     assert documented().keys() == {name for name in types if not name.startswith("ml.trn")}
     assert all(ours == "nothing" for ours, _ in documented().values())
     for name, (_, toolkit) in documented().items():

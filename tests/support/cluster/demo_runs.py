@@ -25,5 +25,5 @@ def demo_document(nodes: int, max_steps: int) -> dict[str, Any]:
 
 def latest_step(checkpoints: Path) -> int:
     """Return the step of the latest complete checkpoint in a shared folder."""
-    complete = [one for one in step_folders(checkpoints) if (one / MARKER).exists()]
+    complete = [folder for folder in step_folders(checkpoints) if (folder / MARKER).exists()]
     return int(complete[0].name.removeprefix("step-"))

@@ -281,7 +281,7 @@ class Processes:
         import psutil
 
         try:
-            return [one.pid for one in psutil.Process(self.process.pid).children()]
+            return [child.pid for child in psutil.Process(self.process.pid).children()]
         except psutil.NoSuchProcess:
             return []
 

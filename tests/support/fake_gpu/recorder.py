@@ -116,7 +116,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
             return
         whole = args[1] if func is c10d._reduce_scatter_base_.default else args[0]
         tensors = whole if isinstance(whole, (list, tuple)) else [whole]
-        size = sum(one.numel() * one.element_size() for one in tensors)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self.collectives[name, self._function(), _ranks(args), size] += 1
 
 
@@ -131,8 +131,8 @@ def _page_locked_copy(tensor: Tensor) -> Tensor:
 
 def _ranks(args: Sequence[Any]) -> int:
     """Return the size of the process group among a collective's arguments."""
-    for one in args:
-        if isinstance(one, torch.ScriptObject):
-            return int(dist.ProcessGroup.unbox(one).size())
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject):
+            return int(dist.ProcessGroup.unbox(argument).size())
     # Functional collectives name their group in the last argument.
     return int(dist.distributed_c10d._resolve_process_group(args[-1]).size())

@@ -93,8 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif match := re.fullmatch(r"/api/models/(.+)/preupload/main", path):
             files = json.loads(body)["files"]
             modes = [
-                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for one in files
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for file in files
             ]
             self._json({"files": modes})
         elif match := re.fullmatch(r"/api/models/(.+)/commit/main", path):

@@ -102,7 +102,7 @@ def test_a_local_run_is_reviewed_and_diagnosed(tmp_path: Path, cli: Cli) -> None
     assert metrics.column("step") == (100, 200, 300, 400, 500)
     review = job.review()
     printed = json.loads(cli("review", folder, "--json").stdout)
-    assert [one.code for one in review.jobs[0].verdicts] == [
+    assert [verdict.code for verdict in review.jobs[0].verdicts] == [
         one["code"] for one in printed["jobs"][0]["verdicts"]
     ]
     assert len(repr(review)) < 160

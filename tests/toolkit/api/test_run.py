@@ -154,7 +154,7 @@ def test_checks_are_those_of_the_command(cli: Cli, tmp_path: Path) -> None:
     printed = json.loads(cli("check", path, "--offline", "--json").stdout)
     checks = sm_train.Run.load(path).check(offline=True)
     assert checks.ok is printed["ok"]
-    assert [vars(one) for one in checks.findings] == printed["findings"]
+    assert [vars(finding) for finding in checks.findings] == printed["findings"]
     assert len(repr(checks)) < 80
     assert "throughput-unmeasured" in checks._repr_html_()
     failing = sm_train.Run.from_dict(

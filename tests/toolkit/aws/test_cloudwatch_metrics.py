@@ -254,7 +254,11 @@ def test_empty_page_is_not_the_end(answering: Answering) -> None:
         page((NOW - 300, 1.0), (NOW - 240, 2)),
     )
     assert read() == [(NOW - 300, 1.0), (NOW - 240, 2.0)]
-    assert [json.loads(one.body).get("NextToken") for one in server.requests] == [None, "b", "c"]
+    assert [json.loads(request.body).get("NextToken") for request in server.requests] == [
+        None,
+        "b",
+        "c",
+    ]
 
 
 def test_incomplete_metric_is_read_again(

@@ -105,9 +105,9 @@ def check(aws: Aws, quotas: FakeServer, tmp_path: Path, monkeypatch: pytest.Monk
         subject = Subject(checked, "us-east-1", estimate_run(checked, "us-east-1"), tmp_path, index)
         findings = online_findings(subject, SESSION, TODAY, lambda count: None)
         return {
-            one.code: one
-            for one in findings
-            if one.code
+            finding.code: finding
+            for finding in findings
+            if finding.code
             not in (
                 "small-shards",
                 "shared-shards",
@@ -192,9 +192,9 @@ def test_rejected_call_costs_only_one_check(
         run = config(role=ROLE)
         subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), Path())
         unchecked = [
-            one
-            for one in online_findings(subject, SESSION, TODAY, lambda count: None)
-            if one.code == "unchecked"
+            finding
+            for finding in online_findings(subject, SESSION, TODAY, lambda count: None)
+            if finding.code == "unchecked"
         ]
     assert [(one.where, one.fix.split(",")[0]) for one in unchecked] == [
         ("role", "allow iam:GetRole"),
@@ -317,12 +317,12 @@ def test_thirty_thousand_shards_need_thirty_calls_and_a_few(
         subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), tmp_path)
         found = online_findings(subject, SESSION, TODAY, counts.append)
     assert {one.code for one in found} == {"smddp-tradeoff", "order-depends-on-ranks"}
-    lists = [one for one in s3.requests if "shards" in one.query.get("prefix", "")]
+    lists = [request for request in s3.requests if "shards" in request.query.get("prefix", "")]
     assert len(lists) == 30
     assert counts == [1000 * number for number in range(1, 31)]
     # The others: the bucket, the index's size and its last bytes, the stage's checkpoints.
     assert len(s3.requests) <= len(lists) + 6
-    assert sum(len(one.headers.get("Range", "")) > 0 for one in s3.requests) <= 3
+    assert sum(len(request.headers.get("Range", "")) > 0 for request in s3.requests) <= 3
 
 
 def test_listing_stops_at_its_limit() -> None:
@@ -343,7 +343,7 @@ def test_missing_local_shards_are_an_error_only_offline(check: Check, tmp_path: 
     assert check(data=data) == {}
     run = config(data=data)
     subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), tmp_path)
-    assert "no-shards" in {one.code for one in offline_findings(subject, TODAY)}
+    assert "no-shards" in {finding.code for finding in offline_findings(subject, TODAY)}
 
 
 # ------------------------------------------------------------------ another region
@@ -627,7 +627,7 @@ def test_index_in_s3_says_how_much_data_a_run_trains_on(
     env = aws.environment | {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": quotas.url}
     checked = cli("check", run, "--json", network="loopback", env=env)
     assert checked.returncode == 3, checked.stderr
-    [found] = [one for one in findings_of(checked) if one["code"] == "epochs"]
+    [found] = [finding for finding in findings_of(checked) if finding["code"] == "epochs"]
     assert found["level"] == "error"
     assert "281,600,000 images, and the shards hold 95: 2,964,211 epochs" in found["message"]
     planned = cli("submit", run, "--dry-run", network="loopback", env=env)
@@ -654,10 +654,10 @@ def test_invalid_run_file_is_reported_as_findings(cli: Cli, tmp_path: Path) -> N
     run = write_run(tmp_path, stages=[stage(effective_batch_size=2048)], nonsense=1)
     result = cli("check", run, "--json")
     assert result.returncode == 2
-    found = {one["where"]: one for one in findings_of(result)}
+    found = {finding["where"]: finding for finding in findings_of(result)}
     assert found["stages[0].effective_batch_size"]["code"] == "batch-arithmetic"
     assert found["stages[0].effective_batch_size"]["fix"] == "write gradient_accumulation_steps: 8"
     assert found["nonsense"]["code"] == "run-file"
     assert "does not multiply out" in result.stderr
     missing = cli("check", tmp_path / "nowhere.yaml", "--json")
-    assert [one["code"] for one in findings_of(missing)] == ["run-file"]
+    assert [finding["code"] for finding in findings_of(missing)] == ["run-file"]

@@ -63,8 +63,8 @@ def shards_checked(
     sample_counts = None if samples is None else np.array(samples)
     shards = Shards("data", "s3://b/p/", np.array(sizes), sample_counts)
     return {
-        one.code: one
-        for one in shard_findings(shards, document or four_instances(), 8, sharded=True)
+        shard_finding.code: shard_finding
+        for shard_finding in shard_findings(shards, document or four_instances(), 8, sharded=True)
     }
 
 
@@ -224,7 +224,9 @@ def test_expensive_checkpoint_interval_names_a_better_one() -> None:
     stages = [stage(instances=16, max_steps=2_000_000), stage("b", max_steps=1000)]
     run = config(stages=stages, checkpoint={"every_steps": 500_000})
     [found] = [
-        one for one in recovery_findings(run, priced(run)) if one.code == "checkpoint-interval"
+        recovery_finding
+        for recovery_finding in recovery_findings(run, priced(run))
+        if recovery_finding.code == "checkpoint-interval"
     ]
     best = priced(run)["stages"][0]["checkpoint_interval"]
     assert found.fix == f"set every_steps: {best['best_steps']}"
@@ -241,7 +243,10 @@ CUSTOM_IMAGE = "210987654321.dkr.ecr.eu-west-1.amazonaws.com/team/own:1.2"
 def images(today: date = date(2026, 11, 22), **cluster: Any) -> dict[str, Finding]:
     stages = cluster.pop("stages", [stage()])
     run = config(cluster={"instance_type": "ml.p4de.24xlarge", **cluster}, stages=stages)
-    return {one.code: one for one in image_findings(run, "us-east-1", today)}
+    return {
+        image_finding.code: image_finding
+        for image_finding in image_findings(run, "us-east-1", today)
+    }
 
 
 def test_image_of_another_region_is_an_error() -> None:
@@ -476,9 +481,9 @@ def test_every_finding_has_a_page_and_every_page_a_finding() -> None:
                 }
                 used.setdefault(ast.unparse(node.func.value), set()).update(texts & set(LEVELS))
     documented = {
-        one.code.upper().replace("-", "_"): set(one.levels)
+        check.code.upper().replace("-", "_"): set(check.levels)
         for checks in checks_by_subject().values()
-        for one in checks
+        for check in checks
     }
     assert used == documented
     assert len(documented) > 40

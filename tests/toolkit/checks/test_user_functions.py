@@ -29,7 +29,10 @@ def found(folder: Path, code: str | None = "code", **settings: Any) -> list[tupl
     (folder / "code" / "nested" / "__init__.py").write_text("class Lion: ...")
     (folder / "code" / "broken.py").write_text("def x(:")
     run = config(code=code, training=settings)
-    return [(one.level, one.where, one.message) for one in user_function_findings(run, folder)]
+    return [
+        (finding.level, finding.where, finding.message)
+        for finding in user_function_findings(run, folder)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def test_a_module_of_a_package_or_image_is_a_warning(tmp_path: Path) -> None:
         training={"optimizer": "lion_pytorch:Lion"},
         cluster={"instance_type": "ml.p5.48xlarge", "image": ECR},
     )
-    assert [one.level for one in user_function_findings(run, tmp_path)] == ["warning"]
+    assert [finding.level for finding in user_function_findings(run, tmp_path)] == ["warning"]
     found(tmp_path)
     (tmp_path / "code" / "requirements.txt").write_text("lion-pytorch==0.2.3\n")
     assert found(tmp_path, optimizer="lion_pytorch:Lion") == []

@@ -270,7 +270,7 @@ def test_buckets_are_listed_below_the_run_and_its_inputs_only(name: str) -> None
     # Only SageMaker, with the job's role, may list without a prefix.
     listings = [one for one in policy["Statement"] if "s3:ListBucket" in one["Action"]]
     operator = "StringLikeIfExists" if name == "job" else "StringLike"
-    assert [list(one["Condition"]) for one in listings] == [[operator]] * 2
+    assert [list(listing["Condition"]) for listing in listings] == [[operator]] * 2
 
 
 def test_function_of_watch_may_touch_its_runs_only(cli: Cli, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_defaults_are_filled_in(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.integration
 @given(
-    st.sampled_from([one.name for one in instance_types() if one.trains]),
+    st.sampled_from([kind.name for kind in instance_types() if kind.trains]),
     st.sampled_from([1, 2, 3, 4, 5, 8, 16, 24, 32]),
 )
 def test_effective_batch_size_is_kept_on_any_cluster(name: str, instances: int) -> None:

@@ -176,7 +176,7 @@ def test_implausible_speed_is_a_warning_of_check(cli: Cli, tmp_path: Path) -> No
     for speed, found in ((1.8, False), (6.5, True), (0.3, True)):
         run = write_run(tmp_path, stages=[stage(steps_per_second=speed)])
         checked = cli("check", run, "--offline", "--json")
-        codes = [one["code"] for one in json.loads(checked.stdout)["findings"]]
+        codes = [load["code"] for load in json.loads(checked.stdout)["findings"]]
         assert ("speed-implausible" in codes) == found, speed
 
 

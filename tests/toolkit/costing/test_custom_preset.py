@@ -81,7 +81,7 @@ def test_network_that_takes_no_single_image_is_a_warning_of_check(cli: Cli, fold
         "check", path, "--offline", "--json", env={"XDG_CACHE_HOME": str(folder / "cache")}
     )
     findings = json.loads(result.stdout)["findings"]
-    [unplanned] = [one for one in findings if one["code"] == "memory-unplanned"]
+    [unplanned] = [finding for finding in findings if finding["code"] == "memory-unplanned"]
     assert unplanned["level"] == "warning"
     assert "mine.json: its FLOPs and memory cannot be measured" in unplanned["message"]
     assert "the network takes no single image" in unplanned["message"]

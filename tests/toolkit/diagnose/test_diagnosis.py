@@ -678,7 +678,11 @@ def test_rank_follows_from_the_local_rank_and_other_lines_of_the_nodes(
         *training(node),
         *(traceback("KeyError: 'caption'") if code == 1 else []),
         failed_locally(5, code),
-        *(one for one in echoes(range(8 * node, 8 * node + 8)) if f"rank{8 * node + 5}" not in one),
+        *(
+            echoe
+            for echoe in echoes(range(8 * node, 8 * node + 8))
+            if f"rank{8 * node + 5}" not in echoe
+        ),
     ]
     found = diagnosed(*logs)
     assert found.cause == ("program-error" if code == 1 else "process-killed")

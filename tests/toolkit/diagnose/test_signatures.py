@@ -15,7 +15,9 @@ from tests.support.log_lines import DONE, HEALTHY, WRITTEN, diagnosed, haystack,
 
 BEGIN = "Traceback (most recent call last):"
 FRAME = '  File "/opt/ml/code/train.py", line 88, in main'
-EXAMPLES = [(one.code, line) for one in signatures().values() for line in one.examples]
+EXAMPLES = [
+    (signature.code, line) for signature in signatures().values() for line in signature.examples
+]
 
 
 def failed(line: str, prefix: str = "") -> list[str]:

@@ -172,7 +172,7 @@ def test_repeated_notices_are_counted_and_show_the_newest_message() -> None:
             logged("warning", NOW, "algo-2", code="bad-sample", message="other node"),
         ]
     )
-    summary = [(one.node, one.code, one.message, one.count) for one in notices(live)]
+    summary = [(notice.node, notice.code, notice.message, notice.count) for notice in notices(live)]
     assert summary == [
         ("algo-2", "bad-sample", "other node", 1),
         ("algo-1", "stall", "ended", 1),

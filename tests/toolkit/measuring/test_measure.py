@@ -122,7 +122,7 @@ class MeasuringJobs:
             for number in range(1, 12)
         ]
         found: list[tuple[str, dict[str, Any]]] = [("doctor", doctor), ("start", start)]
-        found += [("step", one) for one in steps]
+        found += [("step", step) for step in steps]
         found.append(("end", {"gpu_memory_peak": 40 * GIB}))
         lines, time = [], 1e9
         for kind, fields in found:
@@ -176,7 +176,7 @@ def test_jobs_are_limited_and_leave_nothing_but_their_log(
     assert "KeepAlivePeriodInSeconds" not in body["ResourceConfig"]
     assert body["TrainingJobName"].startswith("demo-measure--256px-1x8x1-")
     keys = aws.client("s3").list_objects_v2(Bucket="ai-bucket", Prefix="demo/")["Contents"]
-    assert [one["Key"] for one in keys] == ["demo/cost/measured.json"]
+    assert [key["Key"] for key in keys] == ["demo/cost/measured.json"]
 
 
 def test_cost_fits_the_runs_cluster_from_one_and_two_nodes(

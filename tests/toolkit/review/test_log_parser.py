@@ -83,7 +83,7 @@ def test_tables_match_reference_parser(raw_lines: list[bytes], size: int | None)
     blocks = [content[at : at + (size or 1)] for at in range(0, len(content), size or 1)]
     log = parse_log((None, block) for block in (whole_lines(blocks) if size else raw_lines))
 
-    parsed = (parse_event(one.decode("utf-8", "replace")) for one in content.split(b"\n"))
+    parsed = (parse_event(part.decode("utf-8", "replace")) for part in content.split(b"\n"))
     events = [event for event in parsed if event is not None]
     frequent = [event for event in events if event["kind"] in ("step", "node")]
     frequent.sort(key=lambda event: event["time"])
@@ -95,13 +95,13 @@ def test_tables_match_reference_parser(raw_lines: list[bytes], size: int | None)
         of_node = [event for event in frequent if event["kind"] == "node" and event["node"] == node]
         names = [*log.nodes[node]]
         same(as_rows(log.nodes[node], names), expected_rows(names, of_node))
-        in_order = [one for one in events if one["kind"] == "node" and one["node"] == node]
+        in_order = [event for event in events if event["kind"] == "node" and event["node"] == node]
         for tables, field in ((log.ranks, "ranks"), (log.gpus, "gpus")):
             names = [*tables[node]]
             entries = [entry for one in in_order for entry in one[field]]
             same(as_rows(tables[node], names), single_precision(expected_rows(names, entries)))
     warnings = [event for event in events if event["kind"] == "warning"]
-    assert sum(one.count for one in log.warnings.values()) == len(warnings)
+    assert sum(warning.count for warning in log.warnings.values()) == len(warnings)
     evals = [event for event in events if event["kind"] == "eval" and event["rank"] == 0]
     assert log.events["eval"] == sorted(evals, key=lambda event: float(event["time"]))
 

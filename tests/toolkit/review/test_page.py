@@ -151,8 +151,8 @@ def check(text: str) -> Reader:
     ids = read.all("id")
     assert len(ids) == len(set(ids))
     links = [one for one in read.all("href") if one != "data:,"]
-    assert {one[0] for one in links} <= {"#"}
-    assert {one[1:] for one in links} <= set(ids)
+    assert {link[0] for link in links} <= {"#"}
+    assert {link[1:] for link in links} <= set(ids)
     assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(ids)
     named = " ".join(read.all("aria-labelledby")).split()
     assert set(named) <= set(ids)
@@ -480,7 +480,9 @@ def themes() -> Iterator[dict[str, str]]:
 def luminance(color: str) -> float:
     """Return the relative luminance by WCAG 2.2."""
     parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 

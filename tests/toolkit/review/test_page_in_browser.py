@@ -102,9 +102,9 @@ def press(browser: webdriver.Chrome, key: str) -> None:
 def requests(browser: webdriver.Chrome) -> list[str]:
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     return [
-        one["params"]["request"]["url"]
-        for one in messages
-        if one["method"] == "Network.requestWillBeSent"
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
     ]
 
 
@@ -113,7 +113,7 @@ def test_page_opens_without_console_messages_or_requests(
 ) -> None:
     assert opened.title == "Review of 3 jobs"
     assert opened.get_log("browser") == []
-    assert [one for one in requests(opened) if not one.startswith("data:")] == [address]
+    assert [request for request in requests(opened) if not request.startswith("data:")] == [address]
     loaded = opened.execute_script("return performance.getEntriesByType('resource')")
     assert [one["name"] for one in loaded if not one["name"].startswith("data:")] == []
 
@@ -220,9 +220,9 @@ def contrast(*colors: str) -> float:
     levels = []
     for color in colors:
         assert color.startswith("rgb("), color
-        parts = [int(one) / 255 for one in color[4:-1].split(",")]
+        parts = [int(part) / 255 for part in color[4:-1].split(",")]
         linear = [
-            one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
         ]
         levels.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
     return (max(levels) + 0.05) / (min(levels) + 0.05)

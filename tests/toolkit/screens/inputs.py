@@ -82,7 +82,7 @@ def _write_local_run(folder: Path, *, seed: int, speed: float) -> None:
     stage_folder.mkdir(parents=True)
     job = SimulatedJob(nodes=1, intervals=20, seed=seed, speed=lambda share: speed)
     lines = [line for _, line in job.lines()]
-    (stage_folder / "events.log").write_text("".join(f"{one}\n" for one in ("ready", *lines)))
+    (stage_folder / "events.log").write_text("".join(f"{line}\n" for line in ("ready", *lines)))
     bundle = bundle_of(tiny_run(max_steps=30_000), folder)
     with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
         archive.extractall(stage_folder / "bundle", filter="data")

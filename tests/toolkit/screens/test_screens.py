@@ -100,6 +100,6 @@ def test_every_command_has_a_screen() -> None:
     """Those on AWS have theirs in test_screens_of_aws."""
     from tests.toolkit.screens.test_screens_of_aws import AWS_SCREENS
 
-    shown = {one[0] for one in (*SCREENS.values(), *AWS_SCREENS.values())}
+    shown = {screen[0] for screen in (*SCREENS.values(), *AWS_SCREENS.values())}
     only_help = {"compare", "completion", "schema", "template"}
     assert set(COMMANDS) - only_help == shown & set(COMMANDS)

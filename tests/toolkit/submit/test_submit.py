@@ -561,5 +561,7 @@ def test_placeholders_are_refused_before_any_call(cli: Cli, tmp_path: Path) -> N
     assert "Warning role: 111122223333 is a placeholder" in planned.stdout
     checked = cli("check", run, "--offline", "--json")
     assert checked.returncode == 3
-    found = [one for one in json.loads(checked.stdout)["findings"] if one["code"] == "placeholder"]
+    found = [
+        load for load in json.loads(checked.stdout)["findings"] if load["code"] == "placeholder"
+    ]
     assert [one["where"] for one in found] == ["role", "data.uri"]

@@ -168,16 +168,16 @@ def test_no_argument_reaches_the_terminal_with_control(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     command = root.get_command(click.Context(root), name)
     assert command is not None
-    taking = [one for one in command.params if takes_text(one)]
+    taking = [parameter for parameter in command.params if takes_text(parameter)]
     required = [one for one in taking if isinstance(one, click.Argument) or one.required]
     run_command([name, f"--{HOSTILE_ARGUMENT}"])
     assert "No such option" in (output := "".join(capfd.readouterr()))
     assert not set(output) & set("\x1b\x9b\x9d\x07\x08\u202e\u2066")
     for hostile in taking:
         words = [name]
-        for one in dict.fromkeys([*required, hostile]):
-            words += [one.opts[0]] if isinstance(one, click.Option) else []
-            words.append(HOSTILE_ARGUMENT if one is hostile else "missing.yaml")
+        for fromkey in dict.fromkeys([*required, hostile]):
+            words += [fromkey.opts[0]] if isinstance(fromkey, click.Option) else []
+            words.append(HOSTILE_ARGUMENT if fromkey is hostile else "missing.yaml")
         run_command(words)
         output = "".join(capfd.readouterr())
         assert not set(output) & set("\x1b\x9b\x9d\x07\x08\u202e\u2066"), words

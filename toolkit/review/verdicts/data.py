@@ -31,7 +31,7 @@ def data(facts: JobFacts) -> Verdict:
         return Verdict("data", "unknown", question, "the log contains no steps")
     nodes = _waits(facts)
     # All ranks wait for the one with the slowest data, so that the worst node decides.
-    worst = max(nodes, key=lambda one: one.share, default=None)
+    worst = max(nodes, key=lambda node: node.share, default=None)
     share = max(mean, worst.share if worst else 0.0)
     level: Level = "good" if share <= GOOD_SHARE else "warning" if share <= WARNING_SHARE else "bad"
     answer = "no" if level == "good" else "partly" if level == "warning" else "yes"
@@ -45,7 +45,7 @@ def data(facts: JobFacts) -> Verdict:
         sentence,
         (
             f"slowest tenth of the intervals: {float(np.quantile(known, 0.9)):.1%}",
-            *(str(one) for one in sorted(nodes, key=lambda one: -one.share)[:_MAX_NODES]),
+            *(str(node) for node in sorted(nodes, key=lambda node: -node.share)[:_MAX_NODES]),
         ),
         None if level == "good" else ENTRY_DATA_FIX if has_own_script(facts) else _FIX,
     )

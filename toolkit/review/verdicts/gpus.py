@@ -122,7 +122,7 @@ def rank_times(facts: JobFacts) -> list[RankTimes]:
             waits = finite(table["data_wait_share"][rows])
             wait = float(waits.mean()) if len(waits) else 0.0
             ranks.append(RankTimes(node, int(rank), mean, wait))
-    return sorted(ranks, key=lambda one: (-(one.busy or 0.0), -one.data_wait))
+    return sorted(ranks, key=lambda rank: (-(rank.busy or 0.0), -rank.data_wait))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _named_stragglers(facts: JobFacts) -> list[_Named]:
         ratio = float(np.median(table["ratio"][rows]))
         if share > BRIEF_SHARE:
             named.append(_Named(int(node), None if rank < 0 else int(rank), ratio, share))
-    return sorted(named, key=lambda one: -one.share * one.ratio)
+    return sorted(named, key=lambda rank: -rank.share * rank.ratio)
 
 
 def stragglers(facts: JobFacts) -> Verdict:
@@ -171,8 +171,8 @@ def stragglers(facts: JobFacts) -> Verdict:
     if len(ranks) < 2:
         reason = "there is only one rank" if ranks else "the log has no metrics per rank"
         return Verdict("stragglers", "good" if ranks else "unknown", question, reason)
-    data_wait = float(np.median([one.data_wait for one in ranks]))
-    waiting = [one for one in ranks if one.data_wait > data_wait + EXTRA_DATA_WAIT]
+    data_wait = float(np.median([rank.data_wait for rank in ranks]))
+    waiting = [rank for rank in ranks if rank.data_wait > data_wait + EXTRA_DATA_WAIT]
     throttled = list(_throttled(facts))
     named = _named_stragglers(facts) if facts.log.comparisons else []
     evidence = tuple(map(str, ranks[:_MAX_SHOWN]))
@@ -182,9 +182,9 @@ def stragglers(facts: JobFacts) -> Verdict:
             return Verdict("stragglers", "unknown", question, reason, evidence)
         answer = f"no: none of {len(ranks)} ranks keeps the others waiting"
         return Verdict("stragglers", "good", question, answer, evidence)
-    problems = [str(one) for one in named[:_MAX_SHOWN]]
+    problems = [str(rank) for rank in named[:_MAX_SHOWN]]
     if waiting:
-        worst = max(waiting, key=lambda one: one.data_wait)
+        worst = max(waiting, key=lambda rank: rank.data_wait)
         problems.append(
             f"rank {worst.rank} on node {worst.node} waits {worst.data_wait:.0%} of the time for "
             f"data, the others {data_wait:.0%}"
@@ -192,7 +192,7 @@ def stragglers(facts: JobFacts) -> Verdict:
     problems += throttled[:_MAX_SHOWN]
     return Verdict(
         "stragglers",
-        min((one.level for one in named), key=LEVELS.index, default="warning"),
+        min((rank.level for rank in named), key=LEVELS.index, default="warning"),
         question,
         f"yes: {'; '.join(problems)}",
         evidence,

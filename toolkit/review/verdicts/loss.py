@@ -176,10 +176,10 @@ def _last(losses: Column) -> float:
 
 
 def _validation(facts: JobFacts) -> list[str]:
-    evaluations = [one for one in facts.log.events["eval"] if one["loss"] is not None]
+    evaluations = [event for event in facts.log.events["eval"] if event["loss"] is not None]
     if not evaluations:
         return []
-    best = min(evaluations, key=lambda one: float(one["loss"]))
+    best = min(evaluations, key=lambda evaluation: float(evaluation["loss"]))
     last = evaluations[-1]
     return [
         f"validation loss {format_number(float(last['loss']))} at step {last['step']:,}, "

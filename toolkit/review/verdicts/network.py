@@ -65,8 +65,8 @@ def _problem(
     evidence: tuple[str, ...],
 ) -> Verdict:
     """Name the worst problem, and its nodes unless all have it."""
-    worst = min(problems.values(), key=lambda one: _SEVERITY.index(one.code))
-    nodes = sorted(str(node) for node, one in problems.items() if one.code == worst.code)
+    worst = min(problems.values(), key=lambda problem: _SEVERITY.index(problem.code))
+    nodes = sorted(str(node) for node, problem in problems.items() if problem.code == worst.code)
     where = "" if len(nodes) == len(logs) else f"{', '.join(nodes)}: "
     return Verdict(
         "network",
@@ -109,7 +109,7 @@ def _traffic(facts: JobFacts) -> list[str]:
         ("other interfaces", "network_receive_bytes_per_second"),
     ):
         rates = [table[name] for table in facts.log.nodes.values()]
-        known = np.concatenate([finite(one) for one in rates]) if rates else np.array([])
+        known = np.concatenate([finite(rate) for rate in rates]) if rates else np.array([])
         if len(known):
             traffic.append(f"{label}: {float(known.mean()) / 1e9:.3g} GB/s received per node")
     drops = sum(float(np.nansum(table["efa_drops"])) for table in facts.log.nodes.values())
@@ -146,4 +146,7 @@ def _doctor_evidence(facts: JobFacts, result: Event) -> list[str]:
         if measured is not None
     ]
     warnings = (facts.log.warnings.get(f"doctor-{code}") for code in result["findings"] or ())
-    return [*parts, *(str(one.first[-1]["message"]) for one in warnings if one is not None)]
+    return [
+        *parts,
+        *(str(warning.first[-1]["message"]) for warning in warnings if warning is not None),
+    ]

@@ -149,7 +149,8 @@ def _changed_speed(
         sentence = f"no: it {verb} by {abs(change.change):.0%} at about {format_utc(change.time)}"
         near = facts.seconds / _BUCKETS
         if any(
-            abs(float(one["time"]) - change.time) < near for one in facts.log.events["start"][1:]
+            abs(float(event["time"]) - change.time) < near
+            for event in facts.log.events["start"][1:]
         ):
             sentence += ", when it was restarted, possibly on other instances"
     fix = (

@@ -16,7 +16,7 @@ _FIX = (
 
 def storage(facts: JobFacts) -> Verdict:
     """Judge by what the job knew to be stored at each of its checkpoints."""
-    events = [one for one in facts.log.events["checkpoint"] if "stored_step" in one]
+    events = [event for event in facts.log.events["checkpoint"] if "stored_step" in event]
     if not events:
         return Verdict("storage", "unknown", _QUESTION, "no checkpoint says what was stored")
     newest = events[-1]

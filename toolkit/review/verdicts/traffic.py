@@ -86,7 +86,7 @@ def network_use(facts: JobFacts, rate_field: str) -> NetworkUse | None:
     """Return the traffic per step by the rates in ``rate_field``; None if it is unknown."""
     start, speeds = facts.log.last("start") or {}, steady_speeds(facts)[1]
     tables = [table[rate_field] for table in facts.log.nodes.values()]
-    rates = np.concatenate([finite(one) for one in tables]) if tables else np.array([])
+    rates = np.concatenate([finite(table) for table in tables]) if tables else np.array([])
     parameters, instances = start.get("parameters"), facts.instances
     if not (parameters and len(rates) and len(speeds) and facts.instance_type and instances):
         return None
@@ -106,7 +106,7 @@ def network_use(facts: JobFacts, rate_field: str) -> NetworkUse | None:
         return None
     step_seconds = 1 / float(np.median(speeds))
     usual = sum(call.count * call.passes * network.seconds(call) for call in calls)
-    busy = [one.busy + one.data_wait * step_seconds for one in rank_times(facts) if one.busy]
+    busy = [rank.busy + rank.data_wait * step_seconds for rank in rank_times(facts) if rank.busy]
     waiting = max(0.0, step_seconds - max(busy)) if busy else None
     return NetworkUse(needed, float(rates.mean()) * step_seconds, step_seconds, waiting, usual)
 

@@ -24,7 +24,8 @@ def warnings(facts: JobFacts) -> Verdict:
     if not by_code:
         return Verdict("warnings", "good", question, "none")
     codes = ", ".join(
-        f"{code} ({one.count:,} ×)" if one.count > 1 else code for code, one in by_code.items()
+        f"{code} ({warning.count:,} ×)" if warning.count > 1 else code
+        for code, warning in by_code.items()
     )
     return Verdict(
         "warnings",
@@ -32,6 +33,7 @@ def warnings(facts: JobFacts) -> Verdict:
         question,
         codes,
         tuple(
-            f"{code}: {one.first[0]['message']}" for code, one in list(by_code.items())[:_MAX_SHOWN]
+            f"{code}: {warning.first[0]['message']}"
+            for code, warning in list(by_code.items())[:_MAX_SHOWN]
         ),
     )
