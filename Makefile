@@ -79,7 +79,7 @@ screens: $(VENV)/.installed
 
 # Generates the pages of the findings of `sm-train check`; a test compares the file with the code.
 docs: $(VENV)/.installed
-	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
+	$(BIN)/python benchmarks/check_pages.py > docs/checks.md
 	$(BIN)/python docs/images/plan.py
 	$(BIN)/python docs/images/diagrams.py
 	$(BIN)/python docs/images/views.py
@@ -92,11 +92,11 @@ site: $(VENV)/.installed
 # Counts the FLOPs and memory of the model presets with PyTorch; tests compare the files with the
 # presets.
 plans: $(VENV)/.installed
-	$(BIN)/python -m sm_train.entrypoints.planning.measure
+	$(BIN)/python benchmarks/shipped_plans.py
 
 # Copies the SageMaker SDK's table of AWS's images, for installations without the SDK.
 images: $(VENV)/.installed
-	$(BIN)/python -m sm_train.estimators.request.image_table > build/images.json
+	$(BIN)/python benchmarks/image_table.py > build/images.json
 	mv build/images.json estimators/data/images.json
 
 # Pins the packages of jobs and Lambda functions with everything that they need, and with hashes.

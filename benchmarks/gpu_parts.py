@@ -88,7 +88,7 @@ bf16 keeps 8 bits."""
 
 PUBLISHED = {("sd2", False): 127.0, ("sd2", True): 385.3 / 8}
 """Images/s of one H100 at 512 px, by preset and whether encoders run in the job: MLPerf Training
-4.0, NVIDIA, and awsome-distributed-training, as listed in cost/data/speeds.csv."""
+4.0, NVIDIA, and awsome-distributed-training, as listed in benchmarks/data/speeds.csv."""
 
 
 DATA_SHEETS = {

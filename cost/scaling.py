@@ -46,7 +46,8 @@ NETWORK_DEVIATION = 0.5
 
 JITTER_PER_DOUBLING = (0.0, 0.01, 0.04)
 """Low, median and high share by which a step takes longer when the GPUs double beyond the measured
-size: every step waits for the slowest rank. Weak scaling in data/speeds.csv lies within it."""
+size: every step waits for the slowest rank. Weak scaling in ``benchmarks/data/speeds.csv`` lies
+within it."""
 
 _NETWORK_SPEEDS = tuple(8 ** (step / 14) for step in range(-14, 15))
 

@@ -12,8 +12,8 @@ compiler fuses move fewer bytes. Frozen encoders that run in the job only have a
 
     step = passes × pass + optimizer bytes ÷ bandwidth + exposed communication (:mod:`network`)
 
-The calibrated constants below come from the published points in ``data/speeds.csv``:
-``python -m sm_train.cost.calibration`` fits them and prints the validation.
+The calibrated constants below come from the published points in ``benchmarks/data/speeds.csv``:
+``python benchmarks/speed_calibration.py`` fits them and prints the validation.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ UNCALIBRATED_SPREAD = 1.9
 """The same for a GPU generation without a calibration point (assumed)."""
 
 PUBLISHED_POINTS = 96
-"""Rows of data/speeds.csv, which the constants are fitted to."""
+"""Rows of ``benchmarks/data/speeds.csv``, which the constants are fitted to."""
 
 CALIBRATED = ("A100", "H100", "H200", "B200", "L40S")
 """GPU generations with a calibration point."""

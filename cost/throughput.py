@@ -21,7 +21,7 @@ from sm_train.cost.stage import CostStage
 CARRY_SPREAD = 1.25
 """P90 ÷ median of a measurement carried by the ratio of two predictions to a cluster of as many
 GPUs: 90 % of the pairs of published points of one source and model lie within 1.21
-(``data/speeds.csv``, tests/cost/test_throughput.py)."""
+(``benchmarks/data/speeds.csv``, tests/cost/test_throughput.py)."""
 
 RESIZED_SPREAD = 1.6
 """The same for a cluster of another size, whose GPUs get another batch: 90 % lie within 1.55."""

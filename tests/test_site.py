@@ -14,10 +14,10 @@ import yaml
 from click import Context
 from sm_train.entrypoints.common.events import FIELDS
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.checks.pages import checks_by_subject
 from sm_train.toolkit.cli import COMMANDS, cli
 from sm_train.toolkit.diagnose.signatures import signatures
 
+from benchmarks.check_pages import checks_by_subject
 from tests.support.deadline import DEADLINE
 
 pytestmark = pytest.mark.integration

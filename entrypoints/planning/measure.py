@@ -27,7 +27,6 @@ from sm_train.entrypoints.models.builder import new_autoencoder, new_text_encode
 from sm_train.entrypoints.models.components import (
     downsampling,
     preset_caption_tokens,
-    preset_names,
     read_preset,
 )
 from sm_train.entrypoints.models.lora import layer_sizes
@@ -433,20 +432,19 @@ def _inline_lists(document: str) -> str:
 
 
 def main() -> None:
-    """Write the plans of the presets named on the command line, of all presets by default."""
+    """Write the plans of the presets named on the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m sm_train.entrypoints.planning.measure",
         description="Measure the FLOPs and the memory of model presets with PyTorch and write the "
-        "figures that `sm-train check` and `sm-train cost` read. Run it after you add or change a "
-        "preset in entrypoints/models/presets.",
+        "figures that `sm-train check` and `sm-train cost` read.",
     )
     parser.add_argument(
         "presets",
-        nargs="*",
+        nargs="+",
         metavar="PRESET",
-        help="name of a shipped preset, or a JSON file; default: all shipped ones",
+        help="JSON file of a preset, or the name of a shipped one",
     )
-    for name in parser.parse_args().presets or preset_names():
+    for name in parser.parse_args().presets:
         content = Path(name).read_text(encoding="utf-8") if name.endswith(".json") else None
         try:
             print(f"{name}: wrote {write_plan(name, content)}", flush=True)

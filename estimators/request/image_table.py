@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -68,7 +67,7 @@ def _processor(instance: str) -> str:
 @cache
 def _table(framework: str) -> dict[str, Any]:
     """Return the table of a framework: that of the SDK if it is installed, else our copy of it."""
-    return _sdk_table(framework) or _copied_tables().get(framework, {})
+    return sdk_table(framework) or _copied_tables().get(framework, {})
 
 
 def _copied_tables() -> dict[str, Any]:
@@ -77,7 +76,7 @@ def _copied_tables() -> dict[str, Any]:
     return tables
 
 
-def _sdk_table(framework: str) -> dict[str, Any]:
+def sdk_table(framework: str) -> dict[str, Any]:
     """Return the SDK's table of a framework; empty if the file is not found."""
     spec = importlib.util.find_spec("sagemaker")
     for folder in (spec and spec.submodule_search_locations) or ():
@@ -86,16 +85,3 @@ def _sdk_table(framework: str) -> dict[str, Any]:
             table: dict[str, Any] = json.loads(path.read_bytes())
             return table
     return {}
-
-
-def main() -> None:
-    """Print the copy of the installed SDK's tables of training images."""
-    from importlib.metadata import version
-
-    source = f"Apache-2.0, sagemaker {version('sagemaker')}, core/image_uri_config"
-    tables = {name: {"training": _sdk_table(name)["training"]} for name in FRAMEWORKS}
-    sys.stdout.write(json.dumps({"source": source, "tables": tables}, separators=(",", ":")) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,6 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.cost.calibration import fit, markdown, speed_points, validate
 from sm_train.cost.instances import InstanceType, instance_types
 from sm_train.cost.speed_model import (
     CALIBRATED,
@@ -20,6 +19,8 @@ from sm_train.cost.speed_model import (
     images_per_second,
     step_seconds,
 )
+
+from benchmarks.speed_calibration import fit, markdown, speed_points, validate
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "cost.md"
 SD2_512 = StepWork(

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.cost.calibration import SpeedPoint, speed_points
 from sm_train.cost.network import gpu_network
 from sm_train.cost.scaling import StepScaling, fit_scaling, scale_one, scale_steps
 from sm_train.cost.speed import Speed, stated_speed
 from sm_train.cost.speed_model import SPREAD, StepWork, exposed_communication
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import CARRY_SPREAD, RESIZED_SPREAD, Measurement, resolve_speed
+
+from benchmarks.speed_calibration import SpeedPoint, speed_points
 
 FLOPS = {256: 0.543e12, 512: 2.413e12}
 KEPT_BYTES = {256: 0.318e9, 512: 1.246e9}

@@ -117,7 +117,7 @@ def test_planned_optimizer_state_equals_the_real_one(optimizer: str) -> None:
     [("bf16", "bf16", 1), ("bf16", "fp32", 2), ("tf32", "fp32", 1), ("fp32", "fp32", 1)],
 )
 def test_encoders_take_what_pytorch_counts(precision: str, vae_precision: str, factor: int) -> None:
-    """Stable Diffusion 2 at 512 px: the figure of data/speeds.csv, an independent count."""
+    """Stable Diffusion 2 at 512 px: an independent count (benchmarks/data/speeds.csv)."""
     plan = plan_preset("sd2", 512, precision=precision, vae_precision=vae_precision)
     text = 45_127_233_536
     expected = 1.162e12 - text

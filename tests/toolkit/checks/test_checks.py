@@ -21,7 +21,6 @@ from sm_train.toolkit.checks import finding
 from sm_train.toolkit.checks.check_report import show
 from sm_train.toolkit.checks.finding import LEVELS, Finding, Subject
 from sm_train.toolkit.checks.image import ecr_image, image_findings
-from sm_train.toolkit.checks.pages import checks_by_subject, render
 from sm_train.toolkit.checks.preflight import offline_findings
 from sm_train.toolkit.checks.quotas import default_runtime_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
@@ -30,6 +29,7 @@ from sm_train.toolkit.checks.shards import Shards, augmentation_findings, shard_
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.worst_case import alternative_costs, total, up_to_suffix
 
+from benchmarks.check_pages import checks_by_subject, render
 from tests.support.run_documents import config, stage
 
 ROOT = Path(__file__).parents[3]

@@ -266,7 +266,7 @@ def test_encoding_in_the_job_is_priced_unless_the_index_has_latents(
         assert speed == without
     else:
         # A forward pass of 1.16 TFLOP beside 2.41 of the network: AWS published 204 images/s for
-        # this work on one p4de (data/speeds.csv), and the model predicted 305 without it.
+        # this work on one p4de (benchmarks/data/speeds.csv); the model without it predicted 305.
         assert "(33% of its FLOPs)" in sentence
         assert 1.15 < without / speed < 1.45
 

@@ -1,6 +1,6 @@
 """Fit the speed model to published points, and validate it on sources that the fit has not seen.
 
-    python -m sm_train.cost.calibration
+    python benchmarks/speed_calibration.py
 
 It prints the fitted constants and the table of docs/cost.md. ``data/speeds.csv`` holds one
 published throughput per row, with source, URL, date and what the source does not state. A
