@@ -1,10 +1,8 @@
-"""Parse AWS's price list for training and Processing, in each format that AWS publishes.
+"""Parse AWS's price list for training and Processing: the pages of ``GetProducts``.
 
-Formats (AWS Billing user guide, "Using the AWS Price List"): the bulk offer file (``products`` and
-``terms``), the answer of ``GetProducts`` (``PriceList`` of JSON strings) and a Savings Plan's rate
-file (``terms.savingsPlan``). Only the ``usagetype`` (``USE1-Train:ml.TYPE``, spot ``TrSpt:``,
-``Processing:``, HyperPod ``Cluster:``) identifies a product: ``instanceType`` may have a suffix and
-``component`` may be absent.
+A page is a ``PriceList`` of JSON strings (Price List API reference). Only the ``usagetype``
+(``USE1-Train:ml.TYPE``, spot ``TrSpt:``, ``Processing:``, HyperPod ``Cluster:``) identifies a
+product: ``instanceType`` may have a suffix and ``component`` may be absent.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from typing import Any
 
 from sm_train.cost.prices import (
     HYPERPOD,
-    KINDS,
     ON_DEMAND,
     PROCESSING,
     SPOT,
@@ -59,7 +56,7 @@ _REGIONS = {
 
 
 def parse_price_list(document: Any) -> list[PriceRow]:
-    """Return the training, HyperPod and Processing prices in ``document``, in any of AWS's formats.
+    """Return the training, HyperPod and Processing prices of a page of ``GetProducts``.
 
     Prices are exact, in US dollars per instance-hour. Other products and prices that are not per
     hour are skipped.
@@ -67,40 +64,21 @@ def parse_price_list(document: Any) -> list[PriceRow]:
     Raises:
         PriceError: not a price list, a damaged one, or prices in another currency than dollars.
     """
-    if not isinstance(document, Mapping):
-        raise PriceError("not an AWS price list: not a JSON object")
+    if not isinstance(document, Mapping) or "PriceList" not in document:
+        raise PriceError("not an AWS price list: it has no PriceList")
     try:
-        if "PriceList" in document:
-            return [row for offer in _offers(document["PriceList"]) for row in _offer(offer)]
-        terms = document.get("terms", {})
-        if "savingsPlan" in terms:
-            return list(_savings_plans(document))
-        if "products" in document:
-            return list(_bulk(document))
+        return [row for offer in document["PriceList"] for row in _offer(offer)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, PriceError):
             raise
         raise PriceError(f"a damaged AWS price list: {type(error).__name__}: {error}") from None
-    raise PriceError("not an AWS price list: it has no PriceList, products or terms.savingsPlan")
 
 
-def _offers(items: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
-    for item in items:
-        yield json.loads(item) if isinstance(item, str) else item
-
-
-def _offer(offer: Mapping[str, Any]) -> Iterator[PriceRow]:
-    """Return one item of GetProducts: a product with its terms."""
+def _offer(text: str | Mapping[str, Any]) -> Iterator[PriceRow]:
+    """Yield the prices of a product with its terms."""
+    offer = json.loads(text) if isinstance(text, str) else text
     terms = offer.get("terms", {}).get("OnDemand", {})
     yield from _product(offer["product"], terms.values(), str(offer["publicationDate"]))
-
-
-def _bulk(document: Mapping[str, Any]) -> Iterator[PriceRow]:
-    on_demand = document["terms"].get("OnDemand", {})
-    for sku, product in document["products"].items():
-        yield from _product(
-            product, on_demand.get(sku, {}).values(), str(document["publicationDate"])
-        )
 
 
 def _product(
@@ -123,36 +101,6 @@ def _product(
             source=f"AWS Price List, {attributes['usagetype']}",
             date=published[:10],
         )
-
-
-def _savings_plans(document: Mapping[str, Any]) -> Iterator[PriceRow]:
-    published = str(document.get("publicationDate", ""))[:10] or None
-    for plan in document["terms"]["savingsPlan"]:
-        kind = _plan_kind(plan)
-        for rate in plan["rates"] if kind else ():
-            usage = _USAGE.match(rate["discountedUsageType"])
-            if usage is None or usage["use"] != "Train" or rate["unit"] != "Hrs":
-                continue
-            price = rate["discountedRate"]
-            yield PriceRow(
-                instance_type=usage["type"],
-                region=_region(usage["prefix"], rate["discountedUsageType"]),
-                kind=kind,
-                usd_per_hour=_dollars(
-                    {price["currency"]: price["price"]}, rate["discountedUsageType"]
-                ),
-                status="verified",
-                source=f"AWS Price List, {plan['description']}",
-                date=published,
-            )
-
-
-def _plan_kind(plan: Mapping[str, Any]) -> str:
-    """Convert ``1 year Partial Upfront …`` to a kind: ``savings-plan-1y-partial-upfront``."""
-    years = plan["leaseContractLength"]["duration"]
-    match = re.search(r"\b(no|partial|all) upfront\b", plan["description"], re.IGNORECASE)
-    kind = f"savings-plan-{years}y-{match[1].lower()}-upfront" if match else ""
-    return kind if kind in KINDS else ""
 
 
 def _region(prefix: str | None, usage: str) -> str:

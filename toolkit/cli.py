@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import click
 from sm_train.entrypoints.common.signals import was_interrupted
-from sm_train.toolkit.commands._command import global_options
+from sm_train.toolkit.commands._command import global_options, json_option
 from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.settings import default_profile
@@ -79,12 +79,11 @@ def _hint(name: str) -> str:
 @click.group(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    params=global_options(),
+    params=[*global_options(), json_option()],
     epilog="RUN is a run file (run.yaml), or for commands that follow a run also its name, one of "
     "its jobs, or the folder of a local run. Options in this list are accepted before and after "
     "the command. `sm-train COMMAND --help` has examples.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.version_option(package_name="sm-train")
 @click.pass_context
 def cli(ctx: click.Context, as_json: bool) -> None:

@@ -63,8 +63,6 @@ def test_sample_writes_the_same_grid_from_model_checkpoint_and_run(
             "prompts.txt",
             "--steps",
             "2",
-            "--columns",
-            "2",
             "--json",
             "--out",
             f"{folder.name}.png",

@@ -49,41 +49,12 @@ def get_products(*items: dict[str, Any]) -> dict[str, Any]:
     return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(item) for item in items]}
 
 
-def bulk(item: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "publicationDate": item["publicationDate"],
-        "products": {"SKU1": item["product"]},
-        "terms": {"OnDemand": {"SKU1": item["terms"]["OnDemand"]}},
-    }
-
-
-SAVINGS = {
-    "terms": {
-        "savingsPlan": [
-            {
-                "description": "1 year Partial Upfront SageMaker Savings Plan",
-                "leaseContractLength": {"duration": 1, "unit": "year"},
-                "rates": [
-                    {
-                        "discountedUsageType": usage,
-                        "unit": "Hrs",
-                        "discountedRate": {"price": "40.5", "currency": "USD"},
-                    }
-                    for usage in ("USE1-Train:ml.p5.48xlarge", "USE1-Host:ml.p5.48xlarge")
-                ],
-            }
-        ]
-    }
-}
-
-
-def test_both_price_list_formats_agree() -> None:
+def test_a_price_has_its_region_and_date() -> None:
     item = product("USE1-Train:ml.p5.48xlarge", regionCode="us-east-1")
-    [one] = parse_price_list(get_products(item))
-    assert [one] == parse_price_list(bulk(item))
-    assert (one.instance_type, one.region, one.kind) == (P5, "us-east-1", "on-demand")
-    assert one.usd_per_hour == Decimal("63.296")
-    assert one.date == "2026-09-24"
+    [price] = parse_price_list(get_products(item))
+    assert (price.instance_type, price.region, price.kind) == (P5, "us-east-1", "on-demand")
+    assert price.usd_per_hour == Decimal("63.296")
+    assert price.date == "2026-09-24"
 
 
 def test_usage_type_identifies_training() -> None:
@@ -114,12 +85,6 @@ def test_processing_prices_are_separate() -> None:
         "63.296"
     )
     assert table.processing_price("ml.p5.48xlarge", "us-east-1").usd_per_instance_hour is None
-
-
-def test_reads_savings_plan_rates() -> None:
-    [one] = parse_price_list(SAVINGS)
-    assert one.kind == "savings-plan-1y-partial-upfront"
-    assert one.usd_per_hour == Decimal("40.5")
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,6 @@ HUGE = "1" + "0" * 10_000
 
 RUN = ["cost", "run.yaml"]
 FILES = {
-    "price list": (DEEP, [*RUN, "--price-list", "file"]),
-    "price list with a number": (HUGE, [*RUN, "--price-list", "file"]),
-    "history": (DEEP, [*RUN, "--history", "file"]),
     "captions": (DEEP, ["pack", "captions.jsonl", "out"]),
     "caption with a number": (HUGE, ["pack", "captions.jsonl", "out"]),
     "configuration": (f"region = {DEEP}", ["config"]),
@@ -56,7 +53,7 @@ def test_deep_and_huge_values_are_refused(
     assert len(result.stderr) < 500
 
 
-@pytest.mark.parametrize("option", ["--prices", "--price-list", "--history", "--measured"])
+@pytest.mark.parametrize("option", ["--prices", "--measured"])
 def test_a_device_is_no_input(cli: Cli, run_file: Path, option: str) -> None:
     result = cli("cost", run_file, option, "/dev/zero")
     assert result.returncode == 2
@@ -77,7 +74,7 @@ def test_huge_files_are_refused_before_they_are_read(
     huge = tmp_path / "huge.json"
     env = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
     for path, limit, command in (
-        (huge, "512 MiB", ["cost", "run.yaml", "--history", "huge.json"]),
+        (huge, "512 MiB", ["cost", "run.yaml", "--prices", "huge.json"]),
         (huge, "1 MiB", ["check", "custom.yaml", "--offline"]),
         (run_file, "1 MiB", ["check", "run.yaml", "--offline"]),
         (measured, "16 MiB", RUN),

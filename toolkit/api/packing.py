@@ -23,7 +23,6 @@ def pack(
     instances: int = 1,
     image_column: str = "image",
     caption_column: str = "caption",
-    size_column: str | None = None,
     where: str | None = None,
     min_side: int | None = None,
     max_aspect: float | None = None,
@@ -52,13 +51,12 @@ def pack(
             captions.
         destination: The folder or S3 prefix that receives ``shards/``, ``index.parquet`` and
             ``inputs/``, the list of images.
-        captions: A CSV, JSONL or Parquet table with captions, instead of ``.txt`` files.
+        captions: A CSV, JSONL or Parquet table with captions, instead of ``.txt`` files. Its column
+            ``bytes``, if it has one, gives the sizes of images in S3.
         shard_size: The largest shard, in bytes or as ``"500MB"``.
         instances: Make the number of shards a multiple of this number of instances.
         image_column: The table's column of images.
         caption_column: The table's column of captions.
-        size_column: The table's column of sizes in bytes, of images in S3; default: ``"bytes"``, if
-            the table has it.
         where: An SQL condition on the columns of the table: only its rows are packed.
         min_side: Reject images whose shorter side has fewer pixels.
         max_aspect: Reject images whose longer side is more than this many times the shorter.
@@ -94,7 +92,6 @@ def pack(
         instances=instances,
         image_column=image_column,
         caption_column=caption_column,
-        size_column=size_column,
         where=where,
         min_side=min_side,
         max_aspect=max_aspect,

@@ -167,7 +167,6 @@ class Run:
         prices: str | Path | None = None,
         assume: Mapping[str, float] | None = None,
         learn: bool = False,
-        samples: int | None = None,
     ) -> Cost:
         """Estimate what the run costs, without AWS unless ``learn`` or a measured job needs it.
 
@@ -178,7 +177,6 @@ class Run:
             prices: A CSV file with prices of your own.
             assume: Figures of the cost model to replace, such as ``{"start_up_seconds": 300}``.
             learn: Use the history of the run's finished jobs, from S3.
-            samples: The number of samples in the shards, to warn of less than an epoch.
 
         Returns:
             ``total``, ``low`` (P10) and ``high`` (P90) in dollars, and each stage. In a notebook
@@ -203,7 +201,6 @@ class Run:
             prices=None if prices is None else Path(prices),
             assume=tuple(f"{name}={value}" for name, value in (assume or {}).items()),
             learn=learn,
-            samples=samples,
         )
         with usage_errors():
             return price(inputs_of_run(options, self.config, self.folder))

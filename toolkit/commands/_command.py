@@ -104,11 +104,16 @@ def _declare(
     return declare
 
 
+def json_option() -> click.Option:
+    """Return a new option ``--json``, which commands get as ``as_json``."""
+    return click.Option(["--json", "as_json"], is_flag=True, help="Print JSON on standard output.")
+
+
 class Command(click.Command):
     """A command with examples, whose options may be in groups, and that takes global options.
 
     ``option_groups`` maps a heading to the options below it, such as ``--prices``; the others are
-    under *Options*.
+    under *Options*. Unless ``prints_json`` is false it takes ``--json``.
     """
 
     def __init__(
@@ -116,9 +121,12 @@ class Command(click.Command):
         *arguments: Any,
         examples: Sequence[str] = (),
         option_groups: Mapping[str, Sequence[str]] | None = None,
+        prints_json: bool = True,
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
+        if prints_json:
+            self.params.append(json_option())
         self.examples = tuple(examples)
         self._option_groups = dict(option_groups or {})
         self.params += global_options()
@@ -154,8 +162,6 @@ class Command(click.Command):
         return next(found, "Options")
 
 
-def command(
-    *examples: str, option_groups: Mapping[str, Sequence[str]] | None = None, **settings: Any
-) -> Callable[[Callable[..., Any]], Command]:
+def command(*examples: str, **settings: Any) -> Callable[[Callable[..., Any]], Command]:
     """Return a decorator that makes a function a :class:`Command` with ``examples``."""
-    return click.command(cls=Command, examples=examples, option_groups=option_groups, **settings)
+    return click.command(cls=Command, examples=examples, **settings)

@@ -31,7 +31,6 @@ from sm_train.toolkit.errors import UserError
 @click.option("--remove", is_flag=True, help="Delete everything this command created for the run.")
 @click.option("--dry-run", is_flag=True, help="Print the requests without sending them.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any],

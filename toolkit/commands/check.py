@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     metavar="MODEL",
     help="Also check the run with this model: a folder, s3://… or a Hub ID[@REVISION].",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any],

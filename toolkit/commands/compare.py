@@ -25,7 +25,6 @@ from sm_train.toolkit.commands._options import sampling_options
     show_default=True,
     help="Self-contained HTML file to write.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any],

@@ -10,6 +10,7 @@ from sm_train.toolkit.errors import UserError
 
 @sm_train_command(
     'eval "$(sm-train completion bash)"',
+    prints_json=False,
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context

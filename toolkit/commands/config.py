@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 @click.option(
     "--run", type=click.Path(path_type=Path), metavar="RUN", help="Include the values of RUN."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any],

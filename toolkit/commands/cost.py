@@ -20,20 +20,19 @@ from sm_train.toolkit.commands._options import InputFile, set_option
     "sm-train cost --report --by tag:team --since 2026-09-01",
     "sm-train cost --instance ml.p5.48xlarge --instances 4 --its 1.8 --steps 100000",
     option_groups={
-        "Speed and steps": ("--its", "--steps", "--measured", "--rescale-batch", "--samples"),
+        "Speed and steps": ("--its", "--steps", "--measured", "--rescale-batch"),
         "A cluster without RUN": ("--instance", "--instances"),
-        "Prices": ("--purchase", "--prices", "--refresh", "--price-list"),
-        "Assumptions": ("--assume", "--learn", "--history"),
+        "Prices": ("--purchase", "--prices", "--refresh"),
+        "Assumptions": ("--assume", "--learn"),
         "Alternatives and comparisons": (
             "--alternatives",
             "--regions",
             "--deadline",
             "--budget",
-            "--rows",
             "--compare",
             "--actual",
         ),
-        "Past jobs of all runs": ("--report", "--by", "--since", "--month"),
+        "Past jobs of all runs": ("--report", "--by", "--since"),
         "Output": ("--explain", "--html", "--csv", "--markdown", "--json"),
     },
 )
@@ -54,19 +53,12 @@ from sm_train.toolkit.commands._options import InputFile, set_option
     "--rescale-batch", is_flag=True, help="Convert it/s of another batch size by images/s."
 )
 @click.option(
-    "--samples",
-    type=int,
-    metavar="N",
-    help="Number of samples in the shards, to count epochs.",
-)
-@click.option(
     "--assume",
     multiple=True,
     metavar="NAME=VALUE",
     help="Override a figure of the cost model. Repeatable.",
 )
 @click.option("--learn", is_flag=True, help="Use the history of RUN's finished jobs (from S3).")
-@click.option("--history", type=InputFile(), metavar="FILE", help="Use a downloaded history.")
 @click.option(
     "--purchase",
     default="on-demand",
@@ -77,13 +69,6 @@ from sm_train.toolkit.commands._options import InputFile, set_option
     "--prices", type=InputFile(), metavar="FILE", help="CSV with your own prices or discounts."
 )
 @click.option("--refresh", is_flag=True, help="Fetch the region's current prices from AWS first.")
-@click.option(
-    "--price-list",
-    type=InputFile(),
-    multiple=True,
-    metavar="FILE",
-    help="Import a downloaded AWS price list first. Repeatable.",
-)
 @click.option("--alternatives", is_flag=True, help="List other clusters that can run RUN.")
 @click.option("--regions", is_flag=True, help="List RUN's cost in every region.")
 @click.option(
@@ -91,14 +76,6 @@ from sm_train.toolkit.commands._options import InputFile, set_option
 )
 @click.option(
     "--budget", type=float, metavar="USD", help="List alternatives that cost at most this."
-)
-@click.option(
-    "--rows",
-    metavar="N",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Number of alternatives shown.",
 )
 @click.option(
     "--compare", type=InputFile(), metavar="RUN2", help="Compare the estimate with that of RUN2."
@@ -113,7 +90,6 @@ from sm_train.toolkit.commands._options import InputFile, set_option
     help="--report: tag:KEY, run (default), stage, instance-type, status or region.",
 )
 @click.option("--since", metavar="DATE", help="--report: from this day; default: three months.")
-@click.option("--month", metavar="YYYY-MM", help="--report: this month only.")
 @click.option("--explain", is_flag=True, help="Show the formula and inputs of every number.")
 @click.option(
     "--html",
@@ -123,7 +99,6 @@ from sm_train.toolkit.commands._options import InputFile, set_option
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV on standard output.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, for the comment on a pull request.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], /, **parameters: Any) -> int:
     """Price RUN, or a cluster given by --instance, --instances, --its and --steps.

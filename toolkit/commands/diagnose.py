@@ -15,7 +15,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     "sm-train diagnose local-runs/my-model",
 )
 @click.argument("targets", metavar="RUN|JOB|FILES...", nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], targets: tuple[str, ...], as_json: bool) -> None:
     """Find out why a job failed: cause, first failing rank, evidence and suggested fix.

@@ -39,7 +39,6 @@ from sm_train.toolkit.commands._options import RunFile, local_options
 )
 @click.option("--dry-run", is_flag=True, help="Print the job's request and exit; use no network.")
 @click.option("--yes", "-y", is_flag=True, help="Start without confirmation.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], /, interval: str, **parameters: Any) -> None:
     """Examine the cluster of RUN, locally with --local, otherwise in a short job of its own.

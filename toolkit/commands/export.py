@@ -43,7 +43,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 @click.option("--push-to-hub", metavar="ORG/NAME", help="Also upload to this Hub repository.")
 @click.option("--private", is_flag=True, help="Create the Hub repository as private.")
 @click.option("--dry-run", is_flag=True, help="Show what would be read and written.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any],

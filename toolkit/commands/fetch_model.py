@@ -19,7 +19,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 @click.option("--revision", metavar="REV", help="Branch, tag or commit; default: main.")
 @click.option("--fp16", is_flag=True, help="Copy half-precision weights where there are some.")
 @click.option("--dry-run", is_flag=True, help="Show the files and sizes, and copy nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any],

@@ -21,7 +21,6 @@ from sm_train.toolkit.errors import UserError
     type=click.Choice(["laptop", "job", "trust", "watch"]),
     help="Print only this document.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool) -> None:
     """Print least-privilege IAM policies for RUN: its submitter's, its jobs', its watcher's.

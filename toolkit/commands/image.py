@@ -17,7 +17,6 @@ from sm_train.toolkit.errors import UserError
 )
 @click.argument("run", type=RunFile())
 @click.option("--dockerfile", is_flag=True, help="Print a Dockerfile that installs all packages.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], run: Path, dockerfile: bool, as_json: bool) -> None:
     """Print the URI of RUN's container image, without network access.

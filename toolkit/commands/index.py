@@ -22,17 +22,8 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     type=click.Path(path_type=Path),
     help="Check the samples for the files that RUN reads: data.image_key, data.caption.",
 )
-@click.option(
-    "--workers",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Number of processes that read shards; by default one per CPU.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_obj
-def command(
-    options: dict[str, Any], shards: str, run: Path | None, workers: int | None, as_json: bool
-) -> int:
+def command(options: dict[str, Any], shards: str, run: Path | None, as_json: bool) -> int:
     """Write the index of WebDataset shards.
 
     SHARDS is a folder or an S3 prefix of tars; the index is written next to it.
@@ -50,7 +41,7 @@ def command(
     from sm_train.toolkit.terminal.console import bytes_bar, write_json
 
     check = sample_check(run)
-    count = workers or os.cpu_count() or 1
+    count = os.cpu_count() or 1
     with bytes_bar("indexing") as progress:
         if shards.startswith("s3://"):
             from sm_train.toolkit.aws.session import resolve_region

@@ -15,7 +15,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 )
 @click.option("--gpu", metavar="TEXT", help="Only types whose GPU or name contains this.")
 @click.option("--regions", is_flag=True, help="Show each type's price in every region.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], gpu: str | None, regions: bool, as_json: bool) -> None:
     """List the instance types that can train: GPUs, their memory, EFA and on-demand price.

@@ -20,7 +20,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     metavar="N",
     help="Include jobs created in the last N days.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], days: int, as_json: bool) -> None:
     """List the runs that had jobs recently, whichever laptop started them.

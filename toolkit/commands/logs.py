@@ -18,7 +18,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 @click.option("--node", type=click.IntRange(1), metavar="N", help="Only the node algo-N.")
 @click.option("--since", metavar="T", help="Only lines of the last 90s, 30m, 36h, 5d.")
 @click.option("--raw", is_flag=True, help="Include the machine-readable event lines.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each line.")
 @click.pass_obj
 def command(
     options: dict[str, Any],

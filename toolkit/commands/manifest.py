@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     help="Continue from the checkpoints of a job on another platform that has ended.",
 )
 @click.option("--stage-code", is_flag=True, help="Upload the bundle that the manifest names to S3.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any],

@@ -54,7 +54,6 @@ from sm_train.toolkit.commands._options import RunFile
 )
 @click.option("--dry-run", is_flag=True, help="Show the jobs and their price; start nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], /, **parameters: Any) -> None:
     """Measure a stage of RUN in short jobs on its own instance type, and record its speed.

@@ -24,7 +24,7 @@ _SIDE = click.IntRange(min=1)
     "sm-train pack s3://raw/ s3://photos/ --on sagemaker --for run.yaml --dry-run",
     option_groups={
         "Tables of images": [
-            *("--captions", "--image-column", "--caption-column", "--size-column", "--where"),
+            *("--captions", "--image-column", "--caption-column", "--where"),
         ],
         "What is rejected": [
             *("--min-side", "--max-aspect", "--drop-duplicates", "--near-duplicates"),
@@ -32,7 +32,7 @@ _SIDE = click.IntRange(min=1)
         ],
         "What is encoded": ["--max-side", "--quality", "--convert", "--latents", "--resolution"],
         "On SageMaker Processing": [
-            *("--on", "--instances", "--instance", "--prices", "--dry-run", "--yes"),
+            *("--on", "--instances", "--instance", "--dry-run", "--yes"),
         ],
     },
 )
@@ -71,12 +71,6 @@ _SIDE = click.IntRange(min=1)
     default="caption",
     show_default=True,
     help="Column of a table with the captions.",
-)
-@click.option(
-    "--size-column",
-    metavar="NAME",
-    help="Column of a table with the sizes of objects in S3, in bytes, which saves a request for "
-    "each; by default 'bytes', if the table has it.",
 )
 @click.option(
     "--where",
@@ -161,18 +155,11 @@ _SIDE = click.IntRange(min=1)
     "with --latents.",
 )
 @click.option(
-    "--prices",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Requires --on sagemaker. CSV file of your own prices, of kind processing.",
-)
-@click.option(
     "--dry-run",
     is_flag=True,
     help="Requires --on sagemaker. Show the request without sending it.",
 )
 @click.option("--yes", is_flag=True, help="Requires --on sagemaker. Do not ask for confirmation.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_obj
 def command(options: dict[str, Any], /, **arguments: Any) -> int:
     """Pack images and captions into WebDataset shards.
@@ -198,7 +185,7 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     job = _job(options, arguments)
     if arguments["on"]:
         return _pack_on_sagemaker(job, options, arguments)
-    for name in ("dry_run", "yes", "instance", "prices"):
+    for name in ("dry_run", "yes", "instance"):
         if arguments[name]:
             raise UserError(f"--{name.replace('_', '-')}: requires --on sagemaker")
     with progress_bar() as on_progress:
@@ -229,7 +216,7 @@ def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[st
     config = load(arguments["run"])
     region = resolve_region(options["region"], config.region, options["profile"])
     default_type = "ml.g5.2xlarge" if arguments["latents"] else "ml.c7i.8xlarge"
-    table = price_table(arguments["prices"])
+    table = price_table()
     with plan_processing(
         job,
         config,

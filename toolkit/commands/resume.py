@@ -25,7 +25,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     help="Continue from the checkpoints of a job on Kubernetes or Slurm that has ended.",
 )
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any],

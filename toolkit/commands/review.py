@@ -11,7 +11,7 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 
 @sm_train_command(
     "sm-train review my-model",
-    "sm-train review my-model --html review.html --open",
+    "sm-train review my-model --html review.html",
     "sm-train review local-runs/my-model",
 )
 @click.argument("targets", metavar="RUN|JOB|LOGS...", nargs=-1, required=True)
@@ -22,19 +22,12 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     help="Write a self-contained HTML page with charts.",
 )
 @click.option(
-    "--open",
-    "open_page",
-    is_flag=True,
-    help="Open the page of --html in your browser; alone it writes review.html.",
-)
-@click.option(
     "--run",
     "run_file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="RUN",
     help="Compare the logs against this run file's estimate.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row per job.")
 @click.option(
     "--export",
@@ -55,7 +48,6 @@ def command(
     options: dict[str, Any],
     targets: tuple[str, ...],
     html: Path | None,
-    open_page: bool,
     run_file: Path | None,
     as_json: bool,
     as_csv: bool,
@@ -75,10 +67,8 @@ def command(
     if as_json and as_csv:
         raise UserError("--json: cannot be combined with --csv; both write to standard output")
     if export_format is not None:
-        if as_json or as_csv or html or open_page or run_file:
-            raise UserError(
-                "--export: cannot be combined with --json, --csv, --html, --open or --run"
-            )
+        if as_json or as_csv or html or run_file:
+            raise UserError("--export: cannot be combined with --json, --csv, --html or --run")
         for exported in export(
             targets,
             region=options["region"],
@@ -91,8 +81,6 @@ def command(
                 markup=False,
             )
         return
-    if open_page:
-        html = html or Path("review.html")
     review = build_review(
         targets,
         region=options["region"],
@@ -104,11 +92,7 @@ def command(
         from sm_train.toolkit.review.review_page import write_page
 
         write_page(html, review)
-        if open_page:
-            from sm_train.toolkit.terminal.browser import open_in_browser
-
-            open_in_browser(html.absolute().as_uri())
-        note(f"wrote {html}" if open_page else f"wrote {html}; open it in a browser, or add --open")
+        note(f"wrote {html}; open it in a browser")
     if as_json:
         write_json(review.document())
     elif as_csv:

@@ -26,15 +26,6 @@ from sm_train.toolkit.commands._options import sampling_options
     help="PNG file to write.",
 )
 @click.option(
-    "--columns",
-    metavar="N",
-    type=click.IntRange(1, 100),
-    default=10,
-    show_default=True,
-    help="Images in a row.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
-@click.option(
     "--stage", metavar="S", help="Stage of the run; default: the last one with a checkpoint."
 )
 @click.pass_obj
@@ -46,7 +37,6 @@ def command(
     steps: int,
     guidance: float,
     seed: int,
-    columns: int,
     as_json: bool,
     stage: str | None,
 ) -> None:
@@ -72,7 +62,7 @@ def command(
         region=options["region"],
         profile=options["profile"],
     )
-    samples.save(out, columns)
+    samples.save(out)
     note(f"wrote {len(texts)} images from {samples.checkpoint} to {out}")
     if as_json:
         write_json({"out": str(out), "images": len(texts), "seed": seed})

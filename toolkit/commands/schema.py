@@ -7,6 +7,7 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 
 @sm_train_command(
     "sm-train schema > run.schema.json",
+    prints_json=False,
 )
 def command() -> None:
     """Print the JSON Schema of run files.

@@ -14,7 +14,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     "sm-train status run.yaml --json",
 )
 @click.argument("run", metavar="RUN|JOB|FOLDER")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], run: str, as_json: bool) -> None:
     """Show the stages of a run, given by its run file, its name, one of its jobs, or the folder of

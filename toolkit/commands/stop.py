@@ -16,7 +16,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 @click.argument("run", metavar="RUN|JOB|FOLDER")
 @click.option("--after-stage", is_flag=True, help="Finish the current stage and start no other.")
 @click.option("--wait", is_flag=True, help="Return when the job has ended.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any], run: str, after_stage: bool, wait: bool, as_json: bool

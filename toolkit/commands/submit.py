@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     "--request", is_flag=True, help="Print the requests of a dry run as JSON; start nothing."
 )
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option(
     "--local",
     type=click.Choice(["process", "container"]),
@@ -78,7 +77,6 @@ if TYPE_CHECKING:
     help="--local: train N steps of each stage only, as a quick test.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Follow the run as `sm-train watch` does.")
-@click.option("--web", is_flag=True, help="Open the job's page in the AWS console.")
 @click.pass_obj
 def command(
     options: dict[str, Any],
@@ -99,7 +97,6 @@ def command(
     output: Path | None,
     steps: int | None,
     follow: bool,
-    web: bool,
 ) -> int | None:
     """Show the plan and cost of RUN, ask for confirmation, and start it on SageMaker.
 
@@ -120,7 +117,7 @@ def command(
         raise UserError("--request: cannot be combined with --json; both print JSON")
     if (run is None) == (clone is None):
         raise UserError("RUN: give a run file, or --clone JOB")
-    _check_modes(local, dry_run, steps, follow=follow, web=web, as_json=as_json)
+    _check_modes(local, dry_run, steps, follow=follow, as_json=as_json)
     if run is None:
         _reject_local_clone(local)
         config, bundle, commit, region = _clone(options, clone or "", changes)
@@ -140,7 +137,7 @@ def command(
     if dry_run:
         _show(submission, options["profile"], request=request, as_json=as_json)
         return None
-    job = submit(
+    submit(
         submission,
         options["profile"],
         cause="submit",
@@ -149,7 +146,12 @@ def command(
         as_json=as_json,
         take_over=take_over,
     )
-    return _after_start(options, config.name, region, job, follow=follow, web=web)
+    if not follow:
+        return None
+    from sm_train.toolkit.commands.watch import follow_run
+
+    options["region"] = region
+    return follow_run(config.name, options, dry_run=False, interval=60.0, as_json=False)
 
 
 def _check_modes(
@@ -158,41 +160,16 @@ def _check_modes(
     steps: int | None,
     *,
     follow: bool,
-    web: bool,
     as_json: bool,
 ) -> None:
     """Refuse options that do not apply to what the command is about to do."""
     if steps is not None and not local:
         raise UserError("--steps: requires --local; for a job give --set stages.NAME.max_steps=N")
-    for name, given in (("--follow", follow), ("--web", web)):
-        if given and (local or dry_run):
-            other = "--local" if local else "--dry-run"
-            raise UserError(f"{name}: applies to a job that is started; remove {other}")
+    if follow and (local or dry_run):
+        other = "--local" if local else "--dry-run"
+        raise UserError(f"--follow: applies to a job that is started; remove {other}")
     if follow and as_json:
         raise UserError("--follow: cannot be combined with --json; use `sm-train watch --json`")
-
-
-def _after_start(
-    options: dict[str, Any],
-    run: str,
-    region: str,
-    job: str,
-    *,
-    follow: bool,
-    web: bool,
-) -> int | None:
-    """Open the started job in a browser, and follow the run until it ends."""
-    if web:
-        from sm_train.toolkit.aws.console_pages import training_job_url
-        from sm_train.toolkit.terminal.browser import open_in_browser
-
-        open_in_browser(training_job_url(region, job))
-    if follow:
-        from sm_train.toolkit.commands.watch import follow_run
-
-        options["region"] = region
-        return follow_run(run, options, dry_run=False, interval=60.0, as_json=False)
-    return None
 
 
 def _reject_local_clone(local: str | None) -> None:

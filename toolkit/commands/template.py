@@ -26,6 +26,7 @@ TEMPLATES = {
     "sm-train template pack-lambda > pack-lambda.yaml",
     "sm-train template watch-lambda run.yaml > watch-lambda.yaml",
     "sm-train template github-action > .github/workflows/training-cost.yaml",
+    prints_json=False,
 )
 @click.argument("name", type=click.Choice(sorted(TEMPLATES)))
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunFile())

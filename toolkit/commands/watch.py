@@ -17,7 +17,6 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 @click.option("--once", is_flag=True, help="Check once and exit (for cron).")
 @click.option("--dry-run", is_flag=True, help="Report only; start and stop nothing.")
 @click.option("--interval", metavar="T", default="60s", show_default=True, help="Polling interval.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each poll.")
 @click.pass_obj
 def command(
     options: dict[str, Any], run: str, once: bool, dry_run: bool, interval: str, as_json: bool

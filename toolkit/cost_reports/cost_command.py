@@ -34,18 +34,15 @@ class CostCommand(CostOptions):
     """All options of ``cost``, by the names of the command's."""
 
     refresh: bool = False
-    price_list: tuple[Path, ...] = ()
     alternatives: bool = False
     regions: bool = False
     deadline: str | None = None
     budget: float | None = None
-    rows: int = 20
     compare: Path | None = None
     actual: bool = False
     report: bool = False
     by: str | None = None
     since: str | None = None
-    month: str | None = None
     explain: bool = False
     html: Path | None = None
     as_csv: bool = False
@@ -64,8 +61,8 @@ def run_cost(options: CostCommand) -> int:
         _show_past_jobs(options)
         return ExitCode.OK
     with usage_errors():
-        if options.refresh or options.price_list:
-            _update_prices(options)
+        if options.refresh:
+            _refresh_prices(options)
             if options.run is None and options.instance is None:
                 return ExitCode.OK
         inputs = resolve_inputs(options)
@@ -97,7 +94,7 @@ def _check_exclusive(options: CostCommand) -> None:
         raise UserError(f"{modes[0]}: cannot be combined with {modes[1]}; give one")
     if modes and options.run is None:
         raise UserError(f"{modes[0]}: requires a run file; give RUN too")
-    for name in ("by", "since", "month"):
+    for name in ("by", "since"):
         if getattr(options, name) is not None and not options.report:
             raise UserError(f"--{name}: requires --report")
     for option in ("explain", "markdown", "html"):
@@ -150,7 +147,7 @@ def _show_alternatives(inputs: EstimateInputs, options: CostCommand) -> int:
     if options.as_json:
         write_json(document)
     else:
-        cost_view.show_alternatives(document, options.rows, result.sentence)
+        cost_view.show_alternatives(document, result.sentence)
     if result.documents:
         return ExitCode.OK
     return ExitCode.OVER_BUDGET if options.budget is not None else ExitCode.PREFLIGHT
@@ -185,7 +182,7 @@ def _show_past_jobs(options: CostCommand) -> None:
     )
 
     now = datetime.now(UTC)
-    period = reported_period(options.since, options.month, now)
+    period = reported_period(options.since, now)
     region = resolve_region(options.region, None, options.profile)
     session = open_session(options.profile, region)
     by = options.by or "run"
@@ -202,12 +199,9 @@ def _show_past_jobs(options: CostCommand) -> None:
             click.echo(line)
 
 
-def _update_prices(options: CostCommand) -> None:
-    if options.price_list:
-        table = price_table.import_price_lists(options.price_list)
-    if options.refresh:
-        region = region_of(options)
-        session = open_session(options.profile, region)
-        with stderr_console().status(f"Fetching the prices of {region}"):
-            table = price_table.fetch_prices(session, region, datetime.now(UTC).date())
+def _refresh_prices(options: CostCommand) -> None:
+    region = region_of(options)
+    session = open_session(options.profile, region)
+    with stderr_console().status(f"Fetching the prices of {region}"):
+        table = price_table.fetch_prices(session, region, datetime.now(UTC).date())
     note(f"{len(table.rows)} prices cached in {price_table.cache_path()}")

@@ -39,6 +39,7 @@ _PLATFORM_NOTE = (
     "control plane. A cluster is billed while it is idle, too; a training job is not."
 )
 
+_ALTERNATIVES_SHOWN = 20
 _MOVES_SHOWN = 3
 """Assumptions on the default screen, those that move the total most."""
 
@@ -164,12 +165,9 @@ def show_actual(document: Document) -> None:
     _list("Warnings", document["warnings"])
 
 
-def show_alternatives(document: Document, rows: int, summary: str) -> None:
-    """Print the run's own cluster, the best one of each type, break-even points and batch splits.
-
-    ``rows`` limits the alternatives.
-    """
-    shown = document["alternatives"][:rows]
+def show_alternatives(document: Document, summary: str) -> None:
+    """Print the run's own cluster, the first alternatives, break-even points and batch splits."""
+    shown = document["alternatives"][:_ALTERNATIVES_SHOWN]
     clusters = [document["own"], *shown]
     plans = [
         kind
@@ -214,7 +212,7 @@ def show_alternatives(document: Document, rows: int, summary: str) -> None:
     _echo(summary)
     omitted = len(document["alternatives"]) - len(shown)
     if omitted:
-        write_line(f"{omitted:,} more; --rows shows them, --json prints all")
+        write_line(f"{omitted:,} more; --json prints all")
     _echo(_PLATFORM_NOTE)
     _list("Break-even", [threshold["sentence"] for threshold in document["break_even"]])
     splits = [split for split in document["batch_splits"] if not split["own"]]

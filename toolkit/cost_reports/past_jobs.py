@@ -79,21 +79,14 @@ class _Row:
         }
 
 
-def reported_period(
-    since: str | None, month: str | None, now: datetime
-) -> tuple[datetime, datetime]:
+def reported_period(since: str | None, now: datetime) -> tuple[datetime, datetime]:
     """Return the first moment of the report and the one after its last, in UTC.
 
     Raises:
-        UserError: an option is no date or no month, or both are given.
+        UserError: ``since`` is no date.
     """
-    if since is not None and month is not None:
-        raise UserError("--since: cannot be combined with --month; give one")
-    if month is not None:
-        first = _parse("--month", month, "%Y-%m", "a month such as 2026-10")
-        return first, min(_next_month(first), now)
     if since is not None:
-        return _parse("--since", since, "%Y-%m-%d", "a date such as 2026-09-01"), now
+        return _date(since), now
     first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     for _ in range(_DEFAULT_MONTHS - 1):
         first = (first - timedelta(days=1)).replace(day=1)
@@ -165,14 +158,13 @@ def _next_month(moment: datetime) -> datetime:
     return (first + timedelta(days=32)).replace(day=1)
 
 
-def _parse(option: str, text: str, pattern: str, example: str) -> datetime:
-    shape = re.sub(r"%[Ymd]", r"\\d+", pattern)
+def _date(since: str) -> datetime:
     try:
-        if not re.fullmatch(shape, text):
+        if not re.fullmatch(r"\d+-\d+-\d+", since):
             raise ValueError
-        return datetime.strptime(text, pattern).replace(tzinfo=UTC)
+        return datetime.strptime(since, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
-        raise UserError(f"{option}: {text!r} must be {example}") from None
+        raise UserError(f"--since: {since!r} must be a date such as 2026-09-01") from None
 
 
 def table_rows(document: dict[str, Any]) -> Iterable[tuple[str, ...]]:

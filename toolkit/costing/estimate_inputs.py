@@ -45,9 +45,7 @@ class CostOptions:
     purchase: str = ON_DEMAND
     prices: Path | None = None
     assume: tuple[str, ...] = ()
-    history: Path | None = None
     learn: bool = False
-    samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,6 @@ def _check_options(options: CostOptions) -> None:
     for name, is_given in (
         ("--stage", options.stage is not None),
         ("--set", bool(options.changes)),
-        ("--history", options.history is not None),
         ("--learn", options.learn),
     ):
         if options.run is None and is_given:
@@ -156,7 +153,6 @@ def _check_options(options: CostOptions) -> None:
         ("--its", options.its),
         ("--instances", options.instances),
         ("--steps", options.max_steps),
-        ("--samples", options.samples),
     ):
         if number is not None and not 0 < number < float("inf"):
             raise UserError(f"{name}: {number} must be a positive number")
@@ -285,8 +281,6 @@ def _override(stages: Sequence[CostStage], options: CostOptions) -> list[CostSta
         if value is not None and len(stages) > 1:
             raise UserError(f"{option}: {value} applies to one stage; select it with --stage")
     changed = list(stages)
-    if options.samples is not None:
-        changed = [replace(stage, samples=options.samples) for stage in changed]
     if options.max_steps is not None:
         changed = [replace(changed[0], max_steps=options.max_steps)]
     if options.its is not None:
@@ -311,10 +305,6 @@ def read_measurements(options: CostOptions, region: str) -> list[StageMeasuremen
 
 
 def _history(options: CostOptions, config: RunConfig, region: str) -> History | None:
-    if options.history is not None:
-        from sm_train.toolkit.costing.history import read_history_file
-
-        return read_history_file(options.history)
     if not options.learn:
         return None
     from sm_train.toolkit.aws.session import open_session

@@ -91,18 +91,6 @@ def read_history(session: boto3.Session, uri: str) -> History | None:
     return None if content is None else _parse(content, uri)
 
 
-def read_history_file(path: Path) -> History:
-    """Read a downloaded history.
-
-    Raises:
-        UserError: the file does not exist or is damaged.
-    """
-    try:
-        return _parse(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise UserError(f"--history: {path}: no such file") from None
-
-
 def _parse(content: bytes, source: str) -> History:
     try:
         document = json.loads(content)
@@ -114,5 +102,5 @@ def _parse(content: bytes, source: str) -> History:
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"--history: {source}: damaged ({error}); `sm-train cost --actual RUN` rewrites it"
+            f"{source}: damaged ({error}); `sm-train cost --actual RUN` rewrites it"
         ) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import date
 from decimal import Decimal
@@ -85,41 +84,20 @@ def fetch_prices(session: boto3.Session, region: str, today: date) -> PriceTable
             ServiceCode="AmazonSageMaker",
             Filters=[{"Type": "TERM_MATCH", "Field": "regionCode", "Value": region}],
         ):
-            rows += _parse(page, "GetProducts")
+            rows += _parse(page)
     if not rows:
         raise UserError(f"region: AWS's price list has no training price for {region}; check it")
     # Dated today: the list's own date is that of its last change.
     return _store([_with_date(row, today) for row in rows], {region: today.isoformat()})
 
 
-def import_price_lists(paths: Iterable[Path]) -> PriceTable:
-    """Cache the prices of downloaded price lists, in any of AWS's formats.
-
-    Raises:
-        UserError: a file is not a price list, or has no training price.
-    """
-    rows: list[PriceRow] = []
-    for path in paths:
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"--price-list: {path}: no such file") from None
-        except (ValueError, RecursionError):
-            raise UserError(f"--price-list: {path}: not JSON; give the .json offer file") from None
-        listed = _parse(document, f"--price-list: {path}")
-        if not listed:
-            raise UserError(f"--price-list: {path}: has no price of SageMaker training")
-        rows += listed
-    return _store(rows, {})
-
-
-def _parse(document: Any, source: str) -> list[PriceRow]:
+def _parse(page: Any) -> list[PriceRow]:
     from sm_train.cost.price_list import parse_price_list
 
     try:
-        return parse_price_list(document)
+        return parse_price_list(page)
     except PriceError as error:
-        raise UserError(f"{source}: {error}") from None
+        raise UserError(f"GetProducts: {error}") from None
 
 
 def _with_date(row: PriceRow, today: date) -> PriceRow:

@@ -1,8 +1,8 @@
 """Scans one log stream for what may have ended the job, in one pass and constant memory.
 
-RE2 searches blocks of lines for the strings that signatures, exceptions and events require; only
-lines that contain some of them are parsed. A match counts only as long as training does not
-continue after it.
+One RE2 pattern finds the lines of a block in which a signature, an exception or an event may be, in
+linear time; only those are parsed. A match counts only as long as training does not continue after
+it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from sm_train.entrypoints.common.sagemaker_paths import host_name
 from sm_train.entrypoints.doctor.nccl_log import LITERALS as NCCL_LITERALS
@@ -34,7 +34,6 @@ from sm_train.toolkit.diagnose.matches import (
 )
 from sm_train.toolkit.diagnose.signatures import (
     is_resolved,
-    line_filter,
     matching,
     matching_exception,
     searched_patterns,
@@ -50,8 +49,7 @@ from sm_train.toolkit.jobs.event_lines import Event, parse_event
 
 READ_BYTES = 1 << 22
 _TAIL_BYTES = 1 << 17
-_CHUNK_BYTES = 1 << 11
-"""Lines that are searched at once, in bytes."""
+_AUTOMATON_BYTES = 64 << 20
 _LOOK_BACK_BYTES = 1 << 14
 """How far before a line its time is searched for."""
 _STEP_LOOK_BACK_BYTES = 1 << 12
@@ -181,34 +179,21 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 @cache
-def _line_filter() -> Any:
-    """Return the filter of the lines to parse, by what any part of the scan looks for."""
+def searched_pattern() -> _BytesPattern:
+    """Return one pattern of everything that the scan looks for: other lines are not parsed."""
     import re2
 
     literals = (BEGIN, *CHAINED, *IGNORED, *_FIRST_FAILURE, *SUCCESS, *_EVENTS, _COMMUNICATOR)
-    searched = (re2.escape(text).encode() for text in (*literals, *NCCL_LITERALS))
-    return line_filter((*searched, *searched_patterns()))
-
-
-def is_searched(lines: bytes) -> bool:
-    """Return whether a part of the scan may find something in one or more lines."""
-    return _line_filter().Match(lines, True) is not None
-
-
-def _next_searched_line(block: bytes, position: int) -> int:
-    """Return the offset of the next line to parse from a line's start on, the block's end if none.
-
-    Several lines are searched at once: a call takes longer than the search of a line.
-    """
-    while position < len(block):
-        stop = block.find(b"\n", position + _CHUNK_BYTES) + 1 or len(block)
-        if is_searched(block[position:stop]):
-            for line in block[position:stop].split(b"\n")[:-1]:
-                if is_searched(line):
-                    return position
-                position += len(line) + 1
-        position = stop
-    return len(block)
+    patterns = [re2.escape(text).encode() for text in (*literals, *NCCL_LITERALS)]
+    patterns += searched_patterns()
+    options = re2.Options()
+    # Without enough memory for its automaton, RE2 falls back to slower ones.
+    options.max_mem = _AUTOMATON_BYTES
+    options.never_capture = True
+    compiled: _BytesPattern = re2.compile(
+        b"|".join(b"(?:%b)" % pattern for pattern in patterns), options
+    )
+    return compiled
 
 
 @cache
@@ -279,10 +264,12 @@ class _StreamScanner:
             start = position
             # Inside a traceback or summary every line counts; otherwise skip to the next one.
             if not (self.tracebacks.open or self.summary is not None or self.unfinished):
-                start = _next_searched_line(block, position)
-                self._skip_lines(position, start)
-                if start == end:
+                found = searched_pattern().search(block, position)
+                if found is None:
+                    self._skip_lines(position, end)
                     break
+                start = block.rfind(b"\n", position, found.start()) + 1 or position
+                self._skip_lines(position, start)
             stop = block.find(b"\n", start)
             self._scan_line(start, stop)
             position = stop + 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -148,55 +147,50 @@ _SENDING = (
 )
 
 
-def re2_pattern(pattern: str) -> bytes:
-    """Return ``pattern`` without its lookarounds, which RE2 lacks: it matches more, never less."""
-    return _LOOKAROUND.sub(lambda found: found["kept"] or "", pattern).encode()
+def _loosened(pattern: str) -> bytes:
+    """Return a pattern for RE2 that matches wherever ``pattern`` does, also after a line's prefix.
 
-
-_ITEM = r"(?:\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^()\[\\])"
-_GROUP = rf"\((?:{_ITEM}|\((?:{_ITEM}|\({_ITEM}*\))*\))*\)"
-_LOOKAROUND = re.compile(
-    rf"(?P<kept>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\(\?<?[=!](?:{_ITEM}|{_GROUP})*\)"
-)
-"""An escaped character or a class of characters, which is kept, or a lookaround."""
-
-
-def line_filter(patterns: Iterable[bytes]) -> Any:
-    """Return a filter that tells which of RE2's patterns may match a text.
-
-    ``filter.Match(text, True)`` returns their indices, None if there are none. It searches the text
-    for all strings that the patterns require, in one pass (``re2/filtered_re2.h``).
+    It has no anchors, no lookarounds, which RE2 lacks, and no counted repetitions: each of those
+    multiplies the states of an automaton.
     """
-    import re2
+    unanchored = _DROPPED.sub(lambda found: found["kept"] or "", pattern)
+    return _COUNTED.sub(lambda found: "*" if found["least"] == "0" else "+", unanchored).encode()
 
-    options, result = re2.Options(), re2.Filter()
-    options.never_capture = True
-    for pattern in patterns:
-        result.Add(pattern, options)
-    result.Compile()
-    return result
+
+_CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
+_ITEM = rf"(?:\\.|{_CLASS}|[^()\[\\])"
+_GROUP = rf"\((?:{_ITEM}|\((?:{_ITEM}|\({_ITEM}*\))*\))*\)"
+_DROPPED = re.compile(rf"(?P<kept>\\.|{_CLASS})|[\^$]|\(\?<?[=!](?:{_ITEM}|{_GROUP})*\)")
+"""An escaped character or a class of characters, which is kept, or an anchor or a lookaround."""
+_COUNTED = re.compile(r"(?<!\\)\{(?P<least>\d+)(?:,\d*)?\}")
 
 
 @cache
 def searched_patterns() -> tuple[bytes, ...]:
     """Return RE2's patterns of the lines that matter to any signature."""
-    table = signatures().values()
-    patterns = (
-        *(signature.regex for signature in table),
-        *(signature.resolved for signature in table),
-    )
-    return tuple(re2_pattern(pattern.pattern) for pattern in patterns if pattern is not None)
+    patterns = [
+        pattern
+        for signature in signatures().values()
+        for pattern in (signature.regex, signature.resolved)
+    ]
+    return tuple(_loosened(pattern.pattern) for pattern in patterns if pattern is not None)
 
 
 @cache
 def _signature_filter() -> tuple[Any, list[Signature]]:
+    """Return a filter that finds all strings which the patterns require in one pass (re2.Filter).
+
+    It returns the indices of the patterns that may match, for the list of their signatures.
+    """
+    import re2
+
     with_regex = [signature for signature in signatures().values() if signature.regex is not None]
-    patterns = (
-        re2_pattern(signature.regex.pattern)
-        for signature in with_regex
-        if signature.regex is not None
-    )
-    return line_filter(patterns), with_regex
+    candidates = re2.Filter()
+    for signature in with_regex:
+        assert signature.regex is not None
+        candidates.Add(_loosened(signature.regex.pattern))
+    candidates.Compile()
+    return candidates, with_regex
 
 
 def matching(text: str) -> list[Signature]:

@@ -32,7 +32,7 @@ HEAD_REQUESTS = 32
 """HEAD requests that are in flight at the same time."""
 
 SIZE_COLUMN = "bytes"
-"""The column of sizes that a table may have without naming it."""
+"""The column of sizes in bytes that a table may have."""
 
 _ROWS = 2**13
 """Rows of a Parquet table that are decoded at once."""
@@ -44,13 +44,11 @@ Reject = Callable[[RejectedInput], None]
 class TableOptions:
     """Which columns and rows of a table are packed.
 
-    ``size_column`` is the column of the images' sizes in bytes; None stands for
-    :data:`SIZE_COLUMN`, if the table has it. ``where`` is the SQL condition of the rows to use.
+    ``where`` is the SQL condition of the rows to use.
     """
 
     image_column: str = "image"
     caption_column: str = "caption"
-    size_column: str | None = None
     where: str | None = None
 
 
@@ -94,7 +92,7 @@ def collect_table(table: ImageTable, root: str, access: S3Access, sorter: InputS
                 image = local_image(source, Path(root) / source, caption)
                 for accepted in images_inside([image], folder, sorter.reject):
                     sorter.add(accepted)
-            elif (size := _size(table, row)) is not None:
+            elif (size := _size(row)) is not None:
                 sorter.add(SourceImage(source, source, size, 0, caption))
             else:
                 remote.append((source, caption))
@@ -178,22 +176,14 @@ def _source(table: ImageTable, row: ImageRow, root: str, reject: Reject) -> tupl
     return None
 
 
-def _size(table: ImageTable, row: ImageRow) -> int | None:
-    """Return the size of a row's image; None if the table does not have it.
-
-    Raises:
-        UserError: it is not a size in bytes, in a column that was asked for.
-    """
+def _size(row: ImageRow) -> int | None:
+    """Return the size of a row's image; None if the table does not have it."""
     size = row.size
     if isinstance(size, str) and size.isascii() and size.isdigit():
         size = int(size)
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
-    if table.size_column is None or size is None or size == "":
-        return None
-    raise UserError(
-        f"{table.path}: row {row.number}: {size!r:.60} is not a size in bytes (--size-column)"
-    )
+    return None
 
 
 def _relative_path(root: str, name: str) -> str:
@@ -243,15 +233,11 @@ def _read_table(table: ImageTable) -> Iterator[ImageRow]:
 def _require_columns(table: ImageTable, present: Iterable[str]) -> None:
     present = list(present)
     named = [table.image_column, table.caption_column]
-    options = "--image-column, --caption-column"
-    if table.size_column is not None:
-        named.append(table.size_column)
-        options += ", --size-column"
     missing = [column for column in named if column not in present]
     if missing:
         raise UserError(
             f"{table.path}: no column {' and no column '.join(map(repr, missing))}; it has "
-            f"{', '.join(present) or 'none'} ({options})"
+            f"{', '.join(present) or 'none'} (--image-column, --caption-column)"
         )
 
 
@@ -279,8 +265,8 @@ def open_csv(path: Path) -> Iterator[csv.DictReader[str]]:
 
 
 def _row(table: ImageTable, number: int, row: dict[str, Any]) -> ImageRow:
-    size = row.get(table.size_column or SIZE_COLUMN)
-    return ImageRow(number, row.get(table.image_column), row.get(table.caption_column), size)
+    image, caption = row.get(table.image_column), row.get(table.caption_column)
+    return ImageRow(number, image, caption, row.get(SIZE_COLUMN))
 
 
 def _read_jsonl(table: ImageTable) -> Iterator[ImageRow]:
@@ -331,9 +317,8 @@ def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:
     number = 0
     with open_parquet(table.path) as file:
         _require_columns(table, file.schema_arrow.names)
-        size = table.size_column or SIZE_COLUMN
         columns = [table.image_column, table.caption_column]
-        columns += [size] if size in file.schema_arrow.names else []
+        columns += [SIZE_COLUMN] if SIZE_COLUMN in file.schema_arrow.names else []
         for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):
             for row in batch.to_pylist():
                 number += 1

@@ -293,7 +293,7 @@ def test_cost_states_the_worst_case_and_the_budget(
 
 def test_less_than_an_epoch_is_a_warning(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path)  # 1,000 steps of 512 images
-    few = json.loads(cli("cost", run, "--samples", "1024000", "--json").stdout)
+    few = json.loads(cli("cost", run, "--set", "data.samples=1024000", "--json").stdout)
     assert any("1,024,000: 50% of one epoch" in line for line in few["warnings"])
     assert (few["stages"][0]["samples"], few["stages"][0]["epochs"]) == (1_024_000, 0.5)
     in_file = write_run(tmp_path, data={"uri": "s3://b-1/shards/", "samples": 512_000})
@@ -363,7 +363,7 @@ def test_alternatives_meet_the_deadline_and_the_budget(cli: Cli, tmp_path: Path)
     assert all(cluster["cost_usd"] <= 9000 for cluster in alternatives)
     for columns in (80, 120):
         options = {"env": {"COLUMNS": str(columns)}}
-        table = cli("cost", run, "--alternatives", "--rows", "5", **options).stdout
+        table = cli("cost", run, "--alternatives", **options).stdout
         assert max(map(len, table.splitlines())) <= columns
         assert table.splitlines()[1].startswith("yours: 4 ×")
         for title in ("Break-even", "Batch per GPU × accumulation", "max_runtime"):
@@ -515,7 +515,6 @@ MISTAKES = {
     "two modes": (["run.yaml", "--actual", "--alternatives"], "cannot be combined with"),
     "actual without a run": ([*CLUSTER, "--actual"], "--actual: requires a run file"),
     "no such second run": (["run.yaml", "--compare", "no.yaml"], "no.yaml: no such file"),
-    "no such price list": (["run.yaml", "--price-list", "no.json"], "--price-list: no.json"),
     "no events": ([*CLUSTER, "--measured", "run.yaml", "--steps", "5"], "has no start"),
     "two speeds": (
         [*CLUSTER, "--measured", "run.yaml", "--its", "1", "--steps", "5"],

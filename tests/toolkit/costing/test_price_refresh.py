@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Cli
-from tests.cost.test_prices import SAVINGS, bulk, get_products, product
+from tests.cost.test_prices import get_products, product
 from tests.support.background_server import serve_in_background
 
 PLAN = ["cost", "--instance", "ml.p5.48xlarge", "--instances", "1", "--its", "1", "--json"]
@@ -131,39 +131,6 @@ def test_refused_request_leaves_the_cache_unchanged(
     unknown = cli("cost", "--refresh", "--region", "xx-nowhere-1", **options)
     assert unknown.returncode == 2
     assert "'xx-nowhere-1' is not an AWS region" in unknown.stderr
-
-
-@pytest.mark.parametrize(
-    ("document", "purchase", "price"),
-    [
-        (bulk(product("EUN1-Train:ml.p5.48xlarge", "70")), "on-demand", 70),
-        (get_products(product("EUN1-Train:ml.p5.48xlarge", "69")), "on-demand", 69),
-        (SAVINGS, "savings-plan-1y-partial-upfront", 43.335),  # us-east-1 × 1.07
-    ],
-    ids=["bulk", "GetProducts", "Savings Plan"],
-)
-def test_downloaded_price_list_is_imported_offline(
-    cli: Cli, tmp_path: Path, document: dict[str, Any], purchase: str, price: float
-) -> None:
-    (tmp_path / "list.json").write_text(json.dumps(document))
-    result = cli(*PLAN, "--price-list", "list.json", "--purchase", purchase)
-    assert result.returncode == 0, result.stderr
-    [stage] = json.loads(result.stdout)["stages"]
-    assert stage["price_per_instance_hour_usd"] == price
-    cached = json.loads(cli(*PLAN, "--purchase", purchase).stdout)
-    assert cached["stages"][0]["price_per_instance_hour_usd"] == price
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"PriceList": ["x"]}', '{"PriceList": []}'])
-def test_invalid_price_list_is_refused_and_not_cached(
-    cli: Cli, tmp_path: Path, content: str
-) -> None:
-    (tmp_path / "list.json").write_text(content)
-    result = cli("cost", "--price-list", "list.json")
-    assert result.returncode == 2
-    [line] = result.stderr.splitlines()
-    assert "--price-list: list.json" in line
-    assert not (tmp_path / ".cache").exists()
 
 
 def test_damaged_cache_is_named_with_a_fix(cli: Cli, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
+from sm_train.cost.prices import shipped_prices
 from sm_train.estimators.sdk.model_trainer import without_timestamps
 
 from tests.conftest import Aws, Cli, clean_environment
@@ -82,22 +83,22 @@ def test_a_type_without_a_price_has_no_cost(cloud: Any, tmp_path: Path) -> None:
 
 
 def test_the_confirmation_shows_the_cost(cloud: Any, aws: Aws, tmp_path: Path) -> None:
-    """By the user's own prices: the cost at the time limit and at the assumed speed."""
+    """The cost at the time limit and at the assumed speed."""
     run = write_run(
         tmp_path,
         bucket="ai-bucket",
         cluster={"instance_type": "ml.g5.xlarge", "max_runtime": "10h"},
     )
-    prices = tmp_path / "prices.csv"
-    prices.write_text("instance_type,kind,usd_per_hour\nml.c7i.8xlarge,processing,2.5\n")
-    on = ("--on", "sagemaker", "--for", run, "--instances", "2", "--prices", prices)
+    hourly = shipped_prices().processing_price("ml.c7i.8xlarge", "us-east-1").usd_per_instance_hour
+    assert hourly is not None
+    on = ("--on", "sagemaker", "--for", run, "--instances", "2")
     unconfirmed = cloud(*PACK, *on)
     assert unconfirmed.returncode == 2
-    assert "at most $50.00 ($2.5000 per instance-hour" in unconfirmed.stderr
-    assert "about $0.42 for 5 min, if a vCPU packs 20 MB/s" in unconfirmed.stderr
+    assert f"at most ${20 * hourly:.2f} (${hourly:.4f} per instance-hour" in unconfirmed.stderr
+    assert f"about ${hourly / 6:.2f} for 5 min, if a vCPU packs 20 MB/s" in unconfirmed.stderr
     assert aws.bodies("CreateProcessingJob") == []
     document = json.loads(cloud(*PACK, *on, "--dry-run", "--json").stdout)
-    assert (document["cost_limit_usd"], round(document["cost_usd"], 2)) == (50, 0.42)
+    assert document["cost_limit_usd"] == pytest.approx(float(20 * hourly))
 
 
 def test_nothing_is_sent_without_confirmation(cloud: Any, aws: Aws, tmp_path: Path) -> None:

@@ -58,13 +58,12 @@ def find(
     kind: str,
     where: str | None = None,
     *,
-    size_column: str | None = None,
     access: S3Access | None = None,
 ) -> PackInputs:
     """Find the inputs of a table of 20 rows; without credentials no request can be sent."""
     table = write_table(folder, kind, [row(number) for number in range(20)])
     (folder / "plan").mkdir(exist_ok=True)
-    columns = TableOptions(size_column=size_column, where=where)
+    columns = TableOptions(where=where)
     source = InputSource(str(table), table=columns, access=access or S3Access())
     return find_inputs(source, folder / "plan")
 
@@ -206,21 +205,6 @@ def test_a_column_of_sizes_saves_requests(tmp_path: Path, kind: str) -> None:
     nowhere = S3Access(profile=None, region="us-east-1")
     inputs = find(tmp_path, kind, access=nowhere)
     assert inputs.image_bytes == sum(1000 + number for number in range(20))
-    assert find(tmp_path, kind, size_column="faces").image_bytes == sum(range(20))
-
-
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        ("aesthetic", "list.jsonl: row 1: 0.0 is not a size in bytes (--size-column)"),
-        ("size", "list.jsonl: no column 'size'; it has image, caption, bytes"),
-    ],
-)
-def test_an_invalid_column_of_sizes_is_one_line(tmp_path: Path, column: str, message: str) -> None:
-    """A missing one is found only after the rows, as each of them may have other columns."""
-    with pytest.raises(UserError) as error:
-        find(tmp_path, "jsonl", size_column=column, where="faces < 0 or faces = 0")
-    assert message in str(error.value)
 
 
 def test_too_little_space_to_sort_is_one_line(

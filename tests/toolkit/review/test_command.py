@@ -144,23 +144,6 @@ def test_failed_local_run_is_diagnosed_and_its_samples_are_shown(cli: Cli, tmp_p
     assert page.read_text().count('<img src="data:image/jpeg;base64,') == 7
 
 
-@pytest.mark.integration
-def test_open_writes_the_page_and_opens_it(cli: Cli, tmp_path: Path) -> None:
-    saved = save(tmp_path / "logs", SimulatedJob(nodes=1))
-    opened, browser = tmp_path / "opened", tmp_path / "browser"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
-    browser.chmod(0o755)
-    for options, name in (
-        (["--open"], "review.html"),
-        (["--html", "a b.html", "--open"], "a b.html"),
-    ):
-        result = cli("review", saved, *options, env={"BROWSER": str(browser)})
-        assert result.returncode == 0, result.stderr
-        assert result.stderr.endswith(f"wrote {name}\n")
-        assert opened.read_text().strip() == (tmp_path / name).as_uri()
-        assert (tmp_path / name).stat().st_size > 10_000
-
-
 def test_runs_differ_in_the_settings_of_their_start_events(cli: Cli, tmp_path: Path) -> None:
     saved = [save(tmp_path / str(nodes), SimulatedJob(nodes=nodes)) for nodes in (1, 2)]
     jobs = review(cli, *saved)["jobs"]

@@ -28,7 +28,7 @@ SCREENS: dict[str, list[str]] = {
     "check": ["check", "owned.yaml", "--offline"],
     "cost": ["cost", "run.yaml"],
     "cost-explain": ["cost", "run.yaml", "--stage", "512px", "--explain"],
-    "cost-alternatives": ["cost", "run.yaml", "--alternatives", "--rows", "5"],
+    "cost-alternatives": ["cost", "run.yaml", "--alternatives"],
     "cost-regions": ["cost", "run.yaml", "--regions"],
     "cost-compare": ["cost", "run.yaml", "--compare", "other.yaml"],
     "measure": ["measure", "run.yaml", "--stage", "512px", "--dry-run"],
