@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, diagnose
+from sm_train.toolkit.diagnose.line_patterns import SUCCESS
 from sm_train.toolkit.diagnose.log_files import log_files
-from sm_train.toolkit.diagnose.log_scanner import SUCCESS
 from sm_train.toolkit.errors import UserError
 
 from tests.toolkit.diagnose.log_corpus import KnownLog, corpus

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.toolkit.diagnose.diagnosis import UNKNOWN, Diagnosis
-from sm_train.toolkit.diagnose.log_scanner import searched_pattern
+from sm_train.toolkit.diagnose.line_patterns import searched_pattern
 from sm_train.toolkit.diagnose.signatures import Signature, matching_exception, signatures
 
 from tests.support.log_lines import DONE, HEALTHY, WRITTEN, diagnosed, haystack, is_left_alone, step
