@@ -173,11 +173,12 @@ def measure_watchdog(folder: Path) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process's main thread, from the scheduler's own clock.
+    """Return the CPU time of a process's threads, from the scheduler's own clock.
 
     The times in ``/proc/PID/stat`` are sampled at ticks of 10 ms, in which a poll rarely falls.
     """
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def send_heartbeats(writers: list[HeartbeatWriter], seconds: float) -> None:

@@ -1,6 +1,6 @@
 """Find credentials that must not leave the laptop: in the run file and in user code.
 
-Three detectors search each text: the formats of :mod:`secret_patterns`, the detectors of
+Three detectors search each text: the formats of :mod:`credential_formats`, the detectors of
 detect-secrets (github.com/Yelp/detect-secrets), and assignments of a random value to a name such
 as ``api_token``. A match names the kind and the location and never contains the secret.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from sm_train.estimators.secrets.credential_formats import credential_formats
 from sm_train.estimators.secrets.random_values import (
     CANDIDATE,
     SECRET_NAME,
@@ -21,7 +22,6 @@ from sm_train.estimators.secrets.random_values import (
     is_random,
 )
 from sm_train.estimators.secrets.secret_files import UnreadableArchiveError, expand
-from sm_train.estimators.secrets.secret_patterns import PATTERNS
 
 if TYPE_CHECKING:
     from detect_secrets.plugins.base import BasePlugin
@@ -129,10 +129,10 @@ def _find_in_text(text: str, path: str) -> Iterator[tuple[str, int]]:
 
 def _find_known_formats(text: str) -> Iterator[tuple[str, int]]:
     lowered = text.lower()
-    for pattern in PATTERNS:
-        if any(keyword in lowered for keyword in pattern.keywords):
-            for match in re.finditer(pattern.expression, text):
-                yield pattern.kind, text.count("\n", 0, match.start()) + 1
+    for known in credential_formats():
+        if any(keyword in lowered for keyword in known.keywords):
+            for match in re.finditer(known.regex, text):
+                yield known.kind, text.count("\n", 0, match.start()) + 1
 
 
 def _parts(line: str) -> Iterator[str]:
