@@ -77,9 +77,8 @@ lint: $(VENV)/.installed
 screens: $(VENV)/.installed
 	UPDATE_SCREENS=1 $(BIN)/pytest -q tests/toolkit/screens
 
-# Generates the pages of the findings of `sm-train check`; a test compares the file with the code.
+# Draws the pictures of the documentation.
 docs: $(VENV)/.installed
-	$(BIN)/python benchmarks/check_pages.py > docs/checks.md
 	$(BIN)/python docs/images/plan.py
 	$(BIN)/python docs/images/diagrams.py
 	$(BIN)/python docs/images/views.py

@@ -18,73 +18,13 @@ from sm_train.toolkit.terminal.formatting import (
     format_usd,
 )
 
-THROUGHPUT_UNMEASURED = Check(
-    "throughput-unmeasured",
-    ("warning",),
-    means="No it/s was measured for this exact stage. Its duration and cost are extrapolated from "
-    "another stage, another instance type or FLOPs alone, or are unknown.",
-    impact="Every dollar figure depends on it: budget, run time and the cost of idle instances.",
-    fix="`sm-train measure RUN` measures a few hundred steps of the stage in the cheapest jobs. "
-    "Or set `steps_per_second`, or pass the log of an earlier job to "
-    "`sm-train cost RUN --measured`.",
-)
-SPEED_IMPLAUSIBLE = Check(
-    "speed-implausible",
-    ("warning",),
-    means="`steps_per_second` is outside of the range that the speed model predicts for the "
-    "configuration that it belongs to: the stage's, or `measured_on`.",
-    impact="Every dollar figure of the stage, and of other stages that the speed is carried to, "
-    "depends on it.",
-    fix="Measure it with `sm-train measure RUN`, or correct `steps_per_second` or `measured_on`.",
-)
-PRICE_UNKNOWN = Check(
-    "price-unknown",
-    ("warning",),
-    means="AWS publishes no on-demand training price for this instance type in the region. The "
-    "type is either the run's first choice or one of its alternatives.",
-    impact="The total is a lower bound, and the budget covers only the part with known prices.",
-    fix="`sm-train cost RUN --refresh` fetches current prices from AWS; `--prices FILE` supplies "
-    "your own.",
-)
-PRICE_DERIVED = Check(
-    "price-derived",
-    ("warning",),
-    means="No price of this instance type in the region is known. It is derived from another "
-    "region's or from EC2's price by a published factor, or assumed without one.",
-    impact="The range of the total is wider, and the type may not be offered in the region.",
-    fix="`sm-train cost RUN --refresh` fetches current prices from AWS; `--prices FILE` supplies "
-    "your own.",
-)
-BUDGET_UNENFORCEABLE = Check(
-    "budget-unenforceable",
-    ("warning",),
-    means="`budget.usd` is set, but a price is unknown: what the run has cost is not known while "
-    "it runs.",
-    impact="The run may cost more than the budget, and `on_exceed: stop` cannot stop it.",
-    fix="Give the price with `--prices FILE` or `sm-train cost RUN --refresh`, or set "
-    "`cluster.max_runtime` as the limit.",
-)
-OVER_BUDGET = Check(
-    "over-budget",
-    ("error", "warning"),
-    means="The run's expected cost exceeds `budget.usd`. An error with `on_exceed: stop`; a "
-    "warning if only another cluster exceeds it that the run may get (`cluster.alternatives`, "
-    "`recovery`).",
-    impact="With `stop`, `submit` refuses the run; with `warn`, the run continues above the "
-    "budget.",
-    fix="Raise the budget, shorten a stage, or find a cheaper cluster with "
-    "`sm-train cost RUN --alternatives --budget USD`.",
-)
-MAX_RUNTIME_SHORT = Check(
-    "max-runtime-short",
-    ("error", "warning"),
-    means="The stage is expected to run longer than `cluster.max_runtime`, after which SageMaker "
-    "stops the job. All attempts of a retried job share this limit. A warning if the it/s was not "
-    "measured.",
-    impact="The progress since the latest checkpoint, another start-up, and the wait for capacity.",
-    fix="Raise `max_runtime` (at most 28 days), split the stage, or use more instances.",
-    source="SageMaker API reference, StoppingCondition (2026-11)",
-)
+THROUGHPUT_UNMEASURED = Check("throughput-unmeasured", ("warning",))
+SPEED_IMPLAUSIBLE = Check("speed-implausible", ("warning",))
+PRICE_UNKNOWN = Check("price-unknown", ("warning",))
+PRICE_DERIVED = Check("price-derived", ("warning",))
+BUDGET_UNENFORCEABLE = Check("budget-unenforceable", ("warning",))
+OVER_BUDGET = Check("over-budget", ("error", "warning"))
+MAX_RUNTIME_SHORT = Check("max-runtime-short", ("error", "warning"))
 
 
 def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:

@@ -35,39 +35,10 @@ _OTHER_RUN_FIX = (
     "existing checkpoints away."
 )
 
-CHECKPOINTS_OTHER_MODEL = Check(
-    "checkpoints-other-model",
-    ("error",),
-    means="The latest checkpoint under the stage's prefix does not match the size of this run's "
-    "model (for each parameter 4 bytes of weights, 8 of AdamW state and 4 of EMA weights). It "
-    "belongs to another run.",
-    impact="The job would try to resume from it, find weights of another architecture, and fail "
-    "at start-up.",
-    fix=_OTHER_RUN_FIX,
-)
-CHECKPOINTS_OTHER_RUN = Check(
-    "checkpoints-other-run",
-    ("warning",),
-    means="There are checkpoints under the stage's prefix, but no job in this account and region "
-    "is tagged with the run (`sm-train:run`), or the latest such job was trained on other data.",
-    impact="The job silently resumes from another run's weights.",
-    fix=_OTHER_RUN_FIX + " Ignore the warning if the checkpoints were copied here on purpose.",
-)
-CHECKPOINTS_BEYOND = Check(
-    "checkpoints-beyond",
-    ("warning",),
-    means="The latest checkpoint is at or after the stage's last step.",
-    impact="The job is billed for its start-up and trains nothing.",
-    fix="Start the next stage, raise `max_steps`, or give the run another `name`.",
-)
-CHECKPOINTS_RESUMED = Check(
-    "checkpoints-resumed",
-    ("info",),
-    means="There are checkpoints under the stage's prefix, and they appear to belong to this run.",
-    impact="The run costs less than the estimate, which assumes that the stage starts at its first "
-    "step.",
-    fix="None needed. To start over, give the run another `name`.",
-)
+CHECKPOINTS_OTHER_MODEL = Check("checkpoints-other-model", ("error",))
+CHECKPOINTS_OTHER_RUN = Check("checkpoints-other-run", ("warning",))
+CHECKPOINTS_BEYOND = Check("checkpoints-beyond", ("warning",))
+CHECKPOINTS_RESUMED = Check("checkpoints-resumed", ("info",))
 
 
 @dataclass(frozen=True)

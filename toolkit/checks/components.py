@@ -22,29 +22,10 @@ from sm_train.toolkit.hub.hub_repository import read_repository
 if TYPE_CHECKING:
     import boto3
 
-COMPONENTS = Check(
-    "components",
-    ("error",),
-    means="The pretrained model does not fit the run file, or its files cannot be used: another "
-    "network than the preset's, a prediction type or noise schedule that the run file "
-    "contradicts, a missing tokenizer or text encoder, only pickled weights, or a missing, "
-    "truncated or damaged file. The check reads configurations and the headers of safetensors "
-    "files; the training job refuses the same problems.",
-    impact="The job fails at start-up, after waiting for capacity.",
-    fix="Change the key that the finding names, use another model, or copy it again with "
-    "`sm-train fetch-model`, which copies what training needs and records digests.",
-)
+COMPONENTS = Check("components", ("error",))
 
 
-LORA_RANDOM_BASE = Check(
-    "lora-random-base",
-    ("warning",),
-    means="`model.lora` trains an adapter, and there is no pretrained network that it extends.",
-    impact="The frozen network has random weights: an adapter cannot make up for them, and its "
-    "images are meaningless.",
-    fix="Name a model with a network (`unet/` or `transformer/`) in `model.components`; "
-    "`sm-train fetch-model` copies one.",
-)
+LORA_RANDOM_BASE = Check("lora-random-base", ("warning",))
 
 
 def base_findings(config: RunConfig, components: str | None) -> Iterator[Finding]:

@@ -8,34 +8,9 @@ from sm_train.entrypoints.common.entry_arguments import CHANNEL, RESUME, placeho
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 
-ENTRY_SHARDED = Check(
-    "entry-sharded",
-    ("warning",),
-    means="The run has its own training script (`entry`) and several instances, and `sharded: "
-    "true` gives each instance another part of a channel.",
-    impact="Accelerate and PyTorch's DistributedSampler assign samples to ranks by their global "
-    "number and expect every instance to see the same files. The instances would train on parts of "
-    "their parts, and epochs would differ in length: the job hangs at the end of the shortest.",
-    fix="Leave `sharded` out; every instance then sees all files. Or let the script split by rank "
-    "within the instance.",
-    source="Accelerate documentation, Internal mechanisms: BatchSamplerShard (2026-11)",
-)
-ENTRY_CHANNEL = Check(
-    "entry-channel",
-    ("error",),
-    means="`entry_args` has a placeholder `{channel.NAME}` of a channel that the job does not get.",
-    impact="The script would get the path of a folder that does not exist.",
-    fix="Add the channel to `channels`, or correct the name; the training data are `train`.",
-)
-ENTRY_RESUME = Check(
-    "entry-resume",
-    ("info",),
-    means="`entry_args` passes no checkpoint to the script: neither `{resume}` nor `latest`.",
-    impact="A job that follows a lost or stopped one starts at step 0, unless the script looks for "
-    "its checkpoints itself.",
-    fix="Pass what the script accepts, such as `[--output_dir, '{checkpoints}', "
-    "--resume_from_checkpoint, '{resume}']`.",
-)
+ENTRY_SHARDED = Check("entry-sharded", ("warning",))
+ENTRY_CHANNEL = Check("entry-channel", ("error",))
+ENTRY_RESUME = Check("entry-resume", ("info",))
 
 
 def entry_findings(config: RunConfig) -> Iterator[Finding]:

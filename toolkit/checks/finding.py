@@ -1,4 +1,4 @@
-"""Defines findings, the checks that produce them for ``docs/checks.md``, and what is checked."""
+"""Defines findings, the checks that produce them, and what is checked."""
 
 from __future__ import annotations
 
@@ -29,18 +29,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A code and its page. Findings are only created by :meth:`found`, so each has a page.
+    """A code and its levels. ``docs/checks.md`` describes what it means.
 
-    ``means``, ``impact`` and ``fix`` are Markdown; ``source`` is the supporting document with its
-    date.
+    Findings are only created by :meth:`found`, so each has a description there.
     """
 
     code: str
     levels: tuple[Level, ...]
-    means: str
-    impact: str
-    fix: str
-    source: str = ""
 
     def found(self, level: Level, where: str, message: str, fix: str) -> Finding:
         """Create a finding with this check's code; ``level`` must be a documented one."""

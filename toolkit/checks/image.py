@@ -23,107 +23,16 @@ if TYPE_CHECKING:
     import boto3
     from types_boto3_ecr.type_defs import ImageIdentifierTypeDef
 
-IMAGE_UNAVAILABLE = Check(
-    "image-unavailable",
-    ("error",),
-    means="According to the SageMaker SDK's table, AWS has no PyTorch training image of this "
-    "version for the instance type in this region.",
-    impact="`submit` cannot create a request.",
-    fix="Set another `framework_version`, or remove it to use the newest suitable image.",
-    source="sagemaker 3.27, image_uri_config/pytorch.json",
-)
-IMAGE_REGION = Check(
-    "image-region",
-    ("error",),
-    means="`cluster.image` is in the registry of another region than the job's.",
-    impact="SageMaker pulls images from its own region's registry; the job fails before training.",
-    fix="Push the image to the job's region (ECR can replicate it), or run in the image's region.",
-    source="SageMaker API reference, ContainerDefinition: image and job in one region (2026-11)",
-)
-IMAGE_ABSENT = Check(
-    "image-absent",
-    ("error",),
-    means="ECR has no such repository, tag or digest.",
-    impact="The job fails after waiting for capacity.",
-    fix="Push the image, or name an existing one.",
-)
-IMAGE_UNPROVEN = Check(
-    "image-unproven",
-    ("warning",),
-    means="The run needs software that cannot be verified from the description of a custom image: "
-    "SMDDP and the SageMaker training toolkit for `backend: smddp`, or PyTorch 2.6 for `sharding`.",
-    impact="Without it the job fails in its first minutes, on all instances.",
-    fix="Test the image on one instance first, or use an AWS image.",
-)
-SMDDP_TRADEOFF = Check(
-    "smddp-tradeoff",
-    ("info",),
-    means="The instance type supports two libraries for gradient all-reduce on several instances. "
-    "SMDDP is AWS's, only in its images of PyTorch 2.3.0, 2.4.0 and 2.5.1, which are no longer "
-    "patched. NCCL over EFA runs on the newest image and supports sharding. `backend: auto` "
-    "selects NCCL.",
-    impact="AWS reports a faster all-reduce with SMDDP on A100 instances; which one is faster for "
-    "a model has to be measured. On the older image there are no security updates, no later NCCL "
-    "and EFA libraries, and no FSDP2.",
-    fix="Run a few hundred steps with `backend: smddp` and with `backend: nccl`, and keep the "
-    "faster one.",
-    source="aws/deep-learning-containers, branch master, pytorch/training/docker/2.5/py3/cu124/"
-    "Dockerfile.gpu (2025-03); SageMaker developer guide, SMDDP library (2024-10)",
-)
-SMDDP_UNUSED = Check(
-    "smddp-unused",
-    ("info",),
-    means="The run file requests SMDDP, but all stages have one instance.",
-    impact="None: within one instance NCCL uses NVLink.",
-    fix="Remove `backend: smddp`.",
-)
-FRAMEWORK_UNPATCHED = Check(
-    "framework-unpatched",
-    ("warning", "info"),
-    means="AWS no longer patches its images of this PyTorch version, or will stop within three "
-    "months. An info if the date is not known.",
-    impact="None today, but there are no more security updates or fixes to the EFA and NCCL "
-    "libraries. AWS keeps the images in ECR.",
-    fix="Set a later `framework_version`, or remove it.",
-    source="aws/deep-learning-containers, docs/src/data/pytorch-training and docs/src/data/pytorch "
-    "(2026-08-21); for 2.3 to 2.5 the DLAMI support policy (2026-11)",
-)
-FRAMEWORK_VULNERABLE = Check(
-    "framework-vulnerable",
-    ("warning", "info"),
-    means="`torch.load` of this PyTorch version runs code from a crafted file, even with "
-    "`weights_only=True`: before 2.6 by CVE-2025-32434, before 2.10 by CVE-2026-24747. A warning "
-    "if the run has code of its own, which might call it.",
-    impact="The trainer is not affected: it reads weights and checkpoints as safetensors only. "
-    "`sm_train.Checkpointer` calls `torch.load` for the run's own checkpoints. Code below `code:` "
-    "that loads a pickle file from elsewhere gives its author the job's role.",
-    fix="Set a later `framework_version`. Where SMDDP needs this one: load safetensors only, "
-    "convert pickle files in a separate environment, and limit the role to the run's prefixes "
-    "(`sm-train iam`).",
-    source="National Vulnerability Database, CVE-2025-32434 (2025-04) and CVE-2026-24747 (2026-01)",
-)
-GPU_TOO_OLD = Check(
-    "gpu-too-old",
-    ("error",),
-    means="AWS's image of this PyTorch version has CUDA 13, which does not support the instance "
-    "type's GPUs: V100 (compute capability 7.0).",
-    impact="The job fails at its first kernel: no kernel image is available.",
-    fix="Set `framework_version: 2.6.0`, whose image has CUDA 12.6, or another instance type.",
-    source="NVIDIA CUDA Toolkit 13.0 release notes: Maxwell, Pascal and Volta are not supported "
-    "(2025-08); aws/deep-learning-containers, docs/src/data/pytorch-training (2026-08)",
-)
-ENVIRONMENT_DEPRECATED = Check(
-    "environment-deprecated",
-    ("warning",),
-    means="`cluster.environment` sets a variable that PyTorch has renamed, or that AWS's EFA guide "
-    "advises against.",
-    impact="PyTorch still reads renamed variables, but every process logs a warning; "
-    "`RDMAV_FORK_SAFE` can break processes that fork, and channel and buffer sizes tuned for other "
-    "instance types slow down the all-reduce.",
-    fix="Remove the variable, or use the name that the finding gives.",
-    source="PyTorch, ProcessGroupNCCL.hpp; "
-    "awsome-distributed-training, 1.architectures/efa-cheatsheet.md (2026-11)",
-)
+IMAGE_UNAVAILABLE = Check("image-unavailable", ("error",))
+IMAGE_REGION = Check("image-region", ("error",))
+IMAGE_ABSENT = Check("image-absent", ("error",))
+IMAGE_UNPROVEN = Check("image-unproven", ("warning",))
+SMDDP_TRADEOFF = Check("smddp-tradeoff", ("info",))
+SMDDP_UNUSED = Check("smddp-unused", ("info",))
+FRAMEWORK_UNPATCHED = Check("framework-unpatched", ("warning", "info"))
+FRAMEWORK_VULNERABLE = Check("framework-vulnerable", ("warning", "info"))
+GPU_TOO_OLD = Check("gpu-too-old", ("error",))
+ENVIRONMENT_DEPRECATED = Check("environment-deprecated", ("warning",))
 
 # Last patch dates of AWS's PyTorch training images, from the sources of FRAMEWORK_UNPATCHED. For
 # 2.3 to 2.5 the dates come from the DLAMI table, which has the same rule: a year after the release.

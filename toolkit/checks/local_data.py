@@ -13,29 +13,9 @@ from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.shards import Shards, of_index, of_listing
 from sm_train.toolkit.packing.shard_listing import list_folder
 
-NO_SHARDS = Check(
-    "no-shards",
-    ("error",),
-    means="The folder or prefix of the run's shards does not exist, or has no `.tar` file.",
-    impact="The job fails after waiting for capacity.",
-    fix="`sm-train pack` creates shards; `aws s3 sync packed s3://BUCKET` uploads them. Check "
-    "`data.uri` for a typo.",
-)
-INDEX_STALE = Check(
-    "index-stale",
-    ("error",),
-    means="The index does not match the shards: a shard is missing, is not in the index, or has "
-    "another size.",
-    impact="A job rejects an index that does not match its shards, after it has started.",
-    fix="Run `sm-train index` on the shards, or upload the index that was packed with them.",
-)
-BROKEN_SHARD = Check(
-    "broken-shard",
-    ("error",),
-    means="A shard without an index was read and is truncated or damaged.",
-    impact="The run loses its samples; above `data.max_bad_fraction` the job stops.",
-    fix="Pack or download the shard again.",
-)
+NO_SHARDS = Check("no-shards", ("error",))
+INDEX_STALE = Check("index-stale", ("error",))
+BROKEN_SHARD = Check("broken-shard", ("error",))
 
 _LISTED = 20
 

@@ -28,35 +28,10 @@ _SOURCE = (
     "validated against real processes"
 )
 
-MEMORY_SHORT = Check(
-    "memory-short",
-    ("error",),
-    means="Weights, gradients, optimizer state and activations need more memory than a GPU has.",
-    impact=_IMPACT,
-    fix=_FIX,
-    source=_SOURCE,
-)
-MEMORY_TIGHT = Check(
-    "memory-tight",
-    ("warning",),
-    means=f"Weights, gradients, optimizer state and activations need more than {USABLE_MEMORY:.0%} "
-    "of a GPU's memory. The CUDA context, NCCL buffers and fragmentation need part of the rest "
-    "(assumed).",
-    impact=_IMPACT,
-    fix=_FIX,
-    source=_SOURCE,
-)
+MEMORY_SHORT = Check("memory-short", ("error",))
+MEMORY_TIGHT = Check("memory-tight", ("warning",))
 
-MEMORY_UNPLANNED = Check(
-    "memory-unplanned",
-    ("error", "warning"),
-    means="The model preset was added or changed, and its FLOPs and memory were not measured. "
-    "It is an error if the model cannot be built.",
-    impact="`check` cannot tell whether stages fit in GPU memory, and `cost` has no FLOPs to scale "
-    "speeds by.",
-    fix="Run the command that the finding names, with PyTorch installed (`[train]`).",
-    source="`entrypoints/planning/measure.py`",
-)
+MEMORY_UNPLANNED = Check("memory-unplanned", ("error", "warning"))
 
 
 def memory_findings(config: RunConfig) -> Iterator[Finding]:

@@ -8,34 +8,10 @@ from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 
-ENCRYPTED_TRAFFIC = Check(
-    "encrypted-traffic",
-    ("warning",),
-    means="`cluster.encrypt_traffic` is set for a stage with several instances that have EFA, or "
-    "that are in your VPC.",
-    impact="In a VPC, the instances cannot reach each other unless their security group allows UDP "
-    "500 and ESP (protocol 50), inbound and outbound, from and to itself. AWS does not document "
-    "whether EFA carries encrypted traffic: without EFA, NCCL uses TCP, and training takes several "
-    "times as long.",
-    fix="Add the rules to the security group, and run `sm-train doctor RUN --canary`: its report "
-    "names the transport and its bandwidth. Or leave `encrypt_traffic` out.",
-    source="SageMaker developer guide, Protect Communications Between ML Compute Instances in a "
-    "Distributed Training Job (2026-11)",
-)
+ENCRYPTED_TRAFFIC = Check("encrypted-traffic", ("warning",))
 
 
-EFA_VARIABLES = Check(
-    "efa-variables",
-    ("warning",),
-    means="`cluster.environment` sets `FI_EFA_USE_DEVICE_RDMA` or `FI_PROVIDER`, and the instance "
-    "type may lack what they ask for.",
-    impact="With `FI_EFA_USE_DEVICE_RDMA=1`, libfabric aborts the processes on devices that cannot "
-    "do RDMA reads, such as those of G types. With `FI_PROVIDER=efa`, NCCL's plugin finds no "
-    "provider on an instance without EFA.",
-    fix="Remove the variables: the plugin selects the provider, and libfabric uses RDMA reads "
-    "where a device can do them.",
-    source="ofiwg/libfabric pull request 8661, aws-ofi-nccl issue 981 (2026-11)",
-)
+EFA_VARIABLES = Check("efa-variables", ("warning",))
 
 _RDMA_READS = ("ml.p4d", "ml.p5", "ml.p6", "ml.trn")
 """Types for which AWS's own tools set FI_EFA_USE_DEVICE_RDMA (sagemaker 3.27), and later ones."""

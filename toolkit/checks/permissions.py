@@ -13,14 +13,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-UNCHECKED = Check(
-    "unchecked",
-    ("warning",),
-    means="AWS rejected or did not answer a call that a check needs; all other checks ran. If "
-    "credentials are missing or have expired, `check` exits with code 4 instead.",
-    impact="None directly, but the problems that this check finds go unnoticed.",
-    fix="Allow the action that the finding names, retry if AWS was busy, or check manually.",
-)
+UNCHECKED = Check("unchecked", ("warning",))
 
 
 def attempt(

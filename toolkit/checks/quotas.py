@@ -19,43 +19,10 @@ _MOST_PAGES = 100
 
 _SOURCE = "AWS General Reference, Amazon SageMaker AI endpoints and quotas (2026-11)"
 
-INSTANCE_QUOTA = Check(
-    "instance-quota",
-    ("error",),
-    means="The run's largest stage exceeds a quota on instances: of this type, in one job, or in "
-    "all jobs together. Jobs that are already running count too, but are not checked.",
-    impact="CreateTrainingJob is rejected (ResourceLimitExceeded). A quota increase for large GPU "
-    "instances takes days.",
-    fix="Request the quota with the command that the finding prints, or use fewer instances.",
-    source=_SOURCE,
-)
-WARM_POOL_QUOTA = Check(
-    "warm-pool-quota",
-    ("warning",),
-    means="With `capacity: warm-pool`, the account's warm pool quota for this instance type is "
-    "lower than a stage's instance count. The default quota is 0.",
-    impact="The job runs, but its instances are not kept: the next job waits for capacity again.",
-    fix="Request the quota with the command that the finding prints, or set another capacity.",
-    source="SageMaker developer guide, Request a warm pool quota increase (2026-11)",
-)
-RUNTIME_QUOTA = Check(
-    "runtime-quota",
-    ("error", "info"),
-    means="`cluster.max_runtime` is longer than the account allows. Where the account's quota is "
-    "not known, an info if it is longer than the default of 5 days.",
-    impact="CreateTrainingJob is rejected (ResourceLimitExceeded).",
-    fix="Request the quota with the command that the finding prints (at most 28 days), or set a "
-    "shorter `max_runtime`: another job resumes the stage from its checkpoint.",
-    source=_SOURCE,
-)
-QUOTA_UNKNOWN = Check(
-    "quota-unknown",
-    ("info",),
-    means="Service Quotas does not list a quota by its documented name.",
-    impact="None directly, but a quota may still reject the job.",
-    fix="Check the console under Service Quotas, Amazon SageMaker.",
-    source=_SOURCE,
-)
+INSTANCE_QUOTA = Check("instance-quota", ("error",))
+WARM_POOL_QUOTA = Check("warm-pool-quota", ("warning",))
+RUNTIME_QUOTA = Check("runtime-quota", ("error", "info"))
+QUOTA_UNKNOWN = Check("quota-unknown", ("info",))
 
 _RUNTIME = "Longest run time for a training job"
 

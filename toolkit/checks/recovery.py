@@ -15,46 +15,10 @@ _WORTH_USD, _WORTH_SHARE = 100, 0.01
 
 _RETRY_SOURCE = "SageMaker API reference, RetryStrategy (2026-11)"
 
-NO_RETRIES = Check(
-    "no-retries",
-    ("warning",),
-    means="`cluster.retries` is 0 and the job runs on several instances, or for longer than a day.",
-    impact="A SageMaker InternalServerError then ends the job. Training stops until a user "
-    "notices, and the new job has to wait for capacity again.",
-    fix="Set `retries: 3` or more. Retries cost nothing unless they are used, and share "
-    "`max_runtime`.",
-    source=_RETRY_SOURCE,
-)
-INTERRUPTIONS_EXPECTED = Check(
-    "interruptions-expected",
-    ("info",),
-    means="Published failure rates (listed by `sm-train cost RUN --explain`) predict at least one "
-    "interruption. SageMaker's retries cover only InternalServerError: a failed GPU, a lost peer "
-    "or a reclaimed spot instance ends the job.",
-    impact="Each interruption costs a restart and half a checkpoint interval; the estimate "
-    "includes this.",
-    fix="Restart the stage after a failure, for example with `sm-train watch`: it resumes from the "
-    "same checkpoints.",
-    source=_RETRY_SOURCE,
-)
-NO_CHECKPOINTS = Check(
-    "no-checkpoints",
-    ("error", "warning"),
-    means="`checkpoint.every_steps` is not less than the stage's `max_steps`, so the only "
-    "checkpoint is the last. An error on spot instances, which are routinely reclaimed.",
-    impact="An interruption loses all of the stage's progress.",
-    fix="Set `checkpoint.every_steps` to the value in the finding.",
-)
-CHECKPOINT_INTERVAL = Check(
-    "checkpoint-interval",
-    ("warning", "info"),
-    means="Another `checkpoint.every_steps` would be cheaper by more than $100 and 1 % of the "
-    "stage. It balances the work lost between two checkpoints against the time spent saving. A "
-    "warning on spot instances.",
-    impact="The dollars in the finding.",
-    fix="Set `checkpoint.every_steps` to the value in the finding.",
-    source="Daly, A higher order estimate of the optimum checkpoint interval (2006)",
-)
+NO_RETRIES = Check("no-retries", ("warning",))
+INTERRUPTIONS_EXPECTED = Check("interruptions-expected", ("info",))
+NO_CHECKPOINTS = Check("no-checkpoints", ("error", "warning"))
+CHECKPOINT_INTERVAL = Check("checkpoint-interval", ("warning", "info"))
 
 
 def recovery_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:

@@ -14,25 +14,8 @@ from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.packing.shard_listing import ShardListing
 from sm_train.toolkit.terminal.formatting import format_duration
 
-FALLBACK_LATE = Check(
-    "fallback-late",
-    ("warning",),
-    means="A job on spot instances waits for them until `cluster.max_wait`, which is no less than "
-    "`cluster.max_runtime`. Only then the next placement is tried.",
-    impact="Days without training. Waiting itself is not billed.",
-    fix="Write `cluster.max_pending`, 30 minutes at least: SageMaker gives the job up after it.",
-    source="SageMaker API reference, StoppingCondition (2026-11)",
-)
-FALLBACK_DATA = Check(
-    "fallback-data",
-    ("error",),
-    means="The bucket of a fallback holds other shards than the run's own bucket, or not all of "
-    "them.",
-    impact="The run would resume with other data in the middle of an epoch: samples are lost or "
-    "repeated.",
-    fix="Copy the shards with their index (`aws s3 sync`, or S3 replication with a batch job for "
-    "existing objects).",
-)
+FALLBACK_LATE = Check("fallback-late", ("warning",))
+FALLBACK_DATA = Check("fallback-data", ("error",))
 
 
 def relocated_subjects(subject: Subject) -> Iterator[Subject]:

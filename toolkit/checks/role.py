@@ -15,62 +15,12 @@ if TYPE_CHECKING:
 _SERVICE = "sagemaker.amazonaws.com"
 _SOURCE = "SageMaker developer guide, How to use SageMaker AI execution roles (2026-11)"
 
-ROLE_UNSET = Check(
-    "role-unset",
-    ("warning",),
-    means="The run file names no role.",
-    impact="`submit` refuses the run. If the run file sets no bucket either, the default bucket is "
-    "unknown too.",
-    fix="Set `role: arn:aws:iam::ACCOUNT:role/NAME`.",
-)
-ROLE_ACCOUNT = Check(
-    "role-account",
-    ("error",),
-    means="The role and the credentials belong to different accounts.",
-    impact="CreateTrainingJob is rejected: a role cannot be passed to a service across accounts.",
-    fix="Use a role of the credentials' account, or credentials of the role's account "
-    "(`--profile`).",
-    source="IAM user guide, Grant a user permissions to pass a role to an AWS service (2026-11)",
-)
-ROLE_ABSENT = Check(
-    "role-absent",
-    ("error",),
-    means="The account has no role with this ARN.",
-    impact="CreateTrainingJob is rejected.",
-    fix="Create the role, or correct its ARN, which includes the path.",
-    source=_SOURCE,
-)
-ROLE_TRUST = Check(
-    "role-trust",
-    ("error",),
-    means=f"The role's trust policy does not let `{_SERVICE}` assume it. The check assumes that "
-    "the policy's conditions hold.",
-    impact="CreateTrainingJob is rejected.",
-    fix=f"Add a statement to the trust policy: Allow, `sts:AssumeRole`, Principal Service "
-    f"`{_SERVICE}`.",
-    source=_SOURCE,
-)
-SECRET_ABSENT = Check(
-    "secret-absent",
-    ("warning",),
-    means="A secret that the run file names for alerts or a tracker does not exist in the job's "
-    "region.",
-    impact="The job trains, but sends no alerts to this address; W&B writes files instead of "
-    "logging online.",
-    fix="Create the secret, for example with `aws secretsmanager create-secret --name NAME "
-    "--secret-string file://key`, or correct its name.",
-    source="Secrets Manager API reference, DescribeSecret (2026-11)",
-)
-SECRET_DENIED = Check(
-    "secret-denied",
-    ("warning",),
-    means="The policies of the job's role do not allow it to read a secret that the run file "
-    "names, as IAM's policy simulator evaluates them.",
-    impact="As for a secret that does not exist.",
-    fix="Add the statement of the role that `sm-train iam` prints. A secret that a key of your own "
-    "encrypts also needs `kms:Decrypt` for that key.",
-    source="IAM API reference, SimulatePrincipalPolicy (2026-11)",
-)
+ROLE_UNSET = Check("role-unset", ("warning",))
+ROLE_ACCOUNT = Check("role-account", ("error",))
+ROLE_ABSENT = Check("role-absent", ("error",))
+ROLE_TRUST = Check("role-trust", ("error",))
+SECRET_ABSENT = Check("secret-absent", ("warning",))
+SECRET_DENIED = Check("secret-denied", ("warning",))
 
 
 def secret_findings(

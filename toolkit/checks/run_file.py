@@ -10,32 +10,9 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.placeholders import find_placeholders
 
-RUN_FILE = Check(
-    "run-file",
-    ("error",),
-    means="The run file is missing, is not valid YAML, or violates its schema. `check` exits with "
-    "code 2 and checks nothing else; only `--json` reports these errors as findings.",
-    impact="No command accepts the file.",
-    fix="Correct every line that is named; `sm-train schema` describes all keys to an editor.",
-)
-BATCH_ARITHMETIC = Check(
-    "batch-arithmetic",
-    ("error",),
-    means="`effective_batch_size` is not per_device_batch_size × gradient_accumulation_steps × "
-    "instances × GPUs. BRIA 2.0's published batch of 2048 is an example: 8 × 2 × 32 GPUs are 512.",
-    impact="The run would train at another batch size than its learning rate was chosen for. No "
-    "command accepts the file.",
-    fix="Set the gradient_accumulation_steps in the finding, or the intended batch size.",
-)
-PLACEHOLDER = Check(
-    "placeholder",
-    ("error",),
-    means="The run file holds an account or a bucket of documentation, such as 111122223333 or "
-    "my-bucket, which `sm-train init` writes where it does not know yours.",
-    impact="Nobody can use them: `submit` refuses the run, and `submit --dry-run` warns.",
-    fix="Write your own role and buckets; `sm-train init` lists those of your account.",
-    source="S3 user guide, General purpose bucket naming rules (2026-11)",
-)
+RUN_FILE = Check("run-file", ("error",))
+BATCH_ARITHMETIC = Check("batch-arithmetic", ("error",))
+PLACEHOLDER = Check("placeholder", ("error",))
 
 
 def placeholder_findings(config: RunConfig) -> Iterator[Finding]:

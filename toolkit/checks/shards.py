@@ -36,114 +36,18 @@ _SIZE_SOURCE = (
     "(2024-07-11)"
 )
 
-IDLE_INSTANCES = Check(
-    "idle-instances",
-    ("error",),
-    means="A stage has more instances than there are shards. ShardedByS3Key distributes whole "
-    "objects, so some instances receive none.",
-    impact="The job fails at start-up with an error, after waiting for capacity. A training loop "
-    "without this check would pay for the idle instances, too.",
-    fix="Pack at least as many shards as the largest stage has instances, ideally a multiple of "
-    "that: `sm-train pack … --for RUN` does so.",
-    source=_DISTRIBUTION_SOURCE,
-)
-UNEQUAL_INSTANCES = Check(
-    "unequal-instances",
-    ("warning", "info"),
-    means="Some instances receive more samples than others, because the number of shards is not "
-    "divisible by the instances or their sizes differ. All instances end an epoch together, so "
-    "those with fewer samples repeat some. A warning from 5 %, an info from 0.5 %; less is not "
-    "reported.",
-    impact="This share of the stage's training repeats samples within an epoch. AWS does not "
-    "document which instance receives which object; the figure assumes round-robin order by name.",
-    fix="Pack shards of nearly equal size, in a number divisible by the instances of every stage "
-    "(`sm-train pack … --for RUN`).",
-    source=_DISTRIBUTION_SOURCE,
-)
-SHARED_SHARDS = Check(
-    "shared-shards",
-    ("info",),
-    means="There are fewer shards than GPUs, or than GPUs times decoders. The processes of "
-    "an instance partition its shards by sample, so none is idle.",
-    impact="None with sm-train's loader. A loader that assigns whole shards to its workers would "
-    "leave most of them without data.",
-    fix="None needed.",
-)
-ORDER_DEPENDS_ON_RANKS = Check(
-    "order-depends-on-ranks",
-    ("info",),
-    means="`ShardedByS3Key` gives each instance its own shards, so the samples of a global batch "
-    "depend on the number of instances. With `data.sharded: false` every instance sees all shards, "
-    "and the same steps train on the same samples for any number of GPUs.",
-    impact="Losses of two cluster sizes cannot be compared step by step, and a run that resumes on "
-    "another number of GPUs reassigns the rest of the epoch. Otherwise none.",
-    fix="Set `data.sharded: false` if that matters: FastFile streams, so each instance still reads "
-    "only what it needs.",
-    source="`entrypoints/data/indexed_reader.py`; the job reports the same once at its start",
-)
-START_WITHOUT_INDEX = Check(
-    "start-without-index",
-    ("warning", "info"),
-    means="`data.index: false` with `data.reader: indexed`: at every start the processes of an "
-    "instance read the headers of all its samples before the first step. A warning if that is "
-    "expected to take more than a minute.",
-    impact="All instances are billed meanwhile, at the start and after every retry and resume. The "
-    "estimate assumes 8 ms for each sample and process.",
-    fix="`sm-train index PREFIX` writes the index once; or set `data.reader: webdataset`, which "
-    "starts at once and does not resume exactly.",
-    source="measured over a FUSE mount with 30 ms for each request: 7.8 ms a sample (2026-11)",
-)
-FEW_SAMPLES = Check(
-    "few-samples",
-    ("warning",),
-    means="All shards together have fewer samples than one step of the stage needs.",
-    impact="Every step sees the same images more than once.",
-    fix="Lower the batch size or the number of instances; check that no shards are missing.",
-)
-EPOCHS = Check(
-    "epochs",
-    ("error", "warning"),
-    means="A stage trains on less than one epoch of the data, or on very many: a warning from 100 "
-    "epochs (with `model.lora` from 1,000), an error from 10,000. The number of samples is that of "
-    "the index, or `data.samples`.",
-    impact="Less than one epoch leaves images out that were paid for. Thousands of epochs memorize "
-    "the images; usually most of the shards are missing or not packed yet.",
-    fix="Correct `max_steps`, or pack the missing images; `data.samples` states the number of "
-    "samples where there is no index.",
-    source="Peebles and Xie 2023, section 5: DiT-XL/2 saw ImageNet 1,400 times, unusually often",
-)
-SMALL_SHARDS = Check(
-    "small-shards",
-    ("warning", "info"),
-    means="Shards are below 2 GB; BRIA used 2 to 5 GB. A warning if they average less than the "
-    "150 MB recommended for FastFile although there is enough data for larger ones.",
-    impact="FastFile lists all objects before training starts, and each object adds first-byte "
-    "latency.",
-    fix="Pack with a larger `--shard-size`.",
-    source=_SIZE_SOURCE + "; SageMaker developer guide, FastFile mode: fewer, larger files, "
-    "from about 150 MB (2026-11)",
-)
-LARGE_SHARDS = Check(
-    "large-shards",
-    ("info",),
-    means="Shards are above 5 GB; BRIA used 2 to 5 GB.",
-    impact="Fewer objects are distributed less evenly over the instances, and an interrupted "
-    "upload has to resend more.",
-    fix="Pack with a smaller `--shard-size`.",
-    source=_SIZE_SOURCE,
-)
+IDLE_INSTANCES = Check("idle-instances", ("error",))
+UNEQUAL_INSTANCES = Check("unequal-instances", ("warning", "info"))
+SHARED_SHARDS = Check("shared-shards", ("info",))
+ORDER_DEPENDS_ON_RANKS = Check("order-depends-on-ranks", ("info",))
+START_WITHOUT_INDEX = Check("start-without-index", ("warning", "info"))
+FEW_SAMPLES = Check("few-samples", ("warning",))
+EPOCHS = Check("epochs", ("error", "warning"))
+SMALL_SHARDS = Check("small-shards", ("warning", "info"))
+LARGE_SHARDS = Check("large-shards", ("info",))
 
 
-AUGMENTED_LATENTS = Check(
-    "augmented-latents",
-    ("error",),
-    means="`data.flip` or `data.caption` is set, and the shards hold latents for a stage's "
-    "resolution. Those are of the image as it is and of one caption.",
-    impact="The job fails at start-up: latents cannot be mirrored, because an autoencoder's latent "
-    "of a mirrored image is not the mirrored latent.",
-    fix="Pack the shards without `--latents`, or leave the key out. `training.offset_noise` works "
-    "with latents.",
-)
+AUGMENTED_LATENTS = Check("augmented-latents", ("error",))
 
 
 @dataclass(frozen=True, eq=False)

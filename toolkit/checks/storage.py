@@ -28,95 +28,18 @@ MOST_OBJECTS = 200_000
 
 _CHANNEL_SOURCE = "SageMaker API reference, CreateTrainingJob (2026-11)"
 
-BUCKET_MISSING = Check(
-    "bucket-missing",
-    ("error",),
-    means="The bucket does not exist.",
-    impact="The request is rejected, or the job fails before training.",
-    fix="Check the name for a typo, or create the bucket in the job's region.",
-)
-BUCKET_REGION = Check(
-    "bucket-region",
-    ("error",),
-    means="A bucket of the run is in another region than the job.",
-    impact="SageMaker rejects it for a job's channels. Cross-region traffic would be billed for "
-    "every byte of every epoch.",
-    fix="Use a bucket in the job's region (copy with `aws s3 sync`), or run in the bucket's "
-    "region.",
-    source=_CHANNEL_SOURCE,
-)
-PREFIX_MISSING = Check(
-    "prefix-missing",
-    ("error",),
-    means="`data.validation` or `model.components` names a prefix without objects.",
-    impact="The job fails after waiting for capacity.",
-    fix="Upload the missing objects, or correct the URI.",
-)
-SINGLE_OBJECT = Check(
-    "single-object",
-    ("error",),
-    means="`data.uri` is a single object instead of a prefix with shards.",
-    impact="One instance receives the object and the others nothing; the job fails at start-up.",
-    fix="Set the prefix that contains the object.",
-)
-NOT_SHARDS = Check(
-    "not-shards",
-    ("warning",),
-    means="There are objects other than shards under `data.uri`.",
-    impact="ShardedByS3Key distributes every object: an instance that receives one of these gets "
-    "one shard less.",
-    fix="Move the shards to a separate prefix. The index belongs one level above the shards.",
-    source="SageMaker API reference, S3DataSource (2026-11)",
-)
-TOO_MANY_OBJECTS = Check(
-    "too-many-objects",
-    ("warning",),
-    means=f"There are more than {MOST_OBJECTS:,} objects under `data.uri`; the rest were not "
-    "checked.",
-    impact="FastFile lists all of them before training starts, on every instance.",
-    fix="Pack into shards of 2 to 5 GB, and check that the URI is that of the shards.",
-)
-INDEX_MISSING = Check(
-    "index-missing",
-    ("error",),
-    means="The index that the run file configures is not in S3.",
-    impact="Its channel would be empty: the job fails after it has started.",
-    fix="Run `sm-train index PREFIX` to write it, or set `data.index: false`; every start then "
-    "reads the headers of all shards.",
-)
-INDEX_UNREADABLE = Check(
-    "index-unreadable",
-    ("error",),
-    means="The object at the index's URI is not an index, is damaged, or was written by a newer "
-    "version of sm-train.",
-    impact="The job fails at start-up.",
-    fix="Run `sm-train index PREFIX` to rewrite it.",
-)
+BUCKET_MISSING = Check("bucket-missing", ("error",))
+BUCKET_REGION = Check("bucket-region", ("error",))
+PREFIX_MISSING = Check("prefix-missing", ("error",))
+SINGLE_OBJECT = Check("single-object", ("error",))
+NOT_SHARDS = Check("not-shards", ("warning",))
+TOO_MANY_OBJECTS = Check("too-many-objects", ("warning",))
+INDEX_MISSING = Check("index-missing", ("error",))
+INDEX_UNREADABLE = Check("index-unreadable", ("error",))
 
-STAGED_IMAGES = Check(
-    "staged-images",
-    ("warning",),
-    means="The function that packs arriving images has staged images next to the shards and not "
-    "written them to a shard yet.",
-    impact="The run trains without them: it reads the shards that exist when it starts.",
-    fix='Invoke the function with `{"flush": true}`, which writes all staged images to shards.',
-)
+STAGED_IMAGES = Check("staged-images", ("warning",))
 
-UPLOAD_ENCRYPTION = Check(
-    "upload-encryption",
-    ("error", "warning"),
-    means="The run names a KMS key for its bucket. What sm-train writes names that key, and so "
-    "does the job's output. But SageMaker uploads checkpoints without a key: CheckpointConfig "
-    "has none. The bucket's policy denies such uploads, or the bucket encrypts them with another "
-    "key.",
-    impact="With such a policy no checkpoint is stored, and an interrupted job starts from the "
-    "beginning. With another default key, the checkpoints are encrypted with that one.",
-    fix="Set the bucket's default encryption to the run's key, and let the policy deny a put only "
-    'if it names another encryption: add `"Null": {"s3:x-amz-server-side-encryption": "false"}` to '
-    "the statement's condition. `sm-train doctor --canary` proves that checkpoints arrive.",
-    source="SageMaker API reference, CheckpointConfig; Amazon S3 user guide, Requiring SSE-KMS "
-    "(2026-11)",
-)
+UPLOAD_ENCRYPTION = Check("upload-encryption", ("error", "warning"))
 
 Progress = Callable[[int], None]
 """Called with the number of objects listed so far."""

@@ -13,17 +13,7 @@ from sm_train.estimators.bundle.user_code import UserCode, UserCodeError, read_u
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 
-USER_FUNCTION = Check(
-    "user-function",
-    ("error", "warning"),
-    means="`training.optimizer`, `training.lr_schedule`, `training.objective`, `data.transform` or "
-    "a stage's `objective` names a `module:function` that is not in the folder `code`. It is a "
-    "warning if the module may belong to a package that the job installs or to the run's image.",
-    impact="The job fails when it imports the function, after instances, image and data were paid "
-    "for.",
-    fix="Correct the name, or add the module to the folder of `code`, or its package to the "
-    "folder's `requirements.txt`.",
-)
+USER_FUNCTION = Check("user-function", ("error", "warning"))
 
 
 def user_function_findings(config: RunConfig, base: Path) -> Iterator[Finding]:

@@ -387,7 +387,7 @@ class _StreamScanner:
     def report(self) -> ScanReport:
         if self.summary.is_open:
             self._read_summary(LogLine(""))
-        found, nodes = self.matches.found(), self.nodes
+        found, nodes = self.matches.at_end(), self.nodes
         others = of_other_programs(found, lambda: whole_lines(self.stream.blocks()))
         matches = tuple(match for match in found if match not in others)
         return ScanReport(

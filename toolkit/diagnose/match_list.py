@@ -120,7 +120,7 @@ class MatchList:
                 self.handled = match
                 return
 
-    def found(self) -> tuple[Match, ...]:
+    def at_end(self) -> tuple[Match, ...]:
         """Return the matches at the end of the log."""
         # The exception that would have replaced the handled one is missing: the log ends before.
         says_more = self.handled is not None and not self.handled.text.endswith(":")

@@ -6,6 +6,7 @@ import ast
 import re
 from datetime import date
 from functools import cache
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from sm_train.cost.json_document import as_document
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks import finding
 from sm_train.toolkit.checks.check_report import show
-from sm_train.toolkit.checks.finding import LEVELS, Finding, Subject
+from sm_train.toolkit.checks.finding import LEVELS, Check, Finding, Subject
 from sm_train.toolkit.checks.image import ecr_image, image_findings
 from sm_train.toolkit.checks.preflight import offline_findings
 from sm_train.toolkit.checks.quotas import default_runtime_findings
@@ -29,10 +30,10 @@ from sm_train.toolkit.checks.shards import Shards, augmentation_findings, shard_
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.worst_case import alternative_costs, total, up_to_suffix
 
-from benchmarks.check_pages import checks_by_subject, render
 from tests.support.run_documents import config, stage
 
 ROOT = Path(__file__).parents[3]
+CHECKS = sorted((ROOT / "toolkit" / "checks").glob("[a-z]*.py"))
 GB = 10**9
 
 
@@ -462,11 +463,24 @@ def test_terminal_shows_a_table_and_a_pipe_one_line_per_finding() -> None:
 # ------------------------------------------------------------------ pages
 
 
-def test_docs_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "checks.md").read_text(encoding="utf-8") == render()
+def documented() -> dict[str, tuple[str, ...]]:
+    """Return the levels of each code that ``docs/checks.md`` describes, with impact and fix."""
+    text = (ROOT / "docs" / "checks.md").read_text(encoding="utf-8")
+    sections = text.split("\n### ")[1:]
+    assert all("**Impact.** " in section and "**Fix.** " in section for section in sections)
+    heads = (section.split("\n", 3) for section in sections)
+    return {code: tuple(levels.strip("*").split(", ")) for code, _, levels, _ in heads}
 
 
-def test_every_finding_has_a_page_and_every_page_a_finding() -> None:
+def test_every_check_is_described() -> None:
+    """With the levels that its findings may have."""
+    modules = (import_module(f"sm_train.toolkit.checks.{path.stem}") for path in CHECKS)
+    values = (value for module in modules for value in vars(module).values())
+    checks = [value for value in values if isinstance(value, Check)]
+    assert {check.code: check.levels for check in checks} == documented()
+
+
+def test_every_check_has_a_finding() -> None:
     """Findings are only created by ``Check.found``, and every check creates some."""
     used: dict[str, set[str]] = {}
     for path in (ROOT / "toolkit").rglob("*.py"):
@@ -480,13 +494,11 @@ def test_every_finding_has_a_page_and_every_page_a_finding() -> None:
                     one.value for one in ast.walk(node.args[0]) if isinstance(one, ast.Constant)
                 }
                 used.setdefault(ast.unparse(node.func.value), set()).update(texts & set(LEVELS))
-    documented = {
-        check.code.upper().replace("-", "_"): set(check.levels)
-        for checks in checks_by_subject().values()
-        for check in checks
+    described = {
+        code.upper().replace("-", "_"): set(levels) for code, levels in documented().items()
     }
-    assert used == documented
-    assert len(documented) > 40
+    assert used == described
+    assert len(described) > 40
 
 
 # ------------------------------------------------------------------ alternatives and fallbacks
