@@ -164,7 +164,7 @@ def _platform_cost(
     cost = total_money([stage_usd for _, stage_usd in priced])
     control_plane = Decimal(0)
     if platform == "eks" and None not in seconds:
-        hours = Decimal(sum(second or 0.0 for second in seconds)) / SECONDS_PER_HOUR
+        hours = Decimal(sum(value or 0.0 for value in seconds)) / SECONDS_PER_HOUR
         control_plane = hours * service_prices()["eks_control_plane"].usd
         cost = None if cost is None else cost + control_plane
     return PlatformCost(platform, hourly[0], cost, control_plane)

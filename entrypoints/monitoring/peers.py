@@ -250,7 +250,7 @@ def _parse_busy(document: Mapping[str, object]) -> BusyTotals:
     seconds = [document[name] for name in ("busy_seconds", "cpu_wait_seconds")]
     if not all(isinstance(count, int) for count in counts):
         raise ValueError
-    if not all(isinstance(second, float) for second in seconds):
+    if not all(isinstance(value, float) for value in seconds):
         raise ValueError
     return BusyTotals(*counts, *seconds)  # type: ignore[arg-type]
 

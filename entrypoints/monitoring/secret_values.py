@@ -67,7 +67,7 @@ def redact(text: str, secret: str) -> str:
     """Return ``text`` without the secret and, if it is a JSON object, without its values."""
     parts = [secret]
     with contextlib.suppress(ValueError, AttributeError):
-        parts += [load for load in json.loads(secret).values() if isinstance(load, str)]
+        parts += [value for value in json.loads(secret).values() if isinstance(value, str)]
     for part in sorted(filter(None, parts), key=len, reverse=True):
         text = text.replace(part, "***")
     return text
