@@ -70,7 +70,7 @@ lint: $(VENV)/.installed
 	ln -sfn $(CURDIR)/entrypoints/api/__init__.py build/types/sm_train/__init__.py
 	MYPYPATH=build/types $(BIN)/mypy
 	MYPYPATH=build/types $(BIN)/mypy --platform darwin
-	MYPYPATH=build/types $(BIN)/mypy --allow-untyped-calls benchmarks
+	MYPYPATH=build/types $(BIN)/mypy benchmarks
 	$(BIN)/vulture
 
 # The text of every screen at 80 and 120 columns, which tests compare: look at the difference.

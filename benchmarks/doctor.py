@@ -86,7 +86,7 @@ def train(steps: int) -> None:
         timed_pass()
         compute = statistics.median(timed_pass() for _ in range(9))
     gradient_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
-    buckets = model._get_ddp_logging_data()["rebuilt_bucket_sizes"].count(",") + 1
+    buckets = model._get_ddp_logging_data()["rebuilt_bucket_sizes"].count(",") + 1  # type: ignore[no-untyped-call]
     if torch.distributed.get_rank() == 0:
         print("RESULT", json.dumps([compute, step, gradient_bytes, buckets]), flush=True)
     os._exit(0)

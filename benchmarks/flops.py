@@ -63,7 +63,7 @@ def count_training_flops(name: str, resolution: int) -> int:
     image, text = network_inputs(preset["network"], side, preset_caption_tokens(preset))
     timesteps = torch.zeros(1, device="meta")
     with FlopCounterMode(display=False) as flops:
-        predict(network, image, timesteps, text, scale).sum().backward()
+        predict(network, image, timesteps, text, scale).sum().backward()  # type: ignore[no-untyped-call]
     return int(flops.get_total_flops())
 
 

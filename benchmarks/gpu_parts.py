@@ -187,7 +187,7 @@ def _loss_and_gradients(
         target, text = trainer.model_inputs.prepare(batch)
         prediction = trainer.model(target.noisy, target.timesteps, *text)
         loss = trainer._loss.mean(prediction, target)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     gradients = [weight.grad for weight in trainer.state.parameters if weight.grad is not None]
     return (
         loss.item(),

@@ -116,7 +116,7 @@ def bare(module: nn.Module, inputs: list[Inputs]) -> Step:
 
     def step() -> None:
         value = loss(module, next(stream))
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

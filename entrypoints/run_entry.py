@@ -29,12 +29,12 @@ from sm_train.entrypoints.script.current_job import ScriptProcess, set_process
 from sm_train.entrypoints.script.hooks import observe_accelerate
 from sm_train.entrypoints.script.observer import ScriptObserver
 from sm_train.entrypoints.script.ranks import (
-    TICK_SECONDS,
     ScriptRank,
     ScriptRanks,
     agree_on_states,
     open_messages,
 )
+from sm_train.entrypoints.script.stop_agreement import TICK_SECONDS
 from sm_train.entrypoints.training_process import TrainingProcess, exit_now, run_job
 
 _EXIT_TIMEOUT = 120.0
@@ -242,7 +242,7 @@ class _Background:
         stop = self._observer.stop
         if stop is not None:
             if stop.requested and self._observer.step > self._observer.first_step:
-                self._ranks.request_stop()
+                self._ranks.stop.request()
         elif self._stop_request.exists() and not self._has_signaled:
             self._has_signaled = True
             os.kill(os.getpid(), signal.SIGTERM)

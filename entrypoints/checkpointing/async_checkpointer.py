@@ -75,7 +75,15 @@ class _PendingCheckpoint:
 
 
 class AsyncCheckpointer:
-    """Writes this rank's share of checkpoints below ``checkpoints``, one checkpoint at a time."""
+    """Writes this rank's share of checkpoints below ``checkpoints``, one checkpoint at a time.
+
+    A checkpoint is started by :meth:`save_async`, written by this rank's thread (:attr:`writing`),
+    and then waits for :meth:`commit`, after which it is complete or abandoned. Until a rank
+    commits, :attr:`step` is that of the pending checkpoint, the same on all ranks. The marker is
+    the last file that is written, and it lists all others with their digests: a folder without one
+    is not a checkpoint, whenever the job ends. Old checkpoints are removed when the next one is
+    written, never the newest complete one, nor one that :class:`StoredSteps` protects.
+    """
 
     def __init__(
         self,

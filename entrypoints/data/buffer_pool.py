@@ -129,7 +129,12 @@ class BufferHandle:
 class SharedBufferPool:
     """The side of the loader's process, which allocates and fills shared buffers.
 
-    The trainer returns the ids of unused buffers through ``returned``.
+    A buffer goes through these states: free, filled by :meth:`allocate`, sent with its
+    :meth:`handle`, in use by the trainer, unused there, and returned through ``returned``, which
+    makes it free again. Only the process that has it touches it: the loader until it sends the
+    handle, the trainer until it returns the id. So no lock is needed, and an id is never in two
+    places. A buffer is never given up; there are as many as batches were in flight at once, and one
+    for each batch that the trainer keeps.
     """
 
     def __init__(self, returned: SimpleQueue[int], buffer_bytes: int) -> None:

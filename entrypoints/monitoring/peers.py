@@ -62,6 +62,18 @@ class NodeStatus:
     busy: Sequence[BusyTotals] = ()
 
 
+@dataclass(frozen=True)
+class _Received:
+    """The last message of a node: when it arrived, and when it was sent, on the sender's clock.
+
+    ``at`` is in seconds of this node's clock, ``sent_ns`` in Unix nanoseconds.
+    """
+
+    status: NodeStatus
+    at: float
+    sent_ns: int
+
+
 class PeerLink:
     """One node's end: the first node listens and replies, the others send it their status.
 
@@ -83,13 +95,9 @@ class PeerLink:
         self._key, self._clock, self._silent_after = key, clock, SILENT_POLLS * poll_seconds
         self._started = clock()
         self._own = NodeStatus()
-        # The last message of each node, and when it arrived.
-        self._received_at: dict[int, float] = {}
-        self._received: dict[int, NodeStatus] = {}
+        self._received: dict[int, _Received] = {}
         # On the first node, where its replies go.
         self._addresses: dict[int, tuple[str, int]] = {}
-        # When it was sent, on the sender's clock; Unix nanoseconds.
-        self._sent_ns: dict[int, int] = {}
         self._oldest_ns = time.time_ns() - _MAX_AGE_NS
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
@@ -122,23 +130,24 @@ class PeerLink:
 
     def statuses(self) -> list[RankStatus]:
         """Return what the other nodes last reported about their ranks."""
-        return [rank for status in self._received.values() for rank in status.ranks]
+        return [rank for status in self._statuses().values() for rank in status.ranks]
 
     def busy_totals(self) -> list[BusyTotals]:
         """Return the busy times of the other nodes' ranks."""
-        return [busy_rank for status in self._received.values() for busy_rank in status.busy]
+        return [busy_rank for status in self._statuses().values() for busy_rank in status.busy]
 
     def stalls(self) -> dict[int, PeerStall]:
         """Return node → the stall in its last message, if it had one."""
-        return {
-            node: status.stall
-            for node, status in self._received.items()
-            if status.stall is not None
-        }
+        statuses = self._statuses().items()
+        return {node: status.stall for node, status in statuses if status.stall is not None}
 
     def failures(self) -> list[Failure]:
         """Return the failures in the other nodes' last messages."""
-        return [status.failure for status in self._received.values() if status.failure is not None]
+        statuses = self._statuses().values()
+        return [status.failure for status in statuses if status.failure is not None]
+
+    def _statuses(self) -> dict[int, NodeStatus]:
+        return {node: received.status for node, received in self._received.items()}
 
     def silent_nodes(self) -> dict[int, float]:
         """Return node → seconds since its last message, for those that send nothing any more.
@@ -146,7 +155,8 @@ class PeerLink:
         On the first node, one that never sent anything counts once any other node has: then
         datagrams do arrive.
         """
-        now, received_at = self._clock(), dict(self._received_at)
+        now = self._clock()
+        received_at = {node: received.at for node, received in self._received.items()}
         if self._node == 0 and received_at:
             others = range(1, self._nodes)
             received_at = {node: received_at.get(node, self._started) for node in others}
@@ -158,9 +168,9 @@ class PeerLink:
 
         A node that failed says so in its last message, and one that finishes is in its last phase.
         """
-        lost = {}
+        lost, statuses = {}, self._statuses()
         for node, age in self.silent_nodes().items():
-            last = self._received.get(node)
+            last = statuses.get(node)
             if last is None or last.failure is not None:
                 continue
             if not last.ranks or any(rank.phase is not Phase.FINISH for rank in last.ranks):
@@ -170,7 +180,7 @@ class PeerLink:
     @property
     def is_reporter(self) -> bool:
         """Whether this node sends alerts: the first one does, and one that is cut off from it."""
-        return self._node == 0 or 0 not in self._received_at or 0 in self.silent_nodes()
+        return self._node == 0 or 0 not in self._received or 0 in self.silent_nodes()
 
     def _send(self, status: NodeStatus, address: tuple[str, int]) -> None:
         own = {"job": self._job, "node": self._node, "sent_ns": time.time_ns()}
@@ -209,10 +219,10 @@ class PeerLink:
             return None
         if self._node and node:
             return None  # a repeated one: only the first node sends to the others
-        if sent_ns <= self._sent_ns.get(node, self._oldest_ns):
+        last = self._received.get(node)
+        if sent_ns <= (self._oldest_ns if last is None else last.sent_ns):
             return None  # a repeated datagram, or one that a later one has overtaken
-        self._sent_ns[node] = sent_ns
-        self._received_at[node], self._received[node] = self._clock(), status
+        self._received[node] = _Received(status, self._clock(), sent_ns)
         return node
 
 

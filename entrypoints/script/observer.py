@@ -51,6 +51,13 @@ class ScriptObserver:
     """Counts the steps of one rank and logs them on the main process.
 
     ``step`` is the number of synchronized optimizer steps, including those before a resume.
+
+    The observer becomes active with the first Accelerator: from then on only the main thread writes
+    heartbeats, and a stop takes place at a step. It begins with the first backward pass or step of
+    an optimizer, which tells what the loop is; before that nothing is logged. Then a loop repeats
+    DATA, STEP and SCRIPT; CHECKPOINT lasts while a save is open. Steps of other optimizers count
+    only if they replace the first one for good. A failure of the observer is reported once, and
+    the script continues without it.
     """
 
     def __init__(
@@ -125,7 +132,7 @@ class ScriptObserver:
         """Begin to wait for a batch: of a prepared loader, where a requested stop takes place, or
         (None) of a loop that stops itself.
         """
-        if loader is not None and self.ranks is not None and self.ranks.stop_at is not None:
+        if loader is not None and self.ranks is not None and self.ranks.stop.at is not None:
             self._stop_if_agreed()
         self._wait_started = time.perf_counter()
         self.enter(Phase.DATA)
@@ -139,7 +146,7 @@ class ScriptObserver:
     def before_backward(self, accelerator: Any, loss: Any) -> None:
         """Begin a backward pass."""
         self._accelerator = accelerator
-        if self._loader is None and self.ranks is not None and self.ranks.stop_at is not None:
+        if self._loader is None and self.ranks is not None and self.ranks.stop.at is not None:
             self._stop_if_agreed()
         if self._phase != Phase.STEP:
             self.enter(Phase.STEP)
@@ -362,11 +369,11 @@ class ScriptObserver:
     def is_last_step(self) -> bool:
         """Return whether all ranks stop after the present step; waits until they agree on it."""
         ranks = self.ranks
-        if ranks is None or ranks.stop_at is None:
+        if ranks is None or ranks.stop.at is None:
             return False
         deadline = time.monotonic() + STOP_AGREEMENT_TIMEOUT
-        while self.step >= ranks.stop_at and not self.stopped:
-            self.stopped = ranks.stop_agreed.wait(0.05) and self.step >= ranks.stop_at
+        while self.step >= ranks.stop.at and not self.stopped:
+            self.stopped = ranks.stop.agreed.wait(0.05) and self.step >= ranks.stop.at
             if time.monotonic() > deadline:
                 self._events.warn("stop-not-agreed", "the ranks did not agree on a last step")
                 raise SystemExit(0)

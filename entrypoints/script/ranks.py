@@ -8,7 +8,6 @@ saved to it or has passed the step without saving, and chooses the step after wh
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -24,11 +23,7 @@ from sm_train.entrypoints.distributed.messages import KeyValueStore, Messages, j
 from sm_train.entrypoints.distributed.object_exchange import ObjectExchange
 from sm_train.entrypoints.monitoring.heartbeat import heartbeat_folder
 from sm_train.entrypoints.script import saved_states
-
-TICK_SECONDS = 0.5
-STOP_MARGIN_SECONDS = 4 * TICK_SECONDS
-"""How far ahead of the fastest rank the ranks stop: each must hear of the step before it is
-there."""
+from sm_train.entrypoints.script.stop_agreement import TICK_SECONDS, StopAgreement
 
 END_TIMEOUT = 120.0
 """Seconds in which the last save of all ranks must be complete when the script has ended."""
@@ -130,8 +125,8 @@ def agree_on_states(
         return list(states)
     exchange = ObjectExchange(messages, info.rank, info.world_size)
     held = exchange.all_gather(list(states) if info.leads_node else None)
-    by_node = [states for states in held if states is not None]
-    return [state for state in by_node[0] if all(state in states for states in by_node)]
+    by_node = [of_node for of_node in held if of_node is not None]
+    return [state for state in by_node[0] if all(state in of_node for of_node in by_node)]
 
 
 class ScriptRanks:
@@ -152,21 +147,18 @@ class ScriptRanks:
         on_complete: Callable[[Save, CheckpointMarker], None],
     ) -> None:
         self._checkpoints, self._info, self._messages = checkpoints, info, messages
-        self._step, self._steps_per_second = step, steps_per_second
-        self._on_complete = on_complete
+        self._step, self._on_complete = step, on_complete
         self._lock = threading.Lock()
+        self.stop = StopAgreement(
+            messages, self._lock, step=step, steps_per_second=steps_per_second
+        )
         self._saving: Save | None = None
         self._saves: list[Save] = []
         self._pending: list[Save] = []
         self._ended = False
-        self._stop = False
         self._answered = 0
         self._sealed = 0
         self._seal: Save | None = None
-        self.stop_at: int | None = None
-        """The step after which this rank stops; only valid once it is :attr:`stop_agreed`."""
-        self._stop_refused: int | None = None
-        self.stop_agreed = threading.Event()
 
     # ------------------------------------------------------------------ by the script's thread
 
@@ -191,10 +183,6 @@ class ScriptRanks:
             self._saves = [*self._saves, save][-_MAX_SAVES:]
             if self._info.rank == 0:
                 self._pending.append(save)
-
-    def request_stop(self) -> None:
-        """Ask all ranks to stop after the same step."""
-        self._stop = True
 
     def finish(self, alive: Callable[[], None]) -> bool:
         """Wait until the last saves are complete on all ranks; return whether they are.
@@ -250,9 +238,7 @@ class ScriptRanks:
                 "saving": self._saving and [self._saving.name, self._saving.step],
                 "saves": [[save.name, save.step] for save in self._saves],
                 "ended": self._ended,
-                "stop": self._stop,
-                "stop_at": self.stop_at,
-                "stop_refused": self._stop_refused,
+                **self.stop.status(),
             }
         self._messages.put_json(f"rank/{self._info.rank}", status)
 
@@ -332,37 +318,8 @@ class ScriptRanks:
 
     def _agree_on_stop(self) -> None:
         if self._messages is None:
-            if self._stop and self.stop_at is None:
-                self.stop_at = self._step()
-                self.stop_agreed.set()
+            self.stop.stop_alone()
             return
         if self._info.rank == 0:
-            self._propose_stop()
-        proposed = None if self.stop_agreed.is_set() else self._messages.get_json("stop")
-        if proposed is not None:
-            with self._lock:
-                if proposed != self.stop_at and proposed != self._stop_refused:
-                    if self._step() < proposed:
-                        self.stop_at = proposed
-                    else:
-                        self._stop_refused = proposed
-        if self.stop_at is not None and self._messages.has([f"stop-agreed/{self.stop_at}"]):
-            self.stop_agreed.set()
-
-    def _propose_stop(self) -> None:
-        assert self._messages is not None
-        if self.stop_agreed.is_set():
-            return
-        statuses = self._statuses()
-        proposed = self._messages.get_json("stop")
-        if proposed is None:
-            if not any(status["stop"] for status in statuses):
-                return
-        elif all(status["stop_at"] == proposed for status in statuses):
-            self._messages.put(f"stop-agreed/{proposed}", b"")
-            return
-        elif not any(status["stop_refused"] == proposed for status in statuses):
-            return
-        fastest = max(self._step(), *(status["step"] for status in statuses))
-        margin = max(2, math.ceil(STOP_MARGIN_SECONDS * self._steps_per_second()))
-        self._messages.put_json("stop", fastest + margin)
+            self.stop.propose(self._statuses())
+        self.stop.answer()

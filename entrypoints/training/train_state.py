@@ -55,8 +55,9 @@ class TrainState:
             sharded=self._sharded,
         )
         self._fused = all(map(is_fused_adamw, self._optimizers))
-        self._checked_state = training.optimizer.name == "adamw"
-        self._optimizer_name = training.optimizer.name
+        name = training.optimizer.name
+        # The optimizer whose state is checked after the first step; AdamW's is known.
+        self._unchecked_optimizer = None if name == "adamw" else name
         self._max_grad_norm = training.max_grad_norm
         self._rate = LearningRate(self._optimizers, build_schedule(config))
         self._ema: ExponentialMovingAverage | None = None
@@ -124,22 +125,22 @@ class TrainState:
         torch._foreach_mul_(gradients, 1.0 / excess)
         for optimizer in self._optimizers:
             optimizer.step()
-        if not self._checked_state:
-            self._check_state()
+        if self._unchecked_optimizer is not None:
+            name, self._unchecked_optimizer = self._unchecked_optimizer, None
+            self._check_state(name)
 
-    def _check_state(self) -> None:
-        """Check after the first step that checkpoints can hold the optimizer's state.
+    def _check_state(self, optimizer: str) -> None:
+        """Check that checkpoints can hold the optimizer's state.
 
         Raises:
             JobConfigError: they cannot.
         """
-        self._checked_state = True
         try:
             self._state_dict.optimizer.check()
         except UnsavableStateError as error:
             raise JobConfigError(
-                f"training.optimizer.name: {self._optimizer_name}: {error}; use an optimizer whose "
-                "state is tensors and numbers"
+                f"training.optimizer.name: {optimizer}: {error}; use an optimizer whose state is "
+                "tensors and numbers"
             ) from None
 
     def start_ema_update(self) -> None:
