@@ -23,6 +23,9 @@ PLATFORM = re.compile(
 )
 README_STATEMENTS = {
     "Train a foundation diffusion model": "`submit` trains on SageMaker from a laptop",
+    "The price needs no AWS account": (
+        "`--dry-run`, `check --offline` and `cost` need no AWS account"
+    ),
     "no GPU, no AWS account": "`--dry-run`, `check --offline` and `cost` need no AWS account",
     "images and captions →": "Packing on Processing builds the same shards",
     "index existing WebDataset shards": "Every S3 request expects the bucket's owner",

@@ -1,4 +1,7 @@
-"""Write plan.svg: the plan of the bria-2.0 preset as `submit --dry-run` shows it (`make docs`)."""
+"""Write plan.svg: the plan of a filled-in run as `submit --dry-run` shows it (`make docs`).
+
+The account, the bucket and the it/s of the two later stages are examples.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,14 @@ from rich.text import Text
 
 COLUMNS = 100
 COMMAND = "sm-train submit run.yaml --dry-run"
+ACCOUNT = ("--role", "arn:aws:iam::210987654321:role/sm-train", "--bucket", "photos-training")
+VALUES = {
+    "model.components": "s3://photos-training/models/sd2/",
+    "data.samples": "300000000",
+    "stages.512px.steps_per_second": "1.06",
+    "stages.1024px.steps_per_second": "0.52",
+    "budget.usd": "140000",
+}
 
 
 def run(*arguments: str, cwd: Path) -> str:
@@ -28,8 +39,10 @@ def run(*arguments: str, cwd: Path) -> str:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        run("init", "run.yaml", "--preset", "bria-2.0", cwd=Path(folder))
-        plan = run("submit", "run.yaml", "--dry-run", cwd=Path(folder))
+        data = ("--data", "s3://photos-training/shards/")
+        run("init", "run.yaml", "--preset", "bria-2.0", *ACCOUNT, *data, cwd=Path(folder))
+        changes = (f"--set={key}={value}" for key, value in VALUES.items())
+        plan = run("submit", "run.yaml", "--dry-run", *changes, cwd=Path(folder))
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere)
         console.print(Text(f"$ {COMMAND}", style="bold"))

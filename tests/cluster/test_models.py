@@ -72,8 +72,7 @@ def test_sample_writes_the_same_grid_from_model_checkpoint_and_run(
         grids.append((tmp_path / f"{folder.name}.png").read_bytes())
     assert grids[0] == grids[1] == grids[2]
     with Image.open(tmp_path / "model.png") as grid:
-        assert grid.width > 200
-        assert grid.height > 200
+        assert grid.width > 2 * grid.height  # three images in a row, each with its prompt
 
 
 @pytest.mark.slow
