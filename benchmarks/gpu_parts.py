@@ -183,7 +183,7 @@ def _loss_and_gradients(
         }
     module.load_state_dict(state)
     batch = batch or synthetic_batch(trainer, 32, 4, online=True)
-    with trainer._autocast():
+    with trainer.autocast():
         target, text = trainer.model_inputs.prepare(batch)
         prediction = trainer.model(target.noisy, target.timesteps, *text)
         loss = trainer._loss.mean(prediction, target)
@@ -466,16 +466,16 @@ def snapshot(run: PartRun) -> str:
     steps = _Steps(run, trainer, cycle([batch]))
     steps.take(3)
     # The first save allocates page-locked memory; the second one only copies, under load.
-    trainer._start_checkpoint()
+    trainer.checkpoints.start(trainer.loader.state_bytes())
     steps.take(2)
-    trainer._finish_checkpoint()
+    trainer.checkpoints.finish()
     expected = _copied_state(trainer)
     step = trainer.state.step
     began = time.perf_counter()
-    trainer._start_checkpoint()
+    trainer.checkpoints.start(trainer.loader.state_bytes())
     blocked = time.perf_counter() - began
     steps.take(4)  # no synchronization: the copies race with these steps
-    trainer._finish_checkpoint()
+    trainer.checkpoints.finish()
     written = time.perf_counter() - began
     folder = trainer.paths.checkpoints / step_folder_name(step)
     stored = {spec: torch.empty_like(tensor, device="cpu") for spec, tensor in expected.items()}
@@ -486,7 +486,7 @@ def snapshot(run: PartRun) -> str:
         if not torch.equal(stored[spec], tensor.cpu())
     ]
     size = sum(tensor.numel() * tensor.element_size() for tensor in stored.values())
-    copied = trainer._checkpointer.snapshot.staging.seconds_on_stream
+    copied = trainer.checkpoints.snapshot.staging.seconds_on_stream
     run.report(
         bytes=size, blocked_seconds=blocked, copy_seconds=copied, written_seconds=written,
         different=different,

@@ -405,7 +405,7 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     save_model(components, weights, paths.model, grid=grid)
     final = paths.checkpoints / FINAL_MODEL
     share_model(components, paths.model, final)
-    write_atomic(final / SETTINGS_FILE, trainer.settings_file())
+    write_atomic(final / SETTINGS_FILE, trainer.checkpoints.settings_file())
     if (doctor_results := paths.checkpoints / "doctor").is_dir():
         # The next stage's doctor compares with the results on these instances.
         ignore = shutil.ignore_patterns(UPLOAD_NOTES)

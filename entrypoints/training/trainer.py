@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.checkpointing import checkpoint_files
-from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointInfo
 from sm_train.entrypoints.checkpointing.resume_point import remove_later
-from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
-from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, SAMPLER_FILE, SETTINGS_FILE
+from sm_train.entrypoints.common.checkpoint_layout import SAMPLER_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.common.node_description import uploads_checkpoints
 from sm_train.entrypoints.common.rng import hash64
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
@@ -31,12 +25,10 @@ from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.data.webdataset_reader import ShardStream
 from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
-from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.model_folders import TrainedWeights
 from sm_train.entrypoints.models.weight_files import TensorSpec
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
-from sm_train.entrypoints.training import run_settings
 from sm_train.entrypoints.training.busy_time import (
     BusyTimer,
     GradientOrder,
@@ -53,11 +45,11 @@ from sm_train.entrypoints.training.parallelize import (
 )
 from sm_train.entrypoints.training.state_dict import model_tensors
 from sm_train.entrypoints.training.step_metrics import (
-    MAX_LISTED,
     MetricsLogger,
     StepMetricsWindow,
 )
 from sm_train.entrypoints.training.train_state import TrainState
+from sm_train.entrypoints.training.training_checkpoints import TrainingCheckpoints
 from sm_train.entrypoints.training.training_loss import TrainingLoss
 from torch import Tensor, nn
 
@@ -91,7 +83,6 @@ class Trainer:
     ) -> None:
         self.config, self.components, self.accelerator = config, components, accelerator
         self.paths, self.events = paths, events
-        self.device: torch.device = accelerator.device
         self.plan = ParallelPlan.choose(
             config,
             components.network_init.component,
@@ -99,8 +90,6 @@ class Trainer:
             data_rank.local_world_size,
             gpu_memory(self.device),
         )
-        # Entering a disabled autocast takes longer than a small batch's arithmetic.
-        self._autocast = accelerator.autocast if accelerator.native_amp else nullcontext
         move_frozen(self.plan, components, self.device)
         module = parallelize(self.plan, config, components, accelerator, data_rank.local_world_size)
         # DDP/FSDP wrapping may reallocate parameters, so create the optimizer afterwards.
@@ -110,15 +99,12 @@ class Trainer:
         base_digest = components.network_init.base_digest(config.training.seed)
         self.state = TrainState(config, module, base_digest)
         self._loss = TrainingLoss(config.training.objective)
-        self._checkpointer = self._create_checkpointer(data_rank)
+        self.checkpoints = TrainingCheckpoints(
+            config, components, accelerator, self.state, paths, events, data_rank
+        )
         previous_stage = paths.channel("previous_state")
         if checkpoint is not None:
-            self.state.restore(checkpoint)
-            self._checkpointer.stored.restored(checkpoint.step)
-            self._warn_of_changes(checkpoint)
-            # A rollback before this job's first checkpoint returns here.
-            snapshot = self._checkpointer.snapshot
-            snapshot.take(self.state.step, self.state.tensors(), self.state.progress())
+            self.checkpoints.resume(checkpoint)
         elif previous_stage.is_dir():
             self.state.load_from_stage(previous_stage, config.stage)
         if data_rank.local_rank == 0:
@@ -155,21 +141,17 @@ class Trainer:
         self.evaluator = Evaluator(
             config, components, self.state, accelerator, paths, events, validation
         )
-        self._rollbacks = 0
 
-    def _create_checkpointer(self, data_rank: DataRank) -> AsyncCheckpointer:
-        return AsyncCheckpointer(
-            self.paths.checkpoints,
-            CheckpointRank.of(
-                data_rank, self.accelerator.process_index, self.accelerator.num_processes
-            ),
-            fingerprint=self.state.fingerprint,
-            keep=self.config.checkpoint.keep_last,
-            events=self.events,
-            all_gather=all_gather,
-            background=self.state.background,
-            stored=StoredSteps(self.paths.checkpoints, uploads=uploads_checkpoints(self.paths)),
-        )
+    @property
+    def device(self) -> torch.device:
+        """The device that this rank trains on."""
+        device: torch.device = self.accelerator.device
+        return device
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return the context of a forward pass: mixed precision, if it is used."""
+        # Entering a disabled autocast takes longer than a small batch's arithmetic.
+        return self.accelerator.autocast() if self.accelerator.native_amp else nullcontext()
 
     def _warm_up_ddp_buckets(self) -> Tensor:
         """Run two backward passes with zero gradients; return the first bucket's last parameter.
@@ -230,7 +212,7 @@ class Trainer:
                 window = StepMetricsWindow(self.device)
                 if self.metrics.consecutive_skips > training.max_nonfinite_steps:
                     heartbeat.enter(Phase.START, state.step)
-                    self._roll_back()
+                    self.checkpoints.roll_back(self.metrics)
                     next_check = state.step
                     continue
             # The cause of skipped steps may be in the weights already: do not save them. The last
@@ -238,7 +220,7 @@ class Trainer:
             if saving and (last or not self.metrics.consecutive_skips):
                 heartbeat.enter(Phase.CHECKPOINT, state.step)
                 with window.checkpoint():
-                    self._start_checkpoint()
+                    self.checkpoints.start(self.loader.state_bytes())
             if evaluating:
                 self.evaluator.run(stop, partial(heartbeat.enter, step=state.step))
                 # The next interval must not include the evaluation's time.
@@ -246,14 +228,14 @@ class Trainer:
                 # A stop may have cut it short: check right after the next step.
                 next_check = state.step
             if checking or saving:
-                writing = self._checkpointer.step is not None
-                interval = WRITTEN_CHECK_SECONDS if writing else STOP_CHECK_SECONDS
+                pending = self.checkpoints.is_pending
+                interval = WRITTEN_CHECK_SECONDS if pending else STOP_CHECK_SECONDS
                 # All ranks share steps_per_second, so they take part after the same step. A save
                 # never postpones it: saves may follow each other faster than checks.
                 following = state.step + max(1, int(interval * steps_per_second))
                 next_check = following if checking else min(next_check, following)
         heartbeat.enter(Phase.FINISH, state.step)
-        self._finish_checkpoint()
+        self.checkpoints.finish()
         seconds = time.monotonic() - started
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
         return TrainResult(reason, state.step - first_step, seconds, peak)
@@ -281,7 +263,7 @@ class Trainer:
             last = index == micro_batches - 1
             self._seed_dropout(index)
             with nullcontext() if last else self._no_sync():
-                with self._autocast():
+                with self.autocast():
                     target, text = self.model_inputs.prepare(batch)
                     prediction = self.model(target.noisy, target.timesteps, *text)
                     # DDP and FSDP average gradients over ranks; micro-batches are averaged here.
@@ -323,13 +305,13 @@ class Trainer:
     ) -> bool:
         """Return whether any rank received a stop; commit a checkpoint that all have written."""
         status = torch.tensor(
-            [float(stop.requested), float(self._checkpointer.writing)], device=self.device
+            [float(stop.requested), float(self.checkpoints.is_writing)], device=self.device
         )
         stops, writers = self.accelerator.reduce(status, "sum").tolist()
-        if self._checkpointer.step is not None and not writers:
+        if self.checkpoints.is_pending and not writers:
             heartbeat.enter(Phase.CHECKPOINT, self.state.step)
             with window.checkpoint():
-                self._checkpointer.commit()
+                self.checkpoints.commit()
         return bool(stops)
 
     def log_end(self, result: TrainResult) -> None:
@@ -358,77 +340,6 @@ class Trainer:
             self.state.step,
             "ema" if self.config.training.ema_decay else "raw",
         )
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def _start_checkpoint(self) -> None:
-        """Start to save the current step, after finishing the previous checkpoint."""
-        self._finish_checkpoint()
-        progress = self.state.progress()
-        files: dict[str, Callable[[Path], None]] = {}
-        if self.accelerator.is_main_process:
-            files = {
-                PROGRESS_FILE: checkpoint_files.save_bytes(json.dumps(progress).encode()),
-                SETTINGS_FILE: checkpoint_files.save_bytes(self.settings_file()),
-                SAMPLER_FILE: checkpoint_files.save_bytes(self.loader.state_bytes()),
-            }
-        self._checkpointer.save_async(self.state.step, self.state.tensors(), progress, files)
-
-    def _finish_checkpoint(self) -> None:
-        if self._checkpointer.step is not None:
-            self._checkpointer.wait()
-            self._checkpointer.commit()
-
-    def _roll_back(self) -> None:
-        """Restore the last snapshot; the data continue, so that other samples follow.
-
-        Raises:
-            DivergedError: there is no snapshot, or the run file allows no more rollbacks.
-        """
-        self._finish_checkpoint()
-        step, skipped = self.state.step, self.metrics.consecutive_skips
-        snapshot = self._checkpointer.snapshot
-        if snapshot.step is None or self._rollbacks >= self.config.training.max_rollbacks:
-            nonfinite = self.metrics.last_nonfinite_loss
-            samples = [sample for sample in all_gather(nonfinite) if sample]
-            listed = "; ".join(samples[:MAX_LISTED])
-            raise DivergedError(
-                f"{skipped} steps in a row had no finite gradient, up to step {step}"
-                f"{f'; non-finite loss in {listed}' if samples else ''}"
-                "; lower the learning rate or lengthen the warm-up; earlier checkpoints are intact"
-            )
-        self.state.roll_back(snapshot)
-        self._rollbacks += 1
-        self.metrics.consecutive_skips = 0
-        if self.accelerator.is_main_process:
-            self.events.warn(
-                "rolled-back",
-                f"{skipped} steps in a row had no finite gradient: rolled back from step {step} to "
-                f"the state of step {snapshot.step}; training continues with the next data",
-                step=snapshot.step,
-            )
-
-    def settings_file(self) -> bytes:
-        """Return what a checkpoint records of the settings of this training."""
-        return run_settings.settings_file(
-            run_settings.target(self.config, self.components),
-            run_settings.course(self.config, self.accelerator.num_processes),
-            self.config.stage.resolution,
-            self.state.next_learning_rate,
-        )
-
-    def _warn_of_changes(self, checkpoint: CheckpointInfo) -> None:
-        """Log what the run file has changed since the checkpoint."""
-        course = run_settings.course(self.config, self.accelerator.num_processes)
-        rate = self.state.next_learning_rate
-        changes = run_settings.course_changes(checkpoint.folder, course, rate)
-        if changes and self.accelerator.is_main_process:
-            message = f"since the checkpoint of step {checkpoint.step}: {'; '.join(changes)}"
-            self.events.warn("settings-changed", message)
-
-
-class DivergedError(RuntimeError):
-    """Further training would only cost money; the message is one line."""
 
 
 @dataclass(frozen=True)
