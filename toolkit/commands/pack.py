@@ -200,14 +200,7 @@ def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[st
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.costing.price_table import price_table
     from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.packing.on_sagemaker import (
-        dry_run_document,
-        estimate_cost,
-        plan_processing,
-        print_plan,
-        submit,
-    )
-    from sm_train.toolkit.terminal.console import stderr_console, write_json
+    from sm_train.toolkit.packing.on_sagemaker import ProcessingOptions, pack_on_sagemaker
 
     if arguments["run"] is None:
         raise UserError(
@@ -215,26 +208,9 @@ def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[st
         )
     config = load(arguments["run"])
     region = resolve_region(options["region"], config.region, options["profile"])
-    default_type = "ml.g5.2xlarge" if arguments["latents"] else "ml.c7i.8xlarge"
-    table = price_table()
-    with plan_processing(
-        job,
-        config,
-        instance_type=arguments["instance"] or default_type,
-        instances=arguments["instances"],
-        region=region,
-    ) as planned:
-        cost = estimate_cost(planned, table, region)
-        print_plan(planned, cost)
-        if arguments["dry_run"]:
-            write_json(dry_run_document(planned, cost))
-            return _exit_code(None if planned.inputs is None else planned.inputs.comparison)
-        name = submit(planned, job, config, region=region, yes=arguments["yes"])
-    stderr_console().print(f"started {name}" if name else "already packed: nothing was started")
-    if arguments["as_json"]:
-        write_json({"processing_job_name": name, "region": region})
-    inputs = planned.inputs
-    return _exit_code(None if inputs is None else inputs.comparison)
+    names = ("instance", "instances", "dry_run", "yes", "as_json")
+    processing = ProcessingOptions(**{name: arguments[name] for name in names})
+    return _exit_code(pack_on_sagemaker(job, config, processing, price_table(), region))
 
 
 def _exit_code(comparison: Comparison | None) -> int:

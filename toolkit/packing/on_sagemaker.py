@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from sm_train.cost.prices import PROCESSING, PriceTable
+from sm_train.cost.prices import PriceTable
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.models.components import component_files
 from sm_train.entrypoints.packing.storage import S3Prefix, Storage, open_storage
@@ -36,6 +36,7 @@ from sm_train.toolkit.aws.s3 import require_bucket
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import describe_skipped
 from sm_train.toolkit.packing.inputs import PackInputs
 from sm_train.toolkit.packing.lock import acquire_lease
@@ -51,7 +52,7 @@ from sm_train.toolkit.packing.pack import (
 )
 from sm_train.toolkit.packing.pack_report import describe_comparison, describe_filtered
 from sm_train.toolkit.terminal.confirmation import ask
-from sm_train.toolkit.terminal.console import stderr_console
+from sm_train.toolkit.terminal.console import stderr_console, write_json
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 if TYPE_CHECKING:
@@ -122,6 +123,51 @@ class PackCost:
     usd: float | None
     max_usd: float | None
     source: str
+
+
+@dataclass(frozen=True)
+class ProcessingOptions:
+    """The options of ``pack --on sagemaker``, by the names of the command's.
+
+    Without ``instance`` the type is one with a GPU if latents are encoded, else one with many CPUs.
+    """
+
+    instance: str | None
+    instances: int
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+
+def pack_on_sagemaker(
+    job: PackJob, config: RunConfig, options: ProcessingOptions, prices: PriceTable, region: str
+) -> Comparison | None:
+    """Show the plan of a Processing job and its cost, ask for confirmation, and start it.
+
+    Return how the images of an append compare with the packed ones, None without an append.
+
+    Raises:
+        UserError: the plan is invalid, the user did not confirm, or AWS rejects a request.
+    """
+    default = "ml.c7i.8xlarge" if job.options.latents is None else "ml.g5.2xlarge"
+    with plan_processing(
+        job,
+        config,
+        instance_type=options.instance or default,
+        instances=options.instances,
+        region=region,
+    ) as planned:
+        cost = estimate_cost(planned, prices, region)
+        print_plan(planned, cost)
+        comparison = None if planned.inputs is None else planned.inputs.comparison
+        if options.dry_run:
+            write_json(dry_run_document(planned, cost))
+            return comparison
+        name = submit(planned, job, config, region=region, yes=options.yes)
+    stderr_console().print(f"started {name}" if name else "already packed: nothing was started")
+    if options.as_json:
+        write_json({"processing_job_name": name, "region": region})
+    return comparison
 
 
 @contextmanager
@@ -209,10 +255,7 @@ def print_plan(planned: ProcessingPack, cost: PackCost) -> None:
 
 def _format_cost(cost: PackCost) -> str:
     if cost.usd_per_hour is None or cost.max_usd is None:
-        return (
-            f"cost unknown: {cost.source} (get it from AWS with `sm-train cost --refresh`, or pass "
-            f"--prices FILE with rows of kind {PROCESSING})"
-        )
+        return f"cost unknown: {cost.source} (get it from AWS with `sm-train cost --refresh`)"
     estimate = ""
     if cost.usd is not None and cost.seconds is not None:
         duration = format_duration(cost.seconds)

@@ -32,6 +32,11 @@ def watch_command(target: object) -> str:
     return f"sm-train watch {target}"
 
 
+def stage_command(run: str, stage: str) -> str:
+    """Return the command that starts a later stage of a run, once the one before it is done."""
+    return f"sm-train resume {run} --stage {stage}"
+
+
 def _diagnose(run: ResolvedRun | LocalRunFolder, stage: StageState) -> str:
     if isinstance(run, LocalRunFolder):
         return f"sm-train diagnose {run.path / stage.name}"

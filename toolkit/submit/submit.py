@@ -28,7 +28,7 @@ from sm_train.toolkit.costing.worst_case import (
 from sm_train.toolkit.errors import AccessError, ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.placeholders import find_placeholders
-from sm_train.toolkit.runs.next_command import watch_command
+from sm_train.toolkit.runs.next_command import stage_command, watch_command
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.plan_view import show_plan
 from sm_train.toolkit.submit.planned_job import (
@@ -103,7 +103,7 @@ def submit(
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not auto_advance:
         next_stage = config.stages[following].name
-        note(f"To start {next_stage} after it: sm-train resume {config.name} --stage {next_stage}")
+        note(f"To start {next_stage} after it: {stage_command(config.name, next_stage)}")
     note(f"To follow it: {watch_command(config.name)}")
     return started.job
 
