@@ -130,23 +130,24 @@ class PeerLink:
 
     def statuses(self) -> list[RankStatus]:
         """Return what the other nodes last reported about their ranks."""
-        return [rank for status in self._statuses().values() for rank in status.ranks]
+        return [rank for status in self._latest().values() for rank in status.ranks]
 
     def busy_totals(self) -> list[BusyTotals]:
         """Return the busy times of the other nodes' ranks."""
-        return [busy_rank for status in self._statuses().values() for busy_rank in status.busy]
+        return [busy_rank for status in self._latest().values() for busy_rank in status.busy]
 
     def stalls(self) -> dict[int, PeerStall]:
         """Return node → the stall in its last message, if it had one."""
-        statuses = self._statuses().items()
+        statuses = self._latest().items()
         return {node: status.stall for node, status in statuses if status.stall is not None}
 
     def failures(self) -> list[Failure]:
         """Return the failures in the other nodes' last messages."""
-        statuses = self._statuses().values()
+        statuses = self._latest().values()
         return [status.failure for status in statuses if status.failure is not None]
 
-    def _statuses(self) -> dict[int, NodeStatus]:
+    def _latest(self) -> dict[int, NodeStatus]:
+        """Return node → its last status."""
         return {node: received.status for node, received in self._received.items()}
 
     def silent_nodes(self) -> dict[int, float]:
@@ -168,7 +169,7 @@ class PeerLink:
 
         A node that failed says so in its last message, and one that finishes is in its last phase.
         """
-        lost, statuses = {}, self._statuses()
+        lost, statuses = {}, self._latest()
         for node, age in self.silent_nodes().items():
             last = statuses.get(node)
             if last is None or last.failure is not None:

@@ -54,10 +54,10 @@ class ScriptObserver:
 
     The observer becomes active with the first Accelerator: from then on only the main thread writes
     heartbeats, and a stop takes place at a step. It begins with the first backward pass or step of
-    an optimizer, which tells what the loop is; before that nothing is logged. Then a loop repeats
-    DATA, STEP and SCRIPT; CHECKPOINT lasts while a save is open. Steps of other optimizers count
-    only if they replace the first one for good. A failure of the observer is reported once, and
-    the script continues without it.
+    an optimizer, which shows what kind of loop it is; before that nothing is logged. Then a loop
+    repeats DATA, STEP and SCRIPT; CHECKPOINT lasts while a save is open. Steps of other optimizers
+    count only if they replace the first one for good. A failure of the observer is reported once,
+    and the script continues without it.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from sm_train.entrypoints.distributed.messages import KeyValueStore, Messages, j
 from sm_train.entrypoints.distributed.object_exchange import ObjectExchange
 from sm_train.entrypoints.monitoring.heartbeat import heartbeat_folder
 from sm_train.entrypoints.script import saved_states
-from sm_train.entrypoints.script.stop_agreement import TICK_SECONDS, StopAgreement
+from sm_train.entrypoints.script.stop_agreement import NO_STOP, TICK_SECONDS, StopAgreement
 
 END_TIMEOUT = 120.0
 """Seconds in which the last save of all ranks must be complete when the script has ended."""
@@ -246,7 +246,7 @@ class ScriptRanks:
         """Return what the ranks have published; one that has not begun is at step -1."""
         assert self._messages is not None
         unknown: dict[str, Any] = {"step": -1, "saving": None, "saves": [], "ended": False}
-        unknown |= {"stop": False, "stop_at": None, "stop_refused": None}
+        unknown |= NO_STOP
         statuses = []
         for rank in range(self._info.world_size):
             statuses.append(self._messages.get_json(f"rank/{rank}") or unknown)

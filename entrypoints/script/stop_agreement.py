@@ -15,6 +15,9 @@ STOP_MARGIN_SECONDS = 4 * TICK_SECONDS
 """How far ahead of the fastest rank the ranks stop: each must hear of the step before it is
 there."""
 
+NO_STOP: dict[str, Any] = {"stop": False, "stop_at": None, "stop_refused": None}
+"""The status of a rank that has not begun."""
+
 
 class StopAgreement:
     """Lets all ranks stop after the same step, which none of them has passed.

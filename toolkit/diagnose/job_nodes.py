@@ -1,4 +1,4 @@
-"""What a log tells of the job's nodes: their names, ranks and network."""
+"""The nodes of a job, as one log shows them: their names, ranks and network."""
 
 from __future__ import annotations
 

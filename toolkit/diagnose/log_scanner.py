@@ -175,9 +175,13 @@ class _StreamScanner:
 
         ``number`` is that of the line at the offset ``start``, at or before the step.
         """
-        assert self.matches.last is not None
-        line = number + self.block.count(b"\n", start, step_match.start())
-        if self.steps.is_new(step_match, line - self.matches.last.order):
+        last = self.matches.last
+        assert last is not None
+
+        def lines_after_error() -> int:
+            return number + self.block.count(b"\n", start, step_match.start()) - last.order
+
+        if self.steps.is_new(step_match, lines_after_error):
             self.matches.recover(self.steps.count)
 
     def _update_last_step(self) -> None:

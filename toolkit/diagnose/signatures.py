@@ -165,7 +165,6 @@ _DROPPED = re.compile(rf"(?P<kept>\\.|{_CLASS})|[\^$]|\(\?<?[=!](?:{_ITEM}|{_GRO
 _COUNTED = re.compile(r"(?<!\\)\{(?P<least>\d+)(?:,\d*)?\}")
 
 
-@cache
 def searched_patterns() -> tuple[bytes, ...]:
     """Return RE2's patterns of the lines that matter to any signature."""
     patterns = [

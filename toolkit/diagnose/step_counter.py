@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sm_train.toolkit.diagnose.line_patterns import BytesMatch, is_loading, step_in, step_pattern
@@ -38,17 +39,18 @@ class StepCounter:
         for step_match in step_pattern().finditer(block, start, end):
             self._recent.append(step_in(step_match))
 
-    def is_new(self, step_match: BytesMatch, lines_after_error: int) -> bool:
+    def is_new(self, step_match: BytesMatch, lines_after_error: Callable[[], int]) -> bool:
         """Count the step if it is new; return whether it is.
 
-        ``lines_after_error`` is the distance to the last match.
+        ``lines_after_error`` returns the distance to the last match. It counts lines, which takes
+        too long for each of the steps that all ranks log.
         """
         step = step_in(step_match)
         # Bars of other ranks that still load the model or data are no progress of the training.
         if step in self._recent or is_loading(step):
             return False
         self._recent.append(step)
-        if _UNFINISHED_BAR.search(step) and lines_after_error <= _REDRAWN_LINES:
+        if _UNFINISHED_BAR.search(step) and lines_after_error() <= _REDRAWN_LINES:
             return False
         self.count += 1
         return True

@@ -55,7 +55,8 @@ class Changes:
             "job": self.job,
             "created": self.created.isoformat(),
             "keys": [
-                {"key": key.key, "before": key.before, "after": key.after} for key in self.keys
+                {"key": change.key, "before": change.before, "after": change.after}
+                for change in self.keys
             ],
         }
 

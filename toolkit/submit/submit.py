@@ -217,7 +217,7 @@ def check_budget(
     if projection is not None:
         known = (
             projection.known_spent_usd,
-            *(stage or 0.0 for stage in projection.stages.values()),
+            *(usd or 0.0 for usd in projection.stages.values()),
         )
         expected = {"cost_usd": projection.total_usd, "cost_at_least_usd": sum(known)}
     if expected["cost_at_least_usd"] > limit:

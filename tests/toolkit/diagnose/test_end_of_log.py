@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from sm_train.toolkit.diagnose.diagnosis import UNKNOWN
+from sm_train.toolkit.diagnose.line_patterns import step_pattern
+from sm_train.toolkit.diagnose.step_counter import StepCounter
 
 from tests.support.log_lines import HEALTHY, diagnosed, is_left_alone
 
@@ -92,3 +94,13 @@ def test_text_that_nccl_repeats_is_not_compared_with_messages_of_programs() -> N
         ]
     )
     assert found.cause == UNKNOWN
+
+
+def test_lines_are_not_counted_for_a_step_that_other_ranks_repeat() -> None:
+    """Counting them takes time in proportion to the block, and each rank logs each step."""
+    step_match = step_pattern().search(b"step 30 loss 0.7")
+    assert step_match is not None
+    steps = StepCounter()
+    assert steps.is_new(step_match, lambda: 100)
+    assert not steps.is_new(step_match, lambda: pytest.fail("counts lines"))
+    assert steps.count == 1
