@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from sm_train.cost.failures import observed_rate
+from sm_train.cost.quantity import Quantity
 
 LLAMA_3_RATE = 419 / (16384 * 54 * 24)
 """419 unexpected interruptions in 54 days on 16,384 GPUs (The Llama 3 Herd of Models, 2024)."""
@@ -68,6 +69,10 @@ class Assumptions:
         """Return a copy with other values, which are marked as given by the user."""
         sources = {**self.sources, **dict.fromkeys(values, "given")}
         return replace(self, **values, sources=sources)
+
+    def quantity(self, name: str) -> Quantity:
+        """Return the parameter ``name`` with its source."""
+        return Quantity(getattr(self, name), name, source=self.source(name))
 
     def source(self, name: str) -> str:
         """Return the source of the parameter ``name``, as shown in parentheses."""

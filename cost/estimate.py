@@ -11,12 +11,13 @@ Money is decimal, and a stage's cost is the exact sum of its parts; JSON documen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from functools import cached_property
 
 from sm_train.cost import services
 from sm_train.cost.assumptions import SPOT_RATE_PER_INSTANCE_HOUR, Assumptions
-from sm_train.cost.failures import daly_interval, expected_failures, lost_per_failure
+from sm_train.cost.failures import daly_interval, lost_per_failure
 from sm_train.cost.prices import (
     KINDS,
     ON_DEMAND,
@@ -27,6 +28,7 @@ from sm_train.cost.prices import (
     PriceTable,
     shipped_prices,
 )
+from sm_train.cost.quantity import Quantity, computed, rounded_down, sum_of
 from sm_train.cost.stage import CostStage
 from sm_train.cost.uncertainty import Range, Risk, ranges
 
@@ -75,7 +77,11 @@ class Purchase:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Billable seconds of a stage by purpose; None is unknown."""
+    """Billable seconds of a stage by purpose; None is unknown.
+
+    ``overhead`` is everything but training, and ``billable`` both, without the warm pool that is
+    billed after the job.
+    """
 
     training: float | None
     start_up: float
@@ -83,16 +89,11 @@ class Seconds:
     evaluation: float
     restarts: float | None
     warm_pool: float
+    overhead: float | None
+    billable: float | None
 
-    @property
-    def overhead(self) -> float | None:
-        """Everything but training."""
-        return total([self.start_up, self.checkpoints, self.evaluation, self.restarts])
 
-    @property
-    def billable(self) -> float | None:
-        """Of the job itself, without the warm pool that is billed after it."""
-        return total([self.training, self.overhead])
+SECONDS = tuple(field.name for field in fields(Seconds))
 
 
 @dataclass(frozen=True)
@@ -108,20 +109,36 @@ class CheckpointInterval:
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """One priced stage; None where its it/s or its price is unknown."""
+    """One priced stage; None where its it/s or its price is unknown.
+
+    ``terms`` are all its numbers with their derivations, by name, in the order of derivation.
+    """
 
     stage: CostStage
     price: Price
-    failures: float | None
-    seconds: Seconds
-    breakdown: dict[str, Decimal | None]
-    seconds_range: Range | None
-    low: Decimal | None
-    high: Decimal | None
+    terms: dict[str, Quantity]
+    seconds_range: Range | None = None
+    low: Decimal | None = None
+    high: Decimal | None = None
+
+    @property
+    def failures(self) -> float | None:
+        """The expected number of interruptions."""
+        return self.terms["failures"].number
+
+    @cached_property
+    def seconds(self) -> Seconds:
+        return Seconds(**{purpose: self.terms[purpose].value for purpose in SECONDS})
+
+    @cached_property
+    def breakdown(self) -> dict[str, Decimal | None]:
+        """Dollars by purpose and service."""
+        parts = (*INSTANCE_PARTS, *SERVICE_PARTS)
+        return {part: self.terms[f"{part} $"].value for part in parts if f"{part} $" in self.terms}
 
     @property
     def cost(self) -> Decimal | None:
-        return total_money(list(self.breakdown.values()))
+        return self.terms["cost"].usd
 
     @property
     def known_cost(self) -> Decimal:
@@ -219,103 +236,125 @@ def billed_price(instance_type: str, region: str, capacity: str, table: PriceTab
     return table.price(instance_type, region, kind)
 
 
-def failure_rate(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> float:
-    """Return interruptions per GPU-hour: hardware failures and, on spot, reclaimed instances."""
-    rate = assumed.failures_per_gpu_hour
-    if purchase.is_spot:
-        rate += SPOT_RATE_PER_INSTANCE_HOUR / stage.instance.accelerators
-    return rate
-
-
 def failures_per_second(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> float:
     """Return the interruptions per second of the whole cluster."""
-    return failure_rate(stage, purchase, assumed) * stage.world_size / SECONDS_PER_HOUR
+    rate: float = _failure_rate(stage, purchase, assumed).value
+    return rate * stage.world_size / SECONDS_PER_HOUR
 
 
-def checkpoint_steps(stage: CostStage, assumed: Assumptions) -> float:
-    """Return the steps between checkpoints; a failure never loses more than the whole stage."""
-    return min(stage.checkpoint_every or assumed.checkpoint_every, stage.max_steps)
+def _failure_rate(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> Quantity:
+    """Interruptions per GPU-hour: hardware failures and, on spot, reclaimed instances."""
+    rate = assumed.quantity("failures_per_gpu_hour")
+    if purchase.is_spot:
+        reclaimed = Quantity(SPOT_RATE_PER_INSTANCE_HOUR, "reclaimed instances per hour", "{:.3g}")
+        rate += reclaimed / Quantity(stage.instance.accelerators, "GPUs per instance")
+    return rate.named("failure rate", "{:.3g}", " per GPU-hour", assumed.source(rate.name))
 
 
-def interval_seconds(stage: CostStage, assumed: Assumptions, training: float) -> float:
-    """Seconds between two checkpoints if all steps take ``training`` seconds."""
-    return training * checkpoint_steps(stage, assumed) / stage.max_steps
+def _checkpoint_steps(stage: CostStage, assumed: Assumptions) -> Quantity:
+    """Steps between checkpoints; a failure never loses more than the whole stage."""
+    steps = min(stage.checkpoint_every or assumed.checkpoint_every, stage.max_steps)
+    return Quantity(steps, "checkpoint_every", "{:,.0f}")
+
+
+def _interval(stage: CostStage, assumed: Assumptions) -> Quantity:
+    """Seconds between two checkpoints."""
+    steps = Quantity(stage.max_steps, "steps", "{:,}")
+    interval = stage.terms["training"] * _checkpoint_steps(stage, assumed) / steps
+    return interval.named("interval", "{:,.1f}", " s")
 
 
 def price_stage(
     stage: CostStage, price: Price, purchase: Purchase, assumed: Assumptions
 ) -> StageEstimate:
     """Estimate one stage with the closed formula, without a range."""
-    seconds, failures = stage_seconds(stage, purchase, assumed)
-    breakdown = {part: _dollars(getattr(seconds, part), stage, price) for part in INSTANCE_PARTS}
-    breakdown |= _service_parts(stage, seconds, assumed)
-    return StageEstimate(
-        stage=stage,
-        price=price,
-        failures=failures,
-        seconds=seconds,
-        breakdown=breakdown,
-        seconds_range=None,
-        low=None,
-        high=None,
+    terms = stage.terms | stage_seconds(stage, purchase, assumed)
+    hourly = Quantity(
+        price.usd_per_instance_hour,
+        "price",
+        "${:,.6f}",
+        source=f"{price.source}, {price.date or 'undated'}",
     )
+    instances = Quantity(stage.instances, "instances")
+    terms["$/h"] = (instances * hourly).named("$/h", "${:,.4f}", source=hourly.source)
+    dollars = {
+        f"{part} $": computed(money, "{} × {} × {} ÷ 3600", terms[part], instances, hourly)
+        for part in INSTANCE_PARTS
+    }
+    dollars |= _service_dollars(stage, terms["billable"], assumed)
+    for name, amount in dollars.items():
+        source = amount.source
+        terms[name] = amount.named(name, "${:,.4f}", source=source)
+    paid = [terms[name] for name, amount in dollars.items() if amount.value != 0]
+    terms["cost"] = sum_of(paid or [terms["training $"]]).named("cost", "${:,.4f}")
+    return StageEstimate(stage, price, terms)
 
 
 def stage_cost(
     stage: CostStage, price: Price, purchase: Purchase, assumed: Assumptions
 ) -> tuple[float | None, Decimal | None]:
-    """Return a stage's billable seconds and dollars: :func:`price_stage` without the breakdown."""
-    seconds, _ = stage_seconds(stage, purchase, assumed)
-    billable = seconds.billable
-    instance_seconds = None if billable is None else billable + seconds.warm_pool
-    services_usd = _service_parts(stage, seconds, assumed).values()
-    return billable, total_money([_dollars(instance_seconds, stage, price), *services_usd])
+    """Return a stage's billable seconds and dollars."""
+    priced = price_stage(stage, price, purchase, assumed)
+    return priced.seconds.billable, priced.cost
 
 
 def stage_seconds(
     stage: CostStage, purchase: Purchase, assumed: Assumptions
-) -> tuple[Seconds, float | None]:
-    """Seconds by purpose, and the expected number of failures."""
-    training = stage.training_seconds
-    every = checkpoint_steps(stage, assumed)
-    blocking = services.blocking_seconds(stage, assumed) or 0.0
-    checkpoints = stage.max_steps // every * blocking
-    failures = restarts = None
-    if training is not None:
-        rate = failure_rate(stage, purchase, assumed)
-        running = training + checkpoints + assumed.evaluation_seconds
-        failures = expected_failures(rate, stage.world_size, running)
-        restarts = failures * lost_per_failure(
-            assumed.restart_seconds,
-            interval_seconds(stage, assumed, training),
-            failures_per_second(stage, purchase, assumed),
-        )
-    seconds = Seconds(
-        training=training,
-        start_up=assumed.start_up_seconds,
-        checkpoints=checkpoints,
-        evaluation=assumed.evaluation_seconds,
-        restarts=restarts,
-        warm_pool=stage.keep_alive_seconds,
+) -> dict[str, Quantity]:
+    """Return the seconds by purpose and what they follow from; see :class:`Seconds`."""
+    training, delay = stage.terms["training"], services.blocking(stage, assumed)
+    start_up = _as_seconds("start_up", assumed.quantity("start_up_seconds"))
+    evaluation = _as_seconds("evaluation", assumed.quantity("evaluation_seconds"))
+    steps = Quantity(stage.max_steps, "steps", "{:,}")
+    count = rounded_down(steps / _checkpoint_steps(stage, assumed)).named(
+        "checkpoints written", "{:,}"
     )
-    return seconds, failures
+    known = delay if delay.value is not None else Quantity(0.0, "0")
+    checkpoints = (count * known).named("checkpoints", "{:,.1f}", " s", delay.source)
+    rate, hour = _failure_rate(stage, purchase, assumed), Quantity(SECONDS_PER_HOUR, "3600")
+    running = training + checkpoints + evaluation
+    failures = (rate * stage.terms["GPUs"] * running / hour).named(
+        "failures", "{:.3g}", source=rate.source
+    )
+    restart, interval = assumed.quantity("restart_seconds"), _interval(stage, assumed)
+    per_second = failures_per_second(stage, purchase, assumed)
+    lost = computed(
+        lambda seconds, between: lost_per_failure(seconds, between, per_second),
+        "{} + {} ÷ 2, and repeated failures (Daly, 2006)",
+        restart,
+        interval,
+    ).named("lost per failure", "{:,.1f}", " s", restart.source)
+    restarts = (failures * lost).named("restarts", "{:,.1f}", " s")
+    overhead = (start_up + checkpoints + evaluation + restarts).named("overhead", "{:,.1f}", " s")
+    billable = (training + overhead).named("billable", "{:,.1f}", " s")
+    days = (billable / Quantity(86400, "86,400", "{:,}")).named("days", "{:.4g}")
+    warm_pool = Quantity(stage.keep_alive_seconds, "warm_pool", "{:,.1f}", " s", "run file")
+    derived = [
+        *(start_up, delay, count, checkpoints, evaluation, rate, failures, interval, lost),
+        *(restarts, overhead, billable, days, warm_pool),
+    ]
+    return {term.name: term for term in derived}
 
 
-def _service_parts(
-    stage: CostStage, seconds: Seconds, assumed: Assumptions
-) -> dict[str, Decimal | None]:
+def _as_seconds(name: str, assumption: Quantity) -> Quantity:
+    return Quantity(assumption.value, name, "{:,.1f}", " s", assumption.source, (assumption,))
+
+
+def _service_dollars(
+    stage: CostStage, billable: Quantity, assumed: Assumptions
+) -> dict[str, Quantity]:
     """Return the cost of S3 and CloudWatch; parts that need an unknown model are left out."""
-    parts: dict[str, Decimal | None] = {}
-    billable = seconds.billable
+    dollars: dict[str, Quantity] = {}
     if stage.parameters is not None:
-        stored = None if billable is None else services.checkpoint_storage(stage, billable)
-        parts["storage"] = stored
-        uploads = services.upload_cost(stage, assumed) or Decimal(0)
-        parts["uploads"] = uploads * int(stage.max_steps // checkpoint_steps(stage, assumed))
+        dollars["storage $"] = services.checkpoint_storage(stage, billable)
+        upload = services.upload_cost(stage, assumed)
+        steps = Quantity(stage.max_steps, "steps", "{:,}")
+        written = rounded_down(steps / _checkpoint_steps(stage, assumed))
+        dollars["uploads $"] = replace(upload * written, source=upload.source)
     if stage.images is not None:
-        parts["requests"] = services.data_requests(stage, assumed)
-    parts["logs"] = services.logs(stage, assumed)
-    return parts
+        dollars["requests $"] = services.data_requests(stage, assumed)
+    dollars["logs $"] = services.logs(stage, assumed)
+    return dollars
 
 
 def checkpoint_interval(
@@ -330,17 +369,17 @@ def checkpoint_interval(
     """
     stage, training = stage_estimate.stage, stage_estimate.seconds.training
     rate = failures_per_second(stage, purchase, assumed)
-    blocking = services.blocking_seconds(stage, assumed)
+    blocking = services.blocking(stage, assumed).number
     if training is None or not rate or not blocking:
         return None
     cluster = _dollars_per_second(stage_estimate, stage_estimate.price.usd_per_instance_hour)
-    upload = float(services.upload_cost(stage, assumed) or 0)
+    upload = float(services.upload_cost(stage, assumed).usd or 0)
     cost = blocking + (upload / cluster if cluster else 0.0)
 
     def waste(interval: float) -> float:
         return training * (cost / interval + rate * interval / 2)
 
-    configured = interval_seconds(stage, assumed, training)
+    configured: float = _interval(stage, assumed).value
     least = services.background_seconds(stage, assumed)
     best = min(max(daly_interval(cost, 1 / rate), least), training)
     steps = min(stage.max_steps, max(1, round(best / training * stage.max_steps)))
@@ -406,7 +445,7 @@ def _risk(stage_estimate: StageEstimate, purchase: Purchase, assumed: Assumption
         failures_per_second=failures_per_second(stage, purchase, assumed),
         failure_spread=assumed.failure_spread,
         restart=assumed.restart_seconds,
-        interval=interval_seconds(stage, assumed, seconds.training),
+        interval=_interval(stage, assumed).value,
     )
 
 

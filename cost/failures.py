@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import math
 
-_HOUR = 3600
 _HOPELESS = 20.0
 """Failures per interval above which it never finishes: e²⁰ attempts on average."""
-
-
-def expected_failures(failures_per_gpu_hour: float, gpus: int, seconds: float) -> float:
-    """Return the expected interruptions in ``seconds``: independent failures at a constant rate."""
-    return failures_per_gpu_hour * gpus * seconds / _HOUR
 
 
 def lost_per_failure(restart: float, interval: float, failures_per_second: float) -> float:

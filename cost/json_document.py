@@ -16,7 +16,7 @@ from sm_train.cost.estimate import (
 )
 from sm_train.cost.explain import sensitivities
 from sm_train.cost.prices import ON_DEMAND, TRAINING_PLAN
-from sm_train.cost.services import blocking_seconds
+from sm_train.cost.services import blocking
 
 _HOURS_PER_DAY = 24
 _MILLION = 10**6
@@ -214,7 +214,7 @@ def _figures(priced: Estimate) -> list[str]:
 
 def _blocking(priced: Estimate) -> str:
     assumed = priced.assumed
-    stops = {blocking_seconds(priced_stage.stage, assumed) for priced_stage in priced.stages}
+    stops = {blocking(priced_stage.stage, assumed).value for priced_stage in priced.stages}
     known = [f"{seconds:.3g}" for seconds in sorted(stop for stop in stops if stop is not None)]
     if not known:
         return "checkpoints: their time is not included, because the model is unknown"

@@ -207,7 +207,7 @@ def _instance_hours(
 ) -> Decimal | None:
     total = Decimal(0)
     for stage in stages:
-        billable = stage_seconds(stage, purchase, assumed)[0].billable
+        billable = stage_seconds(stage, purchase, assumed)["billable"].value
         if billable is None:
             return None
         total += Decimal(billable) * stage.instances / _SECONDS_PER_HOUR

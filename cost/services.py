@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from sm_train.cost.assumptions import Assumptions
+from sm_train.cost.quantity import Quantity, computed
 from sm_train.cost.stage import CostStage
 
 _TABLE = Path(__file__).parent / "data" / "services.csv"
@@ -66,31 +67,29 @@ took 1.56 s with a copy of 0.48 s (benchmarks/checkpoint.py, 2026-11; it shares 
 CPUs, assumed for GPUs)."""
 
 
-def copy_seconds(stage: CostStage, assumed: Assumptions) -> float | None:
-    """Return the seconds of a GPU's copy of its share of the state; None if the model is unknown.
-
-    All ranks divide the state, also where each holds a replica.
-    """
-    size = checkpoint_bytes(stage)
-    if size is None:
-        return None
-    return size / stage.world_size / assumed.checkpoint_bytes_per_second
+def _stored(stage: CostStage) -> Quantity:
+    return Quantity(checkpoint_bytes(stage), "checkpoint bytes", "{:,}")
 
 
-def blocking_seconds(stage: CostStage, assumed: Assumptions) -> float | None:
-    """Seconds that one checkpoint delays training; None if neither it nor the model is known.
+def blocking(stage: CostStage, assumed: Assumptions) -> Quantity:
+    """Return the seconds that one checkpoint delays training; unknown if the model is.
 
-    The copy overlaps with the next step's passes, which it slows down, and delays the optimizer by
-    what remains of it then.
+    All ranks divide the copy of the state, also where each holds a replica. The copy overlaps with
+    the next step's passes, which it slows down, and delays the optimizer by its remainder.
     """
     if assumed.checkpoint_blocking_seconds is not None:
-        return assumed.checkpoint_blocking_seconds
-    copy = copy_seconds(stage, assumed)
-    if copy is None:
-        return None
-    step = 0.0 if stage.speed is None else 1 / stage.speed.steps_per_second
-    overlapped = min(copy, step)
-    return CHECKPOINT_STALL_SECONDS + COPY_SLOWDOWN * overlapped + copy - overlapped
+        stated = assumed.quantity("checkpoint_blocking_seconds")
+        return Quantity(
+            stated.value, "delay per checkpoint", "{:.3g}", " s", stated.source, parts=(stated,)
+        )
+    rate = assumed.quantity("checkpoint_bytes_per_second")
+    copy = (_stored(stage) / stage.terms["GPUs"] / rate).named("copy", "{:.3g}", " s")
+    step = Quantity(1, "1") / stage.terms["it/s"] if stage.speed else Quantity(0.0, "0")
+    overlapped = computed(min, "min({}, {})", copy, step).named("overlapped", "{:.3g}", " s")
+    stall = Quantity(CHECKPOINT_STALL_SECONDS, "5 ms", "{:g}")
+    slowdown = Quantity(COPY_SLOWDOWN, "0.17")
+    delay = stall + slowdown * overlapped + copy - overlapped
+    return delay.named("delay per checkpoint", "{:.3g}", " s", rate.source)
 
 
 def background_seconds(stage: CostStage, assumed: Assumptions) -> float:
@@ -99,44 +98,59 @@ def background_seconds(stage: CostStage, assumed: Assumptions) -> float:
     return share / assumed.checkpoint_background_bytes_per_second
 
 
-def upload_requests(stage: CostStage, assumed: Assumptions) -> int:
-    """Return the PUT requests of one checkpoint: parts of each rank's file, and two small files.
+def _price(service: str, shown: str = "${}") -> Quantity:
+    price = service_prices()[service]
+    return Quantity(price.usd, "price", shown, source=price.source)
 
-    A multipart upload adds a request to begin and one to complete it.
+
+def upload_cost(stage: CostStage, assumed: Assumptions) -> Quantity:
+    """Return the dollars for uploading one checkpoint; transfer within a region is free.
+
+    Each rank uploads its file in parts, with a request to begin and one to complete it if it has
+    several, and one rank two small files.
     """
-    share = (checkpoint_bytes(stage) or 0) / stage.world_size
-    parts = math.ceil(share / assumed.upload_part_bytes)
-    return stage.world_size * (parts + 2 * (parts > 1)) + 2
+    share = _stored(stage) / stage.terms["GPUs"]
+    part_size = assumed.quantity("upload_part_bytes")
+    files = computed(_part_requests, "(⌈{} ÷ {}⌉, + 2 if several)", share, part_size)
+    requests = stage.terms["GPUs"] * files + Quantity(2, "2")
+    price = _price("s3_put", "${:f}")
+    return (requests.named("PUT requests", "{:,}") * price).named(
+        "upload", "${:,.6f}", source=price.source
+    )
 
 
-def upload_cost(stage: CostStage, assumed: Assumptions) -> Decimal | None:
-    """Return the cost of uploading one checkpoint; transfer within a region is free.
-
-    None if the model is unknown.
-    """
-    if stage.parameters is None:
-        return None
-    return upload_requests(stage, assumed) * service_prices()["s3_put"].usd
+def _part_requests(size: float, part_size: float) -> int:
+    parts = math.ceil(size / part_size)
+    return parts + 2 * (parts > 1)
 
 
-def checkpoint_storage(stage: CostStage, billable_seconds: float) -> Decimal | None:
-    """Return the storage cost: checkpoints kept × bytes × stage months × price per GB-month."""
-    size = checkpoint_bytes(stage)
-    if size is None:
-        return None
-    gb_months = stage.checkpoints_kept * size / _GB * billable_seconds / SECONDS_PER_MONTH
-    return Decimal(gb_months) * service_prices()["s3_storage"].usd
+def checkpoint_storage(stage: CostStage, billable: Quantity) -> Quantity:
+    """Return the dollars for storing the kept checkpoints as long as the stage takes."""
+    price = _price("s3_storage")
+    kept = Quantity(stage.checkpoints_kept, "checkpoints kept")
+    gigabytes = _stored(stage) / Quantity(_GB, "10⁹", "{:,}")
+    months = billable / Quantity(SECONDS_PER_MONTH, "seconds per month", "{:,.0f}")
+    return ((kept * gigabytes * months).exact() * price).named(
+        "storage", "${:,.4f}", source=price.source
+    )
 
 
-def data_requests(stage: CostStage, assumed: Assumptions) -> Decimal | None:
-    """Return the cost of the GET requests that stream every image once per use."""
-    if stage.images is None:
-        return None
-    requests = math.ceil(stage.images * assumed.bytes_per_image / assumed.bytes_per_request)
-    return requests * service_prices()["s3_get"].usd
+def data_requests(stage: CostStage, assumed: Assumptions) -> Quantity:
+    """Return the dollars for the GET requests that stream every image once per use."""
+    price = _price("s3_get", "${:f}")
+    images = Quantity(stage.images, "images", "{:,}")
+    size, request = assumed.quantity("bytes_per_image"), assumed.quantity("bytes_per_request")
+    requests = computed(_requests, "⌈{} × {} ÷ {}⌉", images, size, request)
+    return (requests * price).named("requests", "${:,.4f}", source=price.source)
 
 
-def logs(stage: CostStage, assumed: Assumptions) -> Decimal:
-    """Return the cost of ingesting the log lines of all steps into CloudWatch."""
-    gigabytes = stage.max_steps * assumed.log_bytes_per_step / _GB
-    return Decimal(gigabytes) * service_prices()["logs_ingestion"].usd
+def _requests(images: int, size: float, request: float) -> int:
+    return math.ceil(images * size / request)
+
+
+def logs(stage: CostStage, assumed: Assumptions) -> Quantity:
+    """Return the dollars for ingesting the log lines of all steps into CloudWatch."""
+    price = _price("logs_ingestion")
+    steps = Quantity(stage.max_steps, "steps", "{:,}")
+    gigabytes = steps * assumed.quantity("log_bytes_per_step") / Quantity(_GB, "10⁹", "{:,}")
+    return (gigabytes.exact() * price).named("logs", "${:,.4f}", source=price.source)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from sm_train.cost.instances import InstanceType, instance_type
 from sm_train.cost.network import GpuNetwork
+from sm_train.cost.quantity import Quantity
 from sm_train.cost.speed import Speed
 from sm_train.cost.speed_model import GpuFigures, StepWork, images_per_second
 
@@ -111,16 +112,28 @@ class CostStage:
         return instance_type(self.instance_type)
 
     @cached_property
-    def world_size(self) -> int:
-        """GPUs of the stage: one rank each."""
-        return self.instances * self.instance.accelerators
+    def _gpus(self) -> Quantity:
+        instances = Quantity(self.instances, "instances")
+        per_instance = Quantity(self.instance.accelerators, "GPUs per instance")
+        return (instances * per_instance).named("GPUs", "{}", source=self.instance_type)
 
     @cached_property
+    def _batch(self) -> Quantity:
+        per_gpu = Quantity(self.per_device_batch_size, "per_device_batch_size")
+        passes = Quantity(self.gradient_accumulation_steps, "gradient_accumulation_steps")
+        return (per_gpu * passes * self._gpus).named("batch", "{:,}", " images", "run file")
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of the stage: one rank each."""
+        gpus: int = self._gpus.value
+        return gpus
+
+    @property
     def effective_batch_size(self) -> int | None:
         """Images per optimizer step over all GPUs."""
-        if self.per_device_batch_size is None:
-            return None
-        return self.per_device_batch_size * self.gradient_accumulation_steps * self.world_size
+        batch: int | None = self._batch.value
+        return batch
 
     @cached_property
     def network(self) -> GpuNetwork:
@@ -176,22 +189,42 @@ class CostStage:
         """How often the stage trains on each sample; None if a figure is unknown."""
         return None if self.images is None or not self.samples else self.images / self.samples
 
+    @cached_property
+    def terms(self) -> dict[str, Quantity]:
+        """The figures that follow from the stage alone, by name, in the order of derivation.
+
+        MFU: model FLOP/s ÷ the GPUs' peak (PaLM, Chowdhery et al. 2022, appendix B).
+        """
+        speed, peak = self.speed, self.instance.bf16_tflops
+        steps = Quantity(self.max_steps, "steps", "{:,}")
+        rate = Quantity(
+            speed and speed.steps_per_second,
+            "it/s",
+            "{:.6g}",
+            source=speed.why if speed else "unknown",
+            parts=(f"{speed.basis}; P10 {speed.low:.4g}, P90 {speed.high:.4g}",) if speed else (),
+        )
+        images = (rate * self._batch).named("images/s", "{:,.1f}")
+        flops = None if self.flops_per_image is None else self.flops_per_image / 1e12
+        per_image = Quantity(flops, "FLOPs per image", "{:.4g} TFLOP")
+        most = self._gpus * Quantity(peak, "peak", "{:g} TFLOP/s")
+        use = (images * per_image / most).named(
+            "MFU", "{:.1%}", source="counted from the preset; dense bf16 peak"
+        )
+        training = (steps / rate).named("training", "{:,.1f}", " s", "run file")
+        return {term.name: term for term in (self._gpus, self._batch, rate, images, use, training)}
+
     @property
     def training_seconds(self) -> float | None:
         """Seconds of the steps alone, without start-up and restarts."""
-        return None if self.speed is None else self.max_steps / self.speed.steps_per_second
+        return self.terms["training"].number
 
     @property
     def images_per_second(self) -> float | None:
         """Throughput of the whole cluster."""
-        if self.effective_batch_size is None or self.speed is None:
-            return None
-        return self.effective_batch_size * self.speed.steps_per_second
+        return self.terms["images/s"].number
 
     @property
     def flops_utilization(self) -> float | None:
-        """MFU: model FLOP/s ÷ the GPUs' peak (PaLM, Chowdhery et al. 2022, appendix B)."""
-        images, peak = self.images_per_second, self.instance.bf16_tflops
-        if images is None or peak is None or self.flops_per_image is None:
-            return None
-        return images * self.flops_per_image / (self.world_size * peak * 1e12)
+        """MFU; None if the speed, the peak or the FLOPs of an image are unknown."""
+        return self.terms["MFU"].number

@@ -14,7 +14,7 @@ from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import SAVINGS_PLANS, PriceRow, PriceTable, shipped_prices
-from sm_train.cost.services import blocking_seconds
+from sm_train.cost.services import blocking
 from sm_train.cost.speed import stated_speed
 from sm_train.cost.stage import CostStage
 
@@ -117,7 +117,7 @@ def test_checkpoint_blocking_follows_bytes_or_the_stated_seconds() -> None:
     assert part["uploads"] == pytest.approx(550 * (32 * 62 + 2) * 0.000005)
     # 8 GPUs copy 2 GB each in 0.2 s, of which a step at 20 it/s hides 50 ms.
     slow = replace(known, instances=1, speed=stated_speed(20, "given"))
-    assert blocking_seconds(slow, Assumptions()) == pytest.approx(0.005 + 0.17 * 0.05 + 0.15)
+    assert blocking(slow, Assumptions()).value == pytest.approx(0.005 + 0.17 * 0.05 + 0.15)
     stage_document = document(known, assumed=Assumptions(checkpoint_blocking_seconds=2))["stages"][
         0
     ]

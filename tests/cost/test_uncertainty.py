@@ -9,7 +9,7 @@ import pytest
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.failures import daly_interval, observed_rate, young_interval
-from sm_train.cost.services import blocking_seconds
+from sm_train.cost.services import blocking
 from sm_train.cost.speed import Speed
 from sm_train.cost.stage import CostStage
 
@@ -58,11 +58,11 @@ def simulate(stage: CostStage, assumed: Assumptions, rng: random.Random) -> floa
     rate *= assumed.failure_spread ** (rng.gauss(0, 1) / Z90)
     clock = assumed.start_up_seconds * assumed.start_up_spread ** (rng.gauss(0, 1) / Z90)
     every = min(stage.checkpoint_every or 1, stage.max_steps)
-    blocking = blocking_seconds(stage, assumed) or 0.0
+    delay = blocking(stage, assumed).value or 0.0
     done = 0
     while done < stage.max_steps:
         steps = min(every, stage.max_steps - done)
-        span = steps * per_step + (blocking if steps == every else 0)
+        span = steps * per_step + (delay if steps == every else 0)
         until_failure = rng.expovariate(rate)
         if until_failure < span:
             clock += until_failure + assumed.restart_seconds

@@ -141,7 +141,8 @@ def show_terms(terms: Iterable[Term]) -> None:
             click.echo(click.style(f"\n{term.stage}", bold=True))
             stage = term.stage
         _echo(f"{term.name} = {term.value}", "  ")
-        _echo(f"= {term.formula}", "      ")
+        if term.formula not in (term.name, term.figures):
+            _echo(f"= {term.formula}", "      ")
         _echo(f"= {term.figures}   [{term.source}]", "      ")
 
 
