@@ -1,16 +1,80 @@
-"""Sorts the images of a source by path, in bounded memory: SQLite keeps them in a file."""
+"""Sorts the images of a source by path, in bounded memory: SQLite keeps them in a file.
+
+Texts are stored as bytes: a file name need not be UTF-8. The order of UTF-8 bytes is that of
+Python's strings.
+"""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from sm_train.entrypoints.data.shard_index import RejectedInput
-from sm_train.entrypoints.packing.plan_files import REJECTED_SCHEMA, caption_next_to, decode, encode
+from sm_train.entrypoints.packing.plan_files import (
+    REJECTED_SCHEMA,
+    caption_next_to,
+    decode,
+    encode,
+    record_batch,
+)
 from sm_train.toolkit.packing.file_kinds import HEIC_SUFFIXES
 from sm_train.toolkit.packing.source_image import SourceImage
-from sm_train.toolkit.packing.sqlite_tables import Table, connect, read
+
+CACHE_BYTES = 64 * 2**20
+"""Memory for pages, and for rows that are being sorted, before SQLite writes to its files."""
+
+_ROWS = 2**14
+"""Rows that are inserted at once, and rows of a batch of results."""
+
+
+def connect(folder: Path) -> sqlite3.Connection:
+    """Create a database in ``folder``; it is for this process alone and does not survive it."""
+    # One transaction that never ends: a database that is removed needs no journal.
+    connection = sqlite3.connect(folder / "inputs.sqlite", isolation_level=None)
+    for setting in (
+        "journal_mode = OFF",
+        "synchronous = OFF",
+        "locking_mode = EXCLUSIVE",
+        "temp_store = FILE",
+        f"cache_size = -{CACHE_BYTES // 1024}",
+    ):
+        connection.execute(f"PRAGMA {setting}")
+    connection.execute("BEGIN EXCLUSIVE")
+    return connection
+
+
+def _read(
+    connection: sqlite3.Connection, query: str, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a query, some thousand at a time."""
+    cursor = connection.execute(query)
+    while rows := cursor.fetchmany(_ROWS):
+        yield record_batch(rows, schema)
+
+
+class _Table:
+    """A table that is filled row by row."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str, columns: str) -> None:
+        self._connection = connection
+        self._rows: list[tuple[Any, ...]] = []
+        connection.execute(f"CREATE TABLE {name} ({columns})")
+        self._insert = f"INSERT INTO {name} VALUES ({', '.join('?' * len(columns.split(',')))})"
+
+    def add(self, row: tuple[Any, ...]) -> None:
+        """Add a row; it is in the table after :meth:`flush`."""
+        self._rows.append(row)
+        if len(self._rows) >= _ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Insert the rows that were added."""
+        self._connection.executemany(self._insert, self._rows)
+        self._rows.clear()
+
 
 _HEIC = tuple(HEIC_SUFFIXES)
 
@@ -59,10 +123,10 @@ class InputSorter:
         self.local: str | None = None
         self.has_heic = False
         self.connection = connect(folder)
-        self._images = Table(self.connection, "images", _IMAGES)
-        self._texts = Table(self.connection, "texts", _TEXTS)
-        self._others = Table(self.connection, "others", "text")
-        self._rejected = Table(self.connection, "rejected", "source, reason, detail")
+        self._images = _Table(self.connection, "images", _IMAGES)
+        self._texts = _Table(self.connection, "texts", _TEXTS)
+        self._others = _Table(self.connection, "others", "text")
+        self._rejected = _Table(self.connection, "rejected", "source, reason, detail")
 
     def __enter__(self) -> InputSorter:
         return self
@@ -109,7 +173,7 @@ class InputSorter:
 
     def sorted_images(self) -> Iterator[pa.RecordBatch]:
         """Yield all images, sorted by source."""
-        yield from read(self.connection, _SORTED, _SORTED_SCHEMA)
+        yield from _read(self.connection, _SORTED, _SORTED_SCHEMA)
 
     def flush(self) -> None:
         """Complete the tables: nothing is added after it."""
@@ -130,4 +194,4 @@ class InputSorter:
     def sorted_rejected(self) -> Iterator[pa.RecordBatch]:
         """Yield all rejected inputs, sorted by source, reason and detail."""
         query = "SELECT source, reason, detail FROM rejected ORDER BY 1, 2, 3"
-        yield from read(self.connection, query, REJECTED_SCHEMA)
+        yield from _read(self.connection, query, REJECTED_SCHEMA)

@@ -2,23 +2,29 @@
 
 The condition is an expression, not a statement, and reaches nothing but the table's columns: access
 to files and the network is disabled. It is evaluated in bounded memory, before any row is used.
+
+A condition that may select other rows of the same table later is refused: a pack that is
+interrupted evaluates it again, perhaps on another day.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from sm_train.entrypoints.packing.plan_files import record_batch
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.extras import require_extra
-from sm_train.toolkit.packing.condition_check import names_in, quoted, require_reproducible
-from sm_train.toolkit.packing.duckdb_tables import ArrowTable, connect, read
+
+if TYPE_CHECKING:
+    import duckdb
 
 NUMBER = "row number"
 """The column with the number of a row, in every batch."""
@@ -40,8 +46,8 @@ class RowFilter:
         require_extra("where", "duckdb", purpose="--where")
         self._name, self._where = name, where
         self._folder = TemporaryDirectory(prefix="sm-train-where-")
-        self._connection = connect(Path(self._folder.name))
-        self.columns, _ = names_in(self._connection, where)
+        self._connection = _connect(Path(self._folder.name))
+        self.columns, _ = _names_in(self._connection, where)
 
     def __enter__(self) -> RowFilter:
         return self
@@ -56,14 +62,14 @@ class RowFilter:
 
     def use_documents(self, rows: Iterable[tuple[int, dict[str, Any]]]) -> None:
         """Filter numbered JSON objects; the type of a column is that of all of its values."""
-        table = ArrowTable(self._connection, "documents", DOCUMENT_SCHEMA)
+        table = _ArrowTable(self._connection, "documents", DOCUMENT_SCHEMA)
         for number, row in rows:
             used = {name: row[name] for name in row if name.lower() in self.columns}
             table.add((number, _json(used)))
         table.flush()
         query = "SELECT json_group_structure(document::JSON) FROM documents"
         [(structure,)] = self._connection.sql(query).fetchall()
-        columns = quoted(NUMBER)
+        columns = _quoted(NUMBER)
         if structure is not None and isinstance(json.loads(structure), dict):  # uses any column
             # Differences of unsigned integers would overflow.
             signed = structure.replace('"UBIGINT"', '"HUGEINT"').replace("'", "''")
@@ -74,18 +80,18 @@ class RowFilter:
         """Filter numbered rows of texts; a column is numeric if all of its cells are numbers."""
         used = [name for name in names if name.lower() in self.columns]
         fields = [pa.field(name, pa.string()) for name in used]
-        table = ArrowTable(
+        table = _ArrowTable(
             self._connection, "texts", pa.schema([pa.field(NUMBER, pa.int64()), *fields])
         )
         for number, row in rows:
             table.add((number, *(_text(row[name]) for name in used)))
         table.flush()
-        columns = ", ".join([quoted(NUMBER), *map(self._convert, used)])
+        columns = ", ".join([_quoted(NUMBER), *map(self._convert, used)])
         self._connection.execute(f"CREATE VIEW rows AS SELECT {columns} FROM texts")
 
     def _convert(self, name: str) -> str:
         """Return the SQL of a column of texts in the type of all of its cells."""
-        cell = quoted(name)
+        cell = _quoted(name)
         query = f"""
             SELECT bool_and(regexp_full_match({cell}, '[+-]?[0-9]{{1,18}}')),
                 bool_and(try_cast({cell} AS DOUBLE) IS NOT NULL)
@@ -108,9 +114,9 @@ class RowFilter:
         try:
             view = self._connection.view("rows")
             rows = view.filter(self._where)
-            require_reproducible(self._connection, self._where, view)
-            numbers = rows.project(quoted(NUMBER)).order(quoted(NUMBER))
-            for batch in read(numbers):
+            _require_reproducible(self._connection, self._where, view)
+            numbers = rows.project(_quoted(NUMBER)).order(_quoted(NUMBER))
+            for batch in _read(numbers):
                 yield from batch.column(0).to_pylist()
         except duckdb.Error as error:
             raise UserError(f"--where: {self._explain(str(error), columns)}") from None
@@ -134,3 +140,181 @@ def _json(row: dict[str, Any]) -> str:
 
 def _text(value: str | None) -> str | None:
     return None if value is None else value.encode(errors="replace").decode()
+
+
+MEMORY_LIMIT = "512MB"
+"""What DuckDB may use before it writes to its file."""
+
+THREADS = 2
+"""More threads sort little faster and need more memory."""
+
+_ROWS = 2**14
+"""Rows that are inserted at once, and rows of a batch of results."""
+
+
+def _connect(folder: Path) -> duckdb.DuckDBPyConnection:
+    """Open a database in ``folder``; SQL reaches neither other files nor the network."""
+    import duckdb
+
+    connection = duckdb.connect(
+        str(folder / "inputs.duckdb"),
+        config={
+            "memory_limit": MEMORY_LIMIT,
+            "threads": THREADS,
+            "temp_directory": str(folder / "spilled"),
+            "preserve_insertion_order": False,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "python_enable_replacements": False,
+        },
+    )
+    # Conversions of times with a time zone must select the same rows on every machine.
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _read(relation: duckdb.DuckDBPyRelation) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a query, some thousand at a time, while they are computed.
+
+    The results of a connection's ``execute`` would all be in memory first.
+    """
+    yield from relation.to_arrow_reader(_ROWS)
+
+
+class _ArrowTable:
+    """A table with typed columns that is filled row by row."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema) -> None:
+        self._connection, self._name, self._schema = connection, name, schema
+        self._rows: list[tuple[Any, ...]] = []
+        connection.register("new_rows", schema.empty_table())
+        connection.execute(f"CREATE TABLE {name} AS SELECT * FROM new_rows")
+        connection.unregister("new_rows")
+
+    def add(self, row: tuple[Any, ...]) -> None:
+        """Add a row; it is in the table after :meth:`flush`."""
+        self._rows.append(row)
+        if len(self._rows) >= _ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Insert the rows that were added."""
+        if not self._rows:
+            return
+        rows = pa.Table.from_batches([record_batch(self._rows, self._schema)])
+        self._rows.clear()
+        self._connection.register("new_rows", rows)
+        self._connection.execute(f"INSERT INTO {self._name} SELECT * FROM new_rows")
+        self._connection.unregister("new_rows")
+
+
+Overloads = dict[str, dict[tuple[str, ...], bool]]
+"""Function → types of the arguments → whether the result depends on the arguments alone."""
+
+
+def _names_in(connection: duckdb.DuckDBPyConnection, where: str) -> tuple[set[str], set[str]]:
+    """Return the names of columns, and of called functions, in lower case.
+
+    ``age`` with one argument is ``age/1``: it counts from today.
+    """
+    query = f"SELECT 1 WHERE (\n{where}\n)"
+    [(tree,)] = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
+    columns: set[str] = set()
+    functions: set[str] = set()
+    for node in _nodes(json.loads(tree)):
+        columns.update(name.lower() for name in node.get("column_names", ()))
+        name = str(node.get("function_name", "")).lower()
+        is_since_today = name == "age" and len(node.get("arguments", ())) == 1
+        functions.add("age/1" if is_since_today else name)
+    return columns, functions
+
+
+def _require_reproducible(
+    connection: duckdb.DuckDBPyConnection, where: str, rows: duckdb.DuckDBPyRelation
+) -> None:
+    """Check the functions in the condition ``where`` on the columns of ``rows``, which is not read.
+
+    DuckDB lists for each overload whether it is stable: a subtraction of numbers is, one of times
+    with a time zone is not. So the overloads that it binds for these columns decide. Its binder
+    replaces some constant calls by their values; such a call is refused if no overload of its name
+    is stable. The list calls ``age`` with one argument stable, although it counts from today.
+
+    Raises:
+        UserError: a function depends on the time, on chance or on the session.
+    """
+    columns, functions = _names_in(connection, where)
+    own = {name.lower() for name in rows.columns}
+    # SQL reads CURRENT_TIME without parentheses as the function get_current_time.
+    keywords = {f"get_{name}" for name in columns - own} | (columns - own)
+    overloads = _overloads(connection)
+    for name in sorted(functions | keywords):
+        if name == "age/1" or (name in overloads and not any(overloads[name].values())):
+            raise _refused(name.partition("/")[0])
+    for name, types in _bound_functions(connection, where, rows):
+        listed = overloads.get(name, {})
+        # Generic functions, such as those of lists, have no exact match.
+        alike = [listed[known] for known in listed if len(known) == len(types)]
+        if not listed.get(types, all(alike)):
+            raise _refused(name, types)
+
+
+def _refused(name: str, types: Collection[str] = ()) -> UserError:
+    if not types:
+        return UserError(
+            f"--where: {name}() returns another value each time, so an interrupted pack could not "
+            "be resumed; use columns of the table"
+        )
+    return UserError(
+        f"--where: {name}({', '.join(types)}) depends on the settings of the session, so an "
+        "interrupted pack could not be resumed; cast times to TIMESTAMP"
+    )
+
+
+def _overloads(connection: duckdb.DuckDBPyConnection) -> Overloads:
+    listed = connection.sql(
+        "SELECT lower(function_name), parameter_types, stability = 'CONSISTENT' "
+        "FROM duckdb_functions() WHERE stability IS NOT NULL"
+    ).fetchall()
+    found: Overloads = defaultdict(dict)
+    for name, types, is_stable in listed:
+        found[name][tuple(types)] = is_stable
+    return found
+
+
+def _bound_functions(
+    connection: duckdb.DuckDBPyConnection, where: str, rows: duckdb.DuckDBPyRelation
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the name and the types of the arguments of every function that DuckDB would call.
+
+    Raises:
+        UserError: DuckDB cannot bind the condition.
+    """
+    columns = ", ".join(
+        f"CAST(NULL AS {kind}) AS {_quoted(name)}"
+        for name, kind in zip(rows.columns, rows.types, strict=True)
+    )
+    query = f"SELECT 1 FROM (SELECT {columns}) WHERE (\n{where}\n)"
+    [(text,)] = connection.execute("SELECT json_serialize_plan(?)", [query]).fetchall()
+    plan = json.loads(text)
+    if plan["error"]:
+        raise UserError(f"--where: {where}: {plan['error_message'].splitlines()[0]}")
+    for node in _nodes(plan):
+        if node.get("expression_class") == "BOUND_FUNCTION":
+            types = tuple(argument["id"] for argument in node["arguments"])
+            yield node["qname"]["path"][-1].lower(), types
+
+
+def _quoted(name: str) -> str:
+    """Return a column's name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects of a JSON document."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from _nodes(item)

@@ -15,7 +15,7 @@ import pytest
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan_files import PlannedInputs
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing import input_sorter, sqlite_tables
+from sm_train.toolkit.packing import input_sorter
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.tables import TableOptions
 
@@ -210,8 +210,10 @@ def test_a_column_of_sizes_saves_requests(tmp_path: Path, kind: str) -> None:
 def test_too_little_space_to_sort_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    original = input_sorter.connect
+
     def connect(folder: Path) -> sqlite3.Connection:
-        connection = sqlite_tables.connect(folder)
+        connection = original(folder)
         connection.execute("PRAGMA max_page_count = 6")
         return connection
 
