@@ -149,7 +149,7 @@ def measure_watchdog(folder: Path) -> float:
     command = [
         sys.executable,
         "-m",
-        "sm_train.entrypoints.monitoring.watchdog",
+        "sm_train.entrypoints.watchdog.watchdog",
     ]
     command += ["--document", str(document), "--stage", "one", "--heartbeats", str(heartbeats)]
     with subprocess.Popen(

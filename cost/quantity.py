@@ -119,11 +119,6 @@ def rounded_down(quantity: Quantity) -> Quantity:
     return computed(math.floor, "⌊{}⌋", quantity)
 
 
-def rounded_up(quantity: Quantity) -> Quantity:
-    """Return the smallest whole number that is not below ``quantity``."""
-    return computed(math.ceil, "⌈{}⌉", quantity)
-
-
 def sum_of(quantities: Iterable[Quantity]) -> Quantity:
     """Return the sum of at least one quantity; unknown if one of them is."""
     return reduce(operator.add, quantities)

@@ -215,11 +215,6 @@ class CostStage:
         return {term.name: term for term in (self._gpus, self._batch, rate, images, use, training)}
 
     @property
-    def training_seconds(self) -> float | None:
-        """Seconds of the steps alone, without start-up and restarts."""
-        return self.terms["training"].number
-
-    @property
     def images_per_second(self) -> float | None:
         """Throughput of the whole cluster."""
         return self.terms["images/s"].number

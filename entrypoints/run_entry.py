@@ -79,17 +79,17 @@ def _run(process: TrainingProcess) -> None:
     observer = ScriptObserver(
         config, resources, paths.checkpoints, process.heartbeat, events, paths.stop_request
     )
-    observer.resumable = any(
+    observer.saves.resumable = any(
         RESUME in placeholders(argument) or argument == "latest" for argument in config.entry_args
     )
-    observer.last_save = states[0] if states else None
+    observer.saves.last = states[0] if states else None
     observer.ranks = ScriptRanks(
         paths.checkpoints,
         info,
         messages,
-        step=lambda: observer.step,
-        steps_per_second=lambda: observer.steps_per_second,
-        on_complete=observer.log_checkpoint,
+        step=lambda: observer.loop.step,
+        steps_per_second=lambda: observer.log.steps_per_second,
+        on_complete=observer.saves.log_complete,
     )
     set_process(ScriptProcess(config, paths, resources, info, observer, events))
     observe_accelerate(observer)
@@ -101,11 +101,11 @@ def _run(process: TrainingProcess) -> None:
     except Exception as error:
         observer.failed(error)
     background.end()
-    process.heartbeat.enter(Phase.FINISH, observer.step)
-    if not observer.ranks.finish(lambda: process.heartbeat.enter(Phase.FINISH, observer.step)):
+    process.heartbeat.enter(Phase.FINISH, observer.loop.step)
+    if not observer.ranks.finish(lambda: process.heartbeat.enter(Phase.FINISH, observer.loop.step)):
         events.warn("checkpoint-incomplete", "the last checkpoint is not complete on all ranks")
-    if observer.stopped and observer.stop is not None:
-        observer.stop.confirm()
+    if observer.stopped and observer.loop.stop is not None:
+        observer.loop.stop.confirm()
     if info.rank == 0:
         if not observer.stopped:
             _share_model(paths.model, paths.checkpoints / FINAL_MODEL, config.entry or "")
@@ -233,15 +233,15 @@ class _Background:
                 self._observer.failed(error)
 
     def _tick(self) -> None:
-        self._observer.beat()
+        self._observer.loop.beat()
         self._look_for_stop()
         self._ranks.tick()
 
     def _look_for_stop(self) -> None:
         """Stop after a step; a script without steps, or with its own handler, gets SIGTERM."""
-        stop = self._observer.stop
+        stop = self._observer.loop.stop
         if stop is not None:
-            if stop.requested and self._observer.step > self._observer.first_step:
+            if stop.requested and self._observer.loop.step > self._observer.loop.first_step:
                 self._ranks.stop.request()
         elif self._stop_request.exists() and not self._has_signaled:
             self._has_signaled = True

@@ -23,7 +23,6 @@ own digest, and with the commit of the run file's repository."""
 
 # The run file's sections annotate their fields with the same types.
 Crop = Literal["center", "random"]
-Interpolation = Literal["bicubic", "bilinear"]
 DecodeMode = Literal["exact", "fast"]
 IccProfile = Literal["ignore", "srgb"]
 ExtraKind = Literal["image", "mask", "map", "array"]
@@ -102,7 +101,6 @@ class DataConfig:
     image_key: str
     caption_key: str
     crop: Crop
-    interpolation: Interpolation
     decode: DecodeMode
     icc_profile: IccProfile
     aspect_buckets: bool
@@ -260,7 +258,6 @@ class HeartbeatConfig:
     min_timeout: float
     max_timeout: float
     on_stall: StallAction
-    metrics_interval: float
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,6 @@ def open_loader(
             height,
             width,
             config.crop,
-            config.interpolation,
             seed,
             config.decode,
             config.icc_profile,

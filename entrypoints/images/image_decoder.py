@@ -22,7 +22,7 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
-from sm_train.entrypoints.common.job_config import Crop, DecodeMode, IccProfile, Interpolation
+from sm_train.entrypoints.common.job_config import Crop, DecodeMode, IccProfile
 from sm_train.entrypoints.common.rng import random_below
 from sm_train.entrypoints.images.color import convert_to_srgb, to_rgb
 from sm_train.entrypoints.images.decoder_pool import Decoders
@@ -60,7 +60,6 @@ class DecodeSpec:
     height: int
     width: int
     crop: Crop = "center"
-    mode: Interpolation = "bicubic"
     seed: int = 0
     decode_mode: DecodeMode = "exact"
     icc_profile: IccProfile = "ignore"
@@ -80,10 +79,10 @@ class DecodeSpec:
         factor = _factor(header, box, height, width) if self.decode_mode == "fast" else 1
         pixels, factor = _decode(content, header, factor, to_srgb=self.icc_profile == "srgb")
         if header.orientation == 1:
-            _scale(pixels, box, factor, out, self.mode)
+            _scale(pixels, box, factor, out)
             return
         scaled = torch.empty((height, width, 3), dtype=torch.uint8)
-        _scale(pixels, box, factor, scaled, self.mode)
+        _scale(pixels, box, factor, scaled)
         out.copy_(apply_orientation(scaled, header.orientation))
 
     def sizes(
@@ -226,11 +225,8 @@ def check_pixel_count(height: int, width: int) -> None:
         raise DecodeError("image-bomb", f"{width} × {height} pixels; {MAX_PIXELS:,} at most")
 
 
-_SCALE_INTO = {
-    # What torch.nn.functional.interpolate(antialias=True) calls; that function has no `out`.
-    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
-    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
-}
+# What torch.nn.functional.interpolate(antialias=True) calls; that function has no `out`.
+_SCALE_INTO = torch.ops.aten._upsample_bicubic2d_aa.out
 
 
 class _Buffers(threading.local):
@@ -264,7 +260,7 @@ def _decode_with_pillow(content: bytes | memoryview, *, to_srgb: bool) -> Pixels
             raise corrupt_image_error(error) from None
 
 
-def _scale(pixels: Pixels, box: _Box, factor: int, out: Tensor, mode: Interpolation) -> None:
+def _scale(pixels: Pixels, box: _Box, factor: int, out: Tensor) -> None:
     """Scale ``box`` of an image to the size of ``out``, uint8 (height, width, 3).
 
     ``pixels``, uint8 (H, W, 3), are those of the image reduced by ``factor``.
@@ -274,7 +270,7 @@ def _scale(pixels: Pixels, box: _Box, factor: int, out: Tensor, mode: Interpolat
         # The box cuts through reduced pixels, which only Pillow can scale.
         image = Image.fromarray(pixels).resize(
             (out.shape[1], out.shape[0]),
-            Image.Resampling[mode.upper()],
+            Image.Resampling.BICUBIC,
             (box.left / factor, box.top / factor, right / factor, bottom / factor),
         )
         out.copy_(torch.from_numpy(np.array(image)))
@@ -288,7 +284,7 @@ def _scale(pixels: Pixels, box: _Box, factor: int, out: Tensor, mode: Interpolat
     # As (1, 3, H, W) with the strides of a channels-last batch, a single image also takes
     # PyTorch's vectorized path for uint8, and the result is written straight to its place.
     planes, planes_out = (image[None].permute(0, 3, 1, 2) for image in (source, out))
-    _SCALE_INTO[mode](planes, list(out.shape[:2]), False, None, None, out=planes_out)
+    _SCALE_INTO(planes, list(out.shape[:2]), False, None, None, out=planes_out)
 
 
 _MIRRORED_AXES = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}

@@ -111,7 +111,7 @@ class Checkpointer:
             path = found.folder / _random_file(self._rank.rank)
             _set_random_state(torch.load(path, weights_only=True))
         self._writer.stored.restored(found.step)
-        self._process.observer.step = found.step
+        self._process.observer.loop.step = found.step
         return found.step
 
     @torch.no_grad()
@@ -135,7 +135,7 @@ class Checkpointer:
         Raises:
             Error: a checkpoint cannot hold the state of an object.
         """
-        self._process.observer.enter(Phase.CHECKPOINT)
+        self._process.observer.loop.enter(Phase.CHECKPOINT)
         states = {
             name: object_state(name, held.state_dict()) for name, held in self._objects.items()
         }
@@ -145,7 +145,7 @@ class Checkpointer:
         self._writer.save_async(step, shards(tensors), {}, self._files(states))
         self._writer.wait()
         self._writer.commit()
-        self._process.observer.enter(Phase.SCRIPT)
+        self._process.observer.loop.enter(Phase.SCRIPT)
 
     def _files(self, states: Mapping[str, ObjectState]) -> dict[str, Callable[[Path], None]]:
         """Return what this rank writes besides tensors."""

@@ -12,6 +12,7 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import StageConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.monitoring.heartbeat import Phase
+from sm_train.entrypoints.script.loop_log import StepValues
 from sm_train.entrypoints.script.observer import ScriptObserver
 from sm_train.entrypoints.script.ranks import ScriptRank
 from sm_train.entrypoints.script.step_events import LoopFacts
@@ -93,7 +94,7 @@ class CurrentJob:
         interruption, at the budget, or by `sm-train stop`.
         """
         observer = script_process().observer
-        observer.step = step
+        observer.loop.step = step
         return observer.is_last_step()
 
 
@@ -114,7 +115,7 @@ def current_job() -> CurrentJob:
         torch.cuda.set_device(device)
     if rank.world_size > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if use_gpu else "gloo")
-    process.observer.take_over_signals()
+    process.observer.loop.take_over()
     return CurrentJob(
         rank.rank,
         rank.local_rank,
@@ -136,7 +137,7 @@ class Heartbeat:
     """
 
     def __init__(self) -> None:
-        self._observer = script_process().observer
+        self._loop = script_process().observer.loop
 
     def enter(
         self, phase: Literal["data", "step", "checkpoint", "evaluation", "other"], step: int
@@ -145,8 +146,8 @@ class Heartbeat:
 
         The timeouts of all phases but "other" are learned from their durations.
         """
-        self._observer.step = step
-        self._observer.enter(_PHASES[phase])
+        self._loop.step = step
+        self._loop.enter(_PHASES[phase])
 
 
 class LoopEventLog:
@@ -164,9 +165,10 @@ class LoopEventLog:
         """Log the ``start`` event; ``batch_size`` of one rank is the run file's by default."""
         self._process = process = script_process()
         self._observer = process.observer
-        self._observer.step = self._observer.first_step = first_step
+        loop = self._observer.loop
+        loop.step = loop.first_step = first_step
         if process.rank.rank == 0:
-            self._observer.begin(
+            self._observer.log.begin(
                 LoopFacts(
                     process.rank.world_size,
                     batch_size or process.config.stage.per_device_batch_size,
@@ -192,7 +194,8 @@ class LoopEventLog:
 
         ``loss`` is a scalar of this rank; it is read from the device only for an event.
         """
-        self._observer.record_step(step, loss, learning_rate, gradient_norm, epoch)
+        values = StepValues(learning_rate, gradient_norm, epoch)
+        self._observer.record_step(step, loss, values)
 
     def warn(self, code: str, message: str, **fields: Any) -> None:
         """Log a warning, which `watch` and `review` show."""

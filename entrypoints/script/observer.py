@@ -7,50 +7,28 @@ wait for the device except once per logging interval.
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.checkpoint_layout import CheckpointMarker
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
-from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
+from sm_train.entrypoints.script.accelerate_loop import CountedOptimizer, loop_facts
+from sm_train.entrypoints.script.loop_heartbeat import LoopHeartbeat
+from sm_train.entrypoints.script.loop_log import LoopLog, StepValues
 from sm_train.entrypoints.script.process_groups import keep_cpu_backends
-from sm_train.entrypoints.script.ranks import Save, ScriptRanks
-from sm_train.entrypoints.script.saved_states import SavedState, name_for_step, saved_step
-from sm_train.entrypoints.script.step_events import LoopFacts, StepEvents, StepWindow
+from sm_train.entrypoints.script.ranks import ScriptRanks
+from sm_train.entrypoints.script.script_saves import ScriptSaves
+from sm_train.entrypoints.script.step_events import StepWindow
 
 STOP_AGREEMENT_TIMEOUT = 60.0
 """Seconds that a rank waits at the last step for the others, of SageMaker's 120."""
 
-REPLACED_AFTER = 100
-"""Steps of another optimizer in a row after which it counts as the successor of the first one.
-
-A training of two networks may take several steps of one for each step of the other."""
-
-_DEFAULT_NAME = "checkpoint-{step}"
-"""Name of a checkpoint in the diffusers examples."""
-
-
-@dataclass(frozen=True)
-class OwnValues:
-    """Values of the last step; ``gradient_norm`` is a number or a scalar tensor."""
-
-    learning_rate: float | None
-    gradient_norm: Any
-    epoch: int | None
-
 
 class ScriptObserver:
     """Counts the steps of one rank and logs them on the main process.
-
-    ``step`` is the number of synchronized optimizer steps, including those before a resume.
 
     The observer becomes active with the first Accelerator: from then on only the main thread writes
     heartbeats, and a stop takes place at a step. It begins with the first backward pass or step of
@@ -69,38 +47,18 @@ class ScriptObserver:
         events: EventLog,
         stop_request: Path,
     ) -> None:
-        self.step, self.first_step = 0, 0
-        self.steps_per_second = 0.0
-        self.active = False
-        """Whether an Accelerator exists, so that the heartbeat belongs to the main thread."""
-        self.stopped = False
-        self.last_save: SavedState | None = None
-        self.resumable = False
-        """Whether the script takes a checkpoint to resume from."""
-        self._config, self._resources = config, resources
-        self._checkpoints, self._events = checkpoints, events
-        self._heartbeat, self._stop_request = heartbeat, stop_request
-        self._handover = threading.Lock()
-        self.stop: StopSignal | None = None
-        """Set once this process stops after a step; None while SIGTERM is the script's."""
         self._is_main = int(os.environ.get("RANK", "0")) == 0
-        self._phase = Phase.START
+        self._config, self._events = config, events
+        self.loop = LoopHeartbeat(heartbeat, stop_request)
+        self.log = LoopLog(config, resources, events, is_main=self._is_main)
+        self.saves = ScriptSaves(config.entry or "", checkpoints, events, is_main=self._is_main)
+        self.ranks: ScriptRanks | None = None
+        self.stopped = False
+        self._optimizers = CountedOptimizer()
         self._accelerator: Any = None
         self._loader: Any = None
-        self._optimizer: Any = None
-        self._steps_of_others: Counter[int] = Counter()
-        self._several_optimizers = self._observes_data = False
-        self._norm: Any = None
         self._wait_started = 0.0
-        self._window = StepWindow()
-        self._has_begun = False
-        self._own_values: OwnValues | None = None
-        self.step_events: StepEvents | None = None
-        """Of the loop, once it has begun; on rank 0 only."""
-        self._saving: str | None = None
-        self._save_started = 0.0
-        self._warned_elsewhere = self._has_failed = False
-        self.ranks: ScriptRanks | None = None
+        self._has_begun = self._has_failed = False
 
     # ------------------------------------------------------------------ called by the hooks
 
@@ -115,254 +73,98 @@ class ScriptObserver:
         """Take note of a new Accelerator, which has created the process group."""
         self._accelerator = accelerator
         keep_cpu_backends()
-        self.take_over_signals()
-
-    def take_over_signals(self) -> None:
-        """Take the heartbeat over from the background, and SIGTERM unless the script handles it."""
-        if self.active:
-            return
-        with self._handover:
-            self.active = True
-        self.enter(Phase.START)
-        on_main_thread = threading.current_thread() is threading.main_thread()
-        if on_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self.stop = StopSignal(self._stop_request)
+        self.loop.take_over()
 
     def before_batch(self, loader: Any) -> None:
         """Begin to wait for a batch: of a prepared loader, where a requested stop takes place, or
         (None) of a loop that stops itself.
         """
-        if loader is not None and self.ranks is not None and self.ranks.stop.at is not None:
+        if loader is not None:
             self._stop_if_agreed()
         self._wait_started = time.perf_counter()
-        self.enter(Phase.DATA)
+        self.loop.enter(Phase.DATA)
 
     def after_batch(self, loader: Any) -> None:
         """Got a batch."""
-        self._loader, self._observes_data = loader, True
-        self._window.data_wait_seconds += time.perf_counter() - self._wait_started
-        self.enter(Phase.STEP)
+        self._loader, self.log.observes_data = loader, True
+        self.log.window.data_wait_seconds += time.perf_counter() - self._wait_started
+        self.loop.enter(Phase.STEP)
 
     def before_backward(self, accelerator: Any, loss: Any) -> None:
         """Begin a backward pass."""
         self._accelerator = accelerator
-        if self._loader is None and self.ranks is not None and self.ranks.stop.at is not None:
+        if self._loader is None:
             self._stop_if_agreed()
-        if self._phase != Phase.STEP:
-            self.enter(Phase.STEP)
+        if self.loop.phase != Phase.STEP:
+            self.loop.enter(Phase.STEP)
         if not self._has_begun and accelerator._optimizers:
             self._begin()
-        if self._is_main and getattr(loss, "ndim", None) == 0:
-            self._window.losses.append(loss.detach())
+        if getattr(loss, "ndim", None) == 0:
+            self.log.add_loss(loss)
 
     def clipped(self, norm: Any) -> None:
         """Take note of the gradient norm."""
         if norm is not None:
-            self._norm = norm
+            self.log.norm = norm
 
     def after_step(self, optimizer: Any) -> None:
         """Count an optimizer step; of several optimizers, those of the first."""
-        count = self._count(optimizer)
+        count = self._optimizers.count(optimizer, self._accelerator)
         if not count:
             return
         if not self._has_begun:
-            self._begin(observes_loss=False)
-        self.step += count
-        self._window.steps += count
-        if self._window.steps >= self._config.training.log_every:
-            self._log_steps()
-        self.enter(Phase.SCRIPT)
+            self._begin()
+        self.loop.step += count
+        if self.log.add_steps(count):
+            self.log.flush(self.loop.step, self._values())
+        self.loop.enter(Phase.SCRIPT)
 
-    def record_step(
-        self,
-        step: int,
-        loss: Any,
-        learning_rate: float | None,
-        gradient_norm: Any,
-        epoch: int | None,
-    ) -> None:
+    def record_step(self, step: int, loss: Any, values: StepValues) -> None:
         """Count a step of a loop that reports its steps itself."""
-        self.step = step
-        window = self._window
-        window.steps += 1
-        if loss is not None and self._is_main:
-            window.losses.append(loss.detach())
-        self._own_values = OwnValues(learning_rate, gradient_norm, epoch)
-        if window.steps >= self._config.training.log_every:
-            self._log_steps()
-        self.enter(Phase.SCRIPT)
+        self.loop.step, self.log.own_values = step, values
+        self.log.add_loss(loss)
+        if self.log.add_steps(1):
+            self.log.flush(step, values)
+        self.loop.enter(Phase.SCRIPT)
 
     def before_save(self, accelerator: Any, output_dir: Any) -> None:
         """Begin to save; a folder below the checkpoints is incomplete from now on."""
-        self._saving = self._name_of(accelerator, output_dir)
-        self._save_started = time.monotonic()
-        self.enter(Phase.CHECKPOINT)
-        if self._saving is not None and self.ranks is not None:
-            self.ranks.begin_save(self._saving, self.step)
+        self.loop.enter(Phase.CHECKPOINT)
+        self.saves.begin(accelerator, output_dir, self.loop.step, self.ranks)
 
     def after_save(self, saved: bool) -> None:
         """End a save; its folder is marked complete later, from another thread."""
-        seconds = time.monotonic() - self._save_started
-        if self._saving is not None and self.ranks is not None:
-            self.ranks.end_save(seconds=seconds if saved else None)
-            if saved:
-                self.last_save = SavedState(self._saving, self.step)
-        self._saving = None
-        self._window.excluded_seconds += seconds
-        self.enter(Phase.SCRIPT)
+        seconds = self.saves.end(saved=saved, step=self.loop.step, ranks=self.ranks)
+        self.log.window.excluded_seconds += seconds
+        self.loop.enter(Phase.SCRIPT)
 
     def loaded(self, accelerator: Any, input_dir: Any) -> None:
         """Count the steps from those of the loaded state on."""
-        folder = _loaded_folder(accelerator, input_dir)
-        step = None if folder is None else saved_step(folder)
-        if folder is None or step is None or self._has_begun:
-            return
-        self.step = self.first_step = step
-        root = self._checkpoints.resolve()
-        if folder.is_relative_to(root):
-            self.last_save = SavedState(folder.relative_to(root).as_posix(), step)
-        self.enter(Phase.START)
+        step = None if self._has_begun else self.saves.loaded(accelerator, input_dir)
+        if step is not None:
+            self.loop.step = self.loop.first_step = step
+            self.loop.enter(Phase.START)
 
-    # ------------------------------------------------------------------ heartbeats and events
+    # ------------------------------------------------------------------ events
 
-    def beat(self) -> None:
-        """Show that the process lives; from another thread, while no Accelerator exists."""
-        with self._handover:
-            if not self.active:
-                self._heartbeat.enter(Phase.SCRIPT, 0)
-
-    def enter(self, phase: Phase) -> None:
-        """Enter ``phase`` (again) at the present step."""
-        self._phase = phase
-        self._heartbeat.enter(phase, self.step)
-
-    def _count(self, optimizer: Any) -> int:
-        """Return how many steps a step of ``optimizer`` counts as: 0 if another one is counted.
-
-        One that replaces the counted optimizer counts with the steps that it has taken since then.
-        """
-        if self._optimizer is None:
-            self._optimizer = optimizer
-        if optimizer is self._optimizer:
-            self._steps_of_others.clear()
-            return 1
-        self._several_optimizers = True
-        self._steps_of_others[id(optimizer)] += 1
-        count = self._steps_of_others[id(optimizer)]
-        prepared = getattr(self._accelerator, "_optimizers", ())
-        if count < REPLACED_AFTER and any(item is self._optimizer for item in prepared):
-            return 0
-        self._optimizer = optimizer
-        self._steps_of_others.clear()
-        return count
-
-    def _begin(self, *, observes_loss: bool = True) -> None:
+    def _begin(self) -> None:
         """Log the actual configuration before the first step."""
-        self._window = StepWindow()
+        self.log.window = StepWindow()
         self._has_begun = True
-        if not self._is_main:
-            return
-        accelerator = self._accelerator
-        backend = _backend(accelerator)
-        precision = str(accelerator.mixed_precision)
-        self.begin(
-            LoopFacts(
-                accelerator.num_processes,
-                self._batch_size(),
-                int(accelerator.gradient_accumulation_steps),
-                self._num_parameters(),
-                backend,
-                "cluster.backend" if backend == "smddp" else "chosen by Accelerate",
-                "fp32" if precision == "no" else precision,
-                self.first_step,
-                tuple(self._unobserved(observes_loss=observes_loss)),
+        if self._is_main:
+            optimizer, first = self._optimizers.current, self.loop.first_step
+            self.log.begin(
+                loop_facts(
+                    self._accelerator, self._loader, optimizer, self._config, first_step=first
+                )
             )
-        )
 
-    def begin(self, facts: LoopFacts) -> None:
-        """Log the ``start`` event, on rank 0."""
-        self.step_events = StepEvents(self._config, self._resources, self._events, facts)
-
-    def _unobserved(self, *, observes_loss: bool) -> list[str]:
-        """Return what the events of this script lack, each with the reason."""
-        missing = []
-        if not observes_loss:
-            missing.append("loss: the script did not call Accelerator.backward")
-        elif self._accelerator.num_processes > 1:
-            missing.append("loss of the other processes: `loss` is that of rank 0")
-        if self._loader is None:
-            missing.append(
-                "data wait and epoch: Accelerator.prepare got no loader; a stop takes place at "
-                "the next backward pass"
-            )
-        return missing
-
-    def _batch_size(self) -> int:
-        """Return the samples of a batch on one rank: the loader's, else the run file's."""
-        total = getattr(self._loader, "total_batch_size", None)
-        if isinstance(total, int) and total > 0:
-            return max(1, total // int(self._accelerator.num_processes))
-        return self._config.stage.per_device_batch_size
-
-    def _num_parameters(self) -> int:
-        optimizers = [self._optimizer] if self._optimizer else self._accelerator._optimizers[:1]
-        return sum(
-            parameter.numel()
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
-
-    def _log_steps(self) -> None:
-        """Log the interval that ends at this step."""
-        window, self._window = self._window, StepWindow()
-        if not window.steps:
-            return
-        self.steps_per_second = window.steps_per_second
-        if self.step_events is not None:
-            values = self._own_values or self._observed_values()
-            self.step_events.step(
-                self.step,
-                window,
-                learning_rate=values.learning_rate,
-                gradient_norm=_local_value(values.gradient_norm),
-                epoch=values.epoch,
-                observes_data=self._observes_data,
-            )
-        self._norm = None
-
-    def _observed_values(self) -> OwnValues:
-        rate = float(self._optimizer.param_groups[0]["lr"])
-        return OwnValues(rate, self._norm, getattr(self._loader, "iteration", None))
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def _name_of(self, accelerator: Any, output_dir: Any) -> str | None:
-        """Return the path of a save below the checkpoints; None if it is elsewhere."""
-        folder = _saved_folder(accelerator, output_dir)
-        root = self._checkpoints.resolve()
-        if folder is not None and folder.is_relative_to(root) and folder != root:
-            return folder.relative_to(root).as_posix()
-        if self._is_main and not self._warned_elsewhere:
-            self._warned_elsewhere = True
-            self._events.warn(
-                "entry-checkpoint-elsewhere",
-                f"{self._config.entry} saves its state to {folder}, which is lost with the "
-                "instance; pass {checkpoints} in entry_args, and save to a folder below it",
-            )
-        return None
-
-    def log_checkpoint(self, save: Save, marker: CheckpointMarker) -> None:
-        """Log a complete checkpoint; called on rank 0, from another thread."""
-        size = sum(file.bytes for file in marker.files)
-        self._events.write(
-            "checkpoint",
-            f"checkpoint at step {save.step}: {save.name}, {size:,} bytes",
-            step=save.step,
-            path=str(self._checkpoints / save.name),
-            bytes=size,
-            seconds=save.seconds,
-        )
+    def _values(self) -> StepValues:
+        """Return the values of the last step: those that the loop reports, or the optimizer's."""
+        if self.log.own_values is not None:
+            return self.log.own_values
+        rate = float(self._optimizers.current.param_groups[0]["lr"])
+        return StepValues(rate, self.log.norm, getattr(self._loader, "iteration", None))
 
     # ------------------------------------------------------------------ stop and end
 
@@ -372,8 +174,8 @@ class ScriptObserver:
         if ranks is None or ranks.stop.at is None:
             return False
         deadline = time.monotonic() + STOP_AGREEMENT_TIMEOUT
-        while self.step >= ranks.stop.at and not self.stopped:
-            self.stopped = ranks.stop.agreed.wait(0.05) and self.step >= ranks.stop.at
+        while self.loop.step >= ranks.stop.at and not self.stopped:
+            self.stopped = ranks.stop.agreed.wait(0.05) and self.loop.step >= ranks.stop.at
             if time.monotonic() > deadline:
                 self._events.warn("stop-not-agreed", "the ranks did not agree on a last step")
                 raise SystemExit(0)
@@ -386,51 +188,31 @@ class ScriptObserver:
             SystemExit: the script ends, with code 0.
         """
         if self.is_last_step():
-            self._save_last()
+            self.saves.save_last(self._accelerator, self.loop.step)
             raise SystemExit(0)
-
-    def _save_last(self) -> None:
-        """Save where the script would look for it, unless it has just saved or cannot resume."""
-        saved, accelerator = self.last_save, self._accelerator
-        if saved is not None and saved.step == self.step:
-            return
-        if accelerator.project_configuration.automatic_checkpoint_naming and saved is not None:
-            accelerator.save_state()
-            return
-        name = _DEFAULT_NAME.format(step=self.step) if self.resumable else None
-        if saved is not None:
-            name = name_for_step(saved, self.step)
-        if name is not None:
-            accelerator.save_state(str(self._checkpoints / name))
-        elif self._is_main:
-            last = f"the last one is {saved.name}" if saved else "the script saves none"
-            self._events.warn(
-                "stop-without-checkpoint",
-                f"stopped at step {self.step} without a checkpoint: {last}",
-            )
 
     def finish(self) -> None:
         """Log the last steps, and what the script did not do."""
-        own_loop = self._own_values is not None
-        if self._optimizer is not None or own_loop:
-            self._log_steps()
+        own_loop, optimizer = self.log.own_values is not None, self._optimizers.current
+        if optimizer is not None or own_loop:
+            self.log.flush(self.loop.step, self._values())
         if not self._is_main or own_loop:
             return
         entry = self._config.entry
-        if self._optimizer is None:
+        if optimizer is None:
             reason = (
                 "it took no step of an optimizer that Accelerator.prepare returned"
-                if self.active
+                if self.loop.active
                 else "it creates no Accelerator; import sm_train offers a heartbeat and events"
             )
             self._events.warn("entry-no-steps", f"{entry}: no steps, speed and loss: {reason}")
-        if self._several_optimizers:
+        if self._optimizers.has_others:
             self._events.warn(
                 "entry-several-optimizers",
                 f"{entry}: the steps of one of its optimizers count, and `loss` is the mean of all "
                 "backward passes",
             )
-        if self._optimizer is not None and self.last_save is None:
+        if optimizer is not None and self.saves.last is None:
             self._events.warn(
                 "entry-no-checkpoint",
                 f"{entry} saved no state below the checkpoint folder: a lost job starts over",
@@ -438,47 +220,4 @@ class ScriptObserver:
 
     def log_end(self) -> None:
         """Log how the script ended, after everything that it leaves has been written."""
-        reason = "sigterm" if self.stopped else "done"
-        if self.step_events is not None:
-            self.step_events.end(self.step, reason)
-            return
-        self._events.write(
-            "end",
-            f"{self._config.entry} ended: {reason}",
-            step=self.step,
-            reason=reason,
-            training_seconds=0.0,
-            images=0,
-            steps_per_second=None,
-        )
-
-
-def _saved_folder(accelerator: Any, output_dir: Any) -> Path | None:
-    """Return the folder that ``save_state`` writes to: Accelerate may number it."""
-    project = accelerator.project_configuration
-    if project.automatic_checkpoint_naming:
-        name = f"checkpoint_{project.iteration}"
-        return Path(accelerator.project_dir, "checkpoints", name).resolve()
-    return None if output_dir is None else Path(output_dir).resolve()
-
-
-def _loaded_folder(accelerator: Any, input_dir: Any) -> Path | None:
-    """Return the folder that ``load_state`` has read: without a name, the last numbered one."""
-    if input_dir is not None:
-        return Path(input_dir).expanduser().resolve()
-    numbered = Path(accelerator.project_dir, "checkpoints").resolve().glob("checkpoint_*")
-    return max(numbered, key=lambda folder: int(folder.name.rpartition("_")[2]), default=None)
-
-
-def _local_value(tensor: Any) -> float | None:
-    """Return a scalar; None for one that is distributed over the ranks."""
-    return None if tensor is None or hasattr(tensor, "full_tensor") else float(tensor)
-
-
-def _backend(accelerator: Any) -> str:
-    """Return the name of the process group's backend, as in the ``start`` event."""
-    if accelerator.num_processes == 1:
-        return "none"
-    import torch.distributed as dist
-
-    return str(dist.get_backend()) if dist.is_initialized() else "none"
+        self.log.end(self.loop.step, "sigterm" if self.stopped else "done")

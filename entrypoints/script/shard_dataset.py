@@ -223,7 +223,6 @@ def _folder_source(folder: Path) -> _Source:
         image_key="jpg;jpeg;png;webp",
         caption_key="txt",
         crop="center",
-        interpolation="bicubic",
         decode="fast",
         icc_profile="ignore",
         aspect_buckets=False,

@@ -136,10 +136,6 @@ class ClusterSection(Section):
     remote_debug: bool = Field(
         default=False, description="Whether to allow a shell in the running container through SSM."
     )
-    infra_check: bool = Field(
-        default=False,
-        description="Whether SageMaker tests instances and network before the job starts.",
-    )
     environment: dict[VariableName, VariableValue] = Field(
         default_factory=dict,
         max_length=MAX_VARIABLES - RESERVED_VARIABLES,

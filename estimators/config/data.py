@@ -15,7 +15,6 @@ from sm_train.entrypoints.common.job_config import (
     ExtraConfig,
     ExtraKind,
     IccProfile,
-    Interpolation,
     ReaderName,
 )
 from sm_train.estimators.config.fields import (
@@ -196,9 +195,6 @@ class DataSection(Section):
     crop: Crop = Field(
         default="center",
         description="Which part to keep of an image whose aspect ratio differs from the batch's.",
-    )
-    interpolation: Interpolation = Field(
-        default="bicubic", description="Interpolation for resizing images, always antialiased."
     )
     decode: DecodeMode = Field(
         default="fast",

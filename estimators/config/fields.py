@@ -103,6 +103,9 @@ SECRET_KEY_PATTERN = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[a-zA-Z0-9._-]+$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 _SHELL_PATH = r"^[a-zA-Z0-9_./-]+$"
 
+SLURM_NAME_PATTERN = r"^[a-z][a-z0-9-]*$"
+MODULE_PATTERN = r"^[a-zA-Z0-9_./+-]+$"
+
 _PATTERN_MESSAGES = {
     _PLAIN: "must not contain quotes, backslashes, line breaks or control characters",
     NAME_PATTERN: "must be letters and digits with single hyphens between them",
@@ -134,6 +137,8 @@ _PATTERN_MESSAGES = {
     SECRET_KEY_PATTERN: "must be SECRET/KEY, the name of a Kubernetes secret and a key in it; "
     "never the value itself",
     _QUANTITY: "must be a Kubernetes quantity such as 4, 500m or 64Gi",
+    SLURM_NAME_PATTERN: "must be the long name of an option of sbatch, such as partition",
+    MODULE_PATTERN: "must be the name of a module, such as cuda/12.8",
     _SHELL_PATH: "must be a path of letters, digits and _ . / -",
     _ENTRY: "must be the path of a Python file below code, such as train.py",
 }

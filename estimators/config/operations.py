@@ -33,7 +33,9 @@ class HeartbeatSection(Section):
     """
 
     interval: Annotated[Duration, Field(ge=1, le=3600)] = Field(
-        default=30, description="Time between two `heartbeat` events of a node."
+        default=30,
+        description="Time between two `heartbeat` events of a node. Its `node` events (network, "
+        "GPUs, stragglers) are half as frequent.",
     )
     min_timeout: Annotated[Duration, Field(ge=1)] = Field(
         default=120, description="Lower bound of the learned timeouts, for slow storage."
@@ -46,9 +48,6 @@ class HeartbeatSection(Section):
         default="kill",
         description="kill writes a stall report and ends the job, which can then be resumed; warn "
         "only reports the stall.",
-    )
-    metrics_interval: Annotated[Duration, Field(ge=10)] = Field(
-        default=60, description="Time between two `node` events: network, GPUs, stragglers."
     )
 
     def job_config(self) -> HeartbeatConfig:

@@ -6,18 +6,20 @@ environment are those of ``cluster`` and ``stages``.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from sm_train.estimators.config.fields import (
     CONTAINER_IMAGE_PATTERN,
     LABEL_KEY_PATTERN,
     LABEL_VALUE_PATTERN,
+    MODULE_PATTERN,
     RESOURCE_NAME_PATTERN,
     SECRET_KEY_PATTERN,
+    SLURM_NAME_PATTERN,
     Duration,
     NonNegativeInt,
-    PlainText,
     Quantity,
     S3Folder,
     Section,
@@ -35,12 +37,19 @@ def _check_length(value: str) -> str:
     return value
 
 
+def _check_slurm_option(value: str | bool) -> str | bool:
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_.,:=@%/+-]{1,256}", value):
+        raise ValueError("must be letters, digits and _ . , : = @ % / + -")
+    return value
+
+
 ResourceName = Annotated[str, Field(pattern=RESOURCE_NAME_PATTERN), AfterValidator(_check_length)]
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=317)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN), AfterValidator(_check_length)]
 ContainerImage = Annotated[str, Field(pattern=CONTAINER_IMAGE_PATTERN, max_length=512)]
 SecretKey = Annotated[str, Field(pattern=SECRET_KEY_PATTERN, max_length=320)]
-SlurmOption = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN, max_length=128)]
+SlurmOption = Annotated[str | bool, AfterValidator(_check_slurm_option)]
+SlurmOptionName = Annotated[str, Field(pattern=SLURM_NAME_PATTERN, max_length=40)]
 
 
 class FileSystemSection(Section):
@@ -89,45 +98,22 @@ class KubernetesSection(Section):
         "`cluster.image`; `sm-train image RUN --dockerfile` prints one. For hyperpod-eks it must "
         "contain hyperpod-elastic-agent.",
     )
-    fetch_image: ContainerImage = Field(
-        default="public.ecr.aws/aws-cli/aws-cli:2.31.0",
-        description="Image of the init container, which fetches the bundle: it needs sh, aws and "
-        "sha256sum.",
-    )
-    image_pull_secret: ResourceName | None = Field(
-        default=None, description="Name of the secret with the registry's credentials."
-    )
     namespace: ResourceName = Field(
         default="default",
         description="Namespace of all objects. HyperPod resumes jobs in `kubeflow` and in "
         "namespaces that start with `hyperpod` (its documentation on auto-resume).",
     )
-    service_account: ResourceName = Field(
-        default="sm-train",
-        description="ServiceAccount of the pods, whose IAM role (Pod Identity or IRSA) reads the "
-        "data and writes the checkpoints.",
-    )
     queue: ResourceName | None = Field(
         default=None, description="Kueue's local queue (label kueue.x-k8s.io/queue-name)."
-    )
-    priority_class: ResourceName | None = Field(
-        default=None, description="Kueue's workload priority class."
     )
     labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, max_length=50, description="Labels of every object and pod."
     )
-    annotations: dict[LabelKey, PlainText] = Field(
-        default_factory=dict, max_length=50, description="Annotations of every object and pod."
-    )
-    node_selector: dict[LabelKey, LabelValue] | None = Field(
-        default=None,
-        description="Labels of the nodes to run on. None takes "
-        "node.kubernetes.io/instance-type: the instance type, on HyperPod with `ml.`.",
-    )
-    tolerations: list[LabelKey] = Field(
-        default=["nvidia.com/gpu"],
-        max_length=20,
-        description="Keys of node taints that the pods tolerate, whatever their value and effect.",
+    pod_patch: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Strategic merge patch of every pod template (metadata and spec), such as "
+        "{spec: {priorityClassName: high, containers: [{name: node, resources: {requests: "
+        "{memory: 512Gi}}}]}}. The container is `node` of a TrainJob and `pytorch` elsewhere.",
     )
     secrets: dict[VariableName, SecretKey] = Field(
         default_factory=dict,
@@ -139,22 +125,6 @@ class KubernetesSection(Section):
         default=None,
         description="EFA interfaces of a pod (vpc.amazonaws.com/efa). None takes all of the type, "
         "and none on a single node.",
-    )
-    hugepages: Quantity = Field(
-        default="5120Mi",
-        description="2 MiB huge pages of a pod with EFA. 5120Mi is the value of the EKS guide "
-        '("Run machine learning training on Amazon EKS with EFA").',
-    )
-    cpu: Quantity | None = Field(
-        default=None, description="CPUs that a pod requests. None: 2 for each GPU."
-    )
-    memory: Quantity | None = Field(
-        default=None, description="Memory that a pod requests. None: 8Gi for each GPU."
-    )
-    shm_size: Quantity | None = Field(
-        default=None,
-        description="Limit of /dev/shm, a memory volume. None: half of the node's memory, the "
-        "default of Kubernetes.",
     )
     data: Literal["mountpoint-s3", "file-system", "sync"] = Field(
         default="mountpoint-s3",
@@ -177,21 +147,6 @@ class KubernetesSection(Section):
         default=3,
         description="How often a failed or stopped job is started again. 3 is the default of "
         "`cluster.retries`.",
-    )
-    restart_policy: Literal["OnFailure", "ExitCode", "Never"] = Field(
-        default="OnFailure",
-        description="PyTorchJob: which failed containers are started again. Stopped jobs exit with "
-        "143, failed ones with 1.",
-    )
-    clean_pods: Literal["Running", "None", "All"] = Field(
-        default="Running",
-        description="PyTorchJob and HyperPod: pods to delete when the job has ended. Running keeps "
-        "the others, whose logs `diagnose` and `review` read.",
-    )
-    auto_resume: bool = Field(
-        default=True,
-        description="hyperpod-eks: whether HyperPod replaces faulty nodes and starts the job again "
-        "(annotation sagemaker.amazonaws.com/enable-job-auto-resume).",
     )
     grace_period: Annotated[Duration, Field(ge=30, le=3600)] = Field(
         default=120,
@@ -221,21 +176,13 @@ class SlurmSection(Section):
         default="python3",
         description="The Python with PyTorch, in the container or on the nodes.",
     )
-    partition: SlurmOption | None = Field(
-        default=None, description="Partition. None takes the cluster's default."
+    options: dict[SlurmOptionName, SlurmOption] = Field(
+        default_factory=dict,
+        max_length=50,
+        description="Options of sbatch by their long names, such as {partition: gpu, qos: high, "
+        "gres: 'gpu:h100:8', exclusive: false}. false leaves out one that the script has.",
     )
-    account: SlurmOption | None = Field(default=None, description="Account that is charged.")
-    qos: SlurmOption | None = Field(default=None, description="Quality of service.")
-    gres: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_:.-]+$", max_length=64)] | None = Field(
-        default=None, description="GPUs of a node for --gres. None: gpu: and their number."
-    )
-    exclusive: bool = Field(default=True, description="Whether the job has its nodes for itself.")
-    auto_resume: bool = Field(
-        default=True,
-        description="Whether HyperPod replaces a faulty node and repeats the step (srun "
-        "--auto-resume=1). false on clusters other than HyperPod, whose srun has no such option.",
-    )
-    modules: list[Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./+-]+$", max_length=128)]] = Field(
+    modules: list[Annotated[str, Field(pattern=MODULE_PATTERN, max_length=128)]] = Field(
         default_factory=list, max_length=20, description="Environment modules to load."
     )
     data: Literal["shared", "sync"] = Field(

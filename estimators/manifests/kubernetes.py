@@ -12,13 +12,7 @@ from typing import Any
 
 from sm_train.entrypoints.common.node_description import HYPERPODRUN, TORCHRUN
 from sm_train.estimators.config.platforms import MAX_NAME
-from sm_train.estimators.manifests.pod import (
-    HEALTH,
-    command,
-    pod_spec,
-    resources,
-    variables,
-)
+from sm_train.estimators.manifests.pod import HEALTH, pod_template
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import StageJob
 from sm_train.estimators.manifests.volumes import PodVolumes, pod_volumes
@@ -30,7 +24,8 @@ _TRAINER = "trainer.kubeflow.org"
 _AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 _RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
 _QUEUE = "kueue.x-k8s.io/queue-name"
-_PRIORITY = "kueue.x-k8s.io/priority-class"
+_KEPT_PODS = "Running"
+"""The pods that an operator deletes at the end; `diagnose` and `review` read the others' logs."""
 
 
 def trainjob(job: StageJob) -> list[Object]:
@@ -41,18 +36,16 @@ def trainjob(job: StageJob) -> list[Object]:
     """
     _check_name(job, f"-node-0-{job.nodes - 1}")
     volumes = pod_volumes(job)
-    pod = pod_spec(
-        job,
-        volumes,
-        container="node",
-        node_labels={INSTANCE_TYPE: job.instance.name.removeprefix("ml.")},
-        restart_policy="Never",
-    )
+    instance_type, never = job.instance.name.removeprefix("ml."), {"restartPolicy": "Never"}
+    pod = _pod(job, volumes, "node", instance_type, TORCHRUN, spec=never)
+    # What the TrainJob sets itself.
+    node = next(each for each in pod["spec"]["containers"] if each["name"] == "node")
+    trainer = {name: node.pop(name) for name in ("command", "env", "resources")}
     replicated = {
         "name": "node",
         "template": {
             "metadata": {"labels": {f"{_TRAINER}/trainjob-ancestor-step": "trainer"}},
-            "spec": {"backoffLimit": 0, "template": {"metadata": _pod_metadata(job), "spec": pod}},
+            "spec": {"backoffLimit": 0, "template": pod},
         },
     }
     runtime = {
@@ -77,12 +70,12 @@ def trainjob(job: StageJob) -> list[Object]:
             "activeDeadlineSeconds": job.config.cluster.max_runtime,
             "runtimeRef": {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": job.name},
             "trainer": {
-                "image": job.image,
-                "command": command(),
+                "image": node["image"],
+                "command": trainer["command"],
                 "numNodes": job.nodes,
                 "numProcPerNode": job.instance.accelerators,
-                "resourcesPerNode": resources(job),
-                "env": variables(job, volumes, TORCHRUN),
+                "resourcesPerNode": trainer["resources"],
+                "env": trainer["env"],
             },
         },
     }
@@ -94,11 +87,9 @@ def pytorchjob(job: StageJob) -> list[Object]:
     _check_name(job, f"-worker-{max(0, job.nodes - 2)}")
     kubernetes = job.config.kubernetes
     volumes = pod_volumes(job)
-    pod = _complete_pod(job, volumes, "pytorch", job.instance.name.removeprefix("ml."), TORCHRUN)
-    replica = {
-        "restartPolicy": kubernetes.restart_policy,
-        "template": {"metadata": _pod_metadata(job), "spec": pod},
-    }
+    pod = _pod(job, volumes, "pytorch", job.instance.name.removeprefix("ml."), TORCHRUN)
+    # A stopped job exits with 143, a failed one with 1: both are started again.
+    replica = {"restartPolicy": "OnFailure", "template": pod}
     replicas = {"Master": {"replicas": 1, **replica}}
     if job.nodes > 1:
         replicas["Worker"] = {"replicas": job.nodes - 1, **replica}
@@ -111,7 +102,7 @@ def pytorchjob(job: StageJob) -> list[Object]:
             "spec": {
                 "nprocPerNode": str(job.instance.accelerators),
                 "runPolicy": {
-                    "cleanPodPolicy": kubernetes.clean_pods,
+                    "cleanPodPolicy": _KEPT_PODS,
                     "backoffLimit": kubernetes.max_restarts,
                     "activeDeadlineSeconds": job.config.cluster.max_runtime,
                 },
@@ -126,21 +117,18 @@ def hyperpod_job(job: StageJob) -> list[Object]:
     _check_name(job, f"-pods-{job.nodes - 1}")
     kubernetes = job.config.kubernetes
     volumes = pod_volumes(job)
-    pod = _complete_pod(job, volumes, "pytorch", job.instance.name, HYPERPODRUN)
     healthy = {"key": HEALTH, "operator": "In", "values": ["Schedulable"]}
-    pod["affinity"] = {
+    affinity = {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {
                 "nodeSelectorTerms": [{"matchExpressions": [healthy]}]
             }
         }
     }
+    spec = {"affinity": affinity}
+    pod = _pod(job, volumes, "pytorch", job.instance.name, HYPERPODRUN, spec=spec)
     metadata = _metadata(job, labels=_queue_labels(job))
-    if kubernetes.auto_resume:
-        metadata["annotations"] |= {
-            _AUTO_RESUME: "true",
-            _RETRIES: str(kubernetes.max_restarts),
-        }
+    metadata["annotations"] |= {_AUTO_RESUME: "true", _RETRIES: str(kubernetes.max_restarts)}
     return [
         *volumes.objects,
         {
@@ -150,7 +138,7 @@ def hyperpod_job(job: StageJob) -> list[Object]:
             "spec": {
                 "nprocPerNode": str(job.instance.accelerators),
                 "runPolicy": {
-                    "cleanPodPolicy": kubernetes.clean_pods,
+                    "cleanPodPolicy": _KEPT_PODS,
                     "jobMaxRetryCount": kubernetes.max_restarts,
                     "activeDeadlineSeconds": job.config.cluster.max_runtime,
                 },
@@ -158,7 +146,7 @@ def hyperpod_job(job: StageJob) -> list[Object]:
                     {
                         "name": "pods",
                         "replicas": job.nodes,
-                        "template": {"metadata": _pod_metadata(job), "spec": pod},
+                        "template": pod,
                     }
                 ],
             },
@@ -166,23 +154,24 @@ def hyperpod_job(job: StageJob) -> list[Object]:
     ]
 
 
-def _complete_pod(
-    job: StageJob, volumes: PodVolumes, container: str, instance_type: str, launcher: str
+def _pod(
+    job: StageJob,
+    volumes: PodVolumes,
+    container: str,
+    instance_type: str,
+    launcher: str,
+    *,
+    spec: Object | None = None,
 ) -> Object:
-    """Return a pod with its command; the operator sets its restart policy."""
-    pod = pod_spec(
+    return pod_template(
         job,
         volumes,
         container=container,
         node_labels={INSTANCE_TYPE: instance_type},
-        restart_policy=None,
+        launcher=launcher,
+        metadata={"labels": _labels(job), "annotations": job.annotations},
+        spec=spec or {},
     )
-    pod["containers"][0] |= {
-        "command": command(),
-        "env": variables(job, volumes, launcher),
-        "resources": resources(job),
-    }
-    return pod
 
 
 def _metadata(job: StageJob, labels: dict[str, str]) -> Object:
@@ -191,13 +180,8 @@ def _metadata(job: StageJob, labels: dict[str, str]) -> Object:
         "name": job.name,
         "namespace": kubernetes.namespace,
         "labels": {**_labels(job), **labels},
-        "annotations": {**kubernetes.annotations, **job.annotations},
+        "annotations": dict(job.annotations),
     }
-
-
-def _pod_metadata(job: StageJob) -> Object:
-    annotations = {**job.config.kubernetes.annotations, **job.annotations}
-    return {"labels": _labels(job), "annotations": annotations}
 
 
 def _labels(job: StageJob) -> dict[str, str]:
@@ -209,9 +193,8 @@ def _labels(job: StageJob) -> dict[str, str]:
 
 
 def _queue_labels(job: StageJob) -> dict[str, str]:
-    kubernetes = job.config.kubernetes
-    labels = {_QUEUE: kubernetes.queue, _PRIORITY: kubernetes.priority_class}
-    return {key: value for key, value in labels.items() if value is not None}
+    queue = job.config.kubernetes.queue
+    return {} if queue is None else {_QUEUE: queue}
 
 
 def _check_name(job: StageJob, suffix: str) -> None:

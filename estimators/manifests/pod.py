@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
+from sm_train.estimators.manifests.pod_patch import merged
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import StageJob, start_command
 from sm_train.estimators.manifests.volumes import WORK_FOLDER, PodVolumes
@@ -24,42 +25,57 @@ FETCH = (
 START = start_command(_ARCHIVE, _CODE, "python3")
 """The container's command: Python becomes process 1, which gets SIGTERM."""
 
+FETCH_IMAGE = "public.ecr.aws/aws-cli/aws-cli:2.31.0"
+"""Image of the init container, with sh, aws and sha256sum."""
+
+SERVICE_ACCOUNT = "sm-train"
+"""ServiceAccount of the pods, whose IAM role (Pod Identity or IRSA) reads the data and writes the
+checkpoints."""
+
 _CPUS_PER_GPU, _MEMORY_GIB_PER_GPU = 2, 8
 """Requests that fit the smallest types, such as g5.xlarge with 4 CPUs and 16 GiB for one GPU."""
 
+_HUGE_PAGES = "5120Mi"
+"""2 MiB huge pages of a pod with EFA (EKS guide, "Run machine learning training on Amazon EKS with
+EFA")."""
 
-def pod_spec(
+
+def pod_template(
     job: StageJob,
     volumes: PodVolumes,
     *,
     container: str,
     node_labels: dict[str, str],
-    restart_policy: str | None,
+    launcher: str,
+    metadata: dict[str, Any],
+    spec: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the pod of a node, whose ``container`` does nothing yet (:func:`container_work`).
+    """Return the pod of a node, with the user's ``kubernetes.pod_patch``.
 
-    ``node_labels`` are the target's own labels of nodes, unless the run file names others.
+    ``node_labels`` select the nodes, and ``spec`` holds what one operator needs besides.
+
+    Raises:
+        ManifestError: the run file does not fit.
     """
     kubernetes = job.config.kubernetes
-    selected = node_labels if kubernetes.node_selector is None else kubernetes.node_selector
-    spec: dict[str, Any] = {
-        "serviceAccountName": kubernetes.service_account,
-        "terminationGracePeriodSeconds": kubernetes.grace_period,
+    trains = {
+        "name": container,
+        "image": job.image,
+        "command": ["/bin/bash", "-c", START],
+        "env": _variables(job, volumes, launcher),
+        "resources": _resources(job),
+        "volumeMounts": volumes.mounts,
     }
-    if restart_policy is not None:
-        spec["restartPolicy"] = restart_policy
-    if selected:
-        spec["nodeSelector"] = selected
-    if kubernetes.tolerations:
-        spec["tolerations"] = [{"key": key, "operator": "Exists"} for key in kubernetes.tolerations]
-    if kubernetes.image_pull_secret is not None:
-        spec["imagePullSecrets"] = [{"name": kubernetes.image_pull_secret}]
-    return {
-        **spec,
+    own = {
+        "serviceAccountName": SERVICE_ACCOUNT,
+        "terminationGracePeriodSeconds": kubernetes.grace_period,
+        "nodeSelector": node_labels,
+        "tolerations": [{"key": GPU, "operator": "Exists"}],
         "initContainers": [_init_container(job)],
-        "containers": [{"name": container, "image": job.image, "volumeMounts": volumes.mounts}],
+        "containers": [trains],
         "volumes": volumes.volumes,
     }
+    return merged({"metadata": metadata, "spec": {**own, **spec}}, kubernetes.pod_patch)
 
 
 def _init_container(job: StageJob) -> dict[str, Any]:
@@ -70,19 +86,14 @@ def _init_container(job: StageJob) -> dict[str, Any]:
     }
     return {
         "name": "fetch-code",
-        "image": job.config.kubernetes.fetch_image,
+        "image": FETCH_IMAGE,
         "command": ["/bin/sh", "-c", FETCH],
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "volumeMounts": [{"name": "work", "mountPath": WORK_FOLDER}],
     }
 
 
-def command() -> list[str]:
-    """Return the command of the container that trains."""
-    return ["/bin/bash", "-c", START]
-
-
-def variables(job: StageJob, volumes: PodVolumes, launcher: str) -> list[dict[str, Any]]:
+def _variables(job: StageJob, volumes: PodVolumes, launcher: str) -> list[dict[str, Any]]:
     """Return the variables of the container that trains; secrets are references."""
     plain = job.variables(volumes.channels, volumes.checkpoints, launcher)
     secrets = job.config.kubernetes.secrets
@@ -101,7 +112,7 @@ def _from_secret(name: str, reference: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
 
-def resources(job: StageJob) -> dict[str, Any]:
+def _resources(job: StageJob) -> dict[str, Any]:
     """Return requests and limits of a pod, which is alone on its node.
 
     Kubernetes allows no difference between them for GPUs, EFA and huge pages, and requires a
@@ -110,13 +121,13 @@ def resources(job: StageJob) -> dict[str, Any]:
     Raises:
         ManifestError: the type has not as many EFA interfaces.
     """
-    kubernetes, gpus = job.config.kubernetes, job.instance.accelerators
+    gpus = job.instance.accelerators
     devices: dict[str, str] = {GPU: str(gpus)}
     if interfaces := _efa_interfaces(job):
-        devices |= {EFA: str(interfaces), HUGE_PAGES: kubernetes.hugepages}
+        devices |= {EFA: str(interfaces), HUGE_PAGES: _HUGE_PAGES}
     requests = {
-        "cpu": kubernetes.cpu or str(_CPUS_PER_GPU * gpus),
-        "memory": kubernetes.memory or f"{_MEMORY_GIB_PER_GPU * gpus}Gi",
+        "cpu": str(_CPUS_PER_GPU * gpus),
+        "memory": f"{_MEMORY_GIB_PER_GPU * gpus}Gi",
     }
     return {"requests": {**requests, **devices}, "limits": devices}
 

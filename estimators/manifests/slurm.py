@@ -17,6 +17,9 @@ from sm_train.estimators.manifests.stage_job import (
     start_command,
 )
 
+HYPERPOD_FOLDER = "/opt/sagemaker_cluster"
+"""Exists on the nodes of HyperPod (awslabs/awsome-distributed-training, its batch scripts)."""
+
 STOP_SECONDS = 120
 """Seconds before the time limit at which Slurm sends SIGTERM. A training job has as many."""
 
@@ -55,34 +58,37 @@ def batch_script(job: StageJob) -> str:
         # Each node has the folders of a training job on its own disk.
         f"export SAGEMAKER_BASE_DIR={slurm.local_folder.rstrip('/')}/sm-train-$SLURM_JOB_ID",
         "",
+        "# HyperPod repeats the step on replaced nodes; only its srun has this option.",
+        "resume=()",
+        f"if [ -d {HYPERPOD_FOLDER} ]; then resume=(--auto-resume=1); fi",
         f'{_srun(job)} bash -c {shlex.quote(_task(job))} start "$archive"',
     ]
     return "\n".join(lines) + "\n"
 
 
 def _options(job: StageJob, folder: str) -> list[str]:
-    slurm = job.config.slurm
-    minutes = -(-job.config.cluster.max_runtime // 60)
-    optional = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos}
+    options: dict[str, str | bool] = {
+        "job-name": job.name,
+        "nodes": str(job.nodes),
+        "ntasks-per-node": "1",
+        "gres": f"gpu:{job.instance.accelerators}",
+        "exclusive": True,
+        "time": str(-(-job.config.cluster.max_runtime // 60)),
+        "signal": f"TERM@{STOP_SECONDS}",
+        "open-mode": "append",
+        "output": f"{folder}/logs/%x-%j.log",
+        **job.config.slurm.options,
+    }
     return [
-        f"--job-name={job.name}",
-        f"--nodes={job.nodes}",
-        "--ntasks-per-node=1",
-        f"--gres={slurm.gres or f'gpu:{job.instance.accelerators}'}",
-        *(["--exclusive"] if slurm.exclusive else []),
-        *(f"--{name}={value}" for name, value in optional.items() if value is not None),
-        f"--time={minutes}",
-        f"--signal=TERM@{STOP_SECONDS}",
-        "--open-mode=append",
-        f"--output={folder}/logs/%x-%j.log",
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in options.items()
+        if value is not False
     ]
 
 
 def _srun(job: StageJob) -> str:
     slurm = job.config.slurm
-    words = ["srun", "--label", "--kill-on-bad-exit=1"]
-    if slurm.auto_resume:
-        words.insert(1, "--auto-resume=1")
+    words = ["srun", '"${resume[@]}"', "--label", "--kill-on-bad-exit=1"]
     if slurm.container:
         folders = dict.fromkeys(
             folder

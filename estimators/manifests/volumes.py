@@ -42,13 +42,10 @@ def pod_volumes(job: StageJob) -> PodVolumes:
     Raises:
         ManifestError: the run file names no volume where it needs one.
     """
-    kubernetes = job.config.kubernetes
     found = PodVolumes()
     found.add("work", WORK_FOLDER, {"emptyDir": {}})
-    memory = {"medium": "Memory"}
-    if kubernetes.shm_size is not None:
-        memory["sizeLimit"] = kubernetes.shm_size
-    found.add("dshm", "/dev/shm", {"emptyDir": memory})
+    # Kubernetes limits a memory volume to half of the node's memory.
+    found.add("dshm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
     data, previous = job.channels()
     found.channels += _data(job, data, found)
     folder = _checkpoint_folder(job, found)

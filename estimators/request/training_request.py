@@ -172,8 +172,6 @@ def _set_optional_fields(request: TrainingRequest, cluster: ClusterSection) -> N
         request["EnableInterContainerTrafficEncryption"] = True
     if cluster.remote_debug:
         request["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
-    if cluster.infra_check:
-        request["InfraCheckConfig"] = {"EnableInfraCheck": True}
 
 
 def _algorithm(launch: LaunchPlan) -> AlgorithmSpecificationTypeDef:

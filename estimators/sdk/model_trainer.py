@@ -226,7 +226,6 @@ def _model_trainer(
     """Build the SDK's trainer with every setting taken from the request."""
     from sagemaker.core.training.configs import (
         CheckpointConfig,
-        InfraCheckConfig,
         MetricDefinition,
         OutputDataConfig,
         RemoteDebugConfig,
@@ -261,10 +260,6 @@ def _model_trainer(
     if "RemoteDebugConfig" in request:
         trainer.with_remote_debug_config(
             RemoteDebugConfig(**_snake_case(request["RemoteDebugConfig"]))
-        )
-    if "InfraCheckConfig" in request:
-        trainer.with_infra_check_config(
-            InfraCheckConfig(**_snake_case(request["InfraCheckConfig"]))
         )
     return trainer
 

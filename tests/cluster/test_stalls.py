@@ -45,7 +45,6 @@ def heartbeat_config(on_stall: str) -> dict[str, Any]:
         "max_timeout": MAX_TIMEOUT,
         "on_stall": on_stall,
         "interval": 1,
-        "metrics_interval": 10,
     }
 
 

@@ -123,7 +123,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
         cluster["max_pending"] = draw(st.integers(1800, 28 * 86400))
     if draw(st.booleans()):
         cluster["vpc"] = {"subnets": ["subnet-1"], "security_groups": ["sg-1", "sg-2"]}
-    for switch in ("network_isolation", "encrypt_traffic", "remote_debug", "infra_check"):
+    for switch in ("network_isolation", "encrypt_traffic", "remote_debug"):
         cluster[switch] = draw(st.booleans())
     return cluster
 

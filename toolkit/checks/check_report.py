@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from sm_train.toolkit.checks.finding import LEVELS, Finding, Level
+from sm_train.toolkit.terminal.rich_table import rich_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,10 +77,9 @@ def _counts(findings: Sequence[Finding]) -> str:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
+    table = rich_table(gap=2, below=1)
     for finding in findings:
         cell = Text.assemble(
             (finding.code, "bold"),

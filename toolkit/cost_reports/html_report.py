@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.report_html.html_page import STATIC_PAGE_POLICY, template, write_html
+from sm_train.toolkit.report_html.html_page import render, write_html
 from sm_train.toolkit.report_html.svg import css_color, inline_svg
 from sm_train.toolkit.terminal.formatting import (
     format_days,
@@ -23,30 +20,7 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="$policy">
-<title>Cost of $name</title>
-<style>
-$style
-.total { font-size: 1.6rem; margin-top: .25rem; }
-.wide svg { min-width: 36rem; }
-</style>
-</head>
-<body>
-<h1>Cost of $name</h1>
-<p class="total"><strong>$total</strong> $range, $days in $region</p>
-$warnings
-<div class="scroll wide" role="region" tabindex="0" aria-label="Dollars by stage">$chart</div>
-<div class="scroll" role="region" tabindex="0" aria-labelledby="stages">$stages</div>
-<h2>Assumptions</h2>
-<ul>$assumptions</ul>
-</body>
-</html>
-""")
+_COLUMNS = ("stage", "cluster", "it/s", "it/s by", "time", "cost", "P10 to P90")
 
 _BREAKDOWN = (
     "training",
@@ -70,54 +44,32 @@ def write_report(path: Path, name: str, document: Document, region: str) -> None
     """
     total = document["total"]
     cost_range = format_usd_range(total)
-    page = _PAGE.substitute(
-        policy=STATIC_PAGE_POLICY,
-        style=template("page.css"),
-        name=html.escape(name),
-        region=html.escape(region),
+    days = format_days(total["wall_seconds"])
+    page = render(
+        "cost.html",
+        name=name,
+        region=region,
         total=format_total_usd(total),
         range=f"(P10 to P90: {cost_range})" if cost_range else "",
-        days=f"{format_days(total['wall_seconds'])}"
-        + (" days" if (total["wall_seconds"] or 0) >= 86400 else ""),
-        warnings=_warnings(document["warnings"]),
+        days=days + (" days" if (total["wall_seconds"] or 0) >= 86400 else ""),
+        warnings=document["warnings"],
         chart=_chart(document["stages"]),
-        stages=_table(document),
-        assumptions=_items(document["assumptions"]),
+        header=_COLUMNS,
+        rows=[_row(stage) for stage in document["stages"]],
+        assumptions=document["assumptions"],
     )
     write_html(path, page)
 
 
-def _warnings(sentences: list[str]) -> str:
-    return f'<ul class="warnings">{_items(sentences)}</ul>' if sentences else ""
-
-
-def _items(sentences: Iterable[str]) -> str:
-    return "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
-
-
-def _table(document: Document) -> str:
-    head = ("stage", "cluster", "it/s", "it/s by", "time", "cost", "P10 to P90")
-    rows = [
-        (
-            stage["name"],
-            f"{stage['instances']} × {stage['instance_type']}",
-            format_number(stage["steps_per_second"]),
-            stage["throughput_basis"],
-            format_days(stage["billable_seconds"]),
-            format_usd(stage["cost_usd"]),
-            format_usd_range(stage) or "unknown",
-        )
-        for stage in document["stages"]
-    ]
-    header = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
+def _row(stage: Document) -> tuple[str, ...]:
     return (
-        f'<table><caption id="stages">Stages</caption>'
-        f"<thead><tr>{header}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
+        stage["name"],
+        f"{stage['instances']} × {stage['instance_type']}",
+        format_number(stage["steps_per_second"]),
+        stage["throughput_basis"],
+        format_days(stage["billable_seconds"]),
+        format_usd(stage["cost_usd"]),
+        format_usd_range(stage) or "unknown",
     )
 
 

@@ -34,6 +34,7 @@ from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.event_lines import Event, read_events
 from sm_train.toolkit.terminal.console import note, stderr_console
 from sm_train.toolkit.terminal.interrupts import delayed_interrupts
+from sm_train.toolkit.terminal.rich_table import rich_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -172,14 +173,12 @@ def plot_results(events: list[Event], grid: Path, out: Path) -> None:
 
 
 def _summary(results: list[JudgeResult], seconds: float) -> None:
-    from rich.table import Table
-
     events = list(read_events(_STAGE))
     start = next(event for event in events if event["kind"] == "start")
     end = next(event for event in reversed(events) if event["kind"] == "end")
     last = next(event for event in reversed(events) if event["kind"] == "step")
     count = _SAMPLES_PER_DIGIT * len(NAMES)
-    table = Table(title="The demonstration", show_header=False, title_justify="left")
+    table = rich_table(title="The demonstration", gap=2)
     for name, value in [
         ("parameters", f"{start['parameters']:,}"),
         ("processes", f"{start['world_size']} on {start['nodes']} emulated instances"),
@@ -196,14 +195,8 @@ def _summary(results: list[JudgeResult], seconds: float) -> None:
 
 
 def _results_table(results: list[JudgeResult], count: int) -> Table:
-    from rich.table import Table
-
-    table = Table(
-        title=f"{count} sampled digits", caption="chance level: 10 %", title_justify="left"
-    )
-    table.add_column("checkpoint")
-    table.add_column("recognized", justify="right")
-    table.add_column("Fréchet distance", justify="right")
+    header, title = ("checkpoint", "recognized", "Fréchet distance"), f"{count} sampled digits"
+    table = rich_table(header, right=header[1:], title=f"{title} (chance level: 10 %)")
     for result in results:
         table.add_row(result.name, f"{result.recognized:.1%}", f"{result.distance:.1f}")
     return table

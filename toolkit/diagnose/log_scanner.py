@@ -58,7 +58,7 @@ _BOX = re.compile("^[^│\\n]*│ [❱ ] +\\d+ │".encode(), re.MULTILINE)
 _HEAD_BYTES = 1 << 14
 
 _STALL, _STALL_RESOLVED = "stall", "stall-resolved"
-"""The codes of the watchdog's events (entrypoints/monitoring/watchdog.py)."""
+"""The codes of the watchdog's events (entrypoints/watchdog/watchdog.py)."""
 
 # A variable that is not set yet when a handler or a finally clause uses it: the exception that it
 # handles is the failure.

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.formatting import format_quantity, format_usd
+from sm_train.toolkit.terminal.rich_table import rich_table
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -49,18 +51,15 @@ def show_result(document: dict[str, Any], console: Console) -> None:
     console.print(verdict["sentence"], style=_STYLES[verdict["level"]], markup=False)
 
 
-def _matrix(cluster: dict[str, Any]) -> Any:
+def _matrix(cluster: dict[str, Any]) -> Table:
     """Return a table of GB/s between nodes, in each direction."""
-    from rich.table import Table
-
     sums: dict[tuple[int, int], float] = {}
     for pair in cluster["pairs"]:
         nodes = (pair["nodes"][0], pair["nodes"][1])
         sums[nodes] = sums.get(nodes, 0.0) + pair["bandwidth"]
     node_names = cluster["nodes"]
-    table = Table(box=None, pad_edge=False, title="GB/s between nodes", title_justify="left")
-    for name in ("", *map(escaped, node_names)):
-        table.add_column(name, justify="right")
+    header = ["", *map(escaped, node_names)]
+    table = rich_table(header, right=header, title="GB/s between nodes")
     for row, name in enumerate(node_names):
         cells = []
         for column in range(len(node_names)):

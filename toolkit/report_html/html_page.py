@@ -1,9 +1,10 @@
-"""Templates of HTML pages, and writing them."""
+"""Renders the HTML pages and tables from the templates in toolkit/templates, and writes pages."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
@@ -18,6 +19,28 @@ STATIC_PAGE_POLICY = (
 def template(name: str) -> str:
     """Return the content of a file in toolkit/templates."""
     return (files("sm_train.toolkit") / "templates" / name).read_text("utf-8")
+
+
+def render(name: str, /, **values: Any) -> str:
+    """Return the template ``name`` with ``values``.
+
+    All text is escaped, as names and log lines are untrusted. ``markup`` in a template exempts what
+    is HTML already: an SVG that this package drew.
+    """
+    # Slow to import, and only pages need it.
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FunctionLoader(template),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, policy = Markup(template("page.css")), Markup(STATIC_PAGE_POLICY)
+    page = environment.get_template(name)
+    return page.render(markup=Markup, style=style, policy=policy, **values)
 
 
 def write_html(path: Path, page: str) -> None:

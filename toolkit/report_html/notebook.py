@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.extras import require_extra
+from sm_train.toolkit.report_html.html_page import render
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,23 +25,15 @@ def html_table(
     Columns of figures are aligned right, others left.
     """
     aligned = [_alignment([row[index] for row in rows]) for index in range(len(columns))]
-    head = "".join(map(_cell, ["th"] * len(columns), aligned, columns))
-    body = "".join(
-        f"<tr>{''.join(map(_cell, ['td'] * len(columns), aligned, row))}</tr>" for row in rows
+    return render(
+        "table.html", columns=columns, rows=rows, aligned=aligned, caption=caption, notes=notes
     )
-    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    below = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
-    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
 
 def _alignment(cells: Sequence[str]) -> str:
     texts = [cell for cell in cells if cell]
     figures = texts and all(re.match(r"[~$<≥−+-]*\d", text) for text in texts)
     return "right" if figures else "left"
-
-
-def _cell(tag: str, align: str, text: str) -> str:
-    return f'<{tag} style="text-align: {align}">{html.escape(text)}</{tag}>'
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -1,7 +1,4 @@
-"""Renders ``review --html``: a self-contained page, of a review.
-
-The template escapes all values, as names and log lines are untrusted.
-"""
+"""Renders ``review --html``: a self-contained page of a review."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 
 from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.extras import require_extra
-from sm_train.toolkit.report_html.html_page import STATIC_PAGE_POLICY, template, write_html
+from sm_train.toolkit.report_html.html_page import render, write_html
 from sm_train.toolkit.review import comparison_table, waterfall
 from sm_train.toolkit.review.charts import (
     PROGRESS,
@@ -86,7 +83,7 @@ def write_page(path: Path, review: Review) -> None:
     """Write the page of a review to ``path`` atomically.
 
     Raises:
-        UserError: matplotlib or Jinja2 is not installed, or the folder does not exist.
+        UserError: matplotlib is not installed, or the folder does not exist.
     """
     write_html(path, page(review))
 
@@ -95,21 +92,13 @@ def page(review: Review) -> str:
     """Return the HTML, which is deterministic for a review.
 
     Raises:
-        UserError: matplotlib or Jinja2 is not installed.
+        UserError: matplotlib is not installed.
     """
-    require_extra("report", "jinja2", "matplotlib", purpose="a page with charts")
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
+    require_extra("report", "matplotlib", purpose="a page with charts")
     jobs = review.jobs
     anchors = [f"job-{index + 1}" for index in range(len(jobs))]
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(template("review.html")).render(
-        policy=Markup(STATIC_PAGE_POLICY),
-        style=Markup(template("page.css")),
-        markup=Markup,
+    return render(
+        "review.html",
         levels={level: (SYMBOLS[level], label) for level, label in _LEVEL_LABELS.items()},
         title=f"Review of {jobs[0].name}" if len(jobs) == 1 else f"Review of {len(jobs)} jobs",
         level=min((job.level for job in jobs), key=LEVELS.index, default="unknown"),

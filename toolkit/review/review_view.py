@@ -18,6 +18,7 @@ from sm_train.toolkit.terminal.formatting import (
     format_projection,
     format_usd,
 )
+from sm_train.toolkit.terminal.rich_table import rich_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,8 +41,6 @@ def show(review: Review, console: Console) -> None:
 
 
 def _show_job(job: JobReview, console: Console) -> None:
-    from rich.table import Table
-
     figures = job.figures
     facts = [
         f"{figures.instances} × {figures.instance_type}" if figures.instance_type else "",
@@ -54,7 +53,7 @@ def _show_job(job: JobReview, console: Console) -> None:
     )
     if figures.seconds:
         _bar(job, console)
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = rich_table()
     for verdict in job.verdicts:
         answer = [escaped(verdict.sentence)]
         if verdict.level in ("bad", "warning"):
@@ -115,13 +114,8 @@ _COMPARED = (
 
 
 def _compare(jobs: Sequence[JobReview], console: Console) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    table.add_column("job")
-    for title, _, _ in _COMPARED:
-        table.add_column(title, justify="right")
+    figures = [title for title, _, _ in _COMPARED]
+    table = rich_table(["", "job", *figures], right=figures)
     names = short_names([job.name for job in jobs])
     for job, name in zip(jobs, names, strict=True):
         values = [(getattr(job.figures, name), text) for _, name, text in _COMPARED]

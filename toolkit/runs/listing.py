@@ -9,6 +9,7 @@ from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import spent_usd
 from sm_train.toolkit.jobs.training_job import jobs_since
 from sm_train.toolkit.terminal.formatting import format_usd
+from sm_train.toolkit.terminal.rich_table import rich_table
 
 if TYPE_CHECKING:
     import boto3
@@ -62,14 +63,11 @@ def list_runs(session: boto3.Session, since: datetime, now: datetime) -> list[Li
 
 def show_runs(runs: list[ListedRun], region: str, console: Console) -> None:
     """Print the runs as a table."""
-    from rich.table import Table
-
     if not runs:
         console.print(f"No run had a recent job in {region}.")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "stage", "status", "cluster", "jobs", "since", "spent"):
-        table.add_column(name, justify="right" if name in ("jobs", "spent") else "left")
+    header = ("run", "stage", "status", "cluster", "jobs", "since", "spent")
+    table = rich_table(header, right=("jobs", "spent"))
     for run in runs:
         table.add_row(
             run["run"],

@@ -13,6 +13,7 @@ from sm_train.toolkit.runs.run_state import RunState, read_state
 from sm_train.toolkit.targets.resolved_run import RunOnSageMaker
 from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.formatting import format_duration, format_number
+from sm_train.toolkit.terminal.rich_table import rich_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,12 +56,8 @@ def show_local(run: LocalRunFolder, console: Console) -> None:
 
 def _stage_table(stages: Sequence[StageState], *, with_jobs: bool) -> Table:
     """Return a row for each stage."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    names = ["stage", "state", "step", "of", "checkpoint", "it/s", "remaining"]
-    for name in names + ["jobs"] * with_jobs:
-        table.add_column(name, justify="left" if name in ("stage", "state") else "right")
+    figures = ["step", "of", "checkpoint", "it/s", "remaining", *["jobs"] * with_jobs]
+    table = rich_table(["stage", "state", *figures], right=figures)
     for stage in stages:
         remaining = stage.remaining_seconds
         table.add_row(

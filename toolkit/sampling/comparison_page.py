@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import io
 import json
 import random
-import re
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any
+
+from sm_train.toolkit.report_html.html_page import render, template
 
 
 def comparison_page(
@@ -41,13 +40,12 @@ def comparison_page(
         )
     # "</" ends a script element even inside a string, and "<!--" hides the elements after it.
     document = json.dumps({"names": names, "pairs": pairs}).replace("<", "\\u003c")
-    template = (files("sm_train.toolkit") / "templates" / "compare.html").read_text("utf-8")
-    values = {
-        "title": html.escape(f"{len(pairs)} pairs to judge"),
-        "script_hash": _script_hash(template),
-        "document": document,
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+    return render(
+        "compare.html",
+        title=f"{len(pairs)} pairs to judge",
+        script_hash=_script_hash(template("compare.html")),
+        document=document,
+    )
 
 
 def _script_hash(template: str) -> str:

@@ -31,6 +31,7 @@ from sm_train.toolkit.terminal.formatting import (
     format_usd_range,
 )
 from sm_train.toolkit.terminal.printable import printable
+from sm_train.toolkit.terminal.rich_table import rich_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,12 +70,8 @@ def _distribution(config: RunConfig) -> str:
 
 
 def _stage_table(plan: RunPlan, width: int) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     shown = [name for name in _COLUMNS if name != "max_steps" or width >= _NARROW]
-    for name in shown:
-        table.add_column(name, justify="left" if name in ("stage", "cluster") else "right")
+    table = rich_table(shown, right=[name for name in shown if name not in ("stage", "cluster")])
 
     def add_row(*cells: str, style: str | None) -> None:
         by_name = dict(zip(_COLUMNS, cells, strict=True))
@@ -106,10 +103,9 @@ def _stage_table(plan: RunPlan, width: int) -> Table:
 
 def _two_columns(rows: Iterable[tuple[str, str]]) -> Table:
     """Return labels with values that wrap below themselves, not below the labels."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = rich_table()
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in rows:

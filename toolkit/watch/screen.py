@@ -17,6 +17,7 @@ from sm_train.toolkit.jobs.live_state import (
 )
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
+from sm_train.toolkit.terminal.rich_table import rich_table
 from sm_train.toolkit.watch.controller import WatchResult
 from sm_train.toolkit.watch.gpu_metrics import live_nodes
 
@@ -349,12 +350,11 @@ _COLUMNS: tuple[tuple[int, str, Callable[[NodeState], str]], ...] = (
 
 
 def _table(nodes: Sequence[NodeState], width: int) -> Table:
-    from rich.table import Table
-
     columns = [(title, cell) for min_width, title, cell in _COLUMNS if width >= min_width]
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title, _ in columns:
-        table.add_column(title, justify="left" if title == "node" else "right", no_wrap=True)
+    titles = [title for title, _ in columns]
+    table = rich_table(
+        titles, right=[title for title in titles if title != "node"], gap=2, wrap=False
+    )
     for node in nodes:
         late = (
             node.heartbeat_age_seconds is None

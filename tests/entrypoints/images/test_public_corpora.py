@@ -44,7 +44,7 @@ SUFFIXES = {
     ".tiff",
     ".webp",
 }
-SPEC = DecodeSpec(64, 64, mode="bilinear")
+SPEC = DecodeSpec(64, 64)
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.entrypoints.monitoring.exit_watcher import ExitWatcher
 from sm_train.entrypoints.monitoring.first_failure import (
     SETTLE_SECONDS,
     Failure,
@@ -21,6 +20,7 @@ from sm_train.entrypoints.monitoring.first_failure import (
     exception,
     is_disconnection,
 )
+from sm_train.entrypoints.watchdog.exit_watcher import ExitWatcher
 
 from tests.support.deadline import DEADLINE
 

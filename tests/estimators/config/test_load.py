@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from sm_train.estimators.config.fields import pattern_message
 from sm_train.estimators.config.load import RunFileError, load_document, load_run
 from sm_train.estimators.config.schema import RunConfig
 
@@ -650,6 +652,20 @@ def test_missing_file_suggests_init(tmp_path: Path) -> None:
 def test_run_config_round_trips_through_json(tmp_path: Path) -> None:
     config = load(tmp_path, VALID)
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_every_pattern_says_what_a_value_must_look_like() -> None:
+    def patterns(schema: Any) -> Iterator[str]:
+        if isinstance(schema, dict):
+            yield from (value for key, value in schema.items() if key == "pattern")
+            yield from (key for key in schema.get("patternProperties", {}))
+            schema = list(schema.values())
+        for item in schema if isinstance(schema, list) else ():
+            yield from patterns(item)
+
+    found = {text for text in patterns(RunConfig.model_json_schema()) if isinstance(text, str)}
+    assert len(found) > 20
+    assert all(pattern_message(pattern).startswith("must ") for pattern in found)
 
 
 def test_json_schema_accepts_what_load_accepts(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def pods(found: Manifest) -> list[dict[str, Any]]:
             "env": trainer["env"],
             "resources": trainer["resourcesPerNode"],
         }
-        return [{**pod, "spec": {**pod["spec"], "containers": [container]}}]
+        containers = [container, *pod["spec"]["containers"][1:]]
+        return [{**pod, "spec": {**pod["spec"], "containers": containers}}]
     if found.target == "pytorchjob":
         replicas = only(found, "PyTorchJob")["spec"]["pytorchReplicaSpecs"]
         return [replica["template"] for replica in replicas.values()]

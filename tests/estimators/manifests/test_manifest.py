@@ -153,13 +153,13 @@ def test_batch_script_is_valid_bash(tmp_path: Path) -> None:
     script = tmp_path / "job.sbatch"
     script.write_text(text)
     subprocess.run(["bash", "-n", script], check=True)
-    assert "srun --auto-resume=1 " in text
+    # Only HyperPod's srun has the option.
+    assert "if [ -d /opt/sagemaker_cluster ]; then resume=(--auto-resume=1); fi" in text
+    assert 'srun "${resume[@]}" ' in text
     assert "#SBATCH --nodes=4" in text
     assert "#SBATCH --signal=TERM@120" in text
-    own = config(slurm={"shared_folder": "/home/x", "auto_resume": False, "container": False})
-    text = manifest(own, "slurm").text
-    assert "auto-resume" not in text
-    assert "container" not in text
+    own = config(slurm={"shared_folder": "/home/x", "container": False})
+    assert "container" not in manifest(own, "slurm").text
 
 
 SYNCED = {"image": IMAGE, "data": "sync"}
@@ -232,11 +232,14 @@ def test_a_run_that_does_not_fit_is_a_one_line_error(mistake: str) -> None:
 
 RUN_FILE_MISTAKES = {
     "kubernetes: {imge: x}": "kubernetes.imge: unknown key; did you mean image?",
-    "slurm: {partitions: x}": "slurm.partitions: unknown key; did you mean partition?",
+    "slurm: {option: {}}": "slurm.option: unknown key; did you mean options?",
+    "slurm: {options: {qos: 'a; b'}}": "slurm.options.qos: 'a; b': must be letters",
     "kubernetes: {labels: {team: 'a b'}}": "kubernetes.labels.team: 'a b': must be letters",
     "kubernetes: {namespace: Team_A}": "kubernetes.namespace: 'Team_A': must be a Kubernetes name",
     "kubernetes: {namespace: " + "a" * 64 + "}": "has 64 characters, and Kubernetes allows 63",
-    "kubernetes: {memory: 64 GB}": "kubernetes.memory: '64 GB': must be a Kubernetes quantity",
+    "kubernetes: {checkpoint_volume: {storage_class: a, size: 64 GB}}": (
+        "kubernetes.checkpoint_volume.size: '64 GB': must be a Kubernetes quantity"
+    ),
     "kubernetes: {checkpoint_volume: {}}": "kubernetes.checkpoint_volume.claim: write the name",
     "slurm: {data: shared}": "slurm.data_folder: is required by data: shared",
     "slurm: {shared_folder: '/fsx/$HOME'}": "must be a path of letters, digits",
@@ -267,8 +270,68 @@ def test_a_secret_by_value_is_refused_and_not_shown(tmp_path: Path) -> None:
     assert value not in str(caught.value)
 
 
-def test_slurm_job_shares_its_nodes_only_if_the_run_file_says_so() -> None:
-    for exclusive in (True, False):
-        own = config(slurm={"shared_folder": "/home/x", "exclusive": exclusive})
-        lines = manifest(own, "slurm").text.splitlines()
-        assert ("#SBATCH --exclusive" in lines) == exclusive
+def test_options_of_sbatch_are_added_replaced_and_left_out() -> None:
+    options = {"partition": "gpu", "gres": "gpu:h100:4", "exclusive": False, "requeue": True}
+    own = config(slurm={"shared_folder": "/home/x", "options": options})
+    lines = manifest(own, "slurm").text.splitlines()
+    for line in ("--partition=gpu", "--gres=gpu:h100:4", "--requeue", "--nodes=4"):
+        assert f"#SBATCH {line}" in lines
+    assert not any("exclusive" in line or "gres=gpu:8" in line for line in lines)
+    assert "#SBATCH --exclusive" in manifest(config(), "slurm").text.splitlines()
+
+
+PATCH = {
+    "metadata": {"annotations": {"owner": "someone"}},
+    "spec": {
+        "nodeSelector": {"pool": "h100", "node.kubernetes.io/instance-type": None},
+        "tolerations": [{"operator": "Exists"}],
+        "initContainers": [{"name": "fetch-code", "image": "registry/aws-cli:2"}],
+        "containers": [
+            {
+                "name": "node",
+                "resources": {"requests": {"memory": "512Gi"}, "limits": {"memory": "1Ti"}},
+                "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+            },
+            {"name": "agent", "image": "registry/agent:1"},
+        ],
+        "volumes": [{"name": "work", "emptyDir": {"sizeLimit": "2Ti"}}],
+    },
+}
+
+
+def test_a_patch_changes_what_it_names_and_keeps_the_rest() -> None:
+    patched = config(kubernetes={"image": IMAGE, "pod_patch": PATCH})
+    [before], [pod] = pods(manifest(config(), "trainjob")), pods(manifest(patched, "trainjob"))
+    spec = pod["spec"]
+    assert pod["metadata"]["annotations"].items() > before["metadata"]["annotations"].items()
+    assert spec["nodeSelector"] == {"pool": "h100"}
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    [fetch] = spec["initContainers"]
+    assert fetch["image"] == "registry/aws-cli:2"
+    assert fetch["command"] == before["spec"]["initContainers"][0]["command"]
+    node, agent = spec["containers"]
+    assert agent["name"] == "agent"
+    assert node["resources"]["requests"]["memory"] == "512Gi"
+    assert node["resources"]["limits"] == {
+        **before["spec"]["containers"][0]["resources"]["limits"],
+        "memory": "1Ti",
+    }
+    variables = {variable["name"]: variable.get("value") for variable in node["env"]}
+    assert variables["NCCL_DEBUG"] == "WARN"
+    assert variables.keys() == environment(before).keys() | {"NCCL_DEBUG"}
+    [work] = [volume for volume in spec["volumes"] if volume["name"] == "work"]
+    assert work["emptyDir"] == {"sizeLimit": "2Ti"}
+    # A TrainJob states command, variables and resources itself, and no container twice.
+    runtime = only(manifest(patched, "trainjob"), "TrainingRuntime")
+    [replicated] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    first = replicated["template"]["spec"]["template"]["spec"]["containers"][0]
+    assert first.keys() == {"name", "image", "volumeMounts"}
+
+
+def test_an_element_of_a_patch_can_be_removed_and_needs_its_key() -> None:
+    removed = {"spec": {"volumes": [{"name": "dshm", "$patch": "delete"}]}}
+    [pod] = pods(manifest(config(kubernetes={"image": IMAGE, "pod_patch": removed}), "trainjob"))
+    assert [volume["name"] for volume in pod["spec"]["volumes"] if volume["name"] == "dshm"] == []
+    unnamed = {"spec": {"containers": [{"image": "other"}]}}
+    with pytest.raises(ManifestError, match="an element of containers has no name"):
+        manifest(config(kubernetes={"image": IMAGE, "pod_patch": unnamed}), "pytorchjob")

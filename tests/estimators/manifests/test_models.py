@@ -41,12 +41,16 @@ RUNS: dict[str, RunConfig] = {
             "checkpoints": "volume",
             "checkpoint_volume": {"storage_class": "fsx-sc"},
             "queue": "team-a",
-            "priority_class": "high",
             "secrets": {"SM_TRAIN_SLACK_WEBHOOK": "alerts/slack"},
             "labels": {"team": "research"},
-            "annotations": {"owner": "someone"},
-            "image_pull_secret": "registry",
-            "shm_size": "64Gi",
+            "pod_patch": {
+                "metadata": {"annotations": {"owner": "someone"}},
+                "spec": {
+                    "imagePullSecrets": [{"name": "registry"}],
+                    "priorityClassName": "high",
+                    "volumes": [{"name": "dshm", "emptyDir": {"sizeLimit": "64Gi"}}],
+                },
+            },
         }
     ),
 }

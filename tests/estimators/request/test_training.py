@@ -296,7 +296,6 @@ def test_channel_names_are_valid_shell_variables() -> None:
         ({"network_isolation": True, "image": ECR}, "EnableNetworkIsolation", True),
         ({"encrypt_traffic": True}, "EnableInterContainerTrafficEncryption", True),
         ({"remote_debug": True}, "RemoteDebugConfig", {"EnableRemoteDebug": True}),
-        ({"infra_check": True}, "InfraCheckConfig", {"EnableInfraCheck": True}),
     ],
 )
 def test_each_setting_changes_only_its_field(

@@ -38,10 +38,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "warm-pool-remote-debug": {
         "cluster": P5 | {"capacity": "warm-pool", "keep_alive_period": "1h", "remote_debug": True}
     },
-    "training-plan-infra-check": {
-        "cluster": P5
-        | {"capacity": "training-plan", "training_plan": f"{PLAN}own", "infra_check": True}
-    },
+    "training-plan": {"cluster": P5 | {"capacity": "training-plan", "training_plan": f"{PLAN}own"}},
     "alternatives": {
         "cluster": P5 | {"alternatives": ["ml.p4de.24xlarge"], "max_pending": "2h"},
     },

@@ -20,7 +20,6 @@ DATA_CONFIG = DataConfig(
     image_key="jpg;png",
     caption_key="txt",
     crop="center",
-    interpolation="bicubic",
     decode="fast",
     icc_profile="ignore",
     aspect_buckets=False,

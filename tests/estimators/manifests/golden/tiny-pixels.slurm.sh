@@ -38,4 +38,7 @@ export SM_TRAIN_BUNDLE=5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5
 export SM_TRAIN_COMMIT=0000000000000000000000000000000000000000
 export SAGEMAKER_BASE_DIR=/tmp/sm-train-$SLURM_JOB_ID
 
-srun --auto-resume=1 --label --kill-on-bad-exit=1 --container-image=111122223333.dkr.ecr.us-east-1.amazonaws.com/train:1 --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c 'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$1" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.node_start.start' start "$archive"
+# HyperPod repeats the step on replaced nodes; only its srun has this option.
+resume=()
+if [ -d /opt/sagemaker_cluster ]; then resume=(--auto-resume=1); fi
+srun "${resume[@]}" --label --kill-on-bad-exit=1 --container-image=111122223333.dkr.ecr.us-east-1.amazonaws.com/train:1 --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c 'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$1" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.node_start.start' start "$archive"

@@ -8,10 +8,8 @@ from typing import Any
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.monitoring.alert_messages import AlertFormatter
 from sm_train.entrypoints.monitoring.alert_sinks import AlertDispatcher
+from sm_train.entrypoints.monitoring.alerts import REPEAT_SECONDS
 from sm_train.entrypoints.monitoring.stragglers import BusyTotals, Straggler, StragglerDetector
-
-REPEAT_SECONDS = 1800.0
-"""Minimum time between two events about the same straggler."""
 
 _MAX_LISTED = 4
 """Stragglers and nodes in one event, whose line must stay below 4 KiB."""

@@ -30,9 +30,10 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     heartbeat_file,
 )
 from sm_train.entrypoints.monitoring.peers import PeerLink
-from sm_train.entrypoints.monitoring.watchdog import NodeInfo, Watchdog
 from sm_train.entrypoints.uploads.lag import MAX_LAG_SECONDS
 from sm_train.entrypoints.uploads.notes import UPLOADED_SUFFIX, UPLOADING_SUFFIX
+from sm_train.entrypoints.watchdog.local_ranks import NodeInfo
+from sm_train.entrypoints.watchdog.watchdog import Watchdog
 from sm_train.toolkit.jobs.event_lines import parse_event
 
 from tests.entrypoints.monitoring.test_peers import free_port
