@@ -8,7 +8,6 @@ DATA_CONFIG = DataConfig(
     "png",
     "txt",
     "center",
-    "bilinear",
     "fast",
     "ignore",
     aspect_buckets=False,

@@ -96,9 +96,9 @@ def make_observer(folder: Path) -> ScriptObserver:
         folder,
         ScriptRank(0, 1, 0, 0, 1),
         None,
-        step=lambda: observer.step,
-        steps_per_second=lambda: observer.steps_per_second,
-        on_complete=observer.log_checkpoint,
+        step=lambda: observer.loop.step,
+        steps_per_second=lambda: observer.log.steps_per_second,
+        on_complete=observer.saves.log_complete,
     )
     return observer
 

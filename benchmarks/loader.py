@@ -5,7 +5,7 @@ interleaved; the output is medians, spread and ratios. "Bare decoding" decodes t
 memory at the same size as the fast mode, without reading, scaling or batching. "Decoding and
 scaling" adds the antialiased scaling and nothing else: the physical limit of one core. Our loader
 in one process uses two cores, in two threads. The peers do what their own guides show (decode with
-Pillow) with Pillow's bilinear scaling; ours is bilinear, too.
+Pillow) with Pillow's bicubic scaling; ours is bicubic, too.
 
     python benchmarks/loader.py            # mosaicml-streaming takes part if it is installed
 """
@@ -97,7 +97,7 @@ def measure(side: int, folder: Path) -> None:
             drain(stream, workers * IMAGES_PER_WORKER)
             rates[name].append(workers * IMAGES_PER_WORKER / (time.perf_counter() - started))
     print_rates(rates)
-    print(f"largest difference from Pillow's bilinear: {pillow_difference(images)}")
+    print(f"largest difference from Pillow's bicubic: {pillow_difference(images)}")
 
 
 def drain(stream: Iterator[Any], images: int) -> None:
@@ -131,7 +131,7 @@ def all_variants(shards: Path, images: list[bytes], side: int) -> dict[str, Vari
 def bare_decoding(images: list[bytes], side: int, *, scaled: bool = False) -> Iterator[None]:
     """Decode at half the size if that covers twice the target, as our decoder does."""
     factor = 2 if side >= 4 * RESOLUTION else 1
-    scale, size = torch.ops.aten._upsample_bilinear2d_aa.out, [RESOLUTION, RESOLUTION]
+    scale, size = torch.ops.aten._upsample_bicubic2d_aa.out, [RESOLUTION, RESOLUTION]
     out = torch.empty((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
     number = 0
     while True:
@@ -164,7 +164,6 @@ def sm_train_loader(
         "jpg",
         "txt",
         "center",
-        "bilinear",
         decode,
         "ignore",
         aspect_buckets=False,
@@ -186,7 +185,7 @@ def sm_train_loader(
 
 
 def to_pixels(image: Image.Image) -> Tensor:
-    scaled = image.convert("RGB").resize((RESOLUTION, RESOLUTION), Image.Resampling.BILINEAR)
+    scaled = image.convert("RGB").resize((RESOLUTION, RESOLUTION), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(scaled))
 
 
@@ -252,7 +251,7 @@ def pillow_difference(images: list[bytes]) -> str:
     differences = []
     for image in images[:4]:
         out = torch.empty((RESOLUTION, RESOLUTION, 3), dtype=torch.uint8)
-        DecodeSpec(RESOLUTION, RESOLUTION, mode="bilinear").decode(image, out)
+        DecodeSpec(RESOLUTION, RESOLUTION).decode(image, out)
         expected = to_pixels(Image.open(io.BytesIO(image)))
         differences.append((out.int() - expected.int()).abs())
     levels = torch.stack(differences).float()

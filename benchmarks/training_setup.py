@@ -81,7 +81,7 @@ CONFIG = JobConfig(
     ),
     evaluation=EvaluationConfig(10**9, (), 1, 1.0),
     checkpoint=CheckpointConfig(10**9, 1),
-    heartbeat=HeartbeatConfig(30, 120, 1200, "warn", 60),
+    heartbeat=HeartbeatConfig(30, 120, 1200, "warn"),
     alerts=AlertsConfig(None, None, None, "warning"),
     doctor=DoctorConfig("off", 120, 1.5),
     expected=ExpectedPerformance(

@@ -25,7 +25,7 @@ class Accelerator:
     memory_gib: float | None
     bf16_tflops: float | None
     fp32_tflops: float | None
-    """Without TF32, which the trainer leaves off for matrix products as PyTorch does."""
+    """The peak without TF32: the trainer leaves it off for matrix products, as PyTorch does."""
     memory_gbytes: float | None
     """GB/s of the accelerator's memory."""
     link_gbytes: float | None

@@ -186,7 +186,7 @@ class Estimate:
 
     @property
     def at_most(self) -> Decimal | None:
-        """If every stage makes no progress: its most jobs in a row, each until its limit."""
+        """The cost if no stage makes progress: its most jobs in a row, each until its limit."""
         jobs = [stage.job_at_most for stage in self.stages]
         return total_money(
             [

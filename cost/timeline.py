@@ -49,9 +49,9 @@ class Timeline:
     checkpoint_seconds: float | None
     """Mean of one checkpoint."""
     steps_per_second: float | None
-    """By :func:`mean_speed`."""
+    """The job's mean speed (:func:`mean_speed`)."""
     data_wait_share: float | None
-    """By :func:`mean_speed`."""
+    """The share of the training time that waits for data (:func:`mean_speed`)."""
     effective_batch_size: int | None
     world_size: int | None
     resolution: int | None

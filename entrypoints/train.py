@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.index_location import find_index, index_channel
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
+from sm_train.entrypoints.common.signals import StopSignal
+from sm_train.entrypoints.distributed.backend import decide, gpu_name, join
+from sm_train.entrypoints.distributed.object_exchange import all_gather
+from sm_train.entrypoints.models.component_files import LocalComponents
+from sm_train.entrypoints.models.components import components_digest
+from sm_train.entrypoints.models.model_card import TrainingRecord, bundle_variables
 from sm_train.entrypoints.monitoring.heartbeat import (
     HeartbeatWriter,
     Phase,
     events_file,
     heartbeat_folder,
 )
-from sm_train.entrypoints.training.gpu_settings import set_allocator
+from sm_train.entrypoints.training.gpu_settings import configure_kernels, set_allocator
 from sm_train.entrypoints.training_process import TrainingProcess, exit_now, run_job
 from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 
@@ -47,13 +54,10 @@ def main(arguments: list[str] | None = None) -> None:
 def _train(process: TrainingProcess) -> None:
     from accelerate import Accelerator
     from accelerate.utils import set_seed
-    from sm_train.entrypoints.common.signals import StopSignal
-    from sm_train.entrypoints.distributed.backend import decide, join
     from sm_train.entrypoints.distributed.fsdp import ddp_options
     from sm_train.entrypoints.models.builder import build_components, require_unchanged
     from sm_train.entrypoints.models.image_sampling import COMPONENTS_FOLDER
     from sm_train.entrypoints.models.model_folders import save_components
-    from sm_train.entrypoints.training.gpu_settings import configure_kernels
     from sm_train.entrypoints.training.trainer import Trainer
 
     config, paths, writer = process.config, process.paths, process.heartbeat
@@ -141,7 +145,6 @@ def _find_checkpoint(
     """
     from sm_train.entrypoints.checkpointing.async_checkpointer import CheckpointRank
     from sm_train.entrypoints.checkpointing.resume_point import Nodes, find_latest
-    from sm_train.entrypoints.distributed.object_exchange import all_gather
     from sm_train.entrypoints.training import run_settings
 
     rank = CheckpointRank.of(data_rank, accelerator.process_index, accelerator.num_processes)
@@ -167,8 +170,6 @@ def _training_record(
     source: Path | None,
 ) -> TrainingRecord:
     """Return what the final model's card says about this job."""
-    from sm_train.entrypoints.models.component_files import LocalComponents
-    from sm_train.entrypoints.models.model_card import TrainingRecord, bundle_variables
     from sm_train.entrypoints.models.model_manifest import read_manifest
 
     bundle, commit = bundle_variables()
@@ -227,10 +228,8 @@ def _training_shards(
     events: EventLog,
 ) -> ShardCatalog | ShardStream:
     """Return the shards in ``folder``, as the reader of the run file needs them."""
-    from sm_train.entrypoints.common.index_location import find_index, index_channel
     from sm_train.entrypoints.data.shard_catalog import mix_catalogs
     from sm_train.entrypoints.data.webdataset_reader import list_stream, mix_streams
-    from sm_train.entrypoints.distributed.object_exchange import all_gather
 
     data = config.data
     sources = () if data.synthetic_samples else data.sources
@@ -281,7 +280,6 @@ def _build_catalog(
 ) -> ShardCatalog:
     """Agree with all ranks on the shards in a channel's ``folder``; warn about damaged ones."""
     from sm_train.entrypoints.data.shard_catalog import build_catalog
-    from sm_train.entrypoints.distributed.object_exchange import all_gather
 
     catalog = build_catalog(
         folder,
@@ -299,7 +297,6 @@ def _ignore_mismatched_latents(
     catalog: ShardCatalog, paths: SageMakerPaths, events: EventLog
 ) -> ShardCatalog:
     """Ignore precomputed latents that another autoencoder or text encoder made."""
-    from sm_train.entrypoints.models.components import components_digest
 
     latents = catalog.options.get("latents")
     if not latents or latents["model"] == components_digest(paths.channel("model")):
@@ -318,7 +315,6 @@ def _existing(folder: Path) -> Path | None:
 
 def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConfig) -> None:
     """Log the run's actual configuration and warnings about it."""
-    from sm_train.entrypoints.distributed.backend import gpu_name
 
     config, events = trainer.config, trainer.events
     stage, world_size = config.stage, trainer.accelerator.num_processes

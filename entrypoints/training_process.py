@@ -23,6 +23,7 @@ from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
 from sm_train.entrypoints.distributed.messages import use_job_key
+from sm_train.entrypoints.doctor.start_doctor import effective_mode, examine
 from sm_train.entrypoints.monitoring.first_failure import (
     LOST_NODE_SECONDS,
     SETTLE_SECONDS,
@@ -106,7 +107,6 @@ def _run_doctor(config: JobConfig, paths: SageMakerPaths, options: argparse.Name
     Raises:
         UnfitClusterError: the run file forbids training on such a cluster.
     """
-    from sm_train.entrypoints.doctor.start_doctor import effective_mode, examine
 
     doctor_mode = effective_mode(config, ResourceConfig.read(paths))
     if doctor_mode != "off" or options.doctor_only:

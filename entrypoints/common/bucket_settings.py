@@ -16,10 +16,10 @@ ACCOUNT_VARIABLE = "SM_TRAIN_ACCOUNT"
 """The caller's own account, where STS may be out of reach, as in a VPC."""
 
 ANY_OWNER = "any"
-"""In place of an account: requests to this bucket name no owner, as for a public data set."""
+"""The account of a public data set, for example: requests to the bucket name no owner."""
 
 BUCKET_DEFAULT = "default"
-"""In place of a KMS key: requests name no key, and the bucket's default encryption applies."""
+"""The KMS key of a bucket whose default encryption applies: requests name no key."""
 
 
 def bucket_variables(owners: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:

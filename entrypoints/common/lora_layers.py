@@ -44,7 +44,7 @@ _IN_BLOCK = re.compile(
 )
 
 LayerSizes = Mapping[str, Sequence[Sequence[int]]]
-"""By a layer's name: inputs and outputs of one weight row and column, and how many layers have
+"""Name of a layer → inputs and outputs of one weight row and column, and how many layers have
 them. A convolution's inputs include its kernel."""
 
 

@@ -28,7 +28,7 @@ class SampleRanges:
 
     @cached_property
     def ends(self) -> Ints:
-        """For each range the position after its last sample, int64 (num_ranges,)."""
+        """The position after the last sample of each range, int64 (num_ranges,)."""
         return np.cumsum(self.stop - self.start)
 
     @property

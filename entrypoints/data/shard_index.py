@@ -357,7 +357,7 @@ class ShardIndex:
 
     @cached_property
     def _group_ends(self) -> list[int]:
-        """For each row group the number of the shard after its last one."""
+        """The number of the shard after the last one of each row group."""
         counts = [self._file.metadata.row_group(group).num_rows for group in self._shard_groups()]
         ends: list[int] = np.cumsum(counts).tolist()
         return ends

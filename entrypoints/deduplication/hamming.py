@@ -58,7 +58,7 @@ class KeyTable:
 
     @cached_property
     def _parts(self) -> list[tuple[int, Hashes]]:
-        """For each byte that has bits of the key: its shift, and the part of the key by its value.
+        """Return the shift of each byte that has bits of the key, and the key's part by its value.
 
         The parts have shape (256,).
         """

@@ -211,7 +211,7 @@ class ScriptRanks:
         return not self._pending and self._seal is None
 
     def _release_ranks(self) -> None:
-        """On rank 0: end the wait of the others.
+        """End the wait of the others; rank 0 calls it.
 
         The agent of torchrun hosts the store and ends after all agents, so it would outlive rank 0.
         """
@@ -253,7 +253,7 @@ class ScriptRanks:
         return statuses
 
     def _seal_pending(self) -> None:
-        """On rank 0: mark the oldest pending save complete once all ranks are past it."""
+        """Mark the oldest pending save complete once all ranks are past it; on rank 0."""
         with self._lock:
             save = self._pending[0] if self._pending and self._seal is None else None
         if save is not None and self._all_past(save):
@@ -300,7 +300,7 @@ class ScriptRanks:
         self._on_complete(save, marker)
 
     def _answer_seal(self) -> None:
-        """On another node's first rank: list the node's files of the save that rank 0 seals."""
+        """List the node's files of the save that rank 0 seals; on the node's first rank."""
         assert self._messages is not None
         number = self._answered + 1
         sealed = self._messages.get_json(f"seal/{number}")

@@ -74,7 +74,7 @@ class StopAgreement:
             self.agreed.set()
 
     def propose(self, statuses: Sequence[dict[str, Any]]) -> None:
-        """On rank 0: propose a step to all ranks, whose ``statuses`` are given, or confirm it."""
+        """Propose a step to all ranks, whose ``statuses`` are given, or confirm it; on rank 0."""
         assert self._messages is not None
         if self.agreed.is_set():
             return

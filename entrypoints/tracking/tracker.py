@@ -87,7 +87,7 @@ class TrackerRun:
         self._start: Mapping[str, Any] = {}
         self._last_steps: LastSteps | None = None
         self._step = 0
-        """Of the last event that has one; events of nodes have none."""
+        """The step of the last event that has one; events of nodes have none."""
         self._end_reason: str | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from sm_train.entrypoints.tracking.tracker import FOLDER, Tracker, TrackerRun, t
 from sm_train.entrypoints.tracking.wandb_tracker import WandbTracker
 
 _NICENESS = 10
-"""Of this process and the client's own, pip included: the training needs the CPU."""
+"""The niceness of this process, of the client's own and of pip: the training needs the CPU."""
 
 EXIT_TIMEOUT = 60.0
 """Seconds after the end of the events, or of the training process, in which the tracker must have

@@ -28,7 +28,7 @@ Optimizers = list[torch.optim.Optimizer]
 _KEY = "training.optimizer.name"
 
 _WEIGHT_DECAY = 0.01
-"""Of the shipped optimizers, whose libraries differ in their default."""
+"""The default of all shipped optimizers, because their libraries' defaults differ."""
 
 
 def build_optimizers(

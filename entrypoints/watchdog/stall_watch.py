@@ -32,7 +32,7 @@ LAST_ALERT_TIMEOUT = 20.0
 """Longest wait for alerts to arrive before the job is killed, in seconds."""
 
 PEER_DETECTION_SECONDS = 10.0
-"""Before a node kills its own processes, the others get this long to detect the stall as well."""
+"""A node waits this long before it kills its processes, so that others detect the stall, too."""
 
 
 @dataclass(frozen=True)

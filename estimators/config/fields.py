@@ -103,6 +103,14 @@ SECRET_KEY_PATTERN = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[a-zA-Z0-9._-]+$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 _SHELL_PATH = r"^[a-zA-Z0-9_./-]+$"
 
+PROJECT_PATTERN = r"^[^/\\#?%:\x00-\x1f]+$"
+"""A name that W&B accepts as a project; MLflow accepts it as an experiment."""
+
+SERVER_PATTERN = r"^https?://[^\s]+$"
+MLFLOW_PATTERN = (
+    r"^(https?://[^\s]+"
+    r"|arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:mlflow-(?:tracking-server|app)/[A-Za-z0-9-]+)$"
+)
 SLURM_NAME_PATTERN = r"^[a-z][a-z0-9-]*$"
 MODULE_PATTERN = r"^[a-zA-Z0-9_./+-]+$"
 
@@ -137,6 +145,9 @@ _PATTERN_MESSAGES = {
     SECRET_KEY_PATTERN: "must be SECRET/KEY, the name of a Kubernetes secret and a key in it; "
     "never the value itself",
     _QUANTITY: "must be a Kubernetes quantity such as 4, 500m or 64Gi",
+    PROJECT_PATTERN: "must be a name without / \\ # ? % and :",
+    SERVER_PATTERN: "must be an https:// address",
+    MLFLOW_PATTERN: "must be an https:// address, or the ARN of a tracking server or MLflow app",
     SLURM_NAME_PATTERN: "must be the long name of an option of sbatch, such as partition",
     MODULE_PATTERN: "must be the name of a module, such as cuda/12.8",
     _SHELL_PATH: "must be a path of letters, digits and _ . / -",

@@ -14,12 +14,15 @@ from pydantic import (
     model_serializer,
 )
 from sm_train.entrypoints.common.job_config import TrackerConfig
-from sm_train.estimators.config.fields import SecretName, Section
+from sm_train.estimators.config.fields import (
+    MLFLOW_PATTERN,
+    PROJECT_PATTERN,
+    SERVER_PATTERN,
+    SecretName,
+    Section,
+)
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-_ARN = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:mlflow-(?:tracking-server|app)/[A-Za-z0-9-]+"
-_NAME = r"[^/\\#?%:\x00-\x1f]+"
-"""A name that W&B accepts as a project; MLflow accepts it as an experiment."""
 _WANDB_KEY = re.compile(r"(?:local-)?[0-9a-f]{40}|wandb_v\d.*")
 
 
@@ -42,14 +45,14 @@ def _check_name(name: str) -> str:
     return name
 
 
-_ProjectName = Annotated[str, Field(pattern=f"^{_NAME}$", max_length=128)]
+_ProjectName = Annotated[str, Field(pattern=PROJECT_PATTERN, max_length=128)]
 _KeyName = Annotated[SecretName, AfterValidator(_check_name)]
 _Server = Annotated[
-    str, Field(pattern=r"^https?://[^\s]+$", max_length=512), AfterValidator(_check_server)
+    str, Field(pattern=SERVER_PATTERN, max_length=512), AfterValidator(_check_server)
 ]
 _MlflowServer = Annotated[
     str,
-    Field(pattern=rf"^(https?://[^\s]+|{_ARN})$", max_length=512),
+    Field(pattern=MLFLOW_PATTERN, max_length=512),
     AfterValidator(_check_server),
 ]
 

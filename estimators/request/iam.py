@@ -478,7 +478,7 @@ _NETWORK_ACTIONS = [
         "DescribeVpcs",
     )
 ]
-"""For a job in a VPC, from the same guide."""
+"""The actions of a job in a VPC, from the same guide."""
 
 _SHELL_ACTIONS = [
     f"ssmmessages:{action}"
@@ -489,7 +489,7 @@ _SHELL_ACTIONS = [
         "OpenDataChannel",
     )
 ]
-"""For remote debugging ("Access a training container through AWS Systems Manager", same guide)."""
+"""The actions of remote debugging ("Access a training container through AWS Systems Manager")."""
 
 
 def _key_permissions(config: RunConfig, scope: _Scope, actions: list[str]) -> list[Permission]:

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.session import resolve_region
+from sm_train.toolkit.aws.session import open_session, resolve_region
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.extras import require_local_run
+from sm_train.toolkit.index_facts import with_index_file, with_stored_index
 from sm_train.toolkit.run_file import load, load_dict
 from sm_train.toolkit.settings import default_profile
+from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
     from sagemaker.train import ModelTrainer
@@ -134,13 +138,10 @@ class Run:
             UsageError: the index or the components cannot be read.
         """
         from sm_train.toolkit.api.checks import Checks
-        from sm_train.toolkit.aws.session import open_session
         from sm_train.toolkit.checks.finding import Subject
         from sm_train.toolkit.checks.preflight import offline_findings, online_findings
         from sm_train.toolkit.costing.history import recorded_history
         from sm_train.toolkit.costing.run_price import estimate_run
-        from sm_train.toolkit.errors import UserError
-        from sm_train.toolkit.index_facts import with_index_file, with_stored_index
 
         if offline and components is not None and components.startswith("s3://"):
             raise UserError("--components: s3://… needs AWS; remove --offline")
@@ -311,14 +312,12 @@ class Run:
                 another local run uses the folder.
             JobFailedError: a process failed.
         """
-        from sm_train.toolkit.extras import require_local_run
 
         require_local_run(in_containers=image is not None)
         from sm_train.toolkit.api.local_run import LocalRun
         from sm_train.toolkit.submit.run_bundle import bundle_of
         from sm_train.toolkit.submit.submission import shortened
         from sm_train.toolkit.submit.train_locally import default_output, run_locally
-        from sm_train.toolkit.terminal.console import stderr_console
 
         config = self.config if steps is None else shortened(self.config, steps)
         folder = default_output(config) if output is None else Path(output)

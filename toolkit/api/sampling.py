@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.models.image_grid import draw_grid, png
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.models.opened_checkpoint import open_checkpoint
 from sm_train.toolkit.sampling.comparison_page import comparison_page
@@ -41,7 +42,6 @@ class Samples:
 
     def grid(self, columns: int = _COLUMNS) -> Image:
         """Return the images in rows of ``columns``, each with its prompt below."""
-        from sm_train.entrypoints.models.image_grid import draw_grid
 
         return draw_grid(self.images, self.prompts, min(columns, len(self.prompts)))
 
@@ -51,7 +51,6 @@ class Samples:
         Raises:
             UsageError: it is a folder, or its folder does not exist.
         """
-        from sm_train.entrypoints.models.image_grid import png
 
         require_writable(Path(path), "PNG")
         write_atomic(Path(path), png(self.grid(columns)))
@@ -60,7 +59,6 @@ class Samples:
         return f"Samples({len(self.images)} images from {str(self.checkpoint)!r})"
 
     def _repr_png_(self) -> bytes:
-        from sm_train.entrypoints.models.image_grid import png
 
         return png(self.grid())
 

@@ -33,7 +33,7 @@ INSTANCE_METRICS = (
     "GPUMemoryUtilization",
     "DiskUtilization",
 )
-"""In percent. Those of the CPU and the GPUs are sums: an instance with 8 GPUs has up to 800."""
+"""Metrics in percent. The CPU's and the GPUs' are sums: an instance with 8 GPUs has up to 800."""
 
 MAX_QUERIES, MAX_POINTS = 500, 100_800
 """Metrics and points of one call."""

@@ -16,6 +16,7 @@ from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import ON_DEMAND, SPOT, TRAINING_PLAN, PriceTable, staleness
 from sm_train.cost.speed import Speed, stated_speed
 from sm_train.cost.stage import CostStage
+from sm_train.cost.throughput import resolve_speed
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.scope import unusual_epochs
 from sm_train.toolkit.errors import UserError
@@ -207,8 +208,6 @@ def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInp
     if options.its:
         speed = stated_speed(options.its, "given by --its")
     else:
-        from sm_train.cost.throughput import resolve_speed
-
         speed = resolve_speed(stage, [measured_stage.measurement for measured_stage in measured])
     defaults_used = () if options.region else (f"region: {region}, the default (set --region)",)
     return EstimateInputs(

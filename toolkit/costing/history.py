@@ -16,6 +16,7 @@ from sm_train.cost.assumptions import Observed
 from sm_train.cost.throughput import Measurement
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.aws.s3 import read_optional_object, write_object
 from sm_train.toolkit.costing.measured_speeds import applicable, read_measured_file
 from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
@@ -68,7 +69,6 @@ def write_history(session: boto3.Session, uri: str, history: History) -> None:
     Raises:
         UserError: AWS refuses the request.
     """
-    from sm_train.toolkit.aws.s3 import write_object
 
     document = {
         "version": _VERSION,
@@ -85,7 +85,6 @@ def read_history(session: boto3.Session, uri: str) -> History | None:
     Raises:
         UserError: AWS refuses the request, or the object is damaged.
     """
-    from sm_train.toolkit.aws.s3 import read_optional_object
 
     content = read_optional_object(session, uri, "history")
     return None if content is None else _parse(content, uri)

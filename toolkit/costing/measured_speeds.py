@@ -19,6 +19,7 @@ from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
+from sm_train.toolkit.aws.s3 import read_optional_object, write_object
 from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
 
@@ -168,7 +169,6 @@ def read_measured_object(
     Raises:
         UserError: AWS refuses the request, or the object is damaged.
     """
-    from sm_train.toolkit.aws.s3 import read_optional_object
 
     uri = measured_uri(config, region)
     content = read_optional_object(session, uri, "measured speeds")
@@ -190,7 +190,6 @@ def add_to_bucket(
     Raises:
         UserError: AWS refuses a request.
     """
-    from sm_train.toolkit.aws.s3 import write_object
 
     uri = measured_uri(config, region)
     content = _document(_merged(read_measured_object(session, config, region), speeds))

@@ -10,8 +10,10 @@ from typing import Any
 from sm_train.cost.instances import instance_types
 from sm_train.cost.throughput import Measurement
 from sm_train.cost.timeline import MeanSpeed, mean_speed
+from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import Event, read_events
+from sm_train.toolkit.jobs.job_events import job_events
 from sm_train.toolkit.jobs.local_folder import find_local_run
 
 _WORTH_NAMING = 0.02
@@ -50,8 +52,6 @@ def read_measured_job(name: str, region: str, profile: str | None) -> StageMeasu
     Raises:
         UserError: AWS refuses a request, or the job has no step event yet.
     """
-    from sm_train.toolkit.aws.session import open_session
-    from sm_train.toolkit.jobs.job_events import job_events
 
     try:
         return measure_speed(job_events(open_session(profile, region), name), name)

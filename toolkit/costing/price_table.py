@@ -10,6 +10,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_train.cost.price_file import read_price_file
+from sm_train.cost.price_list import parse_price_list
 from sm_train.cost.prices import PriceError, PriceRow, PriceTable, shipped_prices
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
@@ -32,7 +34,6 @@ def price_table(user_file: Path | None = None) -> PriceTable:
     table = cached_prices().over(shipped_prices())
     if user_file is None:
         return table
-    from sm_train.cost.price_file import read_price_file
 
     try:
         return read_price_file(user_file).over(table)
@@ -92,7 +93,6 @@ def fetch_prices(session: boto3.Session, region: str, today: date) -> PriceTable
 
 
 def _parse(page: Any) -> list[PriceRow]:
-    from sm_train.cost.price_list import parse_price_list
 
     try:
         return parse_price_list(page)

@@ -45,9 +45,9 @@ _INEXACT_SKEW_SECONDS = 60.0
 _SURVIVED_SECONDS = 60.0
 """A step on another node this long after a match shows that the match did not end the job."""
 _HANDLED_LINES = 100
-"""With this many lines between two failures in one log, the first did not end the program."""
+"""A failure that is followed by another after this many lines did not end the program."""
 _FAR_FROM_END = 2000
-"""With this many lines after a match and no other failure, the match did not end the process."""
+"""A match that is followed by this many lines and no failure did not end the process."""
 _NEAR_END = 20
 """Lines at the end of a log in which its last error is looked for if the cause is unknown."""
 _AT_END = "judged by the end of the log alone: no traceback or known message ended the job"

@@ -8,6 +8,7 @@ from typing import TypedDict
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.diagnose.matches import Match
 from sm_train.toolkit.diagnose.signatures import Confidence
+from sm_train.toolkit.terminal.console import escaped, stdout_console
 
 
 class FirstFailureDocument(TypedDict):
@@ -79,7 +80,6 @@ def document(diagnosis: Diagnosis) -> DiagnosisDocument:
 def show(diagnosis: Diagnosis) -> None:
     """Print the diagnosis for users."""
     from rich.padding import Padding
-    from sm_train.toolkit.terminal.console import escaped, stdout_console
 
     console = stdout_console()
     confidence = diagnosis.confidence

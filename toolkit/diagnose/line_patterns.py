@@ -33,7 +33,7 @@ SUCCESS = (
     "[after training is done] datetime:",
 )
 COMMUNICATOR = " nranks "
-"""In a line with the size of an NCCL communicator."""
+"""A line with the size of an NCCL communicator contains it."""
 _EVENTS = ('"kind": "error"', '"kind": "end"', '"kind": "start"', '"code": "stall-resolved"')
 _AUTOMATON_BYTES = 64 << 20
 

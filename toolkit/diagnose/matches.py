@@ -231,7 +231,7 @@ class ScanReport:
     """Node → the ranks of the lines that were parsed."""
     ranks_per_node: int | None
     nodes: int
-    """Of the job's start event; 0 if the log has none."""
+    """The nodes that the job's start event states; 0 if the log has none."""
     world_size: int
     """Ranks of the job, by its start event or NCCL's largest communicator; 0 if unknown."""
     hosts: dict[int, str]

@@ -11,7 +11,7 @@ import yaml
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.consistency import KeyPath
 from sm_train.estimators.config.fields import NAME_PATTERN, S3_URI_PATTERN, pattern_message
-from sm_train.estimators.config.load import RunFileError, load_document
+from sm_train.estimators.config.load import RunFileError, dotted, load_document
 from sm_train.estimators.config.presets import (
     preset_names,
     preset_prediction_types,
@@ -101,7 +101,6 @@ def placeholders_in(text: str, source: str) -> list[str]:
     Raises:
         UserError: the run file is not valid.
     """
-    from sm_train.estimators.config.load import dotted
 
     try:
         config: RunConfig = load_document(yaml.safe_load(text), (), source)

@@ -31,7 +31,7 @@ def read_jobs(
     """
     finished: list[FinishedJob] = []
     last_steps: dict[str, int] = {}
-    """By stage: the timeline counts steps up to this one as repeated."""
+    """Stage → its last step so far: the timeline counts steps up to it as repeated."""
     for job in jobs:
         line = _timeline(session, job, last_steps.get(job.stage), now)
         if line is not None:

@@ -53,7 +53,7 @@ class LocalFolders:
 
     @property
     def checkpoints(self) -> Path:
-        """In place of the S3 prefix: what all nodes uploaded, and what the next job starts from."""
+        """What all nodes uploaded and the next job starts from; it stands for the S3 prefix."""
         return self.root / "checkpoints"
 
     @property

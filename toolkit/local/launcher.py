@@ -18,6 +18,7 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.event_lines import Event, parse_event
 from sm_train.toolkit.jobs.local_folder import LOCK_NAME, lock_owner
+from sm_train.toolkit.local.container_folders import lay_out_for_containers
 from sm_train.toolkit.local.emulated_checkpoint_sync import CheckpointSync
 from sm_train.toolkit.local.folders import LocalFolders, lay_out
 from sm_train.toolkit.local.processes import LocalProcesses, NodeFailure
@@ -110,7 +111,6 @@ def _prepare(
         return folders, lambda: LocalProcesses(
             folders, stage, processes=processes, cpu=cpu, options=options
         )
-    from sm_train.toolkit.local.container_folders import lay_out_for_containers
     from sm_train.toolkit.local.containers import LocalContainers
 
     container_folders = lay_out_for_containers(

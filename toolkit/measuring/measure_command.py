@@ -22,6 +22,7 @@ from sm_train.toolkit.costing.measured_speeds import (
 )
 from sm_train.toolkit.costing.stages import stages_to_price
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.extras import require_local_run
 from sm_train.toolkit.measuring import measurement_view
 from sm_train.toolkit.measuring.measurement_plan import (
     MeasurementPlan,
@@ -31,6 +32,7 @@ from sm_train.toolkit.measuring.measurement_plan import (
 )
 from sm_train.toolkit.run_file import load
 from sm_train.toolkit.submit.submission import choose_stages
+from sm_train.toolkit.terminal.confirmation import ask
 from sm_train.toolkit.terminal.console import note, write_json
 from sm_train.toolkit.terminal.formatting import parse_duration
 
@@ -74,7 +76,6 @@ def measure(options: MeasureOptions) -> None:
 
 
 def _measure_here(options: MeasureOptions, config: RunConfig, stage: StageSection) -> None:
-    from sm_train.toolkit.extras import require_local_run
     from sm_train.toolkit.measuring.local import LocalMeasurer
 
     if options.max_runtime is not None:
@@ -113,7 +114,6 @@ def _measure_in_jobs(options: MeasureOptions, config: RunConfig, stage: StageSec
         return
     from sm_train.toolkit.measuring.jobs import JobMeasurer
     from sm_train.toolkit.short_jobs.short_job import ShortJobs
-    from sm_train.toolkit.terminal.confirmation import ask
 
     base = options.run.parent
     measurer = JobMeasurer(config, stage, ShortJobs.open(config, base, region, options.profile))

@@ -6,8 +6,10 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from sm_train.entrypoints.models.components import ComponentsError, describe_latents
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackOptions
+from sm_train.toolkit.aws.session import open_session, resolve_region
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.packing.pack import PackJob, parse_size
@@ -87,7 +89,6 @@ class PackArguments(TableOptions):
             if not str(self.captions or self.source).endswith(_TABLES):
                 return S3Access()
             return S3Access(self.profile, self.region)  # the table may name s3:// URIs
-        from sm_train.toolkit.aws.session import open_session, resolve_region
 
         region = resolve_region(self.region, None, self.profile)
         open_session(self.profile, region)
@@ -95,7 +96,6 @@ class PackArguments(TableOptions):
 
 
 def _require_latents_model(model: Path, resolution: int, *, packs_locally: bool) -> None:
-    from sm_train.entrypoints.models.components import ComponentsError, describe_latents
 
     try:
         describe_latents(model, resolution)

@@ -54,7 +54,7 @@ class JobFacts:
     instance_type: InstanceType | None
     instances: int | None
     diagnosis: Diagnosis | None
-    """Of a job that failed, or of a log without an end; None for any other."""
+    """Why the job failed or its log has no end; None for any other job."""
     metrics: Mapping[tuple[str, str], Series]
     """CloudWatch metrics by instance (``algo-1``) and name."""
     cost: JobCost

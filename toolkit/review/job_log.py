@@ -36,7 +36,7 @@ class JobLog:
 
     steps: Table
     nodes: Mapping[int, Table]
-    """By node rank."""
+    """Node rank → its measurements."""
     ranks: Mapping[int, Table]
     """One row per rank and ``node`` event, by node rank."""
     gpus: Mapping[int, Table]

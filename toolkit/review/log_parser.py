@@ -61,7 +61,7 @@ _RARE_KINDS = frozenset({"start", "epoch", "checkpoint", "eval", "doctor", "erro
 
 _EXAMPLES_PER_WARNING = 20
 _NCCL = b"NCCL"
-"""In the prefix of every line of NCCL and of its plugins."""
+"""The prefix of every line of NCCL and of its plugins contains it."""
 # "NCCL version 2.21.5+cuda12.4", "NET/OFI Selected provider is efa", "[send] via NET/Libfabric/0",
 # "Using network Socket"
 _NCCL_NETWORK = re.compile(rb"NCCL version|NET/|Using network ", re.IGNORECASE)

@@ -31,7 +31,7 @@ class RunState:
     stages: tuple[StageState, ...]
     projection: Projection
     now: datetime
-    """By AWS's clock."""
+    """The time on AWS's clock."""
     live: LiveState
     """The state of the newest job of the current stage."""
 

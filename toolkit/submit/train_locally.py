@@ -19,6 +19,7 @@ from sm_train.toolkit.jobs.local_folder import (
     final_model,
     finished_step,
 )
+from sm_train.toolkit.local.docker import require_docker
 from sm_train.toolkit.local.folders import LocalFolders, has_model
 from sm_train.toolkit.local.launcher import default_nodes, exclusive_run, run_stage
 from sm_train.toolkit.submit.submission import choose_stages
@@ -65,7 +66,6 @@ def run_locally(
     """
     if image is not None:
         from sm_train.toolkit.local.containers import build_command
-        from sm_train.toolkit.local.docker import require_docker
 
         require_docker(image, build_command())
     stages = choose_stages(config, stage)

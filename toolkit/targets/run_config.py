@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.run_file import load
 from sm_train.toolkit.targets.target import Kind, Target, run_target
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ def open_config(text: str, changes: Sequence[str], options: dict[str, Any]) -> O
     Raises:
         UserError: there is no such run, its settings are invalid, or AWS returns an error.
     """
-    from sm_train.toolkit.run_file import load
 
     target = run_target(text)
     if target.kind is Kind.RUN_FILE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
+from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.runs.run_state import RunState
 
@@ -30,7 +31,6 @@ def gpu_utilization(session: boto3.Session, state: RunState) -> dict[str, float]
         return {}
     if not nodes or not gpus:
         return {}
-    from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
 
     now = state.now.timestamp()
     try:

@@ -32,7 +32,7 @@ QUESTIONS = (
     gpus.health,
     warnings.warnings,
 )
-"""In the order in which verdicts of the same level are shown."""
+"""The verdicts, in the order in which those of the same level are shown."""
 
 
 def judge(facts: JobFacts) -> tuple[Verdict, ...]:

@@ -34,7 +34,7 @@ _FIXES = {
     "(`sm-train pack --latents`)",
     "shut_down": "check what is written after the last step",
 }
-"""By part of cost.timeline."""
+"""Part of the timeline (cost.timeline) → what reduces it."""
 
 _ENTRY_FIXES = {
     "lost_work": "have the script save more often",

@@ -29,7 +29,7 @@ THROTTLED_CLOCK = 0.9
 """A GPU whose clock is below this share of the median is throttled."""
 
 FULL_PERCENT = 90.0
-"""Of a disk or of an instance's memory."""
+"""A disk or an instance's memory is full above this share."""
 
 _MAX_SHOWN = 5
 
