@@ -22,7 +22,6 @@ from sm_train.entrypoints.checkpointing.safetensors_header import (
 )
 from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 
-_SUFFIX = ".safetensors"
 VARIANT = "fp16"
 """The variant of published weights that is used if there are no others."""
 

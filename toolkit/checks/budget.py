@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sm_train.cost.estimate import Estimate
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding, found_at
+from sm_train.toolkit.costing.stage_limits import stage_limits
 from sm_train.toolkit.costing.stages import implausible_speeds
 from sm_train.toolkit.costing.worst_case import PricedCluster
 from sm_train.toolkit.terminal.formatting import (
@@ -24,6 +26,7 @@ PRICE_UNKNOWN = Check("price-unknown", ("warning",))
 PRICE_DERIVED = Check("price-derived", ("warning",))
 BUDGET_UNENFORCEABLE = Check("budget-unenforceable", ("warning",))
 OVER_BUDGET = Check("over-budget", ("error", "warning"))
+STEP_LIMIT = Check("step-limit", ("info",))
 MAX_RUNTIME_SHORT = Check("max-runtime-short", ("error", "warning"))
 
 
@@ -73,6 +76,14 @@ def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Fin
             f"the run costs {format_total_usd(total)}, more than {format_usd(budget.usd)}",
             "raise the budget or shorten the run",
         )
+
+
+def limit_findings(config: RunConfig, estimate: Estimate) -> Iterator[Finding]:
+    """Say what limits the speed of each stage, and which change saves most."""
+    for index, limit in enumerate(stage_limits(config, estimate)):
+        if limit is not None:
+            fix = limit.describe_change()
+            yield STEP_LIMIT.found("info", f"stages[{index}]", limit.describe(), fix)
 
 
 def alternative_budget_findings(

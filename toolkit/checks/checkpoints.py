@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 _NEWEST_CHECKED = 5
 
-_OTHER_RUN_FIX = (
-    "Give the run another `name`, so that its checkpoints get their own prefix, or move the "
-    "existing checkpoints away."
-)
 
 CHECKPOINTS_OTHER_MODEL = Check("checkpoints-other-model", ("error",))
 CHECKPOINTS_OTHER_RUN = Check("checkpoints-other-run", ("warning",))

@@ -15,19 +15,6 @@ from sm_train.toolkit.costing.memory_fit import (
     unplanned,
 )
 
-_IMPACT = (
-    "A job that runs out of memory fails in its first steps, after instances, image and data were "
-    "paid for. It is not restarted, because it would fail again."
-)
-_FIX = (
-    "Make the change that the finding names: the smallest one with which the stage fits at the "
-    "same effective batch size."
-)
-_SOURCE = (
-    "the plan of the model (`entrypoints/planning/memory.py`), counted by PyTorch and "
-    "validated against real processes"
-)
-
 MEMORY_SHORT = Check("memory-short", ("error",))
 MEMORY_TIGHT = Check("memory-tight", ("warning",))
 

@@ -16,7 +16,11 @@ from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.aws.session import account_of, session_in_region
 from sm_train.toolkit.checks import storage
-from sm_train.toolkit.checks.budget import alternative_budget_findings, budget_findings
+from sm_train.toolkit.checks.budget import (
+    alternative_budget_findings,
+    budget_findings,
+    limit_findings,
+)
 from sm_train.toolkit.checks.checkpoints import checkpoint_findings
 from sm_train.toolkit.checks.components import (
     base_findings,
@@ -159,6 +163,7 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     config, document = subject.config, as_document(subject.estimate)
     yield from placeholder_findings(config)
     yield from budget_findings(config, document)
+    yield from limit_findings(config, subject.estimate)
     yield from index_findings(config, document)
     yield from epoch_findings(
         config, [priced_stage.stage for priced_stage in subject.estimate.stages]

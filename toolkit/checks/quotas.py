@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 DEFAULT_RUNTIME_SECONDS = 5 * 86400
 _MOST_PAGES = 100
 
-_SOURCE = "AWS General Reference, Amazon SageMaker AI endpoints and quotas (2026-11)"
 
 INSTANCE_QUOTA = Check("instance-quota", ("error",))
 WARM_POOL_QUOTA = Check("warm-pool-quota", ("warning",))

@@ -13,7 +13,6 @@ _LONG_SECONDS = 4 * 3600
 _LONG_SPOT_SECONDS = 1800
 _WORTH_USD, _WORTH_SHARE = 100, 0.01
 
-_RETRY_SOURCE = "SageMaker API reference, RetryStrategy (2026-11)"
 
 NO_RETRIES = Check("no-retries", ("warning",))
 INTERRUPTIONS_EXPECTED = Check("interruptions-expected", ("info",))

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import boto3
 
 _SERVICE = "sagemaker.amazonaws.com"
-_SOURCE = "SageMaker developer guide, How to use SageMaker AI execution roles (2026-11)"
 
 ROLE_UNSET = Check("role-unset", ("warning",))
 ROLE_ACCOUNT = Check("role-account", ("error",))

@@ -27,14 +27,6 @@ _SCAN_SECONDS = 0.0078
 
 _LONG_SCAN_SECONDS = 60.0
 
-_DISTRIBUTION_SOURCE = (
-    "SageMaker API reference, S3DataSource: ShardedByS3Key gives each instance about 1/n of the "
-    "objects (2026-11)"
-)
-_SIZE_SOURCE = (
-    "AWS Machine Learning Blog, How BRIA AI used distributed training in Amazon SageMaker "
-    "(2024-07-11)"
-)
 
 IDLE_INSTANCES = Check("idle-instances", ("error",))
 UNEQUAL_INSTANCES = Check("unequal-instances", ("warning", "info"))

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 MOST_OBJECTS = 200_000
 """Objects listed per prefix, in 200 calls: enough for a petabyte in shards of 5 GB."""
 
-_CHANNEL_SOURCE = "SageMaker API reference, CreateTrainingJob (2026-11)"
 
 BUCKET_MISSING = Check("bucket-missing", ("error",))
 BUCKET_REGION = Check("bucket-region", ("error",))

@@ -23,6 +23,7 @@ from sm_train.toolkit.terminal.text_table import narrowest, terminal_width, text
 
 if TYPE_CHECKING:
     from sm_train.cost.explain import Term
+    from sm_train.toolkit.costing.stage_limits import StageLimit
 
 Document = dict[str, Any]
 
@@ -123,9 +124,19 @@ def _after_estimate(document: Document, run: str | None) -> str:
     return f"sm-train check {run}, or sm-train cost {run} --alternatives"
 
 
-def show_explanation(document: Document, region: str, terms: Iterable[Term]) -> None:
-    """Print each number with its formula, then prices, warnings and assumptions."""
+def show_explanation(
+    document: Document,
+    region: str,
+    terms: Iterable[Term],
+    limits: Iterable[StageLimit | None],
+) -> None:
+    """Print each number with its formula, then limits, prices, warnings and assumptions."""
     show_terms(terms)
+    click.echo()
+    _list(
+        "What limits each stage",
+        [f"{limit.describe()}; {limit.describe_change()}" for limit in limits if limit],
+    )
     click.echo(click.style("\nPrices", bold=True))
     for sentence in dict.fromkeys(_price_sentence(stage, region) for stage in document["stages"]):
         _echo(f"- {sentence}", "  ")

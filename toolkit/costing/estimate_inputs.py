@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.costing.history import History
     from sm_train.toolkit.costing.measured_throughput import StageMeasurement
+    from sm_train.toolkit.costing.stage_limits import StageLimit
     from sm_train.toolkit.targets.run_config import OpenedConfig
 
 
@@ -78,10 +79,20 @@ class EstimateInputs:
         document["assumptions"] = [*self.defaults_used, *document["assumptions"]]
         document["warnings"] = self.warnings(priced)
         document["measured"] = list(self.recorded)
+        for stage, limit in zip(document["stages"], self.limits(priced), strict=True):
+            stage["limit"] = limit and limit.as_dict()
         document["budget_usd"] = (
             self.config.budget.usd if self.config and self.config.budget else None
         )
         return document
+
+    def limits(self, priced: Estimate) -> list[StageLimit | None]:
+        """Return what limits each stage; None where the model or the GPU is unknown."""
+        from sm_train.toolkit.costing.stage_limits import stage_limits
+
+        if self.config is None:
+            return [None] * len(self.stages)
+        return stage_limits(self.config, priced)
 
     def warnings(self, priced: Estimate) -> list[str]:
         """Return warnings: unusual numbers of epochs, memory, old prices."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 
-_STRATEGIES = ("none", "shard_grad_op", "hybrid_shard", "full_shard")
+STRATEGIES = ("none", "shard_grad_op", "hybrid_shard", "full_shard")
 """Sharding strategies by the amount of communication, least first."""
 
 StageChange = dict[str, Any]
@@ -204,7 +204,7 @@ def candidate_changes(stage: Any, instance: InstanceType) -> list[StageChange]:
     Activation checkpointing takes a third more time; the slowdowns of sharding and of smaller
     batches are assumed.
     """
-    strategies = _STRATEGIES[_STRATEGIES.index(stage.sharding) :]
+    strategies = STRATEGIES[STRATEGIES.index(stage.sharding) :]
     if stage.instances * instance.accelerators == 1:
         strategies = (stage.sharding,)
     batch_size = stage.per_device_batch_size
@@ -213,7 +213,7 @@ def candidate_changes(stage: Any, instance: InstanceType) -> list[StageChange]:
 
     def slowdown(candidate: tuple[str, int, bool]) -> float:
         strategy, size, recompute = candidate
-        communication = 0.05 * _STRATEGIES.index(strategy)
+        communication = 0.05 * STRATEGIES.index(strategy)
         return communication + 0.15 * math.log2(batch_size / size) + recompute / 3
 
     candidates = sorted(product(strategies, batch_sizes, checkpointing), key=slowdown)
