@@ -79,7 +79,7 @@ def _counts(findings: Sequence[Finding]) -> str:
 def _table(findings: Sequence[Finding]) -> Table:
     from rich.text import Text
 
-    table = rich_table(gap=2, below=1)
+    table = rich_table(below=1)
     for finding in findings:
         cell = Text.assemble(
             (finding.code, "bold"),

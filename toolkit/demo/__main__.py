@@ -178,7 +178,7 @@ def _summary(results: list[JudgeResult], seconds: float) -> None:
     end = next(event for event in reversed(events) if event["kind"] == "end")
     last = next(event for event in reversed(events) if event["kind"] == "step")
     count = _SAMPLES_PER_DIGIT * len(NAMES)
-    table = rich_table(title="The demonstration", gap=2)
+    table = rich_table(title="The demonstration")
     for name, value in [
         ("parameters", f"{start['parameters']:,}"),
         ("processes", f"{start['world_size']} on {start['nodes']} emulated instances"),

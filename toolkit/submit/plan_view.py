@@ -71,7 +71,9 @@ def _distribution(config: RunConfig) -> str:
 
 def _stage_table(plan: RunPlan, width: int) -> Table:
     shown = [name for name in _COLUMNS if name != "max_steps" or width >= _NARROW]
-    table = rich_table(shown, right=[name for name in shown if name not in ("stage", "cluster")])
+    table = rich_table(
+        shown, right=[name for name in shown if name not in ("stage", "cluster")], gap=1
+    )
 
     def add_row(*cells: str, style: str | None) -> None:
         by_name = dict(zip(_COLUMNS, cells, strict=True))
@@ -105,7 +107,7 @@ def _two_columns(rows: Iterable[tuple[str, str]]) -> Table:
     """Return labels with values that wrap below themselves, not below the labels."""
     from rich.text import Text
 
-    table = rich_table()
+    table = rich_table(gap=1)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in rows:

@@ -13,7 +13,7 @@ def rich_table(
     header: Sequence[str] = (),
     *,
     right: Collection[str] = (),
-    gap: int = 1,
+    gap: int = 2,
     below: int = 0,
     wrap: bool = True,
     title: str | None = None,

@@ -352,9 +352,7 @@ _COLUMNS: tuple[tuple[int, str, Callable[[NodeState], str]], ...] = (
 def _table(nodes: Sequence[NodeState], width: int) -> Table:
     columns = [(title, cell) for min_width, title, cell in _COLUMNS if width >= min_width]
     titles = [title for title, _ in columns]
-    table = rich_table(
-        titles, right=[title for title in titles if title != "node"], gap=2, wrap=False
-    )
+    table = rich_table(titles, right=[title for title in titles if title != "node"], wrap=False)
     for node in nodes:
         late = (
             node.heartbeat_age_seconds is None
