@@ -29,6 +29,9 @@ class Assumptions:
 
     start_up_seconds: float = 600.0
     """Billed seconds from the image download to the first step."""
+    compile_seconds: float = 160.0
+    """Compiling a network in its first steps, after each start: 29 to 162 s on an H200
+    (benchmarks/gpu.py, 2026-11)."""
     restart_seconds: float = 900.0
     """Detecting a failure, replacing an instance and restarting: billed, without progress."""
     checkpoint_blocking_seconds: float | None = None

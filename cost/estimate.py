@@ -303,7 +303,7 @@ def stage_seconds(
 ) -> dict[str, Quantity]:
     """Return the seconds by purpose and what they follow from; see :class:`Seconds`."""
     training, delay = stage.terms["training"], services.blocking(stage, assumed)
-    start_up = _as_seconds("start_up", assumed.quantity("start_up_seconds"))
+    start_up = _start(stage, assumed, "start_up")
     evaluation = _as_seconds("evaluation", assumed.quantity("evaluation_seconds"))
     steps = Quantity(stage.max_steps, "steps", "{:,}")
     count = rounded_down(steps / _checkpoint_steps(stage, assumed)).named(
@@ -316,7 +316,7 @@ def stage_seconds(
     failures = (rate * stage.terms["GPUs"] * running / hour).named(
         "failures", "{:.3g}", source=rate.source
     )
-    restart, interval = assumed.quantity("restart_seconds"), _interval(stage, assumed)
+    restart, interval = _start(stage, assumed, "restart"), _interval(stage, assumed)
     per_second = failures_per_second(stage, purchase, assumed)
     lost = computed(
         lambda seconds, between: lost_per_failure(seconds, between, per_second),
@@ -334,6 +334,15 @@ def stage_seconds(
         *(restarts, overhead, billable, days, warm_pool),
     ]
     return {term.name: term for term in derived}
+
+
+def _start(stage: CostStage, assumed: Assumptions, name: str) -> Quantity:
+    """Seconds until a job trains, from its ``start_up`` or a ``restart``, and compiles again."""
+    start = assumed.quantity(f"{name}_seconds")
+    if stage.compiled:
+        total = start + assumed.quantity("compile_seconds")
+        return total.named(name, "{:,.1f}", " s", start.source)
+    return _as_seconds(name, start)
 
 
 def _as_seconds(name: str, assumption: Quantity) -> Quantity:
@@ -444,7 +453,7 @@ def _risk(stage_estimate: StageEstimate, purchase: Purchase, assumed: Assumption
         start_up_spread=assumed.start_up_spread,
         failures_per_second=failures_per_second(stage, purchase, assumed),
         failure_spread=assumed.failure_spread,
-        restart=assumed.restart_seconds,
+        restart=_start(stage, assumed, "restart").value,
         interval=_interval(stage, assumed).value,
     )
 

@@ -193,6 +193,7 @@ def _figures(priced: Estimate) -> list[str]:
     sentences = [
         f"start-up: {assumed.start_up_seconds:g} s billed per stage "
         f"({assumed.source('start_up_seconds')})",
+        *_compiling(priced),
         _blocking(priced),
         f"failures: {per_1000:.2g} per 1,000 GPU-days ({assumed.source('failures_per_gpu_hour')})",
         f"each failure loses {assumed.restart_seconds:g} s ({assumed.source('restart_seconds')}) "
@@ -210,6 +211,16 @@ def _figures(priced: Estimate) -> list[str]:
             "checkpoints of 16 bytes per parameter, priced as in us-east-1"
         )
     return sentences
+
+
+def _compiling(priced: Estimate) -> list[str]:
+    """Return which stages are compiled, and how long that takes."""
+    names = [stage.stage.name for stage in priced.stages if stage.stage.compiled]
+    if not names:
+        return []
+    seconds, source = priced.assumed.compile_seconds, priced.assumed.source("compile_seconds")
+    which = "all stages" if len(names) == len(priced.stages) else ", ".join(names)
+    return [f"compilation of {which}: {seconds:g} s after each start ({source})"]
 
 
 def _blocking(priced: Estimate) -> str:

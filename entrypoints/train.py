@@ -316,8 +316,9 @@ def _existing(folder: Path) -> Path | None:
 def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConfig) -> None:
     """Log the run's actual configuration and warnings about it."""
 
-    config, events = trainer.config, trainer.events
+    config, events, plan = trainer.config, trainer.events, trainer.plan
     stage, world_size = config.stage, trainer.accelerator.num_processes
+    compiled = f"{'compiled' if plan.compile else 'not compiled'} ({plan.compile_reason})"
     parameters = sum(parameter.numel() for parameter in trainer.state.parameters)
     # Of the network that an adapter extends.
     frozen = sum(
@@ -328,7 +329,7 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
     events.write(
         "start",
         f"{config.run} {stage.name}: {parameters:,} parameters, {world_size} processes on "
-        f"{len(resources.hosts)} nodes, {backend.backend} ({backend.reason})",
+        f"{len(resources.hosts)} nodes, {backend.backend} ({backend.reason}), {compiled}",
         run=config.run,
         stage=stage.name,
         resolution=stage.resolution,
@@ -347,7 +348,7 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         precision=config.training.precision,
         reduce_dtype=config.training.reduce_dtype,
         resumed_from_step=trainer.resumed_from,
-        **asdict(trainer.plan),
+        **asdict(plan),
         input_kind="images" if trainer.loader.precomputed is None else "precomputed latents",
     )
     reader = trainer.loader.reader

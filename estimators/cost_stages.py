@@ -31,7 +31,6 @@ def cost_stages(config: RunConfig) -> list[CostStage]:
             reduce_dtype=config.training.reduce_dtype,
             sharding=stage.sharding,
             activation_checkpointing=stage.activation_checkpointing,
-            compiled=config.training.compile,
             keep_alive_seconds=config.cluster.keep_alive_period or 0,
             max_runtime_seconds=config.cluster.max_runtime,
             max_jobs=max(1, config.recovery.max_attempts),

@@ -34,6 +34,7 @@ OptimizerState = Literal["reset", "keep"]
 Precision = Literal["bf16", "tf32", "fp32"]
 ReduceDtype = Literal["fp32", "bf16"]
 VaePrecision = Literal["auto", "fp32", "bf16"]
+Compile = Literal["auto", True, False]
 CollectiveBackend = Literal["auto", "nccl", "smddp"]
 StallAction = Literal["kill", "warn"]
 AlertLevel = Literal["info", "warning", "critical"]
@@ -211,7 +212,7 @@ class TrainingConfig:
     precision: Precision
     reduce_dtype: ReduceDtype
     vae_precision: VaePrecision
-    compile: bool
+    compile: Compile
     seed: int
     optimizer: OptimizerConfig
     lr_schedule: LrScheduleConfig

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from sm_train.entrypoints.common.compile_choice import choose_compile
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.distributed.fsdp import shard
 from sm_train.entrypoints.models.builder import ModelComponents
@@ -33,6 +35,7 @@ class ParallelPlan:
     sharding: str
     activation_checkpointing: bool
     compile: bool
+    compile_reason: str
     channels_last: bool
     text_encoder_bf16: bool
     frozen_weights_bf16: bool
@@ -53,10 +56,18 @@ class ParallelPlan:
         """
         gpu = gpu_memory is not None
         sharding = config.stage.sharding if world_size > 1 else "none"
+        compiling = choose_compile(
+            config.training.compile,
+            gpu=gpu,
+            pytorch=torch.__version__,
+            shapes_vary=config.data.aspect_buckets,
+            adapter=config.model.lora is not None,
+        )
         return cls(
             sharding,
             config.stage.activation_checkpointing,
-            config.training.compile,
+            compiling.compiled,
+            compiling.reason,
             # Tensor cores convolve faster with channels innermost. Sharded weights must be
             # contiguous: there convolutions transpose them as needed.
             channels_last=gpu and component == UNET and sharding == "none",
@@ -133,6 +144,15 @@ def compile_repeated(network: nn.Module, *, one_shape: bool, **options: Any) -> 
     for layer in layers:
         layer.compile(dynamic=False if one_shape else None, **options)
     return layers
+
+
+def without_compilation() -> AbstractContextManager[Any]:
+    """Return a context in which layers that compile themselves run as they are.
+
+    PyTorch before 2.6 has none: there they compile.
+    """
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    return nullcontext() if set_stance is None else set_stance("force_eager")
 
 
 def move_frozen(plan: ParallelPlan, components: ModelComponents, device: torch.device) -> None:

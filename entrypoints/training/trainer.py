@@ -42,6 +42,7 @@ from sm_train.entrypoints.training.parallelize import (
     gpu_memory,
     move_frozen,
     parallelize,
+    without_compilation,
 )
 from sm_train.entrypoints.training.state_dict import model_tensors
 from sm_train.entrypoints.training.step_metrics import (
@@ -158,7 +159,8 @@ class Trainer:
 
         DDP reorders its gradient buckets after the first pass, or the second with a static graph,
         and a sum over three or more ranks depends on the order in its last bit. Without the
-        warm-up a resumed run's first step would differ. FSDP2 keeps a single order.
+        warm-up a resumed run's first step would differ. FSDP2 keeps a single order. Layers that
+        compile themselves would do so for this batch of one image as well, for minutes.
         """
         network_config = self.components.network.config
         side = network_config.sample_size
@@ -168,7 +170,7 @@ class Trainer:
             text = self.model_inputs.no_text()
         for _ in range(2):
             order = GradientOrder(self.state.parameters)
-            with self.accelerator.autocast():
+            with without_compilation(), self.accelerator.autocast():
                 zero = self.model(target.noisy, target.timesteps, *text).float().sum() * 0.0
             self.accelerator.backward(zero)
             order.stop()

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, field_validator
 from sm_train.entrypoints.common.job_config import (
     CheckpointConfig,
+    Compile,
     EvaluationConfig,
     Precision,
     ReduceDtype,
@@ -51,8 +52,11 @@ class TrainingSection(Section):
         description="Precision in which the autoencoder encodes images during training. auto is "
         "fp32 unless its configuration says force_upcast: false, and then that of `precision`.",
     )
-    compile: bool = Field(
-        default=False, description="Whether to compile each block of the network (torch.compile)."
+    compile: Compile = Field(
+        default="auto",
+        description="Whether to compile the repeated layers of the network (torch.compile). auto "
+        "compiles on GPUs with PyTorch 2.11 or newer, unless `data.aspect_buckets` or "
+        "`model.lora` is set. The first steps then take up to three minutes longer.",
     )
     seed: Annotated[int, BeforeValidator(reject_bool), Field(ge=0, lt=2**31)] = Field(
         default=0, description="Seed of all random numbers: initialization, order, noise, crops."

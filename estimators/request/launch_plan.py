@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sm_train.cost.instances import instance_type
+from sm_train.entrypoints.common.compile_choice import CompileChoice, choose_compile
 from sm_train.estimators.config.cluster import SMDDP_PYTORCH
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
@@ -58,6 +59,19 @@ def pytorch_version(config: RunConfig) -> str | None:
     if cluster.image is None or cluster.framework_version is not None:
         return cluster.framework_version or framework_version(config)
     return SMDDP_PYTORCH if cluster.backend == "smddp" else None
+
+
+def compile_choice(config: RunConfig) -> CompileChoice:
+    """Return whether the run's jobs compile the network's layers, as they will decide."""
+    if config.entry is not None:
+        return CompileChoice(False, "the script is the user's own")
+    return choose_compile(
+        config.training.compile,
+        gpu=True,
+        pytorch=pytorch_version(config),
+        shapes_vary=config.data.aspect_buckets,
+        adapter=config.model.lora is not None,
+    )
 
 
 def launch_plan(config: RunConfig, stage: StageSection, image: str) -> LaunchPlan:

@@ -88,10 +88,10 @@ class EstimateInputs:
 
     def limits(self, priced: Estimate) -> list[StageLimit | None]:
         """Return what limits each stage; None where the model or the GPU is unknown."""
-        from sm_train.toolkit.costing.stage_limits import stage_limits
-
         if self.config is None:
             return [None] * len(self.stages)
+        from sm_train.toolkit.costing.stage_limits import stage_limits
+
         return stage_limits(self.config, priced)
 
     def warnings(self, priced: Estimate) -> list[str]:

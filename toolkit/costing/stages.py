@@ -18,6 +18,7 @@ from sm_train.cost.throughput import (
     resolve_speed,
 )
 from sm_train.estimators.cost_stages import cost_stages, stages_measured_elsewhere
+from sm_train.estimators.request.launch_plan import compile_choice
 from sm_train.toolkit.costing.memory_fit import fixed_bytes, plan_for
 from sm_train.toolkit.errors import UserError
 
@@ -121,6 +122,7 @@ def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
     holds_latents = config.data.latents == stage.resolution
     return replace(
         stage,
+        compiled=compile_choice(config).compiled,
         holds_latents=holds_latents,
         encoder_flops_per_image=0.0 if holds_latents else float(plan.encoder_flops_per_image),
         flops_per_image=plan.training_flops_per_image,

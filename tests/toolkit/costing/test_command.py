@@ -174,7 +174,8 @@ def test_stated_speed_stays_that_of_the_files_cluster(cli: Cli, tmp_path: Path) 
 
 def test_implausible_speed_is_a_warning_of_check(cli: Cli, tmp_path: Path) -> None:
     for speed, found in ((1.8, False), (6.5, True), (0.3, True)):
-        run = write_run(tmp_path, stages=[stage(steps_per_second=speed)])
+        stages = [stage(steps_per_second=speed)]
+        run = write_run(tmp_path, stages=stages, training={"compile": False})
         checked = cli("check", run, "--offline", "--json")
         codes = [load["code"] for load in json.loads(checked.stdout)["findings"]]
         assert ("speed-implausible" in codes) == found, speed
