@@ -19,6 +19,7 @@ The calibrated constants below come from the published points in ``benchmarks/da
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from sm_train.cost.network import GpuNetwork, communication, step_collectives
 
@@ -60,6 +61,39 @@ class StepWork:
     score_bytes: float = 0.0
 
 
+Resource = Literal["compute", "memory", "network", "launches"]
+RESOURCES: tuple[Resource, ...] = get_args(Resource)
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """Shares of a step's predicted seconds, which sum to 1.
+
+    ``compute`` is arithmetic at the efficiency that matrix products reach, ``memory`` the bytes
+    that other kernels and the optimizer move, ``network`` the communication that compute does not
+    hide, and ``launches`` the time in which kernels are launched and the GPU waits.
+    """
+
+    compute: float
+    memory: float
+    network: float
+    launches: float
+
+    @property
+    def limit(self) -> Resource:
+        """The largest share."""
+        return max(RESOURCES, key=lambda resource: getattr(self, resource))
+
+    def describe(self) -> str:
+        """Return the shares as a phrase, the largest first; shares below 0.5 % are left out."""
+        shares = {resource: getattr(self, resource) for resource in RESOURCES}
+        return ", ".join(
+            f"{resource} {share:.0%}"
+            for resource, share in sorted(shares.items(), key=lambda item: -item[1])
+            if share >= 0.005
+        )
+
+
 @dataclass(frozen=True)
 class StepSeconds:
     """Seconds of one optimizer step by purpose."""
@@ -78,6 +112,16 @@ class StepSeconds:
             + self.memory
             + self.optimizer
             + self.exposed_communication
+        )
+
+    @property
+    def shares(self) -> StepShares:
+        """What limits the step."""
+        return StepShares(
+            compute=self.arithmetic / self.total,
+            memory=(self.memory + self.optimizer) / self.total,
+            network=self.exposed_communication / self.total,
+            launches=self.launch / self.total,
         )
 
 

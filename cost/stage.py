@@ -9,7 +9,13 @@ from sm_train.cost.instances import InstanceType, instance_type
 from sm_train.cost.network import GpuNetwork
 from sm_train.cost.quantity import Quantity
 from sm_train.cost.speed import Speed
-from sm_train.cost.speed_model import GpuFigures, StepWork, images_per_second
+from sm_train.cost.speed_model import (
+    GpuFigures,
+    StepShares,
+    StepWork,
+    images_per_second,
+    step_seconds,
+)
 
 _MOST = 10**12
 """Larger than any real count, and exact as a float."""
@@ -177,6 +183,13 @@ class CostStage:
         if self.work is None or self.gpu is None:
             return None
         return images_per_second(self.work, self.gpu, self.network)
+
+    @property
+    def step_shares(self) -> StepShares | None:
+        """What limits a step by the speed model; None if a figure is unknown."""
+        if self.work is None or self.gpu is None:
+            return None
+        return step_seconds(self.work, self.gpu, self.network).shares
 
     @property
     def images(self) -> int | None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.common.compile_choice import choose_compile
-from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.job_config import JobConfig, choose_compile
 from sm_train.entrypoints.distributed.fsdp import shard
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.component_check import UNET

@@ -27,6 +27,8 @@ PRICE_DERIVED = Check("price-derived", ("warning",))
 BUDGET_UNENFORCEABLE = Check("budget-unenforceable", ("warning",))
 OVER_BUDGET = Check("over-budget", ("error", "warning"))
 STEP_LIMIT = Check("step-limit", ("info",))
+_LEAST_SAVING = 100
+"""Dollars."""
 MAX_RUNTIME_SHORT = Check("max-runtime-short", ("error", "warning"))
 
 
@@ -79,9 +81,9 @@ def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Fin
 
 
 def limit_findings(config: RunConfig, estimate: Estimate) -> Iterator[Finding]:
-    """Say what limits the speed of each stage, and which change saves most."""
+    """Say what limits a stage if a change of the run file is predicted to save much."""
     for index, limit in enumerate(stage_limits(config, estimate)):
-        if limit is not None:
+        if limit is not None and limit.change and limit.change.saved >= _LEAST_SAVING:
             fix = limit.describe_change()
             yield STEP_LIMIT.found("info", f"stages[{index}]", limit.describe(), fix)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from sm_train.cost.alternatives import USABLE_MEMORY
 from sm_train.cost.estimate import Estimate, StageEstimate, stage_cost
+from sm_train.cost.speed_model import StepShares
 from sm_train.cost.stage import CostStage
-from sm_train.cost.step_shares import StepShares, step_shares
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.costing.memory_fit import STRATEGIES, memory_fit, plan_for
@@ -75,7 +75,7 @@ def stage_limits(config: RunConfig, estimate: Estimate) -> list[StageLimit | Non
 def _limit(
     config: RunConfig, section: StageSection, priced: StageEstimate, estimate: Estimate
 ) -> StageLimit | None:
-    shares = step_shares(priced.stage)
+    shares = priced.stage.step_shares
     if shares is None:
         return None
     changes = _changes(config, section, priced, estimate)

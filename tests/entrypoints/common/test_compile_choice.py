@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.common.compile_choice import choose_compile
+from sm_train.entrypoints.common.job_config import choose_compile
 from sm_train.estimators.request.launch_plan import compile_choice
 
 from tests.support.run_documents import config
@@ -37,10 +37,10 @@ def test_auto_leaves_out_what_was_not(change: dict[str, Any], reason: str) -> No
 
 
 def test_a_laptop_decides_as_the_job_does() -> None:
-    assert compile_choice(config()).compiled
+    assert compile_choice(config(training={})).compiled
     # SMDDP's image has PyTorch 2.5, and one of the user's own an unknown one.
     image = "111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1"
     for cluster in ({"backend": "smddp"}, {"image": image}):
-        run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster)
+        run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster, training={})
         assert not compile_choice(run).compiled
-    assert not compile_choice(config(training={"compile": False})).compiled
+    assert not compile_choice(config()).compiled

@@ -112,7 +112,7 @@ def test_latents_cannot_be_augmented(channel: Path, tmp_path: Path) -> None:
 def test_flipped_crop_is_in_the_mirrored_image() -> None:
     content = io.BytesIO()
     Image.new("RGB", (40, 20)).save(content, "PNG")
-    spec = DecodeSpec(10, 10, "random", "bicubic", 3, "exact", "ignore")
+    spec = DecodeSpec(10, 10, "random", 3, "exact", "ignore")
     plain = spec.sizes(content.getvalue(), 1, 2)
     flipped = spec.sizes(content.getvalue(), 1, 2, flipped=True)
     assert plain[:3] == flipped[:3] == (20, 40, 0)
