@@ -7,8 +7,9 @@ A roofline (Williams et al. 2009) per micro-batch of b images:
 ``activations`` are the bytes that autograd keeps for one image: a measure of the memory that
 element-wise layers, normalizations and convolutions move. ``traffic`` is how often each of these
 bytes is moved. Models of few FLOP per byte (UNets) are bound by memory, large transformers by
-matrix products. Activation checkpointing repeats the forward pass: both terms × 4/3. Kernels that a
-compiler fuses move fewer bytes. Frozen encoders that run in the job only have a forward pass.
+matrix products. Activation checkpointing repeats the forward pass: both terms × 4/3, or × 7/6 for
+every second layer. Kernels that a compiler fuses move fewer bytes. Frozen encoders that run in the
+job only have a forward pass.
 
     step = passes × pass + optimizer bytes ÷ bandwidth + exposed communication (:mod:`network`)
 
@@ -22,6 +23,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sm_train.cost.network import GpuNetwork, communication, step_collectives
+
+ActivationCheckpointing = Literal[True, False, "selective"]
+"""Which of the repeated layers are recomputed: all, none, or every second one."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class StepWork:
     reduce_dtype: str = "fp32"
     sharding: str = "none"
     communication_units: int | None = None
-    activation_checkpointing: bool = False
+    activation_checkpointing: ActivationCheckpointing = False
     compiled: bool = False
     encoder_flops: float = 0.0
     score_bytes: float = 0.0
@@ -152,8 +156,8 @@ CALIBRATION = Calibration(
 COMPILED_LAUNCH_SECONDS = 0.010
 """Compiled passes launch fewer kernels, or replay a CUDA graph (assumed)."""
 
-RECOMPUTATION = 4 / 3
-"""Activation checkpointing repeats the forward pass, a third of the FLOPs."""
+RECOMPUTATION: dict[ActivationCheckpointing, float] = {False: 1.0, "selective": 7 / 6, True: 4 / 3}
+"""Activation checkpointing repeats the forward pass, a third of the FLOPs, or half of it."""
 
 OPTIMIZER_BYTES = 40
 """Per parameter: AdamW reads weight, gradient and both moments and writes three of them (28), the
@@ -205,7 +209,7 @@ def step_seconds(
     reached = (calibration.ampere_efficiency if ampere else calibration.efficiency) * gpu.peak_flops
     trained = work.parameters if work.trained_parameters is None else work.trained_parameters
     moved = calibration.traffic * (calibration.fused_share if work.compiled else 1.0)
-    repeated = RECOMPUTATION if work.activation_checkpointing else 1.0
+    repeated = RECOMPUTATION[work.activation_checkpointing]
     flops = work.flops * repeated + work.encoder_flops
     # Encoders are assumed to move as many bytes per FLOP as the trained network.
     kept = work.activation_bytes * (repeated + work.encoder_flops / work.flops)

@@ -10,6 +10,7 @@ from sm_train.cost.network import GpuNetwork
 from sm_train.cost.quantity import Quantity
 from sm_train.cost.speed import Speed
 from sm_train.cost.speed_model import (
+    ActivationCheckpointing,
     GpuFigures,
     StepShares,
     StepWork,
@@ -74,7 +75,7 @@ class CostStage:
     reduce_dtype: str = "fp32"
     sharding: str = "none"
     communication_units: int | None = None
-    activation_checkpointing: bool = False
+    activation_checkpointing: ActivationCheckpointing = False
     compiled: bool = False
     speed: Speed | None = None
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
+from sm_train.cost.speed_model import ActivationCheckpointing
+
 T = TypeVar("T")
 
 JOB_FILE = "job.json"
@@ -166,7 +168,7 @@ class StageConfig:
     max_steps: int
     learning_rate: float
     sharding: Sharding
-    activation_checkpointing: bool
+    activation_checkpointing: ActivationCheckpointing
     init_from: InitFrom
     optimizer_state: OptimizerState
     prediction_type: PredictionType | None = None

@@ -90,8 +90,7 @@ def workload(
     if not rates:
         return None
     flops = plan.training_flops_per_image * stage.per_device_batch_size
-    if stage.activation_checkpointing:
-        flops = int(flops * RECOMPUTATION)
+    flops = int(flops * RECOMPUTATION[stage.activation_checkpointing])
     compute_seconds = flops / (median(rates) * 1e12 * MATMUL_SHARE)
     basis = f"{flops / 1e12:.3g} TFLOP a pass at a third of what a matrix product reaches here"
     return replace(work, compute_seconds=compute_seconds), basis

@@ -18,7 +18,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import JobConfig, LoraConfig, ModelConfig
+from sm_train.cost.speed_model import ActivationCheckpointing
+from sm_train.entrypoints.common.job_config import (
+    JobConfig,
+    LoraConfig,
+    ModelConfig,
+)
 from sm_train.entrypoints.common.lora_layers import DEFAULT_TARGETS, adapter_shapes, targets_of
 from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
 from sm_train.entrypoints.models.components import encodes_in_fp32, read_preset
@@ -126,13 +131,19 @@ class ModelPlan:
     encoded_at_once: int
     encoder_flops_per_image: int
 
-    def activation_bytes(self, images: int, *, checkpointing: bool = False) -> int:
+    def activation_bytes(
+        self, images: int, *, checkpointing: ActivationCheckpointing = False
+    ) -> int:
         """Return the activation memory of a forward and backward pass on ``images`` images.
 
         The larger of what autograd keeps and of what encoding takes before it. Precomputed latents
-        need no encoding.
+        need no encoding. ``selective`` checkpoints every second layer: half of the difference.
         """
-        per_image = self.checkpointed_bytes if checkpointing else self.kept_bytes
+        per_image = {
+            False: self.kept_bytes,
+            "selective": (self.kept_bytes + self.checkpointed_bytes) // 2,
+            True: self.checkpointed_bytes,
+        }[checkpointing]
         return max(images * per_image, min(images, self.encoded_at_once) * self.encoding_bytes)
 
     def checkpoint_bytes(self, *, ema: bool, optimizer: str) -> int:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.common.job_config import JobConfig, choose_compile
+from sm_train.cost.speed_model import ActivationCheckpointing
+from sm_train.entrypoints.common.job_config import (
+    JobConfig,
+    JobConfigError,
+    choose_compile,
+)
 from sm_train.entrypoints.distributed.fsdp import shard
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.component_check import UNET
 from sm_train.entrypoints.planning.memory import keeps_unsharded_gradients
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 COMPILED = ("BasicTransformerBlock", "JointTransformerBlock", "ResnetBlock2D")
 """Class names in diffusers of the layers that repeat within a network, which are compiled.
@@ -32,13 +39,13 @@ class ParallelPlan:
     """How a model is prepared, from the run file and the hardware. Part of the start event."""
 
     sharding: str
-    activation_checkpointing: bool
+    activation_checkpointing: ActivationCheckpointing
     compile: bool
-    compile_reason: str
     channels_last: bool
     text_encoder_bf16: bool
     frozen_weights_bf16: bool
     unsharded_grad_accumulation: bool
+    compile_reason: str = "training.compile"
 
     @classmethod
     def choose(
@@ -66,7 +73,6 @@ class ParallelPlan:
             sharding,
             config.stage.activation_checkpointing,
             compiling.compiled,
-            compiling.reason,
             # Tensor cores convolve faster with channels innermost. Sharded weights must be
             # contiguous: there convolutions transpose them as needed.
             channels_last=gpu and component == UNET and sharding == "none",
@@ -81,6 +87,7 @@ class ParallelPlan:
             unsharded_grad_accumulation=keeps_unsharded_gradients(
                 config, world_size, local_world_size, gpu_memory
             ),
+            compile_reason=compiling.reason,
         )
 
 
@@ -105,7 +112,9 @@ def parallelize(
     """
     device, network = accelerator.device, components.network
     module = components.trained_module()
-    if plan.activation_checkpointing:
+    if plan.activation_checkpointing == "selective":
+        checkpoint_every_second(network)
+    elif plan.activation_checkpointing:
         network.enable_gradient_checkpointing()
     if plan.compile:
         compile_repeated(network, one_shape=not config.data.aspect_buckets)
@@ -127,6 +136,35 @@ def parallelize(
     if plan.channels_last:
         network.to(memory_format=torch.channels_last)
     return module.train()
+
+
+def checkpoint_every_second(network: Any) -> None:
+    """Recompute the activations of every second layer that diffusers can recompute.
+
+    Layers of one class alternate, in the order of the first pass: a U-Net calls its residual blocks
+    between other layers.
+
+    Raises:
+        JobConfigError: this version of diffusers takes no function for it.
+    """
+    counts: Counter[type] = Counter()
+    recomputed: dict[Any, bool] = {}
+
+    def run(layer: Any, *arguments: Any) -> Any:
+        if layer not in recomputed:
+            counts[type(layer)] += 1
+            recomputed[layer] = counts[type(layer)] % 2 == 1
+        if recomputed[layer]:
+            return checkpoint(layer.__call__, *arguments, use_reentrant=False)
+        return layer(*arguments)
+
+    try:
+        network.enable_gradient_checkpointing(run)
+    except TypeError:
+        raise JobConfigError(
+            "activation_checkpointing: selective: needs a newer diffusers than that of this image; "
+            "write true or false, or use the newest framework_version"
+        ) from None
 
 
 def compile_repeated(network: nn.Module, *, one_shape: bool, **options: Any) -> list[nn.Module]:

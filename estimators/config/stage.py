@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator
 from sm_train.cost.instances import instance_type
+from sm_train.cost.speed_model import ActivationCheckpointing
 from sm_train.entrypoints.common.job_config import (
     InitFrom,
     OptimizerState,
@@ -76,10 +77,10 @@ class StageSection(Section):
         "shard_grad_op shards gradients and optimizer state, full_shard the weights too, "
         "hybrid_shard the weights within each instance.",
     )
-    activation_checkpointing: bool = Field(
+    activation_checkpointing: ActivationCheckpointing = Field(
         default=False,
-        description="Whether to recompute activations in the backward pass: less memory for about "
-        "a third more computation.",
+        description="Whether to recompute activations in the backward pass: less memory for a "
+        "third more computation. selective recomputes every second layer: half of both.",
     )
     init_from: InitFrom = Field(
         default="ema",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import InstanceType, instance_type
+from sm_train.cost.speed_model import RECOMPUTATION, ActivationCheckpointing
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
 from sm_train.entrypoints.planning.memory import (
     MEASURE_MODULE,
@@ -34,6 +35,9 @@ _GIB = 2**30
 
 STRATEGIES = ("none", "shard_grad_op", "hybrid_shard", "full_shard")
 """Sharding strategies by the amount of communication, least first."""
+
+CHECKPOINTING: tuple[ActivationCheckpointing, ...] = (False, "selective", True)
+"""Choices of activation checkpointing by the memory that they need, most first."""
 
 StageChange = dict[str, Any]
 """Keys of a stage and their new values."""
@@ -201,26 +205,29 @@ def stages_short_of_memory(config: RunConfig) -> list[str]:
 def candidate_changes(stage: Any, instance: InstanceType) -> list[StageChange]:
     """List changes that save memory, by their estimated slowdown; the effective batch stays.
 
-    Activation checkpointing takes a third more time; the slowdowns of sharding and of smaller
-    batches are assumed.
+    Activation checkpointing takes a third more time, or a sixth; the slowdowns of sharding and of
+    smaller batches are assumed.
     """
     strategies = STRATEGIES[STRATEGIES.index(stage.sharding) :]
     if stage.instances * instance.accelerators == 1:
         strategies = (stage.sharding,)
     batch_size = stage.per_device_batch_size
     batch_sizes = [size for size in range(batch_size, 0, -1) if batch_size % size == 0]
-    checkpointing = sorted({stage.activation_checkpointing, True})
+    checkpointing = CHECKPOINTING[CHECKPOINTING.index(stage.activation_checkpointing) :]
 
-    def slowdown(candidate: tuple[str, int, bool]) -> float:
+    def slowdown(candidate: tuple[str, int, ActivationCheckpointing]) -> float:
         strategy, size, recompute = candidate
         communication = 0.05 * STRATEGIES.index(strategy)
-        return communication + 0.15 * math.log2(batch_size / size) + recompute / 3
+        batches = 0.15 * math.log2(batch_size / size)
+        return communication + batches + RECOMPUTATION[recompute] - 1
 
     candidates = sorted(product(strategies, batch_sizes, checkpointing), key=slowdown)
     return [_change(stage, *candidate) for candidate in candidates]
 
 
-def _change(stage: Any, sharding: str, size: int, checkpointing: bool) -> StageChange:
+def _change(
+    stage: Any, sharding: str, size: int, checkpointing: ActivationCheckpointing
+) -> StageChange:
     keys = {
         "sharding": sharding,
         "per_device_batch_size": size,

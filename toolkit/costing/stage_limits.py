@@ -13,7 +13,7 @@ from sm_train.cost.speed_model import StepShares
 from sm_train.cost.stage import CostStage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.costing.memory_fit import STRATEGIES, memory_fit, plan_for
+from sm_train.toolkit.costing.memory_fit import CHECKPOINTING, STRATEGIES, memory_fit, plan_for
 
 _LEAST_SAVING = Decimal("0.005")
 """Changes that save less than this share of a stage's cost are not proposed."""
@@ -119,11 +119,11 @@ def _variants(
     if stage.encoder_flops_per_image:
         latents = replace(unknown, encoder_flops_per_image=0.0, holds_latents=True)
         yield f"latents of {stage.resolution} px (`sm-train pack --latents`)", latents
-    if stage.activation_checkpointing and _fits(
-        config, section, stage, activation_checkpointing=False
-    ):
-        without = replace(unknown, activation_checkpointing=False)
-        yield f"{name}.activation_checkpointing: false", without
+    lighter = CHECKPOINTING[: CHECKPOINTING.index(stage.activation_checkpointing)]
+    for choice in lighter:
+        if _fits(config, section, stage, activation_checkpointing=choice):
+            changed = replace(unknown, activation_checkpointing=choice)
+            yield f"{name}.activation_checkpointing: {str(choice).lower()}", changed
     if stage.reduce_dtype == "fp32" and stage.world_size > 1:
         yield "training.reduce_dtype: bf16", replace(unknown, reduce_dtype="bf16")
     plan = plan_for(config, stage.resolution)

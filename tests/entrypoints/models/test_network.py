@@ -218,7 +218,7 @@ def test_parallel_plan_follows_from_stage_and_hardware(
     gpu_gib: int | None,
     expected: ParallelPlan,
 ) -> None:
-    run = tiny_run(max_steps=1, precision="bf16", **stage)
+    run = tiny_run(max_steps=1, precision="bf16", compile=False, **stage)
     settings = read_job_config(write_job_file(tmp_path, run), "8px")
     memory = None if gpu_gib is None else gpu_gib * 2**30
     assert ParallelPlan.choose(settings, component, world_size, 8, memory) == expected

@@ -6,10 +6,11 @@ import copy
 
 import pytest
 import torch
+from sm_train.cost.speed_model import ActivationCheckpointing
 from sm_train.entrypoints.models.components import preset_caption_tokens, read_preset
 from sm_train.entrypoints.models.pipeline import Text, predict
 from sm_train.entrypoints.planning.measure import network_inputs
-from sm_train.entrypoints.training.parallelize import compile_repeated
+from sm_train.entrypoints.training.parallelize import checkpoint_every_second, compile_repeated
 from torch import Tensor, nn
 
 from tests.support.models import build
@@ -36,14 +37,18 @@ def output_and_gradients(network: nn.Module, preset: str) -> tuple[Tensor, list[
     ]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, "selective", True])
 @pytest.mark.parametrize("preset", FAMILIES)
-def test_each_repeated_layer_is_one_graph(preset: str, checkpointing: bool) -> None:
+def test_each_repeated_layer_is_one_graph(
+    preset: str, checkpointing: ActivationCheckpointing
+) -> None:
     """``fullgraph`` raises at a graph break; the arithmetic is PyTorch's own, without kernels."""
     network = build(preset).network
-    if checkpointing:
-        network.enable_gradient_checkpointing()
     expected, expected_gradients = output_and_gradients(copy.deepcopy(network).train(), preset)
+    if checkpointing == "selective":
+        checkpoint_every_second(network)
+    elif checkpointing:
+        network.enable_gradient_checkpointing()
     torch._dynamo.reset()
     layers = compile_repeated(network.train(), one_shape=True, fullgraph=True, backend="aot_eager")
     assert len(layers) >= 2
