@@ -82,6 +82,8 @@ MOST_FILES = {"cost": 26, "toolkit/commands": 34}
 OWNERS = {
     "cost/network.py": r"\bBACKWARD_SHARE = |\(ranks - 1\) / ranks|\bdef bus_factor\b",
     "cost/timeline.py": r"\bdef mean_speed\b",
+    "cost/quantity.py": r"\bclass Quantity\b",
+    "toolkit/costing/stage_limits.py": r"\bclass StageLimit\b",
     "toolkit/costing/projection.py": r"\bdef project\b",
     "entrypoints/doctor/nccl_log.py": r"\bGDRDMA\b",
     "entrypoints/checkpointing/safetensors_header.py": r"\bdata_offsets\b|\bF8_E4M3\b",
@@ -93,6 +95,9 @@ OWNERS = {
     "toolkit/targets/": r"\bdef parse_target\b|\bclass ResolvedRun\b",
     "toolkit/runs/next_command.py": r"\bdef _?next_command\b|\bdef resume_command\b",
     "toolkit/short_jobs/": r"\bdef short_run\b|\bdef short_run_price\b|\bclass ShortJobs\b",
+    "entrypoints/common/job_config.py": r"\bdef choose_compile\b",
+    "toolkit/report_html/html_page.py": r"\bfrom jinja2 import\b|\bstring\.Template\b",
+    "toolkit/terminal/rich_table.py": r"\bTable\(\s*(?:box|title|show_header)=",
     "toolkit/models/": r"\bclass StoredModel\b|\bdef find_stored\b",
 }
 """Owner of a concept → what only its source contains. CONTRIBUTING.md names the concepts.

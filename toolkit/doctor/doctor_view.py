@@ -17,12 +17,10 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 def show_result(document: dict[str, Any], console: Console) -> None:
     """Print figures, bandwidths between nodes, findings with their advice, and the sentence."""
-    from rich.table import Table
 
     verdict, cluster = document["verdict"], document["measurements"]
-    table = Table(box=None, pad_edge=False)
-    for column in ("part", "measured", "expected", "share", ""):
-        table.add_column(column, justify="left" if column == "part" else "right")
+    figures = ("measured", "expected", "share", "")
+    table = rich_table(("part", *figures), right=figures)
     for part in verdict["parts"]:
         share = part["share"]
         table.add_row(
