@@ -26,6 +26,10 @@ FSDP2_PYTORCH = (2, 6)
 _JOB_NAME_SUFFIX = len("--") + len("-0001")
 """Characters that a job name adds to the names of run and stage (naming.job_name)."""
 
+_SELECTIVE_PYTORCH = (2, 5)
+"""The oldest image whose diffusers takes a function for activation checkpointing: 0.36 in its
+pinned requirements, 0.31 in those of PyTorch 2.3."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -82,6 +86,7 @@ def cross_section_problems(
             problems += _first_stage_problems(stage, path)
         if cluster is not None:
             problems += _sharding_problems(stage, cluster, path)
+            problems += _checkpointing_problems(stage, cluster, path)
             problems += _alternatives_problems(stage, cluster, path)
         if training is not None:
             problems += _optimizer_sharding_problems(training, stage)
@@ -227,6 +232,15 @@ def _sharding_problems(
     else:
         return
     yield Problem((*path, "sharding"), stage.sharding, reason)
+
+
+def _checkpointing_problems(
+    stage: StageSection, cluster: ClusterSection, path: KeyPath
+) -> Iterator[Problem]:
+    version, choice = cluster.framework_version, stage.activation_checkpointing
+    if choice == "selective" and version and major_minor(version) < _SELECTIVE_PYTORCH:
+        reason = f"needs the diffusers of PyTorch 2.5, and framework_version is {version}"
+        yield Problem((*path, "activation_checkpointing"), choice, reason)
 
 
 def _alternatives_problems(

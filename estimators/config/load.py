@@ -462,6 +462,9 @@ def _problem(raw: Any, error: ErrorDetails) -> Problem:
         kind = _YAML_SCALARS[type(error["input"])]
         return Problem(path, None, f"YAML reads this as {kind}, not as text: quote it")
     message = message.replace("Input should be", "must be").partition(", unable to parse")[0]
+    if error["type"] == "literal_error":
+        # As YAML writes them.
+        message = message.replace("True", "true").replace("False", "false")
     return Problem(path, error["input"], message.replace("a valid", "a").replace("a i", "an i"))
 
 

@@ -120,10 +120,18 @@ def test_activation_checkpointing_does_not_change_losses(tmp_path: Path, preset:
 
 
 @pytest.mark.slow
-def test_compiled_blocks_do_not_change_losses(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sharding", "processes"), [("none", 1), ("none", 2), ("full_shard", 2)])
+@pytest.mark.parametrize("preset", ["tiny-mmdit", "tiny-sd2"])
+def test_compiled_layers_do_not_change_losses(
+    tmp_path: Path, preset: str, sharding: str, processes: int
+) -> None:
     """Slow: compiling takes three quarters of a minute."""
     runs = [
-        losses(train(tmp_path / str(compiled), "tiny-mmdit", compile=compiled)[1])
+        losses(
+            train(tmp_path / str(compiled), preset, processes, compile=compiled, sharding=sharding)[
+                1
+            ]
+        )
         for compiled in (False, True)
     ]
     # Fused kernels round differently.

@@ -294,6 +294,22 @@ CASES = {
         + "  framework_version: 2.5.1\n",
         ["run.yaml:12: stages[0].sharding: 'hybrid_shard': FSDP2 needs PyTorch 2.6, and"],
     ),
+    "selective_checkpointing_on_old_pytorch": (
+        VALID.replace("instances: 4", "instances: 4\n    activation_checkpointing: selective")
+        + "  framework_version: 2.3.0\n",
+        ["run.yaml:12: stages[0].activation_checkpointing: 'selective': needs the diffusers of"],
+    ),
+    "unknown_checkpointing": (
+        VALID.replace("instances: 4", "instances: 4\n    activation_checkpointing: some"),
+        [
+            "run.yaml:12: stages[0].activation_checkpointing: 'some': must be true, false or "
+            "'selective'"
+        ],
+    ),
+    "unknown_compilation": (
+        VALID + "training:\n  compile: sometimes\n",
+        ["run.yaml:19: training.compile: 'sometimes': must be 'auto', true or false"],
+    ),
     "first_stage_keeps_optimizer_state": (
         VALID.replace("    instances: 4", "    instances: 4\n    optimizer_state: keep"),
         [
