@@ -13,7 +13,7 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.index_location import find_index, index_channel
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
-from sm_train.entrypoints.distributed.backend import decide, gpu_name, join
+from sm_train.entrypoints.distributed import backend as backends
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.component_files import LocalComponents
 from sm_train.entrypoints.models.components import components_digest
@@ -63,12 +63,12 @@ def _train(process: TrainingProcess) -> None:
     config, paths, writer = process.config, process.paths, process.heartbeat
     resources = ResourceConfig.read(paths)
     stop = StopSignal(paths.stop_request)
-    choice = decide(
+    choice = backends.decide(
         nodes=len(resources.hosts),
         backend=config.backend,
         instance_type=resources.instance_type,
     )
-    backend = join(choice, process.end_hanging_job)
+    backend = backends.join(choice, process.end_hanging_job)
     configure_kernels(config)
     accelerator = Accelerator(
         mixed_precision="bf16" if config.training.precision == "bf16" else "no",
@@ -336,7 +336,7 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         world_size=world_size,
         nodes=len(resources.hosts),
         instance_type=resources.instance_type,
-        accelerator=gpu_name(),
+        accelerator=backends.gpu_name(),
         per_device_batch_size=stage.per_device_batch_size,
         gradient_accumulation_steps=stage.gradient_accumulation_steps,
         effective_batch_size=trainer.metrics.effective_batch_size,

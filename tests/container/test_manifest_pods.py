@@ -54,7 +54,7 @@ def run_file(nodes: int, max_steps: int) -> RunConfig:
     document = demo_document(nodes, max_steps)
     document["kubernetes"] = {
         "image": IMAGE,
-        "fetch_image": IMAGE,
+        "pod_patch": {"spec": {"initContainers": [{"name": "fetch-code", "image": IMAGE}]}},
         "data": "file-system",
         "file_system": {"claim": "data", "s3": "s3://my-bucket/digits/"},
         "checkpoints": "volume",

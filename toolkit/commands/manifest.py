@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @sm_train_command(
     "sm-train manifest run.yaml --to trainjob",
     "sm-train manifest run.yaml --to pytorchjob --stage 512px --out job.yaml --stage-code",
-    "sm-train manifest run.yaml --to slurm --set slurm.auto_resume=false --out job.sbatch",
+    "sm-train manifest run.yaml --to slurm --set slurm.container=false --out job.sbatch",
 )
 @click.argument("run", type=RunFile())
 @click.option(
