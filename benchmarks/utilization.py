@@ -16,7 +16,12 @@ from itertools import product
 
 from sm_train.cost.alternatives import USABLE_MEMORY
 from sm_train.cost.instances import InstanceType, instance_type
-from sm_train.cost.speed_model import ActivationCheckpointing, StepWork, images_per_second
+from sm_train.cost.speed_model import (
+    RECOMPUTATION,
+    ActivationCheckpointing,
+    StepWork,
+    images_per_second,
+)
 from sm_train.entrypoints.planning.memory import ModelPlan, plan_preset
 from speed_calibration import speed_points
 
@@ -31,7 +36,7 @@ PRESETS = (
 TYPES = ("ml.p4de.24xlarge", "ml.p5.48xlarge", "ml.p6-b200.48xlarge")
 INSTANCES = 16
 STRATEGIES = ("none", "hybrid_shard", "full_shard")
-CHECKPOINTING: tuple[ActivationCheckpointing, ...] = (False, "selective", True)
+CHECKPOINTING: tuple[ActivationCheckpointing, ...] = tuple(RECOMPUTATION)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _GIB = 2**30
 LANGUAGE_MODELS = "MosaicML llm-foundry"

@@ -96,7 +96,7 @@ class Limits:
     stage_seconds: float | None = None
 
     def hold(self, alternative: Alternative) -> bool:
-        """Return whether ``one`` is within the limits; an unknown cost is within no budget."""
+        """Return whether it is within the limits; an unknown cost is within no budget."""
         if self.deadline_seconds is not None and alternative.seconds > self.deadline_seconds:
             return False
         if self.stage_seconds is not None and alternative.longest_stage > self.stage_seconds:
@@ -257,15 +257,8 @@ def _splits(stage: CostStage, inputs: SearchInputs) -> Iterator[BatchSplit]:
             speed=None,
         )
         speedup = (split.predicted_images_per_second or before) / before
-        speed = stage.speed
-        faster = replace(
-            speed,
-            steps_per_second=speed.steps_per_second * speedup,
-            low=speed.low * speedup,
-            high=speed.high * speedup,
-        )
         try:
-            moved = split.at(faster)
+            moved = split.at(stage.speed.scaled(speedup))
         except ValueError:  # above the hardware's peak
             continue
         cost = stage_cost(moved, price, Purchase(inputs.region), inputs.assumed)[1]

@@ -259,8 +259,7 @@ def _checkpoint_steps(stage: CostStage, assumed: Assumptions) -> Quantity:
 
 def _interval(stage: CostStage, assumed: Assumptions) -> Quantity:
     """Seconds between two checkpoints."""
-    steps = Quantity(stage.max_steps, "steps", "{:,}")
-    interval = stage.terms["training"] * _checkpoint_steps(stage, assumed) / steps
+    interval = stage.terms["training"] * _checkpoint_steps(stage, assumed) / stage.steps
     return interval.named("interval", "{:,.1f}", " s")
 
 
@@ -305,8 +304,7 @@ def stage_seconds(
     training, delay = stage.terms["training"], services.blocking(stage, assumed)
     start_up = _start(stage, assumed, "start_up")
     evaluation = _as_seconds("evaluation", assumed.quantity("evaluation_seconds"))
-    steps = Quantity(stage.max_steps, "steps", "{:,}")
-    count = rounded_down(steps / _checkpoint_steps(stage, assumed)).named(
+    count = rounded_down(stage.steps / _checkpoint_steps(stage, assumed)).named(
         "checkpoints written", "{:,}"
     )
     known = delay if delay.value is not None else Quantity(0.0, "0")
@@ -357,8 +355,7 @@ def _service_dollars(
     if stage.parameters is not None:
         dollars["storage $"] = services.checkpoint_storage(stage, billable)
         upload = services.upload_cost(stage, assumed)
-        steps = Quantity(stage.max_steps, "steps", "{:,}")
-        written = rounded_down(steps / _checkpoint_steps(stage, assumed))
+        written = rounded_down(stage.steps / _checkpoint_steps(stage, assumed))
         dollars["uploads $"] = replace(upload * written, source=upload.source)
     if stage.images is not None:
         dollars["requests $"] = services.data_requests(stage, assumed)

@@ -127,13 +127,7 @@ def _slower(estimate: StageEstimate, assumed: Assumptions) -> tuple[StageEstimat
     speed = estimate.stage.speed
     if speed is None:
         return estimate, assumed
-    slower = replace(
-        speed,
-        steps_per_second=speed.steps_per_second * 0.9,
-        low=speed.low * 0.9,
-        high=speed.high * 0.9,
-    )
-    stage: CostStage = estimate.stage.at(slower)
+    stage: CostStage = estimate.stage.at(speed.scaled(0.9))
     return replace(estimate, stage=stage), assumed
 
 

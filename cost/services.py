@@ -151,6 +151,5 @@ def _requests(images: int, size: float, request: float) -> int:
 def logs(stage: CostStage, assumed: Assumptions) -> Quantity:
     """Return the dollars for ingesting the log lines of all steps into CloudWatch."""
     price = _price("logs_ingestion")
-    steps = Quantity(stage.max_steps, "steps", "{:,}")
-    gigabytes = steps * assumed.quantity("log_bytes_per_step") / Quantity(_GB, "10⁹", "{:,}")
+    gigabytes = stage.steps * assumed.quantity("log_bytes_per_step") / Quantity(_GB, "10⁹", "{:,}")
     return (gigabytes.exact() * price).named("logs", "${:,.4f}", source=price.source)

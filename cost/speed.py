@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Basis = Literal[
@@ -63,6 +63,15 @@ class Speed:
     def on_this_hardware(self) -> bool:
         """Whether the figure applies to the stage's own hardware."""
         return self.basis != "illustration"
+
+    def scaled(self, factor: float) -> Speed:
+        """Return the speed with its range, ``factor`` times as fast."""
+        return replace(
+            self,
+            steps_per_second=self.steps_per_second * factor,
+            low=self.low * factor,
+            high=self.high * factor,
+        )
 
 
 def stated_speed(steps_per_second: float, why: str) -> Speed:

@@ -157,7 +157,9 @@ COMPILED_LAUNCH_SECONDS = 0.010
 """Compiled passes launch fewer kernels, or replay a CUDA graph (assumed)."""
 
 RECOMPUTATION: dict[ActivationCheckpointing, float] = {False: 1.0, "selective": 7 / 6, True: 4 / 3}
-"""Activation checkpointing repeats the forward pass, a third of the FLOPs, or half of it."""
+"""Activation checkpointing repeats the forward pass, a third of the FLOPs, or half of it.
+
+The choices are in the order of the memory that they need, most first."""
 
 OPTIMIZER_BYTES = 40
 """Per parameter: AdamW reads weight, gradient and both moments and writes three of them (28), the

@@ -119,6 +119,11 @@ class CostStage:
         return instance_type(self.instance_type)
 
     @cached_property
+    def steps(self) -> Quantity:
+        """Optimizer steps as a term of the estimate."""
+        return Quantity(self.max_steps, "steps", "{:,}")
+
+    @cached_property
     def _gpus(self) -> Quantity:
         instances = Quantity(self.instances, "instances")
         per_instance = Quantity(self.instance.accelerators, "GPUs per instance")
@@ -210,7 +215,6 @@ class CostStage:
         MFU: model FLOP/s ÷ the GPUs' peak (PaLM, Chowdhery et al. 2022, appendix B).
         """
         speed, peak = self.speed, self.instance.bf16_tflops
-        steps = Quantity(self.max_steps, "steps", "{:,}")
         rate = Quantity(
             speed and speed.steps_per_second,
             "it/s",
@@ -225,7 +229,7 @@ class CostStage:
         use = (images * per_image / most).named(
             "MFU", "{:.1%}", source="counted from the preset; dense bf16 peak"
         )
-        training = (steps / rate).named("training", "{:,.1f}", " s", "run file")
+        training = (self.steps / rate).named("training", "{:,.1f}", " s", "run file")
         return {term.name: term for term in (self._gpus, self._batch, rate, images, use, training)}
 
     @property

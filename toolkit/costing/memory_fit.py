@@ -36,7 +36,7 @@ _GIB = 2**30
 STRATEGIES = ("none", "shard_grad_op", "hybrid_shard", "full_shard")
 """Sharding strategies by the amount of communication, least first."""
 
-CHECKPOINTING: tuple[ActivationCheckpointing, ...] = (False, "selective", True)
+CHECKPOINTING: tuple[ActivationCheckpointing, ...] = tuple(RECOMPUTATION)
 """Choices of activation checkpointing by the memory that they need, most first."""
 
 StageChange = dict[str, Any]

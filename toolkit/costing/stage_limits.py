@@ -94,14 +94,8 @@ def _changes(
         return
     for text, changed in _variants(config, section, stage):
         speedup = (changed.predicted_images_per_second or before) / before
-        speed = replace(
-            stage.speed,
-            steps_per_second=stage.speed.steps_per_second * speedup,
-            low=stage.speed.low * speedup,
-            high=stage.speed.high * speedup,
-        )
         try:
-            faster = changed.at(speed)
+            faster = changed.at(stage.speed.scaled(speedup))
         except ValueError:  # above the hardware's peak
             continue
         after = stage_cost(faster, priced.price, estimate.purchase, estimate.assumed)[1]
