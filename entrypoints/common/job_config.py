@@ -414,7 +414,8 @@ def choose_compile(
     reasons = {
         "no GPU": not gpu,
         "the image's PyTorch is unknown": pytorch is None,
-        "not measured with this PyTorch": pytorch is not None and not _is_measured(pytorch),
+        "not measured with this PyTorch": pytorch is not None
+        and major_minor(pytorch) < COMPILED_SINCE,
         "data.aspect_buckets: each shape would be compiled": shapes_vary,
         "model.lora: not measured with adapters": adapter,
     }
@@ -422,6 +423,7 @@ def choose_compile(
     return CompileChoice(against is None, f"auto: {against or 'a GPU, and batches of one shape'}")
 
 
-def _is_measured(pytorch: str) -> bool:
-    major, minor = pytorch.split(".")[:2]
-    return (int(major), int(minor)) >= COMPILED_SINCE
+def major_minor(version: str) -> tuple[int, int]:
+    """Return PyTorch's version ``2.10.0`` or ``2.10.0+cu128`` as (2, 10)."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

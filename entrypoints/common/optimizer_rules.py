@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from sm_train.entrypoints.common.job_config import major_minor
+
 OPTIMIZERS = ("adamw", "adamw8bit", "adafactor", "muon")
 SCHEDULES = ("constant", "cosine", "linear", "wsd")
 
@@ -31,7 +33,7 @@ def problem(name: str, pytorch: str | None, *, sharded: bool) -> str | None:
     ``pytorch`` is the version of PyTorch in the job, None if unknown.
     """
     oldest = _MIN_PYTORCH.get(name)
-    if oldest is not None and pytorch is not None and _major_minor(pytorch) < oldest:
+    if oldest is not None and pytorch is not None and major_minor(pytorch) < oldest:
         needed = ".".join(map(str, oldest))
         return f"needs PyTorch {needed}, and the job has {pytorch}; write name: adamw"
     if not sharded:
@@ -92,8 +94,3 @@ _STATE_BYTES = {
     "adafactor": _adafactor_bytes,
     "muon": _muon_bytes,
 }
-
-
-def _major_minor(version: str) -> tuple[int, int]:
-    major, minor, *_ = version.split(".")
-    return int(major), int(minor)

@@ -6,7 +6,7 @@ import os
 from collections.abc import MutableMapping
 from importlib.metadata import version
 
-from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.job_config import JobConfig, major_minor
 
 _ALLOCATOR = "expandable_segments:True"
 
@@ -16,8 +16,8 @@ def allocator_variable(torch_version: str) -> str:
 
     PyTorch 2.9 renamed it and warns about the old name, ``PYTORCH_CUDA_ALLOC_CONF``.
     """
-    major, minor = (int(part) for part in torch_version.split(".")[:2])
-    return "PYTORCH_ALLOC_CONF" if (major, minor) >= (2, 9) else "PYTORCH_CUDA_ALLOC_CONF"
+    renamed = major_minor(torch_version) >= (2, 9)
+    return "PYTORCH_ALLOC_CONF" if renamed else "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def set_allocator(environment: MutableMapping[str, str] = os.environ) -> None:

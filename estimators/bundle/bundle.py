@@ -21,7 +21,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from sm_train.entrypoints.common.job_config import JOB_FILE, tracker_requirements
+from sm_train.entrypoints.common.job_config import JOB_FILE, major_minor, tracker_requirements
 from sm_train.entrypoints.common.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.bundle.user_code import (
@@ -29,7 +29,6 @@ from sm_train.estimators.bundle.user_code import (
     UserCode,
     UserCodeError,
 )
-from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.presets import entrypoints_folder
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.secrets.secret_scan import find_secrets

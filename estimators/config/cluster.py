@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
-from sm_train.entrypoints.common.job_config import CollectiveBackend
+from sm_train.entrypoints.common.job_config import CollectiveBackend, major_minor
 from sm_train.estimators.config.fields import (
     Duration,
     Image,
@@ -39,12 +39,6 @@ MAX_RUNTIME_SECONDS = 28 * 86400
 """Longest time a training job may run or wait (StoppingCondition in botocore's service model)."""
 
 _MAX_VOLUME_GB = 16384
-
-
-def major_minor(version: str) -> tuple[int, int]:
-    """Return ``2.10.0`` as (2, 10)."""
-    major, minor, *_ = map(int, version.split("."))
-    return major, minor
 
 
 class VpcSection(Section):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.common.index_location import index_channel, index_uri
+from sm_train.entrypoints.common.job_config import major_minor
 from sm_train.entrypoints.common.optimizer_rules import problem
-from sm_train.estimators.config.cluster import SMDDP_PYTORCH, ClusterSection, major_minor
+from sm_train.estimators.config.cluster import SMDDP_PYTORCH, ClusterSection
 from sm_train.estimators.config.data import DataSection, SourceSection
 from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.model import ModelSection

@@ -6,9 +6,9 @@ import re
 from importlib.resources import files
 
 from sm_train.cost.instances import instance_type
+from sm_train.entrypoints.common.job_config import major_minor
 from sm_train.entrypoints.common.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.bundle import job_requirements
-from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.image_table import training_image
 from sm_train.estimators.request.launch_plan import (
