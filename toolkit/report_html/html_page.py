@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 STATIC_PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -27,6 +31,11 @@ def render(name: str, /, **values: Any) -> str:
     All text is escaped, as names and log lines are untrusted. ``markup`` in a template exempts what
     is HTML already: an SVG that this package drew.
     """
+    return _environment().get_template(name).render(values)
+
+
+@cache
+def _environment() -> Environment:
     # Slow to import, and only pages need it.
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
@@ -38,9 +47,10 @@ def render(name: str, /, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, policy = Markup(template("page.css")), Markup(STATIC_PAGE_POLICY)
-    page = environment.get_template(name)
-    return page.render(markup=Markup, style=style, policy=policy, **values)
+    environment.globals.update(
+        markup=Markup, style=Markup(template("page.css")), policy=Markup(STATIC_PAGE_POLICY)
+    )
+    return environment
 
 
 def write_html(path: Path, page: str) -> None:
