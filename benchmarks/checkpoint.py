@@ -58,13 +58,14 @@ class Seconds:
 
 def mean(values: Sequence[Seconds]) -> Seconds:
     return Seconds(
-        statistics.mean(one.wall for one in values), statistics.mean(one.cpu for one in values)
+        statistics.mean(cost.wall for cost in values), statistics.mean(cost.cpu for cost in values)
     )
 
 
 def median(values: Sequence[Seconds]) -> Seconds:
     return Seconds(
-        statistics.median(one.wall for one in values), statistics.median(one.cpu for one in values)
+        statistics.median(cost.wall for cost in values),
+        statistics.median(cost.cpu for cost in values),
     )
 
 

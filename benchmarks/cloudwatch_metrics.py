@@ -51,7 +51,7 @@ def main() -> None:
     client = session.client("cloudwatch")
     cpu = time.process_time()
     page = client.get_metric_data(**one_call())
-    share = sum(len(one["Values"]) for one in page["MetricDataResults"]) / points
+    share = sum(len(series["Values"]) for series in page["MetricDataResults"]) / points
     boto3_seconds = (time.process_time() - cpu) / share
     print(f"boto3  CPU {boto3_seconds:.1f} s, extrapolated from {share:.1%}")
     print(f"{boto3_seconds / min(cpu_seconds):.1f} × as long as ours")

@@ -88,7 +88,7 @@ def write_table(path: Path, rows: int) -> Path:
                 [row(number) for number in range(first, first + CHUNK)]
             )
             if path.suffix == ".jsonl":
-                file.writelines(json.dumps(one).encode() + b"\n" for one in batch.to_pylist())
+                file.writelines(json.dumps(row).encode() + b"\n" for row in batch.to_pylist())
                 continue
             writer = writer or pq.ParquetWriter(file, batch.schema)
             writer.write_batch(batch)

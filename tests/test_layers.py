@@ -185,15 +185,26 @@ def sub_package(name: str) -> str:
 def test_top_level_folders_import_only_lower_ones(folder: str) -> None:
     for name in modules():
         if name.split(".")[1] == folder:
-            ours = {one.split(".")[1] for one in imports(name) if one.startswith(f"{PACKAGE}.")}
+            ours = {
+                imported.split(".")[1]
+                for imported in imports(name)
+                if imported.startswith(f"{PACKAGE}.")
+            }
             assert ours <= MAY_IMPORT[folder], name
 
 
 def test_estimators_import_only_the_shared_part_of_entrypoints() -> None:
     for name in modules():
         if name.startswith("sm_train.estimators"):
-            used = {one for one in imports(name) if one.startswith("sm_train.entrypoints")}
-            assert all(one.startswith(SHARED_WITH_ESTIMATORS) for one in used), (name, used)
+            used = {
+                imported
+                for imported in imports(name)
+                if imported.startswith("sm_train.entrypoints")
+            }
+            assert all(imported.startswith(SHARED_WITH_ESTIMATORS) for imported in used), (
+                name,
+                used,
+            )
 
 
 @pytest.mark.parametrize("folder", LEVELS)
@@ -205,7 +216,9 @@ def test_sub_packages_import_only_lower_levels(folder: str) -> None:
             continue
         own = sub_package(name)
         assert own in level, f"{name} has no level: add {own} to LEVELS"
-        for other in {sub_package(one) for one in imports(name) if one.startswith(prefix)} - {own}:
+        for other in {
+            sub_package(imported) for imported in imports(name) if imported.startswith(prefix)
+        } - {own}:
             assert level[other] < level[own], f"{name} imports {other}, which is not below {own}"
 
 
@@ -291,7 +304,7 @@ def test_no_class_name_is_defined_in_two_modules() -> None:
 def test_cost_imports_only_the_standard_library() -> None:
     for name in modules():
         if name.startswith("sm_train.cost"):
-            others = {one.split(".")[0] for one in imports(name)} - {PACKAGE}
+            others = {imported.split(".")[0] for imported in imports(name)} - {PACKAGE}
             assert others <= sys.stdlib_module_names, name
 
 

@@ -62,7 +62,7 @@ def share_closest_to_own_caption(photos: Path, samples: NDArray[np.float32]) -> 
     labels = np.array([names.index(path.with_suffix(".txt").read_text()) for path in paths])
     real = np.stack([pixels(path) for path in paths]).reshape(len(paths), -1)
     flat = samples.reshape(len(samples), -1)
-    distances = np.stack([((real - one) ** 2).mean(axis=1) for one in flat])
+    distances = np.stack([((real - image) ** 2).mean(axis=1) for image in flat])
     prompted = np.arange(len(flat)) // SAMPLES_PER_CAPTION
     return float((labels[distances.argmin(axis=1)] == prompted).mean())
 

@@ -60,7 +60,7 @@ def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
             if "canonical" not in tag
             for found in re.findall(r"href=\"([^\"]+)", tag)
         ]
-        assert [one for one in loaded if re.match(r"(https?:)?//", one)] == [], page
+        assert [address for address in loaded if re.match(r"(https?:)?//", address)] == [], page
 
 
 def test_references_cover_every_command_key_event_and_signature(site: Path) -> None:
@@ -74,7 +74,10 @@ def test_references_cover_every_command_key_event_and_signature(site: Path) -> N
                 assert option.opts[-1] in commands, (name, option.opts)
     run_file = (reference / "run-file.html").read_text()
     schema = RunConfig.model_json_schema()
-    sections = [schema, *(one for one in schema["$defs"].values() if "properties" in one)]
+    sections = [
+        schema,
+        *(definition for definition in schema["$defs"].values() if "properties" in definition),
+    ]
     for key in {key for section in sections for key in section["properties"]}:
         assert f"<code>{key}</code>" in run_file, key
     failures = (reference / "failures.html").read_text()

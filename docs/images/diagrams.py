@@ -87,153 +87,161 @@ class Drawing:
 
 def architecture() -> Drawing:
     """Laptop, S3, SageMaker and CloudWatch, and what passes between them."""
-    one = Drawing(860, 330, "A run file on a laptop becomes training jobs on SageMaker")
-    one.group(15, 15, 230, 300, "Laptop: sm-train")
-    one.box(35, 50, 190, 44, "run.yaml", "laptop")
-    one.box(35, 110, 190, 52, "check · cost · submit\nplan, price, confirmation", "laptop")
-    one.box(35, 180, 190, 52, "watch · status · logs\nrestarts, budget", "laptop")
-    one.box(35, 250, 190, 50, "review · diagnose", "laptop")
-    one.arrow(130, 94, 130, 110)
-    one.group(325, 15, 280, 300, "SageMaker training job")
-    one.box(345, 50, 240, 48, "launcher on each instance\ntorchrun, or MPI for SMDDP", "job")
-    one.box(345, 125, 240, 66, "ranks: one per GPU\nsampler → decode → step\nDDP or FSDP2", "job")
-    one.box(345, 218, 240, 48, "watchdog on each node\nheartbeats, stalls, alerts", "job")
-    one.arrow(465, 98, 465, 125)
-    one.arrow(465, 218, 465, 191)
-    one.group(685, 15, 160, 300, "AWS")
-    one.box(700, 50, 130, 60, "S3\nshards + index", "aws")
-    one.box(700, 130, 130, 60, "S3\ncheckpoints, model", "aws")
-    one.box(700, 218, 130, 80, "CloudWatch\nevent lines,\nmetrics, alarms", "aws")
-    one.arrow(225, 130, 325, 80)
-    one.text(282, 60, "request +", size=11)
-    one.text(285, 74, "bundle", size=11)
-    one.arrow(700, 80, 585, 145, "FastFile")
-    one.arrow(585, 165, 700, 162)
-    one.arrow(585, 244, 700, 256, "events")
-    one.arrow(700, 284, 225, 284, "logs")
-    return one
+    drawing = Drawing(860, 330, "A run file on a laptop becomes training jobs on SageMaker")
+    drawing.group(15, 15, 230, 300, "Laptop: sm-train")
+    drawing.box(35, 50, 190, 44, "run.yaml", "laptop")
+    drawing.box(35, 110, 190, 52, "check · cost · submit\nplan, price, confirmation", "laptop")
+    drawing.box(35, 180, 190, 52, "watch · status · logs\nrestarts, budget", "laptop")
+    drawing.box(35, 250, 190, 50, "review · diagnose", "laptop")
+    drawing.arrow(130, 94, 130, 110)
+    drawing.group(325, 15, 280, 300, "SageMaker training job")
+    drawing.box(345, 50, 240, 48, "launcher on each instance\ntorchrun, or MPI for SMDDP", "job")
+    drawing.box(
+        345, 125, 240, 66, "ranks: one per GPU\nsampler → decode → step\nDDP or FSDP2", "job"
+    )
+    drawing.box(345, 218, 240, 48, "watchdog on each node\nheartbeats, stalls, alerts", "job")
+    drawing.arrow(465, 98, 465, 125)
+    drawing.arrow(465, 218, 465, 191)
+    drawing.group(685, 15, 160, 300, "AWS")
+    drawing.box(700, 50, 130, 60, "S3\nshards + index", "aws")
+    drawing.box(700, 130, 130, 60, "S3\ncheckpoints, model", "aws")
+    drawing.box(700, 218, 130, 80, "CloudWatch\nevent lines,\nmetrics, alarms", "aws")
+    drawing.arrow(225, 130, 325, 80)
+    drawing.text(282, 60, "request +", size=11)
+    drawing.text(285, 74, "bundle", size=11)
+    drawing.arrow(700, 80, 585, 145, "FastFile")
+    drawing.arrow(585, 165, 700, 162)
+    drawing.arrow(585, 244, 700, 256, "events")
+    drawing.arrow(700, 284, 225, 284, "logs")
+    return drawing
 
 
 def run_stage_job() -> Drawing:
     """One run, its stages, and the jobs of each stage."""
-    one = Drawing(760, 230, "A run has stages, and each stage is trained by one or more jobs")
-    one.group(10, 10, 740, 210, "run my-run")
+    drawing = Drawing(760, 230, "A run has stages, and each stage is trained by one or more jobs")
+    drawing.group(10, 10, 740, 210, "run my-run")
     for number, (stage, jobs) in enumerate((("256px", 2), ("512px", 1), ("1024px", 1))):
         x = 30 + 245 * number
-        one.group(x, 42, 215, 165, f"stage {stage}")
+        drawing.group(x, 42, 215, 165, f"stage {stage}")
         for job in range(jobs):
             state = "spot instances lost" if (jobs, job) == (2, 0) else "Completed"
-            one.box(x + 15, 72 + 64 * job, 185, 48, f"my-run--{stage}-000{job + 1}\n{state}", "job")
+            drawing.box(
+                x + 15, 72 + 64 * job, 185, 48, f"my-run--{stage}-000{job + 1}\n{state}", "job"
+            )
         if number:
-            one.arrow(x - 30, 120, x, 120)
-            one.text(x - 15, 108, "EMA", size=10)
-    one.arrow(137, 120, 137, 136)
-    return one
+            drawing.arrow(x - 30, 120, x, 120)
+            drawing.text(x - 15, 108, "EMA", size=10)
+    drawing.arrow(137, 120, 137, 136)
+    return drawing
 
 
 def shards() -> Drawing:
     """How shards, the shard index and the sampler become batches."""
-    one = Drawing(
+    drawing = Drawing(
         800, 270, "Shards are assigned to nodes, and the sampler assigns samples to ranks"
     )
-    one.box(15, 30, 150, 48, "photos + captions", "laptop")
-    one.arrow(165, 54, 235, 54, "pack")
+    drawing.box(15, 30, 150, 48, "photos + captions", "laptop")
+    drawing.arrow(165, 54, 235, 54, "pack")
     for number in range(4):
-        one.box(235, 20 + 46 * number, 140, 38, f"shard-00000{number}.tar", "aws")
-    one.box(235, 212, 140, 44, "index.parquet\noffsets, digests", "aws")
-    one.arrow(375, 60, 455, 60)
-    one.arrow(375, 155, 455, 155)
-    one.text(415, 48, "ShardedByS3Key", size=10)
-    one.group(455, 15, 330, 90, "node 0")
-    one.group(455, 115, 330, 90, "node 1")
+        drawing.box(235, 20 + 46 * number, 140, 38, f"shard-00000{number}.tar", "aws")
+    drawing.box(235, 212, 140, 44, "index.parquet\noffsets, digests", "aws")
+    drawing.arrow(375, 60, 455, 60)
+    drawing.arrow(375, 155, 455, 155)
+    drawing.text(415, 48, "ShardedByS3Key", size=10)
+    drawing.group(455, 15, 330, 90, "node 0")
+    drawing.group(455, 115, 330, 90, "node 1")
     for node in range(2):
-        one.box(470, 44 + 100 * node, 130, 50, "sampler\nseed, epoch, step", "job")
-        one.arrow(600, 69 + 100 * node, 640, 69 + 100 * node)
-        one.box(640, 44 + 100 * node, 130, 50, f"ranks {2 * node}, {2 * node + 1}\nbatches", "job")
-    one.arrow(375, 234, 535, 195)
-    return one
+        drawing.box(470, 44 + 100 * node, 130, 50, "sampler\nseed, epoch, step", "job")
+        drawing.arrow(600, 69 + 100 * node, 640, 69 + 100 * node)
+        drawing.box(
+            640, 44 + 100 * node, 130, 50, f"ranks {2 * node}, {2 * node + 1}\nbatches", "job"
+        )
+    drawing.arrow(375, 234, 535, 195)
+    return drawing
 
 
 def checkpoints() -> Drawing:
     """How a checkpoint becomes complete, and from which one a job resumes."""
-    one = Drawing(800, 250, "Ranks write shards of the state, a marker completes the checkpoint")
-    one.group(10, 10, 330, 225, "job 0001")
-    one.box(30, 45, 130, 44, "rank 0 … N\nstep 1,000", "job")
-    one.arrow(160, 67, 200, 67, "copy")
-    one.box(200, 45, 125, 44, "background\nwriter", "job")
-    one.box(30, 120, 295, 40, "step-00001000/ shards with digests")
-    one.box(30, 178, 295, 40, "marker: complete", "done")
-    one.arrow(262, 89, 262, 120)
-    one.arrow(178, 160, 178, 178)
-    one.box(410, 100, 140, 70, "S3\nuploaded file by file,\nin any order", "aws")
-    one.arrow(340, 135, 410, 135)
-    one.group(620, 10, 170, 225, "job 0002")
-    one.box(635, 55, 140, 60, "verify digests,\nskip incomplete")
-    one.box(635, 150, 140, 60, "resume at 1,000\nsame next batch", "job")
-    one.arrow(550, 120, 635, 90)
-    one.arrow(705, 115, 705, 150)
-    return one
+    drawing = Drawing(
+        800, 250, "Ranks write shards of the state, a marker completes the checkpoint"
+    )
+    drawing.group(10, 10, 330, 225, "job 0001")
+    drawing.box(30, 45, 130, 44, "rank 0 … N\nstep 1,000", "job")
+    drawing.arrow(160, 67, 200, 67, "copy")
+    drawing.box(200, 45, 125, 44, "background\nwriter", "job")
+    drawing.box(30, 120, 295, 40, "step-00001000/ shards with digests")
+    drawing.box(30, 178, 295, 40, "marker: complete", "done")
+    drawing.arrow(262, 89, 262, 120)
+    drawing.arrow(178, 160, 178, 178)
+    drawing.box(410, 100, 140, 70, "S3\nuploaded file by file,\nin any order", "aws")
+    drawing.arrow(340, 135, 410, 135)
+    drawing.group(620, 10, 170, 225, "job 0002")
+    drawing.box(635, 55, 140, 60, "verify digests,\nskip incomplete")
+    drawing.box(635, 150, 140, 60, "resume at 1,000\nsame next batch", "job")
+    drawing.arrow(550, 120, 635, 90)
+    drawing.arrow(705, 115, 705, 150)
+    return drawing
 
 
 def bundle() -> Drawing:
     """What a job's bundle holds."""
-    one = Drawing(760, 190, "The bundle holds the run file, sm-train's job code and user code")
-    one.box(15, 20, 170, 42, "run.yaml", "laptop")
-    one.box(15, 76, 170, 42, "code: ./my_code", "laptop")
-    one.box(15, 132, 170, 42, "sm_train.entrypoints", "laptop")
-    one.group(270, 12, 190, 170, "sourcedir.tar.gz")
-    one.text(365, 60, "run.json · job.json")
-    one.text(365, 85, "train.py · requirements.txt")
-    one.text(365, 110, "sm_train/ · user code")
-    one.text(365, 145, "SHA-256, git commit", size=11)
+    drawing = Drawing(760, 190, "The bundle holds the run file, sm-train's job code and user code")
+    drawing.box(15, 20, 170, 42, "run.yaml", "laptop")
+    drawing.box(15, 76, 170, 42, "code: ./my_code", "laptop")
+    drawing.box(15, 132, 170, 42, "sm_train.entrypoints", "laptop")
+    drawing.group(270, 12, 190, 170, "sourcedir.tar.gz")
+    drawing.text(365, 60, "run.json · job.json")
+    drawing.text(365, 85, "train.py · requirements.txt")
+    drawing.text(365, 110, "sm_train/ · user code")
+    drawing.text(365, 145, "SHA-256, git commit", size=11)
     for y in (41, 97, 153):
-        one.arrow(185, y, 270, 97)
-    one.arrow(460, 97, 550, 60)
-    one.arrow(460, 97, 550, 135)
-    one.box(550, 34, 190, 50, "SageMaker job", "job")
-    one.box(550, 110, 190, 50, "submit --local\nemulated nodes", "laptop")
-    return one
+        drawing.arrow(185, y, 270, 97)
+    drawing.arrow(460, 97, 550, 60)
+    drawing.arrow(460, 97, 550, 135)
+    drawing.box(550, 34, 190, 50, "SageMaker job", "job")
+    drawing.box(550, 110, 190, 50, "submit --local\nemulated nodes", "laptop")
+    return drawing
 
 
 def events() -> Drawing:
     """From event lines and heartbeats to the commands that read them."""
-    one = Drawing(800, 240, "Ranks write event lines; the watchdog reads heartbeats")
-    one.group(10, 10, 330, 215, "each node")
-    one.box(30, 50, 120, 60, "rank\nstep, phase", "job")
-    one.box(200, 50, 125, 60, "heartbeat\nshared memory")
-    one.arrow(150, 80, 200, 80)
-    one.box(200, 145, 125, 60, "watchdog\nlearned timeouts", "job")
-    one.arrow(262, 110, 262, 145)
-    one.box(410, 75, 150, 80, 'CloudWatch Logs\nSMT {"kind": …}', "aws")
-    one.arrow(90, 110, 410, 120)
-    one.text(100, 135, "event lines", size=11)
-    one.arrow(325, 175, 410, 140)
-    one.box(620, 20, 165, 40, "watch · status", "laptop")
-    one.box(620, 75, 165, 40, "review · diagnose", "laptop")
-    one.box(620, 130, 165, 40, "cost --measured", "laptop")
-    one.box(620, 185, 165, 40, "alerts, alarms", "aws")
+    drawing = Drawing(800, 240, "Ranks write event lines; the watchdog reads heartbeats")
+    drawing.group(10, 10, 330, 215, "each node")
+    drawing.box(30, 50, 120, 60, "rank\nstep, phase", "job")
+    drawing.box(200, 50, 125, 60, "heartbeat\nshared memory")
+    drawing.arrow(150, 80, 200, 80)
+    drawing.box(200, 145, 125, 60, "watchdog\nlearned timeouts", "job")
+    drawing.arrow(262, 110, 262, 145)
+    drawing.box(410, 75, 150, 80, 'CloudWatch Logs\nSMT {"kind": …}', "aws")
+    drawing.arrow(90, 110, 410, 120)
+    drawing.text(100, 135, "event lines", size=11)
+    drawing.arrow(325, 175, 410, 140)
+    drawing.box(620, 20, 165, 40, "watch · status", "laptop")
+    drawing.box(620, 75, 165, 40, "review · diagnose", "laptop")
+    drawing.box(620, 130, 165, 40, "cost --measured", "laptop")
+    drawing.box(620, 185, 165, 40, "alerts, alarms", "aws")
     for y in (40, 95, 150):
-        one.arrow(560, 115, 620, y)
-    one.arrow(325, 195, 620, 205, "stall: alert")
-    return one
+        drawing.arrow(560, 115, 620, y)
+    drawing.arrow(325, 195, 620, 205, "stall: alert")
+    return drawing
 
 
 def cost() -> Drawing:
     """From throughput to dollars, with a range."""
-    one = Drawing(800, 210, "Throughput, steps and prices give billable seconds and dollars")
-    one.box(15, 15, 180, 44, "it/s\nmeasured, or estimated ~", "laptop")
-    one.box(15, 80, 180, 44, "start-up, checkpoints,\nevaluation", "plain")
-    one.box(15, 145, 180, 44, "failures × lost time\n+ restart", "plain")
-    one.box(280, 70, 190, 64, "billable seconds\nP10 · median · P90", "done")
+    drawing = Drawing(800, 210, "Throughput, steps and prices give billable seconds and dollars")
+    drawing.box(15, 15, 180, 44, "it/s\nmeasured, or estimated ~", "laptop")
+    drawing.box(15, 80, 180, 44, "start-up, checkpoints,\nevaluation", "plain")
+    drawing.box(15, 145, 180, 44, "failures × lost time\n+ restart", "plain")
+    drawing.box(280, 70, 190, 64, "billable seconds\nP10 · median · P90", "done")
     for y in (37, 102, 167):
-        one.arrow(195, y, 280, 102)
-    one.box(540, 15, 120, 44, "× instances")
-    one.box(540, 80, 120, 44, "× price\nwith source", "aws")
-    one.box(540, 145, 120, 44, "+ S3, logs")
-    one.arrow(470, 102, 540, 102)
-    one.box(700, 70, 85, 64, "dollars\nand range", "done")
-    one.arrow(660, 102, 700, 102)
-    return one
+        drawing.arrow(195, y, 280, 102)
+    drawing.box(540, 15, 120, 44, "× instances")
+    drawing.box(540, 80, 120, 44, "× price\nwith source", "aws")
+    drawing.box(540, 145, 120, 44, "+ S3, logs")
+    drawing.arrow(470, 102, 540, 102)
+    drawing.box(700, 70, 85, 64, "dollars\nand range", "done")
+    drawing.arrow(660, 102, 700, 102)
+    return drawing
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def _command(name: str, command: click.Command, root: click.Context) -> str:
     usage = " ".join(command.collect_usage_pieces(context))
     lines = [f"\n## {name}\n\n", f"```\nsm-train {name} {usage}\n```\n\n"]
     lines.append(_help(command.help or "") + "\n\n")
-    if any(isinstance(one, click.Option) for one in command.get_params(context)):
+    if any(isinstance(parameter, click.Option) for parameter in command.get_params(context)):
         lines.append(_options(command, context))
     return "".join(lines)
 

@@ -32,10 +32,10 @@ def render() -> str:
     found = signatures()
     headings = _headings()
     parts = [HEAD.format(count=len(found))]
-    for one in found.values():
-        if one.code in headings:
-            parts.append(f"\n## {headings[one.code]}\n")
-        parts.append(_entry(one))
+    for signature in found.values():
+        if signature.code in headings:
+            parts.append(f"\n## {headings[signature.code]}\n")
+        parts.append(_entry(signature))
     return "".join(parts)
 
 
@@ -46,17 +46,17 @@ def _headings() -> dict[str, str]:
     return {first: title[0].upper() + title[1:] for title, first in pairs}
 
 
-def _entry(one: Signature) -> str:
-    retry = "retryable" if one.retryable else "not retryable"
-    example = one.examples[0].replace("```", "'''")
-    source = re.sub(r"(https?://[^\s,)]+)", r"<\1>", one.source)
+def _entry(signature: Signature) -> str:
+    retry = "retryable" if signature.retryable else "not retryable"
+    example = signature.examples[0].replace("```", "'''")
+    source = re.sub(r"(https?://[^\s,)]+)", r"<\1>", signature.source)
     return (
-        f"\n### {one.code}\n\n**{_plain(one.title)}** · {one.role} · {one.confidence} confidence "
-        f"· {retry}\n\n```text\n{example}\n```\n\n**Fix.** {_plain(one.action)}\n\n"
+        f"\n### {signature.code}\n\n**{_plain(signature.title)}** · {signature.role} "
+        f"· {signature.confidence} confidence · {retry}\n\n```text\n{example}\n```\n\n**Fix.** {_plain(signature.action)}\n\n"
         f"**Source.** {source}\n"
         + (
-            f"\n**Explains** {', '.join(map(code, sorted(one.explains)))}.\n"
-            if one.explains
+            f"\n**Explains** {', '.join(map(code, sorted(signature.explains)))}.\n"
+            if signature.explains
             else ""
         )
     )

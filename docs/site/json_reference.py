@@ -109,7 +109,7 @@ def _name(kind: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_name, arguments)))
     if origin is typing.Literal:
-        return ", ".join(code(json.dumps(one)) for one in arguments)
+        return ", ".join(code(json.dumps(argument)) for argument in arguments)
     if origin in _LISTS:
         return f"list of {_name(arguments[0])}"
     if origin in (dict, Mapping):

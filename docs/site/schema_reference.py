@@ -48,13 +48,13 @@ def _sections(section: dict[str, Any], path: str, schema: dict[str, Any]) -> Ite
 
 def _section_of(value: dict[str, Any], schema: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """Return the section that a key holds, and how the path continues: ``[]`` for lists."""
-    for one in _variants(value):
-        if "$ref" in one:
-            found = schema["$defs"][one["$ref"].rpartition("/")[2]]
+    for variant in _variants(value):
+        if "$ref" in variant:
+            found = schema["$defs"][variant["$ref"].rpartition("/")[2]]
             return (found, "") if "properties" in found else (None, "")
-        if "$ref" in (items := one.get("items", {})):
+        if "$ref" in (items := variant.get("items", {})):
             return schema["$defs"][items["$ref"].rpartition("/")[2]], "[]"
-        inner = _map_values(one)
+        inner = _map_values(variant)
         if inner is not None:
             found, suffix = _section_of(inner, schema)
             return found, f".NAME{suffix}" if found else ""
@@ -96,12 +96,12 @@ def _type(value: dict[str, Any], schema: dict[str, Any]) -> str:
     """Return a key's type and bounds in words."""
     variants = _variants(value)
     if variants != [value]:
-        kinds = [_type(one, schema) for one in variants if one.get("type") != "null"]
+        kinds = [_type(variant, schema) for variant in variants if variant.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "$ref" in value:
         return _type(schema["$defs"][value["$ref"].rpartition("/")[2]], schema)
     if "enum" in value:
-        return ", ".join(code(one) for one in value["enum"])
+        return ", ".join(code(choice) for choice in value["enum"])
     if "const" in value:
         return code(value["const"])
     kind = value.get("type", "any")

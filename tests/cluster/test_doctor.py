@@ -50,16 +50,16 @@ def test_the_one_slow_link_of_four_hosts_is_found(tmp_path: Path) -> None:
             hosts.limit_egress(host, 400)
         hosts.limit_link(1, 3, 40)
         result, output = cluster_on(tmp_path, hosts).run()
-    pairs = {tuple(one["nodes"]): one for one in result["measurements"]["pairs"]}
-    passes = {nodes: one["passes"] for nodes, one in pairs.items()}
-    findings = [(one["code"], one["nodes"]) for one in result["verdict"]["findings"]]
+    pairs = {tuple(pair["nodes"]): pair for pair in result["measurements"]["pairs"]}
+    passes = {nodes: pair["passes"] for nodes, pair in pairs.items()}
+    findings = [(finding["code"], finding["nodes"]) for finding in result["verdict"]["findings"]]
     network_findings = [
         finding for finding in findings if finding[0].startswith(("link", "node-slow", "pairs"))
     ]
     assert network_findings == [("link-slow", ["algo-2", "algo-4"])], passes
     assert "algo-2 and algo-4" in output
     assert len(pairs) == 6
-    mbit = {nodes: one["bandwidth"] * 8 / 1e6 for nodes, one in pairs.items()}
+    mbit = {nodes: pair["bandwidth"] * 8 / 1e6 for nodes, pair in pairs.items()}
     # Token buckets and socket buffers hold a part of a short message.
     assert mbit.pop((1, 3)) < 100, passes
     assert min(mbit.values()) > 120, passes
@@ -95,10 +95,12 @@ def test_a_link_cut_during_a_sweep_ends_with_partial_results(tmp_path: Path) -> 
             cutter.join()
     assert result["measurements"]["seconds"] <= 50
     assert result["verdict"]["level"] == "fail"
-    findings = {one["code"]: one for one in result["verdict"]["findings"]}
+    findings = {finding["code"]: finding for finding in result["verdict"]["findings"]}
     assert "part-failed" in findings
     assert findings["link-cut"]["nodes"] == ["algo-2", "algo-3"]
-    measured = {tuple(one["nodes"]) for one in result["measurements"]["pairs"] if not one["error"]}
+    measured = {
+        tuple(pair["nodes"]) for pair in result["measurements"]["pairs"] if not pair["error"]
+    }
     assert {(0, 1), (0, 2)} <= measured
     assert len(result["measurements"]["speeds"]) == 3
     # The sizes before the cut.

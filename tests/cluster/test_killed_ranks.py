@@ -63,7 +63,10 @@ def training(folder: Path, nodes: int, processes: int) -> Iterator[list[Processe
 def ranks(node: Processes) -> dict[int, HeartbeatSample]:
     """Return the processes of one node by rank."""
     [folder] = launched_folders(node.process.pid)
-    return {one.rank: one for one in (reader.sample() for reader in open_readers(folder))}
+    return {
+        heartbeat.rank: heartbeat
+        for heartbeat in (reader.sample() for reader in open_readers(folder))
+    }
 
 
 @pytest.mark.parametrize(
@@ -85,8 +88,8 @@ def test_killed_rank_is_named_in_alert_and_failure_reason(
     with training(tmp_path, nodes, processes) as running:
         running[0].wait_for("step", step=3)
         os.kill(ranks(running[node])[killed].pid, signal.SIGKILL)
-        outputs = ["".join(one.lines()) for one in running]
-        assert all(one.process.wait(timeout=DEADLINE) for one in running)
+        outputs = ["".join(process.lines()) for process in running]
+        assert all(process.process.wait(timeout=DEADLINE) for process in running)
     died = f"rank {killed} died without an error in "
     alerts = server.wait_for(1)
     assert [died in alert["attachments"][0]["text"] for alert in alerts] == [True], alerts

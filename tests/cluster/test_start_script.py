@@ -96,7 +96,7 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
         "network_interface_name": "lo",
         "current_instance_type": "ml.g5.xlarge",
     }
-    channels = {one["ChannelName"]: {} for one in request["InputDataConfig"]}
+    channels = {entry["ChannelName"]: {} for entry in request["InputDataConfig"]}
     (settings / "resourceconfig.json").write_text(json.dumps(hosts))
     (settings / "inputdataconfig.json").write_text(json.dumps(channels))
     (settings / "hyperparameters.json").write_text(json.dumps(request["HyperParameters"]))

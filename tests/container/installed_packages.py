@@ -47,7 +47,11 @@ def main() -> None:
     options = parser.parse_args()
     lines = options.requirements.read_text().splitlines()
     pinned = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalpha()]
-    required = [one.name for one in pinned if not one.marker or one.marker.evaluate()]
+    required = [
+        requirement.name
+        for requirement in pinned
+        if not requirement.marker or requirement.marker.evaluate()
+    ]
     for name in sorted(closure(options.names + required)):
         for file in distribution(name).files or ():
             # Skip scripts: their first line names this environment's interpreter.

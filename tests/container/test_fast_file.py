@@ -177,7 +177,7 @@ def test_unreadable_bytes_lose_only_their_samples(
     bucket.fault = Fault(truncate_to=truncate)
     batches = epoch(mount, packed, tmp_path / "warnings")
     bad = [sample for batch in batches for sample in batch.bad_samples]
-    assert {(one.shard, one.reason) for one in bad} == {("shard-1.tar", "read-error")}
+    assert {(sample.shard, sample.reason) for sample in bad} == {("shard-1.tar", "read-error")}
     assert 10 < len(bad) < EACH / 2
     captions = {caption for batch in batches for caption in batch.captions}
     assert len(captions) == SHARDS * EACH - len(bad)

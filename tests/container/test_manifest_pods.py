@@ -194,8 +194,8 @@ class Cluster:
                 mode = "ro" if mount.get("readOnly") else "rw"
                 source = sources[mount["name"]]
                 options = [*options, "--volume", f"{source}:{mount['mountPath']}:{mode}"]
-        for one in container["env"]:
-            options = [*options, "--env", f"{one['name']}={one['value']}"]
+        for variable in container["env"]:
+            options = [*options, "--env", f"{variable['name']}={variable['value']}"]
         entrypoint, *arguments = container["command"]
         return [*options, "--entrypoint", entrypoint, container["image"], *arguments]
 

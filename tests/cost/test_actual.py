@@ -204,8 +204,11 @@ def test_billed_dollars_are_exact() -> None:
     document = as_document(jobs, {})
     # (300 + 160) s × 4 × $36 ÷ 3600
     assert document["total"]["billed_usd"] == pytest.approx(18.4)
-    for one in jobs:
-        assert sum(part for part in one.waterfall.values() if part is not None) == one.billed
+    for billed_job in jobs:
+        assert (
+            sum(part for part in billed_job.waterfall.values() if part is not None)
+            == billed_job.billed
+        )
     assert document["stages"][0]["steps_reached"] == 250
     # 250 steps of 100 images: the 50 that were done twice count once.
     assert images_trained(jobs) == 25_000

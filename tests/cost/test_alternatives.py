@@ -74,7 +74,7 @@ def test_compares_16_p4de_with_8_p5() -> None:
     assert p5.bases == ("other hardware",)
     # 48 GPUs do not divide 2,048 images.
     assert ("ml.p5.48xlarge", 6) not in found
-    assert {one.batches for one in found.values()} == {(2048,)}
+    assert {cluster.batches for cluster in found.values()} == {(2048,)}
     # The run's own cluster is priced as the run itself is.
     own = estimate([STAGE], Purchase("us-east-1")).cost
     assert float(found["ml.p4de.24xlarge", 4].cost or 0) == pytest.approx(float(own or 0), rel=1e-9)
@@ -84,8 +84,8 @@ def test_alternatives_within_limits_sorted_by_cost() -> None:
     limits = Limits(deadline_seconds=2 * 86400, budget_usd=Decimal(15_000))
     chosen = choose(alternatives(question()), limits)
     assert chosen
-    assert all(one.seconds <= 2 * 86400 for one in chosen)
-    costs = [one.cost for one in chosen if one.cost is not None]
+    assert all(cluster.seconds <= 2 * 86400 for cluster in chosen)
+    costs = [cluster.cost for cluster in chosen if cluster.cost is not None]
     assert len(costs) == len(chosen)
     assert costs == sorted(costs)
     assert max(costs) <= 15_000
@@ -97,13 +97,13 @@ def test_skips_types_without_memory_and_accumulates_on_small_gpus() -> None:
     tight = alternatives(
         question(MemoryNeed(fixed=lambda *_: 22e9, activations=lambda images: 5e9 * images))
     )
-    types = {one.instance_type for one in tight}
+    types = {cluster.instance_type for cluster in tight}
     assert "ml.p4de.24xlarge" in types
     assert "ml.g5.48xlarge" not in types
     [small] = {
-        one.stages[0].per_device_batch_size
-        for one in tight
-        if (one.instance_type, one.instances) == ("ml.p4d.24xlarge", 4)
+        cluster.stages[0].per_device_batch_size
+        for cluster in tight
+        if (cluster.instance_type, cluster.instances) == ("ml.p4d.24xlarge", 4)
     }
     # (0.9 × 40 GiB − 22 GB) ÷ 5 GB leaves room for 3 images; 64 for each GPU divide by 2.
     assert small == 2
@@ -111,12 +111,14 @@ def test_skips_types_without_memory_and_accumulates_on_small_gpus() -> None:
 
 def test_unknown_price_sorts_last_and_is_within_no_budget() -> None:
     found = choose(alternatives(question()), Limits())
-    unknown = [one for one in found if one.cost is None]
-    assert {one.instance_type for one in unknown} == {"ml.p5e.48xlarge"}
-    assert not any(one.instance_type.startswith("ml.trn") for one in found)
+    unknown = [cluster for cluster in found if cluster.cost is None]
+    assert {cluster.instance_type for cluster in unknown} == {"ml.p5e.48xlarge"}
+    assert not any(cluster.instance_type.startswith("ml.trn") for cluster in found)
     assert found[-len(unknown) :] == unknown
-    assert not any(one.pareto for one in unknown)
-    assert all(one.cost is not None for one in choose(found, Limits(budget_usd=Decimal(10**9))))
+    assert not any(cluster.pareto for cluster in unknown)
+    assert all(
+        cluster.cost is not None for cluster in choose(found, Limits(budget_usd=Decimal(10**9)))
+    )
 
 
 def test_savings_plan_with_known_price_is_an_alternative() -> None:
@@ -142,15 +144,15 @@ def test_own_cluster_is_priced_as_the_run_and_each_type_appears_once() -> None:
     own = own_cluster(question())
     assert own.cost == estimate([STAGE], Purchase("us-east-1")).cost
     best = best_of_each_type(choose(alternatives(question()), Limits()))
-    types = [one.instance_type for one in best]
+    types = [cluster.instance_type for cluster in best]
     assert len(types) == len(set(types))
     assert "ml.p5.48xlarge" in types
-    costs = [one.cost for one in best if one.cost is not None]
+    costs = [cluster.cost for cluster in best if cluster.cost is not None]
     assert costs == sorted(costs)
     # max_runtime limits each stage's job.
     limited = choose(alternatives(question()), Limits(stage_seconds=86400))
     assert limited
-    assert all(one.longest_stage <= 86400 for one in limited)
+    assert all(cluster.longest_stage <= 86400 for cluster in limited)
 
 
 def test_no_alternative_exceeds_the_peak_even_from_a_fast_measurement() -> None:
@@ -160,11 +162,11 @@ def test_no_alternative_exceeds_the_peak_even_from_a_fast_measurement() -> None:
     stage = STAGE.at(stated_speed(its, "measured"))
     inputs = replace(question(), stages=(stage,), measurements=(fast,))
     found = alternatives(inputs)
-    assert all((one.stages[0].flops_utilization or 0) <= 1 for one in found)
+    assert all((cluster.stages[0].flops_utilization or 0) <= 1 for cluster in found)
     per_gpu = {
-        one.instances: one.stages[0].images_per_second / one.stages[0].world_size  # type: ignore[operator]
-        for one in found
-        if one.instance_type == STAGE.instance_type
+        cluster.instances: cluster.stages[0].images_per_second / cluster.stages[0].world_size  # type: ignore[operator]
+        for cluster in found
+        if cluster.instance_type == STAGE.instance_type
     }
     larger = [speed for instances, speed in per_gpu.items() if instances > 4]
     assert larger
@@ -186,18 +188,21 @@ def test_larger_micro_batches_are_faster_and_must_fit() -> None:
 def test_cheapest_region_comes_first_and_the_own_one_is_marked() -> None:
     found = costs_by_region([STAGE], Purchase("eu-central-1"), Assumptions(), shipped_prices())
     assert found[0].region in ("us-east-1", "us-west-2")
-    [own] = [one for one in found if one.is_own]
+    [own] = [cluster for cluster in found if cluster.is_own]
     assert (own.region, own.difference) == ("eu-central-1", 0)
     assert found[0].difference is not None
     assert found[0].difference < 0
-    assert "*" not in {one.region for one in found}
+    assert "*" not in {cluster.region for cluster in found}
 
 
 def test_break_even_of_spot_and_reservations() -> None:
     plan = "savings-plan-1y-no-upfront"
     row = PriceRow(STAGE.instance_type, "us-east-1", plan, Decimal(20), "verified", "x", None)
     table = PriceTable.of([row]).over(shipped_prices())
-    found = {one.option: one for one in break_even([STAGE], "us-east-1", Assumptions(), table)}
+    found = {
+        cluster.option: cluster
+        for cluster in break_even([STAGE], "us-east-1", Assumptions(), table)
+    }
     spot = found["spot"].usd_per_instance_hour
     assert spot is not None
     # At that price, spot costs as much as on demand.
@@ -229,18 +234,20 @@ def test_pareto_optimal_alternatives_are_not_dominated(pairs: list[tuple[int | N
         )
         for number, (cost, seconds) in enumerate(pairs)
     ]
-    for one in choose(made, Limits()):
-        beaten = one.cost is None or any(
+    for cluster in choose(made, Limits()):
+        beaten = cluster.cost is None or any(
             other.cost is not None
-            and other.cost <= one.cost
-            and other.seconds <= one.seconds
-            and (other.cost, other.seconds) != (one.cost, one.seconds)
+            and other.cost <= cluster.cost
+            and other.seconds <= cluster.seconds
+            and (other.cost, other.seconds) != (cluster.cost, cluster.seconds)
             for other in made
         )
-        assert not (one.pareto and beaten)
+        assert not (cluster.pareto and beaten)
         if not beaten:
-            twins = [(other.cost, other.seconds) == (one.cost, one.seconds) for other in made]
-            assert one.pareto or sum(twins) > 1
+            twins = [
+                (other.cost, other.seconds) == (cluster.cost, cluster.seconds) for other in made
+            ]
+            assert cluster.pareto or sum(twins) > 1
 
 
 def test_comparison_names_changes_and_sums_differences() -> None:

@@ -72,11 +72,11 @@ def test_bria_published_figures() -> None:
     assert BRIA.world_size == 32
     assert BRIA.effective_batch_size == 2048
     assert BRIA.images_per_second == pytest.approx(3686.4)
-    one = document(BRIA, assumed=NOTHING_ELSE)["stages"][0]
+    stage = document(BRIA, assumed=NOTHING_ELSE)["stages"][0]
     # 550,000 ÷ 1.8 = 305,555.6 s = 84.877 h; × 4 × $31.5641075 (EC2's $27.44705 × 1.15).
-    assert one["training_seconds"] == pytest.approx(305_555.56, abs=0.01)
-    assert one["cost_usd"] == pytest.approx(550_000 / 1.8 / 3600 * 4 * 31.5641075, abs=0.01)
-    assert one["cluster_per_day_usd"] == pytest.approx(3030.15, abs=0.01)
+    assert stage["training_seconds"] == pytest.approx(305_555.56, abs=0.01)
+    assert stage["cost_usd"] == pytest.approx(550_000 / 1.8 / 3600 * 4 * 31.5641075, abs=0.01)
+    assert stage["cluster_per_day_usd"] == pytest.approx(3030.15, abs=0.01)
     a_day = replace(BRIA, max_steps=round(1.8 * 86400))
     assert document(a_day, assumed=NOTHING_ELSE)["total"]["cost_usd"] == pytest.approx(
         4 * 24 * 31.5641075
@@ -84,14 +84,14 @@ def test_bria_published_figures() -> None:
 
 
 def test_overhead_is_billed_on_every_instance() -> None:
-    one = document(BRIA)["stages"][0]
+    stage = document(BRIA)["stages"][0]
     hour = 4 * 31.5641075
     # Ten minutes of start-up; 419 failures ÷ (16,384 GPUs × 54 days) on 32 GPUs, each 900 s
     # and half of 1,000 iterations.
     failures = 419 / (16384 * 54 * 24) * 32 * 550_000 / 1.8 / 3600
     expected = 600 + 550_000 / 1.8 + failures * (900 + 500 / 1.8)
-    assert one["billable_seconds"] == pytest.approx(expected)
-    assert one["breakdown_usd"]["start_up"] == pytest.approx(hour / 6, abs=1e-5)
+    assert stage["billable_seconds"] == pytest.approx(expected)
+    assert stage["breakdown_usd"]["start_up"] == pytest.approx(hour / 6, abs=1e-5)
     [priced] = estimate([BRIA], Purchase("us-east-1")).stages
     assert priced.cost == sum(part for part in priced.breakdown.values() if part is not None)
 
@@ -225,9 +225,9 @@ def test_document_has_the_documented_keys() -> None:
 
 def test_stages_sum_to_the_total() -> None:
     second = replace(BRIA, name="512px", instances=8, speed=stated_speed(0.9, "measured"))
-    both, one, other = document(BRIA, second), document(BRIA), document(second)
+    both, first, other = document(BRIA, second), document(BRIA), document(second)
     for key in ("cost_usd", "instance_hours", "wall_seconds"):
-        assert both["total"][key] == pytest.approx(one["total"][key] + other["total"][key])
+        assert both["total"][key] == pytest.approx(first["total"][key] + other["total"][key])
     # Two stages are rarely both at their worst: the total's range is inside the sum of theirs.
     assert both["total"]["cost_high_usd"] < sum(stage["cost_high_usd"] for stage in both["stages"])
 
@@ -254,7 +254,7 @@ def test_unknown_price_is_null() -> None:
     )
 
 
-@pytest.mark.parametrize("instance", instance_types(), ids=lambda one: one.name)
+@pytest.mark.parametrize("instance", instance_types(), ids=lambda kind: kind.name)
 def test_every_price_has_a_source(instance: Any) -> None:
     price = shipped_prices().price(instance.name, "us-east-1")
     assert price.source
@@ -281,7 +281,7 @@ def test_price_of_another_region_is_derived_and_widens_the_range() -> None:
     assert float(dublin.most) == pytest.approx(1.7 * 31.5641075, rel=0.01)
     widths = [
         found["cost_high_usd"] / found["cost_low_usd"]
-        for found in (document_in(one)["total"] for one in ("us-east-1", "eu-west-2"))
+        for found in (document_in(region)["total"] for region in ("us-east-1", "eu-west-2"))
     ]
     assert widths[1] > 1.1 * widths[0]
     assert any(

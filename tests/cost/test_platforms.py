@@ -32,14 +32,14 @@ def _stage(instance_type: str) -> CostStage:
 def test_platforms_differ_by_their_prices_only() -> None:
     stages = [_stage("ml.p4d.24xlarge")]
     priced = platform_costs(stages, "us-west-2", NONE, shipped_prices())
-    assert [one.platform for one in priced] == ["training-jobs", "hyperpod", "eks"]
-    hourly = {one.platform: one.price.usd_per_instance_hour for one in priced}
+    assert [option.platform for option in priced] == ["training-jobs", "hyperpod", "eks"]
+    hourly = {option.platform: option.price.usd_per_instance_hour for option in priced}
     assert hourly == {
         "training-jobs": Decimal("25.251286"),
         "hyperpod": Decimal("25.91001756"),
         "eks": Decimal("21.9576"),  # the price in us-east-1 × the ratio of the regions, 1
     }
-    jobs, hyperpod, eks = (one.cost or Decimal(0) for one in priced)
+    jobs, hyperpod, eks = (option.cost or Decimal(0) for option in priced)
     hours = (hyperpod - jobs) / (Decimal("25.91001756") - Decimal("25.251286"))
     assert float(hours) == pytest.approx(2, rel=0.1)  # two instances for an hour
     control_plane = eks - jobs + hours * (Decimal("25.251286") - Decimal("21.9576"))
@@ -49,8 +49,8 @@ def test_platforms_differ_by_their_prices_only() -> None:
 def test_unknown_price_stays_unknown() -> None:
     """AWS publishes no on-demand price of p5e."""
     priced = platform_costs([_stage("ml.p5e.48xlarge")], "us-east-1", NONE, shipped_prices())
-    assert [one.cost for one in priced] == [None, None, None]
-    assert [one.as_dict()["price_per_instance_hour_usd"] for one in priced] == [None] * 3
+    assert [option.cost for option in priced] == [None, None, None]
+    assert [option.as_dict()["price_per_instance_hour_usd"] for option in priced] == [None] * 3
 
 
 def test_ec2_costs_less_than_hyperpod_for_every_type() -> None:

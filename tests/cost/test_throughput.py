@@ -64,7 +64,7 @@ def test_each_rule_is_named_and_widens_the_range() -> None:
     moved = resolved(stage(512), measured(1.8, 32))
     other = resolved(stage(instance_type="ml.p5.48xlarge"), measured(1.8, 32))
     nothing = resolved(stage())
-    assert [one.basis for one in (own, fitted, scaled, moved, other, nothing)] == [
+    assert [speed.basis for speed in (own, fitted, scaled, moved, other, nothing)] == [
         "measured",
         "scaling fit",
         "scaled",
@@ -76,7 +76,7 @@ def test_each_rule_is_named_and_widens_the_range() -> None:
     assert width(own) < width(fitted)
     assert width(own) < width(moved)
     assert width(own) < width(other)
-    assert all(one.why for one in (own, fitted, scaled, moved, other, nothing))
+    assert all(speed.why for speed in (own, fitted, scaled, moved, other, nothing))
 
 
 def test_measurement_is_carried_by_the_ratio_of_two_predictions() -> None:
@@ -116,9 +116,9 @@ def test_plausible_measurement_keeps_other_stages_in_their_unmeasured_range(
 ) -> None:
     own = stage()
     predicted = (own.predicted_images_per_second or 0) / 2048
-    one = stage(resolution, instances, instance_type=kind, per_device_batch_size=batch)
-    unmeasured = resolved(one)
-    carried = resolved(one, measured(predicted * share, 32))
+    single = stage(resolution, instances, instance_type=kind, per_device_batch_size=batch)
+    unmeasured = resolved(single)
+    carried = resolved(single, measured(predicted * share, 32))
     tolerance = 1 + 1e-9
     assert unmeasured.low <= carried.steps_per_second * tolerance
     assert carried.steps_per_second <= unmeasured.high * tolerance
@@ -127,16 +127,16 @@ def test_plausible_measurement_keeps_other_stages_in_their_unmeasured_range(
 def test_published_pairs_lie_within_the_spread_of_a_carried_speed() -> None:
     """Two points of one source and model: the ratio of the speeds against the model's."""
     errors: dict[bool, list[float]] = {True: [], False: []}
-    for one, other in combinations(speed_points(), 2):
-        same_software = (one.source, one.model, one.work.sharding, one.work.compiled) == (
+    for point, other in combinations(speed_points(), 2):
+        same_software = (point.source, point.model, point.work.sharding, point.work.compiled) == (
             other.source,
             other.model,
             other.work.sharding,
             other.work.compiled,
         )
-        if same_software and bool(one.work.encoder_flops) == bool(other.work.encoder_flops):
-            error = abs(math.log(one.ratio() / other.ratio()))
-            errors[one.network.gpus == other.network.gpus].append(error)
+        if same_software and bool(point.work.encoder_flops) == bool(other.work.encoder_flops):
+            error = abs(math.log(point.ratio() / other.ratio()))
+            errors[point.network.gpus == other.network.gpus].append(error)
     for same_size, spread in ((True, CARRY_SPREAD), (False, RESIZED_SPREAD)):
         found = errors[same_size]
         assert len(found) > 80
@@ -145,10 +145,10 @@ def test_published_pairs_lie_within_the_spread_of_a_carried_speed() -> None:
 
 
 def test_prediction_without_measurements_is_the_speed_models() -> None:
-    one = stage()
-    speed = resolved(one)
-    assert one.predicted_images_per_second is not None
-    assert speed.steps_per_second == pytest.approx(one.predicted_images_per_second / 2048)
+    single = stage()
+    speed = resolved(single)
+    assert single.predicted_images_per_second is not None
+    assert speed.steps_per_second == pytest.approx(single.predicted_images_per_second / 2048)
     assert width(speed) == pytest.approx(SPREAD**2)
     # BRIA publishes 1.8 it/s for this stage.
     assert speed.low < 1.8 < speed.high
@@ -167,20 +167,20 @@ def test_no_extrapolation_exceeds_the_peak() -> None:
         {"instance_type": "ml.g5.48xlarge"},
         {"instance_type": "ml.p6-b200.48xlarge"},
     ):
-        one = stage(**changes)
-        moved = one.at(resolved(one, fast))
+        single = stage(**changes)
+        moved = single.at(resolved(single, fast))
         assert moved.flops_utilization is not None
         assert moved.flops_utilization <= 1
         speed = moved.speed
         assert speed is not None
-        assert one.at(replace(speed, steps_per_second=speed.high)).flops_utilization <= 1 + 1e-9  # type: ignore[operator]
+        assert single.at(replace(speed, steps_per_second=speed.high)).flops_utilization <= 1 + 1e-9  # type: ignore[operator]
 
 
 def test_measurement_of_fewer_figures_scales_with_the_cluster() -> None:
     """Without the model's figures: fewer GPUs are each as fast as measured."""
-    one = stage(instances=2, flops_per_image=None, per_device_batch_size=64)
+    single = stage(instances=2, flops_per_image=None, per_device_batch_size=64)
     known = measured(1.8, 32, predicted_images_per_second=None)
-    assert resolved(one, known).steps_per_second == pytest.approx(0.9)
+    assert resolved(single, known).steps_per_second == pytest.approx(0.9)
 
 
 def test_speed_is_unknown_without_flops() -> None:
@@ -313,17 +313,17 @@ def test_scaled_step_is_never_faster_than_its_compute(
     )
     assert step.low <= step.seconds <= step.high
     assert math.isfinite(step.high)
-    assert step.seconds >= 0.9 * min(one for _, one in points) or nodes <= 2
+    assert step.seconds >= 0.9 * min(measured for _, measured in points) or nodes <= 2
     assert 1 / 8 <= step.network_speed <= 8
 
 
 def test_slower_second_node_means_a_slower_network_and_a_slower_cluster() -> None:
     work = StepWork(8, 1, 2.4e12, 1.2e9, 2_000_000_000)
-    one, two, sixteen = (gpu_network(nodes, 8, 400, 300) for nodes in (1, 2, 16))
+    single, two, sixteen = (gpu_network(nodes, 8, 400, 300) for nodes in (1, 2, 16))
 
     def scaled(second: float) -> StepScaling:
         return scale_steps(
-            [(one, 0.30), (two, second)],
+            [(single, 0.30), (two, second)],
             sixteen,
             lambda network, compute: exposed_communication(work, network, compute),
         )
@@ -348,7 +348,7 @@ def test_measured_work_per_gpu_applies_at_any_size_and_fewer_gpus_are_no_faster(
         batch = {"per_device_batch_size": 16, "sharding": sharding}
         return replace(stage(), instances=instances, **batch)
 
-    one = Measurement(
+    measurement = Measurement(
         "job",
         min(its, 0.5 * resolved(sized(here)).steps_per_second),
         8 * here,
@@ -358,11 +358,11 @@ def test_measured_work_per_gpu_applies_at_any_size_and_fewer_gpus_are_no_faster(
         per_device_batch_size=16,
         gradient_accumulation_steps=2,
     )
-    speed = resolved(sized(there), one)
+    speed = resolved(sized(there), measurement)
     assert speed.basis == ("measured" if here == there else "scaled")
     assert speed.low <= speed.steps_per_second <= speed.high
     if there != here:
         # Equal work on each GPU: no cluster takes a step faster than a smaller one, but for noise.
-        limit = one.steps_per_second * (1.0 if there < here else 1.05)
+        limit = measurement.steps_per_second * (1.0 if there < here else 1.05)
         assert speed.steps_per_second <= limit * (1 + 1e-9)
-    assert resolve_speed(replace(sized(there), per_device_batch_size=8), [one]) != speed
+    assert resolve_speed(replace(sized(there), per_device_batch_size=8), [measurement]) != speed

@@ -119,11 +119,11 @@ def healthy(nodes: int = 16) -> JobReview:
                 "Loss",
                 "",
                 (
-                    _line("training", times, [_loss(one / length, rng) for one in times]),
+                    _line("training", times, [_loss(time / length, rng) for time in times]),
                     Curve(
                         "evaluation",
                         times[20::20],
-                        [_loss(one / length, rng) + 0.004 for one in times[20::20]],
+                        [_loss(time / length, rng) + 0.004 for time in times[20::20]],
                     ),
                 ),
             ),
@@ -198,18 +198,21 @@ def stalled() -> JobReview:
         return stall[0] < seconds < stall[1]
 
     speed = [
-        None if is_stalled(one) else 0.74 - 0.16 * one / length + rng.gauss(0, 0.03)
-        for one in times
+        None if is_stalled(time) else 0.74 - 0.16 * time / length + rng.gauss(0, 0.03)
+        for time in times
     ]
     waits = [
-        None if is_stalled(one) else 0.38 + 0.12 * math.sin(one / 2500) + rng.gauss(0, 0.03)
-        for one in times
+        None if is_stalled(time) else 0.38 + 0.12 * math.sin(time / 2500) + rng.gauss(0, 0.03)
+        for time in times
     ]
     nodes = tuple(
         Curve(
             f"algo-{node + 1}",
             times,
-            [0.02 if is_stalled(one) else 0.56 - 0.09 * node + rng.gauss(0, 0.04) for one in times],
+            [
+                0.02 if is_stalled(time) else 0.56 - 0.09 * node + rng.gauss(0, 0.04)
+                for time in times
+            ],
         )
         for node in range(4)
     )
@@ -319,8 +322,8 @@ def stalled() -> JobReview:
                         "training",
                         times,
                         [
-                            None if is_stalled(one) else _loss(0.3 * one / length, rng)
-                            for one in times
+                            None if is_stalled(time) else _loss(0.3 * time / length, rng)
+                            for time in times
                         ],
                     ),
                 ),
@@ -411,8 +414,8 @@ def _line(
         label,
         times,
         values,
-        [None if one is None else one - spread for one in values],
-        [None if one is None else one + spread for one in values],
+        [None if value is None else value - spread for value in values],
+        [None if value is None else value + spread for value in values],
     )
 
 

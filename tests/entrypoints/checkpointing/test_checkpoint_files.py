@@ -99,7 +99,7 @@ def test_shard_files_are_those_that_the_marker_lists(tmp_path: Path) -> None:
     checkpoint_files.write_file(folder, shard_file_name(2), checkpoint_files.save_bytes(b"stale"))
     checkpoint_files.write_marker(folder, 10, 2, "same", listed)
     assert [path.name for path in checkpoint_files.shard_files(folder)] == [
-        one.name for one in listed
+        checkpoint.name for checkpoint in listed
     ]
 
 

@@ -105,15 +105,15 @@ def test_incomplete_tensor_is_named(tmp_path: Path) -> None:
 
 
 def test_full_tensors_are_assembled_by_prefix(tmp_path: Path) -> None:
-    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    first, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
     full = counting([3, 2])
     save_shards(
-        one, {ShardSpec("a.x", (0, 0)): full[:2].clone(), ShardSpec("b.x", ()): counting([])}
+        first, {ShardSpec("a.x", (0, 0)): full[:2].clone(), ShardSpec("b.x", ()): counting([])}
     )
     save_shards(
         two, {ShardSpec("a.x", (2, 0)): full[2:].clone(), ShardSpec("a.y", ()): torch.tensor(5.0)}
     )
-    loaded = load_full([one, two], "a.")
+    loaded = load_full([first, two], "a.")
     assert {name: tensor.tolist() for name, tensor in loaded.items()} == {
         "x": full.tolist(),
         "y": 5.0,

@@ -53,7 +53,7 @@ def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path: Path) 
     )
     assert "OSError" in failed.stderr
     assert path.read_bytes() == b"old"
-    assert [one.name for one in tmp_path.iterdir()] == ["old"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["old"]
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:

@@ -82,12 +82,12 @@ def channel(tmp_path: Path) -> Path:
 def test_extras_have_the_crop_and_flip_of_their_image(
     channel: Path, tmp_path: Path, reader: str, workers: int
 ) -> None:
-    rank, one = DataRank(("algo-1",), 0, 0, 1), lambda value: [value]
+    rank, decode = DataRank(("algo-1",), 0, 0, 1), lambda value: [value]
     config = replace(CONFIG, reader=reader, epoch_samples=SAMPLES, shuffle_buffer=2)
     if reader == "indexed":
-        shards: Any = build_catalog(channel, None, rank, one, tmp_path / "scan")
+        shards: Any = build_catalog(channel, None, rank, decode, tmp_path / "scan")
     else:
-        shards = list_stream(channel, rank, one)
+        shards = list_stream(channel, rank, decode)
     loader = open_loader(
         shards, rank, config, resolution=16, batch_size=4, seed=1, decode_workers=workers
     )
@@ -100,7 +100,7 @@ def test_extras_have_the_crop_and_flip_of_their_image(
 def check_sample(batch: Batch, row: int) -> tuple[float, bool]:
     """Compare the extras with the image; return its left edge, and whether it is flipped."""
     assert not batch.bad_samples
-    shapes = {name: (tuple(one.shape), one.dtype) for name, one in batch.extras.items()}
+    shapes = {name: (tuple(array.shape), array.dtype) for name, array in batch.extras.items()}
     assert shapes == {
         "mask": ((4, 16, 16), torch.uint8),
         "depth": ((4, 16, 16), torch.float32),

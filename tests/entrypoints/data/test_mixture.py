@@ -79,12 +79,14 @@ def mixed_loaders(
         if not target.exists():
             distribute_shards(sorted(photos.iterdir()), nodes, target)
         channels = sorted(target.iterdir())
-    indexes = [one.parent / "index.parquet" for one in folders]
+    indexes = [shards.parent / "index.parquet" for shards in folders]
     each = [
         Cluster(channels, ranks, folder / "scan", indexes[0]).build_catalogs(),
         Cluster([art] * nodes, ranks, folder / "scan", indexes[1]).build_catalogs(),
     ]
-    sources = [replace(one, weight=weight) for one, weight in zip(SOURCES, weights, strict=True)]
+    sources = [
+        replace(source, weight=weight) for source, weight in zip(SOURCES, weights, strict=True)
+    ]
     defaults: dict[str, Any] = {"resolution": 8, "seed": 0, "decode_workers": 0}
     config = options.pop("config", DATA_CONFIG)
     return [
@@ -150,11 +152,11 @@ def test_a_resumed_mixture_is_exact_also_on_another_cluster(
     assert kinds(list(whole.elements())) == {"photos": 42, "art": 14}
 
     started = mixed_loaders(folders, tmp_path, 2, 1, **options)
-    before = [new_captions(one, 3) for one in started]
-    [state] = {one.state_bytes() for one in started}
+    before = [new_captions(loader, 3) for loader in started]
+    [state] = {loader.state_bytes() for loader in started}
     same = mixed_loaders(folders, tmp_path, 2, 1, state=state, **options)
-    assert [one.reader.resume_warning for one in same] == [None, None]
-    assert [b + new_captions(one) for b, one in zip(before, same, strict=True)] == expected
+    assert [loader.reader.resume_warning for loader in same] == [None, None]
+    assert [b + new_captions(loader) for b, loader in zip(before, same, strict=True)] == expected
 
     others = mixed_loaders(folders, tmp_path, 1, 2, state=state, **options)
     read = [caption for captions in before for caption in captions]

@@ -83,7 +83,7 @@ def test_scan_agrees_with_tarfile(
         tar_format,
     )
     with tarfile.open(path) as tar:
-        expected = [(split_name(one.name), tar.extractfile(one).read()) for one in tar]  # type: ignore[union-attr]
+        expected = [(split_name(member.name), tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
     samples = read_samples(path)
     members = [
         ((key, extension), content)

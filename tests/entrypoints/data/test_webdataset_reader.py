@@ -72,15 +72,15 @@ def test_same_seed_gives_the_same_batches_in_any_number_of_processes(channel: Pa
     first = take_batches(loader(channel), 20)
     again = take_batches(loader(channel, decode_workers=2), 20)
     assert captions(first) == captions(again)
-    for one, other in zip(first, again, strict=True):
-        assert one.pixels.equal(other.pixels)
-        assert one.sizes.equal(other.sizes)
-        assert one.timestep_uniform.tolist() == other.timestep_uniform.tolist()
+    for batch, other in zip(first, again, strict=True):
+        assert batch.pixels.equal(other.pixels)
+        assert batch.sizes.equal(other.sizes)
+        assert batch.timestep_uniform.tolist() == other.timestep_uniform.tolist()
 
 
 def test_each_rank_and_each_seed_has_an_order_of_its_own(channel: Path) -> None:
     loaders = [loader(channel, rank, 2, seed=seed) for rank in (0, 1) for seed in (0, 1)]
-    orders = {tuple(captions(take_batches(one, 20))) for one in loaders}
+    orders = {tuple(captions(take_batches(loader, 20))) for loader in loaders}
     assert len(orders) == 4
 
 

@@ -118,7 +118,7 @@ def test_sweep_reaches_1_gib_on_a_fast_network_and_stops_early_on_a_slow_one() -
     fast, slow = Simulated(16, 40e9, 3e-5), Simulated(16, 1e6, 3e-5)
     complete = list(sweep("all_reduce", fast.measure, budget=4, max_bytes=2**30))
     partial = list(sweep("all_reduce", slow.measure, budget=4, max_bytes=2**30))
-    assert [one.bytes for one in complete] == list(SIZES)
+    assert [result.bytes for result in complete] == list(SIZES)
     assert (SIZES[0], SIZES[-1]) == (2**10, 2**30)
     assert 2 <= len(partial) < len(complete)
     limited = list(sweep("all_gather", fast.measure, budget=4, max_bytes=2**20))
@@ -314,11 +314,11 @@ def test_transport_is_judged_on_every_fabric(
 
 
 def test_logs_of_a_nodes_processes_count_together() -> None:
-    one, other = (parse_nccl_log(infiniband_log(rdma, 8, TOO_FAR)) for rdma in (8, 1))
-    both = merge_nccl_logs([one, other])
+    near, other = (parse_nccl_log(infiniband_log(rdma, 8, TOO_FAR)) for rdma in (8, 1))
+    both = merge_nccl_logs([near, other])
     assert (both.fabric, both.channels, both.rdma_channels) == ("infiniband", 16, 9)
     assert both.rdma_off == ("Disabled for GPU 0 / HCA 3 (distance 8 > 5)",)
-    slow = merge_nccl_logs([one, parse_nccl_log(SOCKETS_LOG.splitlines())])
+    slow = merge_nccl_logs([near, parse_nccl_log(SOCKETS_LOG.splitlines())])
     assert slow.fabric == "sockets"
 
 

@@ -171,12 +171,12 @@ def test_the_slow_link_of_four_hosts_is_found_on_a_busy_computer(seed: int, is_s
     """One measurement of six is disturbed, and one pass of six as a whole."""
 
     def noise(number: int, pair: Pair) -> float:
-        one, all_of_pass = (
+        of_pair, all_of_pass = (
             random.Random(f"{seed} {number} {pair}"),
             random.Random(f"{seed}{number}"),
         )
         level = all_of_pass.uniform(0.12, 1.0) if all_of_pass.random() < 1 / 6 else 1.0
-        return level * (one.uniform(0.1, 0.9) if one.random() < 1 / 6 else 1.0)
+        return level * (of_pair.uniform(0.1, 0.9) if of_pair.random() < 1 / 6 else 1.0)
 
     bandwidths = dict.fromkeys(all_pairs(4), 100.0) | ({(1, 3): 12.0} if is_slow else {})
     found = found_in(bandwidths, noise)

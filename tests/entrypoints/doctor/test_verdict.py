@@ -163,7 +163,7 @@ def test_missing_node_is_named_with_advice() -> None:
     healthy = cluster_of()
     ranks = tuple(rank for rank in healthy.ranks if rank.node != 2)
     verdict = judge(job_config(), replace(healthy, ranks=ranks, missing_ranks=tuple(range(16, 24))))
-    [finding] = [one for one in verdict.findings if one.code == "node-missing"]
+    [finding] = [missing for missing in verdict.findings if missing.code == "node-missing"]
     assert finding.level == "fail"
     assert finding.message.startswith("algo-3 never joined: ranks 16–23 ")
     assert "within 40 s" in finding.message
@@ -358,7 +358,7 @@ def test_results_of_other_clusters_and_damaged_ones_are_ignored(tmp_path: Path) 
     (tmp_path / "damaged.json").write_text("{")
     (tmp_path / "other.json").write_text('{"version": 99}')
     known = parse_results(read_results([tmp_path, tmp_path / "missing"]))
-    assert [one.nodes for one in known] == [4]
+    assert [workload.nodes for workload in known] == [4]
     other = EarlierResult(**asdict(known[0]) | {"nodes": 8, "flagged": ()})
     slow = cluster_of(rate=0.5 * TYPICAL)
     assert codes(judge(job_config(), slow, [other])) == codes(judge(job_config(), slow))

@@ -74,7 +74,7 @@ def test_one_rank_sends_nothing_and_none_is_a_mistake() -> None:
         st.tuples(st.integers(1, 2**30), st.floats(1e-6, 10.0)),
         min_size=1,
         max_size=8,
-        unique_by=lambda one: one[0],
+        unique_by=lambda pair: pair[0],
     ),
     st.tuples(st.integers(1, 2**33), st.integers(1, 2**33)),
 )

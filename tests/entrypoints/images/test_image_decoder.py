@@ -52,9 +52,9 @@ def decode_with_pillow(content: bytes, side: int) -> np.ndarray[Any, Any]:
     return np.asarray(square.resize((side, side), Image.Resampling.BICUBIC))
 
 
-def difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> tuple[int, float]:
+def difference(image: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> tuple[int, float]:
     """Return the largest and the mean difference in levels."""
-    levels = np.abs(one.astype(int) - other.astype(int))
+    levels = np.abs(image.astype(int) - other.astype(int))
     return int(levels.max()), float(levels.mean())
 
 

@@ -76,7 +76,8 @@ def run_folder(parts: ModelComponents, base: Path, folder: Path) -> Path:
     checkpoint.mkdir()
     tensors = model_tensors(parts.trained_module())
     shards = {
-        ShardSpec(f"{MODEL}{name}", (0,) * one.dim()): one.detach() for name, one in tensors.items()
+        ShardSpec(f"{MODEL}{name}", (0,) * tensor.dim()): tensor.detach()
+        for name, tensor in tensors.items()
     }
     file = write_file(checkpoint, shard_file_name(0), lambda path: save_shards(path, shards))
     write_marker(checkpoint, 3, 1, "fingerprint", [file])

@@ -151,14 +151,14 @@ def test_sd3_without_t5_draws_what_diffusers_draws(tmp_path: Path) -> None:
     )
     assert "(folder, text_encoder_3=None, tokenizer_3=None)" in (saved / "README.md").read_text()
     images = [
-        one(
+        assembled(
             "a grey of 3",
             num_inference_steps=2,
             guidance_scale=4.0,
             generator=torch.Generator().manual_seed(0),
             output_type="np",
         ).images
-        for one in (pipeline, expected)
+        for assembled in (pipeline, expected)
     ]
     torch.testing.assert_close(*map(torch.from_numpy, images), rtol=0, atol=1e-5)
 

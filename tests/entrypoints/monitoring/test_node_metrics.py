@@ -149,7 +149,7 @@ def test_node_event_holds_the_times_of_every_rank_in_one_atomic_line(tmp_path: P
             clock.now = started
         clock.now += 4 * 10**10
         report.measure([reader for _, reader in ranks], clock.now / 1e9, job)
-    [event] = [one for line in stream.getvalue().splitlines() if (one := parse_event(line))]
+    [event] = [parsed for line in stream.getvalue().splitlines() if (parsed := parse_event(line))]
     assert len(stream.getvalue().encode()) < 4096
     assert event["ranks"][5]["p50"] == pytest.approx(0.4, rel=0.07)
     assert event["ranks"][5]["busy_seconds"] == pytest.approx(0.205)

@@ -80,6 +80,6 @@ def test_copies_only_the_part_of_the_node(
 
 def test_description_survives_its_variable() -> None:
     channels = (NodeChannel("train", "s3://b/x/", None, sharded=True), NodeChannel("a", "s3://b/y"))
-    one = NodeDescription("256px", "train.py", "ml.g5.xlarge", 2, 1, channels, "s3://b/c")
-    assert NodeDescription.from_json(one.to_json()) == one
-    assert "\n" not in one.to_json()
+    description = NodeDescription("256px", "train.py", "ml.g5.xlarge", 2, 1, channels, "s3://b/c")
+    assert NodeDescription.from_json(description.to_json()) == description
+    assert "\n" not in description.to_json()

@@ -176,7 +176,7 @@ def objects(aws: Aws) -> dict[str, int]:
     """Return name → size of the run's checkpoint files in S3."""
     listed = aws.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=f"{PREFIX}/")
     return {
-        one["Key"].removeprefix(f"{PREFIX}/"): one["Size"] for one in listed.get("Contents", ())
+        item["Key"].removeprefix(f"{PREFIX}/"): item["Size"] for item in listed.get("Contents", ())
     }
 
 
@@ -189,8 +189,8 @@ def complete_steps(aws: Aws) -> list[int]:
         if file == MARKER and folder.startswith("step-"):
             body = aws.client("s3").get_object(Bucket=BUCKET, Key=f"{PREFIX}/{name}")["Body"]
             marker = CheckpointMarker.parse(body.read())
-            assert {one.name for one in marker.files} <= {
-                one.removeprefix(f"{folder}/") for one in found if one.startswith(f"{folder}/")
+            assert {entry.name for entry in marker.files} <= {
+                key.removeprefix(f"{folder}/") for key in found if key.startswith(f"{folder}/")
             }
             assert folder == step_folder_name(marker.step)
             steps.append(marker.step)
@@ -274,8 +274,8 @@ def test_pod_continues_from_sagemakers_checkpoints_only_if_the_manifest_says_so(
 
 def test_a_pod_without_data_says_so_and_fails(cluster: Cluster, aws: Aws) -> None:
     s3 = aws.client("s3")
-    for one in s3.list_objects_v2(Bucket=BUCKET, Prefix="shards/")["Contents"]:
-        s3.delete_object(Bucket=BUCKET, Key=one["Key"])
+    for item in s3.list_objects_v2(Bucket=BUCKET, Prefix="shards/")["Contents"]:
+        s3.delete_object(Bucket=BUCKET, Key=item["Key"])
     [node] = cluster.start(run_file(1, max_steps=1))
     assert node.end() == 1
     assert "error: channel train: s3://ai-bucket/shards/: no files" in node.text

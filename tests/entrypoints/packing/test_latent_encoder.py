@@ -83,7 +83,7 @@ def test_threads_encode_together_what_each_would_encode_alone(folder: Path) -> N
 def test_batches_equal_single_images_but_for_rounding(folder: Path) -> None:
     batched, single = LatentEncoder(folder, 8, batch_size=4), LatentEncoder(folder, 8)
     for name, content in encode(batched, 5).items():
-        arrays = [np.load(io.BytesIO(one)) for one in (content, encode(single, 5)[name])]
+        arrays = [np.load(io.BytesIO(encoded)) for encoded in (content, encode(single, 5)[name])]
         np.testing.assert_allclose(*arrays, rtol=2**-9, atol=1e-3)
 
 

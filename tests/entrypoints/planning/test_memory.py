@@ -99,12 +99,12 @@ def test_planned_optimizer_state_equals_the_real_one(optimizer: str) -> None:
     optimizers = build_optimizers(settings, weights, 1e-3, sharded=False)
     for weight in weights.values():
         weight.grad = torch.zeros_like(weight)
-    for one in optimizers:
-        one.step()
+    for built in optimizers:
+        built.step()
     kept = sum(
         value.numel() * 4
-        for one in optimizers
-        for state in one.state.values()
+        for built in optimizers
+        for state in built.state.values()
         for value in state.values()
         if value.dim()
     )

@@ -39,5 +39,5 @@ def test_no_rank_waits_for_a_checkpoint_that_another_one_cannot_complete(
     first.end_save(seconds=0.1)
     hanging.tick()
     with ThreadPoolExecutor(2) as pool:
-        ends = [pool.submit(one.finish, lambda: None) for one in (first, second)]
+        ends = [pool.submit(ranks.finish, lambda: None) for ranks in (first, second)]
         assert [end.result(DEADLINE) for end in ends] == [False, True]

@@ -145,8 +145,8 @@ def offline_rows(folder: Path) -> list[dict[str, Any]]:
             record.ParseFromString(data)
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
-                names = [one.key or one.nested_key[0] for one in items]
-                values = [json.loads(one.value_json) for one in items]
+                names = [item.key or item.nested_key[0] for item in items]
+                values = [json.loads(item.value_json) for item in items]
                 rows.append(dict(zip(names, values, strict=True)))
     return rows
 
@@ -254,8 +254,8 @@ def test_mlflow_files_continue_one_run(
     assert (run.info.run_name, run.info.status) == ("demo-256px-local", "FINISHED")
     assert run.data.params["learning_rate"] == "0.0001"
     history = client.get_metric_history(run.info.run_id, "train/loss")
-    assert [one.step for one in history] == [1, 2, 3, 4]
-    assert [one.value for one in history] == [1 / step for step in range(1, 5)]
+    assert [point.step for point in history] == [1, 2, 3, 4]
+    assert [point.value for point in history] == [1 / step for step in range(1, 5)]
     images = client.list_artifacts(run.info.run_id, "samples")
     assert [Path(image.path).name for image in images] == ["step-00000002.png", "step-00000004.png"]
 

@@ -89,7 +89,7 @@ def test_killed_adapter_resumes_bit_for_bit(
     folder = killed.checkpoints / step_folder_name(12)
     names = {name for path in folder.glob("tensors-*") for name in load_file(path)}
     assert names
-    weights = [one for one in names if one.startswith(("model.", "ema."))]
+    weights = [key for key in names if key.startswith(("model.", "ema."))]
     assert all(".lora_A." in weight or ".lora_B." in weight for weight in weights)
     final = killed.checkpoints / FINAL_MODEL
     assert sum(path.stat().st_size for path in final.iterdir()) < 500_000

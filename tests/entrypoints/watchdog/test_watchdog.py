@@ -118,7 +118,9 @@ class WatchedCluster:
 
     def events(self, node: int, code: str) -> list[dict[str, Any]]:
         lines = self.streams[node].getvalue().splitlines()
-        return [one for line in lines if (one := parse_event(line)) and one.get("code") == code]
+        return [
+            event for line in lines if (event := parse_event(line)) and event.get("code") == code
+        ]
 
 
 @pytest.fixture
@@ -243,7 +245,7 @@ def test_alerts_name_the_commands_of_the_jobs_platform(
     cluster.run(110)
     cluster.fail(0, "ValueError: bad")
     cluster.run(3)
-    alerts = [one["attachments"][0]["text"] for one in server.wait_for(3)]
+    alerts = [alert["attachments"][0]["text"] for alert in server.wait_for(3)]
     stall, failure = alerts[0], next(text for text in alerts if "ValueError: bad" in text)
     name = "demo-256px"
     assert f"next: kubectl delete -n default trainjob/{name}" in stall

@@ -73,11 +73,13 @@ class Folder:
 
 
 def test_components_without_a_network_are_reported() -> None:
-    files = {name: one for name, one in published("sd2").items() if not name.startswith("unet/")}
+    files = {
+        name: content for name, content in published("sd2").items() if not name.startswith("unet/")
+    }
     files.pop("model_index.json", None)
     model = {"preset": "sd2", "lora": {}}
     found = components_findings(config(model=model), "model.components", Folder(files))
-    assert [one.code for one in found] == ["lora-random-base"]
+    assert [finding.code for finding in found] == ["lora-random-base"]
 
 
 @pytest.mark.parametrize("strategy", ["none", "full_shard"])

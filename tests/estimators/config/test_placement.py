@@ -130,14 +130,14 @@ def test_each_possible_instance_type_is_a_placement() -> None:
         recovery={"fallbacks": [P5, WEST]},
     )
     unique = unique_placements(run_config, "us-east-1")
-    assert [(one.config.cluster.instance_type, one.region) for one in unique] == [
+    assert [(placement.config.cluster.instance_type, placement.region) for placement in unique] == [
         ("ml.p4de.24xlarge", "us-east-1"),
         ("ml.p4d.24xlarge", "us-east-1"),
         ("ml.p5.48xlarge", "us-east-1"),
         ("ml.p4de.24xlarge", "us-west-2"),
         ("ml.p4d.24xlarge", "us-west-2"),
     ]
-    assert all(one.config.cluster.alternatives == [] for one in unique)
+    assert all(placement.config.cluster.alternatives == [] for placement in unique)
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,9 @@ def test_known_arguments_are_those_of_the_libraries() -> None:
     classes |= {
         name: getattr(transformers, name).config_class for name in preset_file.TEXT_ENCODERS
     }
-    for name, one in classes.items():
+    for name, model_class in classes.items():
         known = preset_file._known_arguments()[name]
-        assert known.keys() <= inspect.signature(one.__init__).parameters.keys(), name
+        assert known.keys() <= inspect.signature(model_class.__init__).parameters.keys(), name
 
 
 def test_damaged_content_is_refused() -> None:

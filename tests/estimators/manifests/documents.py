@@ -42,7 +42,7 @@ def preset(name: str, **changes: Any) -> RunConfig:
 
 
 def manifest(run: RunConfig, target: Target, stage: str | None = None) -> Manifest:
-    chosen = next(one for one in run.stages if stage in (None, one.name))
+    chosen = next(stage_config for stage_config in run.stages if stage in (None, stage_config.name))
     return build_manifest(
         run, chosen, target, FixedBundle(), region="us-east-1", file=None, commit="0" * 40
     )
@@ -50,8 +50,8 @@ def manifest(run: RunConfig, target: Target, stage: str | None = None) -> Manife
 
 def only(found: Manifest, kind: str) -> dict[str, Any]:
     """Return the manifest's only object of ``kind``."""
-    [one] = [one for one in found.objects if one["kind"] == kind]
-    return one
+    [item] = [item for item in found.objects if item["kind"] == kind]
+    return item
 
 
 def pods(found: Manifest) -> list[dict[str, Any]]:

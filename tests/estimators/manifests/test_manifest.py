@@ -54,7 +54,7 @@ def test_yaml_holds_the_objects(target: Target) -> None:
 def test_pods_fetch_and_verify_the_bundle_and_identify_the_run(target: Target) -> None:
     for pod in pods(manifest(config(), target, "512px")):
         [fetch] = pod["spec"]["initContainers"]
-        values = {one["name"]: one["value"] for one in fetch["env"]}
+        values = {variable["name"]: variable["value"] for variable in fetch["env"]}
         assert values["BUNDLE_SHA256"] == FixedBundle().sha256
         assert values["BUNDLE_URI"].startswith("s3://ai-bucket/demo/code/")
         assert "sha256sum -c" in fetch["command"][-1]
@@ -77,7 +77,7 @@ def test_pods_request_gpus_efa_and_huge_pages(target: Target) -> None:
         }
         # Kubernetes refuses huge pages without a request for CPU or memory.
         assert resources["requests"].keys() == {"cpu", "memory", *resources["limits"]}
-        [shm] = [one for one in pod["spec"]["volumes"] if one["name"] == "dshm"]
+        [shm] = [volume for volume in pod["spec"]["volumes"] if volume["name"] == "dshm"]
         assert shm["emptyDir"] == {"medium": "Memory"}
     single = config(stages=[run_documents.stage(instances=1)])
     [pod] = pods(manifest(single, target))

@@ -78,9 +78,9 @@ def test_pods_and_volumes_are_kubernetes_objects(run: str, target: Target) -> No
     found = manifest(RUNS[run], target)
     for pod in pods(found):
         assert read_by_kubernetes(pod, "V1PodTemplateSpec") == pod
-    for one in found.objects:
-        if one["apiVersion"] == "v1":
-            assert read_by_kubernetes(one, f"V1{one['kind']}") == one
+    for item in found.objects:
+        if item["apiVersion"] == "v1":
+            assert read_by_kubernetes(item, f"V1{item['kind']}") == item
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -155,7 +155,7 @@ def test_toolkit_starts_smddprun(aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_
     ):
         assert command[command.index(variable) - 1] == "-x"
     passed = {word for option, word in pairwise(command) if option == "-x"}
-    assert {one for one in passed if EFA_VARIABLE.match(one)} == documented()["ml.p4de.24xlarge"][1]
+    assert {key for key in passed if EFA_VARIABLE.match(key)} == documented()["ml.p4de.24xlarge"][1]
     script = command[command.index("smddprun") + 1 :]
     assert script[1:] == ["-m", "mpi4py", "train.py", "--stage", "1e3"]
     # The script starts in the folder of the training code.

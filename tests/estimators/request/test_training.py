@@ -381,7 +381,7 @@ def test_smddp_runs_on_the_newest_image_that_includes_it() -> None:
 def test_all_stages_use_one_image() -> None:
     run = smddp(stages=[stage("a"), stage("b", instances=1)])
     first, second = requests(run)
-    images = {one["AlgorithmSpecification"]["TrainingImage"] for one in (first, second)}
+    images = {request["AlgorithmSpecification"]["TrainingImage"] for request in (first, second)}
     assert len(images) == 1
     assert "sagemaker_program" in first["HyperParameters"]
     assert "sagemaker_program" not in second["HyperParameters"]

@@ -119,4 +119,4 @@ class DoctorCluster:
 
 def codes(result: dict[str, Any]) -> set[str]:
     """Return the codes of a result's findings."""
-    return {one["code"] for one in result["verdict"]["findings"]}
+    return {finding["code"] for finding in result["verdict"]["findings"]}

@@ -96,7 +96,8 @@ def main() -> None:
                     accelerator.is_main_process or args.save_on_all
                 ):
                     if args.checkpoints_total_limit is not None and accelerator.is_main_process:
-                        names = [one for one in os.listdir(args.output_dir) if "checkpoint-" in one]  # noqa: PTH208
+                        found = os.listdir(args.output_dir)  # noqa: PTH208
+                        names = [entry for entry in found if "checkpoint-" in entry]
                         names.sort(key=lambda name: int(name.split("-")[1]))
                         for name in names[: len(names) - args.checkpoints_total_limit + 1]:
                             shutil.rmtree(Path(args.output_dir, name))

@@ -111,8 +111,8 @@ def run_on_fake_gpu(runs: Sequence[FakeRun], timeout: float = DEADLINE) -> FakeG
     result = json.loads(finished.stdout.splitlines()[-1])
     reports = [
         FakeReport(
-            [HostSync(**one) for one in report["syncs"]],
-            [Collective(**one) for one in report["collectives"]],
+            [HostSync(**sync) for sync in report["syncs"]],
+            [Collective(**collective) for collective in report["collectives"]],
             report["peak_bytes"],
         )
         for report in result["reports"]

@@ -146,8 +146,8 @@ def _apply(module: Any, convert: Any, recurse: bool = True) -> Any:
     import torch
 
     converted: dict[Any, Any] = {}
-    for one in module.modules():
-        for name, parameter in one._parameters.items():
+    for layer in module.modules():
+        for name, parameter in layer._parameters.items():
             if parameter is None:
                 continue
             if parameter not in converted:
@@ -156,10 +156,10 @@ def _apply(module: Any, convert: Any, recurse: bool = True) -> Any:
                     converted[parameter] = parameter
                 else:
                     converted[parameter] = torch.nn.Parameter(moved, parameter.requires_grad)
-            one._parameters[name] = converted[parameter]
-        for name, buffer in one._buffers.items():
+            layer._parameters[name] = converted[parameter]
+        for name, buffer in layer._buffers.items():
             if buffer is not None:
-                one._buffers[name] = convert(buffer)
+                layer._buffers[name] = convert(buffer)
     return module
 
 

@@ -47,7 +47,9 @@ def published(preset_name: str, **scheduler: Any) -> Files:
     }
     index |= {"vae": ["diffusers", "AutoencoderKL"], "scheduler": ["diffusers", "DDIMScheduler"]}
     for number, encoder in enumerate(preset["text_encoders"]):
-        name, tokenizer = (numbered_component(one, number) for one in ("text_encoder", "tokenizer"))
+        name, tokenizer = (
+            numbered_component(prefix, number) for prefix in ("text_encoder", "tokenizer")
+        )
         config = {key: value for key, value in encoder.items() if key != "class"}
         files[f"{name}/config.json"] = as_json(config | {"architectures": [encoder["class"]]})
         files[f"{name}/model.safetensors"] = safetensors(weight=(6,))

@@ -44,9 +44,9 @@ def main() -> None:
         )
         card = (adapter / "README.md").read_text(encoding="utf-8")
         lines = card.partition("```python\n")[2].partition("```")[0].splitlines()
-        [line] = [one for one in lines if "folder" in one]
+        [line] = [text for text in lines if "folder" in text]
         names = {"pipeline": pipeline, "folder": adapter}
-        exec("\n".join([one for one in lines if one == "import peft"] + [line]), names)
+        exec("\n".join([text for text in lines if text == "import peft"] + [line]), names)
         # PixArt's pipeline would draw the nearest published size.
         is_pixart = type(pipeline).__name__ == "PixArtSigmaPipeline"
         options: dict[str, Any] = {"use_resolution_binning": False} if is_pixart else {}

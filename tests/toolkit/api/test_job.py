@@ -103,7 +103,7 @@ def test_a_local_run_is_reviewed_and_diagnosed(tmp_path: Path, cli: Cli) -> None
     review = job.review()
     printed = json.loads(cli("review", folder, "--json").stdout)
     assert [verdict.code for verdict in review.jobs[0].verdicts] == [
-        one["code"] for one in printed["jobs"][0]["verdicts"]
+        verdict["code"] for verdict in printed["jobs"][0]["verdicts"]
     ]
     assert len(repr(review)) < 160
     assert review.jobs[0].verdicts[0].question in review._repr_html_().replace("&#x27;", "'")

@@ -110,16 +110,16 @@ def test_cost_is_that_of_the_command(cli: Cli, tmp_path: Path) -> None:
         printed["total"]["cost_low_usd"],
         printed["total"]["cost_high_usd"],
     )
-    assert [one.name for one in cost.stages] == ["a", "b"]
-    assert [one.is_measured for one in cost.stages] == [True, False]
-    assert sum(one.total or 0 for one in cost.stages) == pytest.approx(cost.total)
+    assert [stage.name for stage in cost.stages] == ["a", "b"]
+    assert [stage.is_measured for stage in cost.stages] == [True, False]
+    assert sum(stage.total or 0 for stage in cost.stages) == pytest.approx(cost.total)
     assert len(repr(cost)) < 80
     assert len(repr(sm_train.Run.load(path))) < 80
     with pytest.raises(FrozenInstanceError):
         cost.document = {}  # type: ignore[misc]
-    one = sm_train.Run.load(path).cost("a", assume={"start_up_seconds": 0})
-    assert len(one.stages) == 1
-    assert (one.total or 0) < (cost.stages[0].total or 0)
+    estimate = sm_train.Run.load(path).cost("a", assume={"start_up_seconds": 0})
+    assert len(estimate.stages) == 1
+    assert (estimate.total or 0) < (cost.stages[0].total or 0)
 
 
 def test_cost_in_a_notebook_is_a_table() -> None:

@@ -40,10 +40,10 @@ _ago = st.floats(0, 500 * DAY)
 
 @given(_ago, _ago, st.floats(0, 7200))
 def test_each_minute_is_read_once_at_a_period_still_kept(
-    one: float, other: float, sub: float
+    value: float, other: float, sub: float
 ) -> None:
     now = NOW + sub
-    begin, end = now - max(one, other), now - min(one, other)
+    begin, end = now - max(value, other), now - min(value, other)
     found = split_range(begin, end, now)
     for before, after in pairwise(found):
         assert before.end == after.begin
@@ -63,9 +63,9 @@ def test_each_minute_is_read_once_at_a_period_still_kept(
 
 @given(_ago, _ago, st.integers(1, 2500))
 def test_calls_respect_limits_and_read_each_metric_of_each_window(
-    one: float, other: float, count: int
+    value: float, other: float, count: int
 ) -> None:
-    begin, end = NOW - max(one, other), NOW - min(one, other)
+    begin, end = NOW - max(value, other), NOW - min(value, other)
     metrics = [Metric(str(number), "Host", "job/algo-1") for number in range(count)]
     calls = list(plan_calls(metrics, begin, end, NOW))
     assert all(len(call.metrics) <= MAX_QUERIES for call in calls)
@@ -174,7 +174,7 @@ def test_month_old_job_has_metrics(account: Account) -> None:
     )
     assert found["algo-1", "GPUUtilization"].values.tolist() == [5.0]
     [body] = account.aws.bodies("GetMetricData")
-    assert {one["MetricStat"]["Period"] for one in body["MetricDataQueries"]} == {300}
+    assert {query["MetricStat"]["Period"] for query in body["MetricDataQueries"]} == {300}
 
 
 def test_more_metrics_than_fit_into_a_call(account: Account) -> None:

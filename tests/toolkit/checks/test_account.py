@@ -178,7 +178,7 @@ def test_rejected_call_costs_only_one_check(
     monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", aws.url)
     long = {"instance_type": INSTANCE_TYPE, "max_runtime": "10d"}
     found = check(role=f"{ROLE}-not", cluster=long)
-    assert {one: found[one].level for one in found} == {
+    assert {code: found[code].level for code in found} == {
         "unchecked": "warning",
         "role-absent": "error",
         "runtime-quota": "info",
@@ -196,7 +196,7 @@ def test_rejected_call_costs_only_one_check(
             for finding in online_findings(subject, SESSION, TODAY, lambda count: None)
             if finding.code == "unchecked"
         ]
-    assert [(one.where, one.fix.split(",")[0]) for one in unchecked] == [
+    assert [(finding.where, finding.fix.split(",")[0]) for finding in unchecked] == [
         ("role", "allow iam:GetRole"),
         ("cluster", "retry"),
     ]
@@ -234,7 +234,7 @@ def test_secrets_that_the_job_cannot_read_are_reported(
     with fake_server(fake_policy_simulator([key, parameter])) as iam:
         monkeypatch.setenv("AWS_ENDPOINT_URL_IAM", iam.url)
         found = list(secret_findings(run, SESSION, "us-east-1", ACCOUNT))
-    assert [(one.code, one.where, one.message) for one in found] == [
+    assert [(finding.code, finding.where, finding.message) for finding in found] == [
         ("secret-absent", "alerts.slack_secret", "absent does not exist in us-east-1"),
         ("secret-denied", "trackers.mlflow.secret", "sm-train may not read mlflow/key"),
     ]
@@ -316,7 +316,7 @@ def test_thirty_thousand_shards_need_thirty_calls_and_a_few(
         run = config(role=ROLE, data={"uri": "s3://ai-bucket/set/shards/"})
         subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), tmp_path)
         found = online_findings(subject, SESSION, TODAY, counts.append)
-    assert {one.code for one in found} == {"smddp-tradeoff", "order-depends-on-ranks"}
+    assert {finding.code for finding in found} == {"smddp-tradeoff", "order-depends-on-ranks"}
     lists = [request for request in s3.requests if "shards" in request.query.get("prefix", "")]
     assert len(lists) == 30
     assert counts == [1000 * number for number in range(1, 31)]
@@ -360,7 +360,7 @@ def test_fallback_region_needs_a_bucket_with_the_same_shards(
     assert "us-west-2: bucket west does not exist" in missing.message
     aws.make_bucket("west", "us-west-2", **{f"shards/{number}.tar": b"x" for number in range(3)})
     found = check(recovery=WEST, cluster=plain)
-    assert {code: one.level for code, one in found.items()} == {
+    assert {code: finding.level for code, finding in found.items()} == {
         "fallback-data": "error",
         "index-missing": "error",
         "idle-instances": "error",
@@ -495,12 +495,12 @@ def findings_of(result: Any) -> list[dict[str, str]]:
     assert set(document) == {"ok", "findings"}
     assert document["ok"] == (result.returncode == 0)
     found: list[dict[str, str]] = document["findings"]
-    assert all(set(one) == {"level", "code", "where", "message", "fix"} for one in found)
+    assert all(set(finding) == {"level", "code", "where", "message", "fix"} for finding in found)
     return found
 
 
 def severities(found: Sequence[dict[str, str]]) -> list[int]:
-    return [("error", "warning", "info").index(one["level"]) for one in found]
+    return [("error", "warning", "info").index(finding["level"]) for finding in found]
 
 
 def test_command_queries_aws_and_sorts_by_severity(
@@ -512,7 +512,7 @@ def test_command_queries_aws_and_sorts_by_severity(
     result = cli("check", run, "--json", network="loopback", env=env)
     assert result.returncode == 3, result.stderr
     found = findings_of(result)
-    codes = {one["code"] for one in found}
+    codes = {finding["code"] for finding in found}
     assert codes >= {"role-absent", "instance-quota", "idle-instances", "throughput-unmeasured"}
     assert severities(found) == sorted(severities(found))
     assert result.stderr == ""

@@ -51,7 +51,7 @@ def four_instances(
 
 
 def levels(findings: Any) -> dict[str, str]:
-    return {one.code: one.level for one in findings}
+    return {finding.code: finding.level for finding in findings}
 
 
 # ------------------------------------------------------------------ shards and the cluster
@@ -84,7 +84,7 @@ def test_latents_cannot_be_augmented(
     shards = Shards("data", "s3://b/p/", np.array([3 * GB]), None, resolution)
     run = config(data={"uri": "s3://ai-bucket/shards/"} | data)
     findings = augmentation_findings(shards, run)
-    assert [(one.level, one.code, one.where) for one in findings] == found
+    assert [(finding.level, finding.code, finding.where) for finding in findings] == found
 
 
 LORA = {"preset": "sd2", "lora": {"rank": 4}, "components": "s3://ai-bucket/components/"}
@@ -168,10 +168,10 @@ def test_divisible_equal_shards_are_never_unequal(times: int, size: int) -> None
 
 @given(st.lists(st.integers(0, 6 * GB), min_size=1, max_size=60))
 def test_repeated_share_is_between_0_and_75_percent(sizes: list[int]) -> None:
-    for one in shards_checked(sizes).values():
-        assert one.fix
-        if one.code == "unequal-instances":
-            share = float(one.message.split("%")[0].rsplit(" ", 1)[-1])
+    for reported in shards_checked(sizes).values():
+        assert reported.fix
+        if reported.code == "unequal-instances":
+            share = float(reported.message.split("%")[0].rsplit(" ", 1)[-1])
             assert 0 < share <= 75
 
 
@@ -338,9 +338,9 @@ def test_vulnerabilities_of_torch_load_are_reported(version: str | None, names: 
     for code, level in ((None, "info"), ("mine", "warning")):
         run = config(cluster=cluster, stages=[stage()], code=code)
         findings = image_findings(run, "us-east-1", date(2026, 11, 22))
-        [*found] = [one for one in findings if one.code == "framework-vulnerable"]
-        assert [one.level for one in found] == ([level] if names else [])
-        assert all(f"({names})" in one.message for one in found)
+        [*found] = [finding for finding in findings if finding.code == "framework-vulnerable"]
+        assert [finding.level for finding in found] == ([level] if names else [])
+        assert all(f"({names})" in finding.message for finding in found)
 
 
 def test_image_with_cuda_13_does_not_support_v100() -> None:
@@ -491,7 +491,9 @@ def test_every_check_has_a_finding() -> None:
                 assert path.name == Path(finding.__file__).name, path
             if isinstance(node.func, ast.Attribute) and node.func.attr == "found":
                 texts = {
-                    one.value for one in ast.walk(node.args[0]) if isinstance(one, ast.Constant)
+                    node_in_call.value
+                    for node_in_call in ast.walk(node.args[0])
+                    if isinstance(node_in_call, ast.Constant)
                 }
                 used.setdefault(ast.unparse(node.func.value), set()).update(texts & set(LEVELS))
     described = {
@@ -509,7 +511,7 @@ def offline(**changes: Any) -> dict[tuple[str, str], Finding]:
     run = config(**changes)
     subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), ROOT)
     findings = offline_findings(subject, date(2025, 1, 1))
-    return {(one.code, one.where): one for one in findings}
+    return {(finding.code, finding.where): finding for finding in findings}
 
 
 P5 = {"instance_type": "ml.p5.48xlarge", "backend": "nccl"}
@@ -521,7 +523,7 @@ def test_memory_is_checked_on_every_possible_instance_type() -> None:
     tight = [stage(per_device_batch_size=128, gradient_accumulation_steps=1)]
     cluster = {"instance_type": "ml.p4de.24xlarge", "alternatives": ["ml.p4d.24xlarge"]}
     found = offline(cluster=cluster, stages=tight)
-    assert [one for one in found if one[0] == "memory-short"] == [
+    assert [finding for finding in found if finding[0] == "memory-short"] == [
         ("memory-short", "cluster.alternatives")
     ]
     fallbacks = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge"}]}

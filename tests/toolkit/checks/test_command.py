@@ -20,9 +20,10 @@ def findings(cli: Cli, run: Path, code: int, *more: str, **options: Any) -> dict
     document = json.loads(result.stdout)
     assert document["ok"] == (code == 0)
     assert all(
-        set(one) == {"level", "code", "where", "message", "fix"} for one in document["findings"]
+        set(finding) == {"level", "code", "where", "message", "fix"}
+        for finding in document["findings"]
     )
-    return {one["code"]: one["level"] for one in document["findings"]}
+    return {finding["code"]: finding["level"] for finding in document["findings"]}
 
 
 def run_with_local_shards(tmp_path: Path, shards: int, **changes: Any) -> Path:
@@ -101,7 +102,7 @@ def memory_findings(
     result = cli("check", run, "--offline", "--json")
     assert result.returncode == code, result.stderr
     found: list[dict[str, str]] = json.loads(result.stdout)["findings"]
-    return [one for one in found if one["code"].startswith("memory")]
+    return [finding for finding in found if finding["code"].startswith("memory")]
 
 
 def test_stage_exceeding_gpu_memory_is_an_error_with_a_fix(cli: Cli, tmp_path: Path) -> None:

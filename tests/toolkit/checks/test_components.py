@@ -29,7 +29,7 @@ def components(cli: Cli, run: Path, *arguments: str, **options: Any) -> list[dic
     result = cli("check", run, "--offline", "--json", *arguments, **options)
     assert result.returncode in (0, 3), result.stderr
     document = json.loads(result.stdout)
-    found = [one for one in document["findings"] if one["code"] == "components"]
+    found = [finding for finding in document["findings"] if finding["code"] == "components"]
     assert document["ok"] == (not found)
     return found
 
@@ -58,7 +58,7 @@ def test_a_hub_repository_is_checked_before_it_is_copied(cli: Cli, tmp_path: Pat
         found = components(cli, run, "--components", "org/sd2", **options)
         result = cli("check", run, "--offline", "--components", "org/none", **options)
     assert found[0]["where"] == "--components"
-    assert any("unet: is not the preset's network" in one["message"] for one in found)
+    assert any("unet: is not the preset's network" in finding["message"] for finding in found)
     assert result.returncode == 4
     assert "org/none: no such repository" in result.stderr
 

@@ -43,4 +43,4 @@ def test_findings_of_an_own_script(
     changes: dict[str, Any], expected: list[tuple[str, str, str]]
 ) -> None:
     found = entry_findings(config(**changes))
-    assert [(one.level, one.code, one.where) for one in found] == expected
+    assert [(finding.level, finding.code, finding.where) for finding in found] == expected

@@ -64,7 +64,9 @@ def test_variables_that_abort_on_an_instance_type_are_reported(
 ) -> None:
     run = config(cluster={"instance_type": name, "environment": EFA})
     found = list(network_findings(run))
-    assert [one.where for one in found] == [f"cluster.environment.{name}" for name in variables]
-    assert all(name in one.message for one in found)
+    assert [finding.where for finding in found] == [
+        f"cluster.environment.{name}" for name in variables
+    ]
+    assert all(name in finding.message for finding in found)
     alone = config(cluster={"instance_type": name, "environment": EFA}, stages=[stage(instances=1)])
     assert not list(network_findings(alone))

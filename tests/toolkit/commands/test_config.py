@@ -127,7 +127,7 @@ def test_origin_of_each_value_is_shown(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path)
     cli("config", "set", "profile", "work")
     found = settings(cli, "--run", run, "--region", "us-west-2", SM_TRAIN_BUCKET="others")
-    assert {key: one["origin"] for key, one in found.items()} == {
+    assert {key: value["origin"] for key, value in found.items()} == {
         "region": "--region",
         "profile": str(tmp_path / ".config" / "sm-train" / "config.toml"),
         "role": str(run),

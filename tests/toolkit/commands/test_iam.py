@@ -59,7 +59,9 @@ def allowed(policy: Any, action: str, resource: str, prefix: str | None = None) 
         prefixes = conditions.get("StringLike", {}).get("s3:prefix")
         if prefix is not None or prefixes is None:
             prefixes = conditions.get("StringLikeIfExists", {}).get("s3:prefix", prefixes)
-        listable = prefixes is None or any(fnmatchcase(prefix or "", one) for one in prefixes)
+        listable = prefixes is None or any(
+            fnmatchcase(prefix or "", pattern) for pattern in prefixes
+        )
         if listable and any(fnmatchcase(resource, pattern) for pattern in statement["Resource"]):
             sid: str = statement["Sid"]
             return sid
@@ -227,7 +229,9 @@ def test_laptop_may_check_and_use_the_key_of_the_bucket() -> None:
     laptop = policies(config(bucket_kms_keys=keys), "us-east-1", ECR)["laptop"]
     for action in ("s3:GetBucketPolicy", "s3:GetEncryptionConfiguration"):
         assert allowed(laptop, action, "arn:aws:s3:::ai-bucket") == "CheckEncryption"
-    [statement] = [one for one in laptop["Statement"] if one["Sid"] == "UseKeysWithAlias"]
+    [statement] = [
+        allowed for allowed in laptop["Statement"] if allowed["Sid"] == "UseKeysWithAlias"
+    ]
     assert set(statement["Action"]) >= {"kms:GenerateDataKey", "kms:Decrypt"}
     assert statement["Condition"]["ForAnyValue:StringEquals"] == {
         "kms:ResourceAliases": ["alias/other"]
@@ -242,7 +246,9 @@ def test_keys_with_an_alias_are_limited_to_it() -> None:
         (both[0], ["alias/own"]),
         (merge_policies(both), ["alias/more", "alias/own"]),
     ):
-        [statement] = [one for one in policy["Statement"] if "kms:Decrypt" in one["Action"]]
+        [statement] = [
+            allowed for allowed in policy["Statement"] if "kms:Decrypt" in allowed["Action"]
+        ]
         assert statement["Resource"] == ["arn:aws:kms:us-east-1:210987654321:key/*"]
         condition = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": names}}
         assert statement["Condition"] == condition
@@ -268,7 +274,9 @@ def test_buckets_are_listed_below_the_run_and_its_inputs_only(name: str) -> None
         sid = allowed(policy, "s3:ListBucket", f"arn:aws:s3:::{bucket}", prefix)
         assert (sid is not None) == is_allowed, (bucket, prefix)
     # Only SageMaker, with the job's role, may list without a prefix.
-    listings = [one for one in policy["Statement"] if "s3:ListBucket" in one["Action"]]
+    listings = [
+        statement for statement in policy["Statement"] if "s3:ListBucket" in statement["Action"]
+    ]
     operator = "StringLikeIfExists" if name == "job" else "StringLike"
     assert [list(listing["Condition"]) for listing in listings] == [[operator]] * 2
 

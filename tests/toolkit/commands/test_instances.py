@@ -15,14 +15,22 @@ def test_types_of_a_gpu_with_the_prices_of_a_region(cli: Cli) -> None:
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["region"] == "us-west-2"
-    [one] = [one for one in document["instances"] if one["instance_type"] == "ml.p5.48xlarge"]
-    assert (one["gpu"], one["gpus"], one["gpu_memory_gib"]) == ("H100-SXM5-80GB", 8, 80)
-    assert one["efa_gbps"] == 3200
+    [instance] = [
+        instance
+        for instance in document["instances"]
+        if instance["instance_type"] == "ml.p5.48xlarge"
+    ]
+    assert (instance["gpu"], instance["gpus"], instance["gpu_memory_gib"]) == (
+        "H100-SXM5-80GB",
+        8,
+        80,
+    )
+    assert instance["efa_gbps"] == 3200
     price = shipped_prices().price("ml.p5.48xlarge", "us-west-2").usd_per_instance_hour
     assert price is not None
-    assert one["price_per_instance_hour_usd"] == float(price)
-    assert one["regions"]["us-west-2"]["price_per_instance_hour_usd"] == float(price)
-    assert {one["gpu"] for one in document["instances"]} == {"H100-SXM5-80GB"}
+    assert instance["price_per_instance_hour_usd"] == float(price)
+    assert instance["regions"]["us-west-2"]["price_per_instance_hour_usd"] == float(price)
+    assert {instance["gpu"] for instance in document["instances"]} == {"H100-SXM5-80GB"}
 
 
 def test_table_fits_80_columns_and_marks_derived_prices(cli: Cli) -> None:

@@ -205,8 +205,8 @@ def started(command: LongCommand, folder: Path) -> Iterator[subprocess.Popen[str
     try:
         yield process
     finally:
-        for one in processes_in(folder):
-            one.kill()
+        for remaining in processes_in(folder):
+            remaining.kill()
         process.communicate()
 
 

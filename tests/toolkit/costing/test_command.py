@@ -282,7 +282,7 @@ def test_cost_states_the_worst_case_and_the_budget(
     run = write_run(tmp_path, budget={"usd": 9000}, **changes)
     document = json.loads(cli("cost", run, "--json").stdout)
     job = 10 * 4 * 31.5641075
-    assert [one["job_at_most_usd"] for one in document["stages"]] == pytest.approx([job, job])
+    assert [stage["job_at_most_usd"] for stage in document["stages"]] == pytest.approx([job, job])
     assert document["total"]["cost_at_most_usd"] == pytest.approx(2 * job * jobs)
     assert document["budget_usd"] == 9000
     text = " ".join(cli("cost", run).stdout.split())
@@ -370,9 +370,11 @@ def test_alternatives_meet_the_deadline_and_the_budget(cli: Cli, tmp_path: Path)
         for title in ("Break-even", "Batch per GPU × accumulation", "max_runtime"):
             assert title in table
     everything = json.loads(cli("cost", run, "--alternatives", "--json").stdout)
-    types = [one["instance_type"] for one in everything["alternatives"]]
+    types = [cluster["instance_type"] for cluster in everything["alternatives"]]
     assert len(types) == len(set(types))
-    assert {tuple(one["effective_batch_sizes"]) for one in everything["alternatives"]} == {(512,)}
+    assert {tuple(cluster["effective_batch_sizes"]) for cluster in everything["alternatives"]} == {
+        (512,)
+    }
     assert everything["own"]["purchase_options"]["spot"]["at_least"]
     assert cli("cost", run, "--deadline", "1m").returncode == 3
     assert cli("cost", run, "--budget", "1").returncode == 7

@@ -76,7 +76,7 @@ def workflow(cli: Cli) -> dict[str, Any]:
 
 
 def shell_step(document: dict[str, Any], name: str) -> str:
-    [step] = [one for one in document["jobs"]["cost"]["steps"] if one.get("name") == name]
+    [step] = [item for item in document["jobs"]["cost"]["steps"] if item.get("name") == name]
     script: str = step["run"]
     return script
 

@@ -44,7 +44,7 @@ class Account:
             name: datetime.fromisoformat(job.creation_time).timestamp()
             for name, job in self.jobs.items()
         }
-        newest_first = sorted(created, key=lambda one: -created[one])
+        newest_first = sorted(created, key=lambda name: -created[name])
         names = [name for name in newest_first if created[name] >= after]
         first = int(body.get("NextToken", 0))
         page = [

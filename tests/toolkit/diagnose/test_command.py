@@ -51,9 +51,9 @@ def diagnosed(cli: Cli, *arguments: object, **options: Any) -> dict[str, Any]:
 
 
 def test_json_for_plain_and_compressed_files(cli: Cli, tmp_path: Path) -> None:
-    one = write(tmp_path / "algo-1.log", REMOTE)
+    log = write(tmp_path / "algo-1.log", REMOTE)
     other = write(tmp_path / "algo-2.log.gz", f"2026-11-21T10:00:00.500Z [rank11]: {OOM}")
-    document = diagnosed(cli, one, other)
+    document = diagnosed(cli, log, other)
     assert document["cause"] == "gpu-out-of-memory"
     assert document["confidence"] == "high"
     assert document["retryable"] is False

@@ -53,7 +53,7 @@ def interleaved(lines: Lines, rng: random.Random) -> Lines:
     both = [list(lines), lines_of(rng.choice(FAILED))]
     merged = []
     while any(both):
-        merged.append(rng.choice([one for one in both if one]).pop(0))
+        merged.append(rng.choice([remaining for remaining in both if remaining]).pop(0))
     return merged
 
 
@@ -67,7 +67,7 @@ DAMAGES: dict[str, Callable[[Lines, random.Random], Lines]] = {
 
 def shows_success(text: str) -> bool:
     """Return whether a log says that training ended or that all steps are done."""
-    return any(one in text for one in (*SUCCESS, "100%|", '"reason": "done"'))
+    return any(phrase in text for phrase in (*SUCCESS, "100%|", '"reason": "done"'))
 
 
 def says_no_failure(path: Path, lines: Lines, format_name: str, encoding: str) -> bool:

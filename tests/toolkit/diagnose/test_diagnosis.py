@@ -189,7 +189,7 @@ def test_traceback_without_indentation_is_recognized(error: str) -> None:
         'raise RuntimeError("CUDA error: out of memory")',
         error,
     ]
-    found = diagnosed([*training(), *lines, *(one.strip() for one in torchrun_report(4, 1))])
+    found = diagnosed([*training(), *lines, *(line.strip() for line in torchrun_report(4, 1))])
     assert (found.cause, found.first and found.first.line) == ("program-error", error)
     assert found.first is not None
     assert found.first.rank == 4
@@ -254,8 +254,8 @@ def test_earliest_cause_counts_and_simultaneous_causes_are_unknown() -> None:
     assert found.cause == "s3-denied"
     assert found.first is not None
     assert found.first.node == "algo-2"
-    for one, other in ((at(12, full), at(10, denied)), (full, denied)):
-        found = diagnosed([one], [other])
+    for earlier, other in ((at(12, full), at(10, denied)), (full, denied)):
+        found = diagnosed([earlier], [other])
         assert found.cause == "unknown"
         assert {match.text for match in found.evidence} == {full, denied}
         assert "conflicting causes" in found.details[-1]

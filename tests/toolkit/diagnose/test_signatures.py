@@ -23,7 +23,7 @@ EXAMPLES = [
 def failed(line: str, prefix: str = "") -> list[str]:
     """Return a log that ends with ``line``, the last one of a traceback if it is an exception."""
     lines = haystack(line)
-    if any(one.role == "exception" for one in matching_exception(line)):
+    if any(match.role == "exception" for match in matching_exception(line)):
         lines[-1:] = [prefix + BEGIN, prefix + FRAME]
         return [*lines, prefix + line]
     return [*lines[:-1], prefix + line]
@@ -96,7 +96,7 @@ def test_no_signature_advises_to_delete_anything() -> None:
 
 
 def test_explains_has_no_cycles() -> None:
-    explains = {code: one.explains for code, one in signatures().items()}
+    explains = {code: signature.explains for code, signature in signatures().items()}
     for code in explains:
         reached: set[str] = set()
         pending = set(explains[code])
@@ -112,13 +112,13 @@ def test_event_of_a_step_is_not_parsed() -> None:
 
 def test_signatures_are_numerous_and_complete() -> None:
     table = signatures()
-    assert sum(one.role in ("cause", "symptom") for one in table.values()) >= 40
-    for one in table.values():
-        assert one.examples
-        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", one.code)
-        assert one.explains <= table.keys()
-        assert one.source.startswith(("https://", "this project"))
-        assert one.action.endswith((".", ")"))
+    assert sum(signature.role in ("cause", "symptom") for signature in table.values()) >= 40
+    for signature in table.values():
+        assert signature.examples
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", signature.code)
+        assert signature.explains <= table.keys()
+        assert signature.source.startswith(("https://", "this project"))
+        assert signature.action.endswith((".", ")"))
 
 
 def test_every_pattern_requires_a_string() -> None:
@@ -127,7 +127,7 @@ def test_every_pattern_requires_a_string() -> None:
     assert searched_pattern().search(b"0 a.b: c=1 [d]") is None
 
 
-@pytest.mark.parametrize("code", [code for code, one in signatures().items() if one.regex])
+@pytest.mark.parametrize("code", [code for code, entry in signatures().items() if entry.regex])
 @settings(max_examples=15)
 @given(st.data())
 def test_line_that_a_signature_matches_is_parsed(code: str, data: st.DataObject) -> None:

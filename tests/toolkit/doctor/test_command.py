@@ -64,7 +64,7 @@ def test_dry_run_prints_a_job_that_only_runs_the_doctor(cli: Cli, tmp_path: Path
     assert request["HyperParameters"]["doctor-only"] == "true"
     assert stage_name(request) == "512px"
     assert "/bria-2-0/code/512px-" in (code_uri(request) or "")
-    assert [one["ChannelName"] for one in request["InputDataConfig"]] == ["train"]
+    assert [channel["ChannelName"] for channel in request["InputDataConfig"]] == ["train"]
     assert request["StoppingCondition"]["MaxRuntimeInSeconds"] <= 1800
     assert "RetryStrategy" not in request
     assert document["results"] == "s3://my-bucket/bria-2-0/checkpoints/512px/doctor/"

@@ -124,7 +124,11 @@ def test_nodes_are_sorted_by_number_including_silent_ones() -> None:
         ]
     )
     second, third, tenth = node_states(live, ["algo-2", "algo-3"], NOW, {"algo-2": 61.0})
-    assert [one.node for one in (second, third, tenth)] == ["algo-2", "algo-3", "algo-10"]
+    assert [rank_state.node for rank_state in (second, third, tenth)] == [
+        "algo-2",
+        "algo-3",
+        "algo-10",
+    ]
     assert (
         second.gpu_utilization,
         second.heartbeat_age_seconds,
@@ -151,7 +155,7 @@ def test_stragglers_are_those_that_the_first_node_has_found() -> None:
     )
     found = stragglers(live)
     assert found is not None
-    assert [(one.rank, one.node, one.ratio) for one in found] == [
+    assert [(rank_state.rank, rank_state.node, rank_state.ratio) for rank_state in found] == [
         (8, "algo-2", 1.6),
         (None, "algo-8", 1.4),
     ]

@@ -45,8 +45,12 @@ def calls(aws: Aws) -> Counter[str]:
 
 def test_status_describes_only_the_newest_job_of_a_stage(laptop: Laptop) -> None:
     [stage] = laptop.json("status", "demo")["stages"]
-    assert [one["name"] for one in stage["jobs"]] == [job(number + 1) for number in range(JOBS)]
-    assert [one["status"] for one in stage["jobs"]] == ["Failed"] * (JOBS - 1) + ["InProgress"]
+    assert [job_view["name"] for job_view in stage["jobs"]] == [
+        job(number + 1) for number in range(JOBS)
+    ]
+    assert [job_view["status"] for job_view in stage["jobs"]] == ["Failed"] * (JOBS - 1) + [
+        "InProgress"
+    ]
     # The second listing reads AWS's clock.
     expected = {"ListTrainingJobs": 2, "Search": 1, "DescribeTrainingJob": 1, "ListTags": 1}
     assert calls(laptop.aws) == expected
@@ -93,6 +97,6 @@ def test_jobs_that_search_does_not_return_as_they_are_now_are_described(
     else:
         laptop.aws.response_filters["Search"] = search
     jobs = jobs_of_run(aws_session(), "demo")
-    assert [one.name for one in jobs] == [job(number + 1) for number in range(JOBS)]
-    assert {one.status for one in jobs[:-1]} == {"Failed"}
-    assert all(one.ended for one in jobs[:-1])
+    assert [job_view.name for job_view in jobs] == [job(number + 1) for number in range(JOBS)]
+    assert {job_view.status for job_view in jobs[:-1]} == {"Failed"}
+    assert all(job_view.ended for job_view in jobs[:-1])

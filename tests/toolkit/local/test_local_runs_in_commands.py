@@ -105,7 +105,7 @@ def as_python_sees_it(job: sm_train.Job) -> None:
         job.logs(node=1)
     assert (job.wait(), job.stop()) == ("Completed", "Completed")
     assert job.metrics().last is not None
-    assert [one.name for one in job.review().jobs]
+    assert [job_review.name for job_review in job.review().jobs]
     assert job.diagnose().cause == "no-failure"
 
 

@@ -140,11 +140,11 @@ def test_price_and_time_limit_come_before_the_question(cli: Cli, aws: Aws, tmp_p
     aws.make_bucket("ai-bucket", **SHARDS)
     run = write_measured_run(tmp_path)
     document = json.loads(cli("measure", run, "--dry-run", "--json").stdout)
-    one, two = document["measurements"]
-    assert (one["instances"], two["instances"]) == (1, 2)
-    assert (one["steps"], one["warm_up_steps"]) == (200, 20)
+    first, two = document["measurements"]
+    assert (first["instances"], two["instances"]) == (1, 2)
+    assert (first["steps"], first["warm_up_steps"]) == (200, 20)
     # p4de.24xlarge costs $25.25 to $31 an hour in us-east-1.
-    for row in (one, two):
+    for row in (first, two):
         hourly = row["most_usd"] / row["instances"] / row["max_runtime_seconds"] * 3600
         assert 25 < hourly < 32
         assert row["expected_usd"] < row["most_usd"]
@@ -189,14 +189,14 @@ def test_cost_fits_the_runs_cluster_from_one_and_two_nodes(
     result = measure(cli, aws, run, "--yes", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
-    one, two = document["speeds"]
-    assert one["measurement"]["steps_per_second"] == pytest.approx(2.0)  # without the warm-up
+    first, two = document["speeds"]
+    assert first["measurement"]["steps_per_second"] == pytest.approx(2.0)  # without the warm-up
     assert two["measurement"]["steps_per_second"] == pytest.approx(1 / 0.52)
-    assert one["gpu_memory_peak"] == 40 * GIB
-    assert one["gpu_memory_planned"] > GIB
-    assert one["data_wait_share"] == pytest.approx(0.02)
-    assert one["doctor"]["network_bytes_per_second"] == 4.1e10
-    assert one["cost_usd"] == pytest.approx(900 / 3600 * 27.45, rel=0.2)
+    assert first["gpu_memory_peak"] == 40 * GIB
+    assert first["gpu_memory_planned"] > GIB
+    assert first["data_wait_share"] == pytest.approx(0.02)
+    assert first["doctor"]["network_bytes_per_second"] == 4.1e10
+    assert first["cost_usd"] == pytest.approx(900 / 3600 * 27.45, rel=0.2)
     after = json.loads(cli("cost", run, "--json").stdout)["stages"][0]
     assert before["throughput_basis"] == "predicted"
     assert after["throughput_basis"] == "scaling fit"

@@ -131,8 +131,13 @@ def test_an_interrupted_download_continues(
         ("local", "bit"),
         ("s3", "missing"),
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("local", "missing"), ("local", "marker"), ("s3", "bit"), ("s3", "marker"))
+            pytest.param(*fault, marks=pytest.mark.slow)
+            for fault in (
+                ("local", "missing"),
+                ("local", "marker"),
+                ("s3", "bit"),
+                ("s3", "marker"),
+            )
         ),
     ],
 )

@@ -163,7 +163,9 @@ def test_rows_of_a_table_are_compared_with_their_captions(cli: Cli, tmp_path: Pa
     run = cli("pack", "list.csv", "out", *SIZE, "--append", "--json")
     assert (run.returncode, json.loads(run.stdout)["appended"]["samples"]) == (0, 2)
     urls = [str(path) for path in sorted((tmp_path / "out/shards").iterdir())]
-    captions = [one["txt"].decode() for one in webdataset.WebDataset(urls, shardshuffle=False)]
+    captions = [
+        sample["txt"].decode() for sample in webdataset.WebDataset(urls, shardshuffle=False)
+    ]
     assert captions == ["first", "second", "second", "another", "second"]
 
 

@@ -134,8 +134,8 @@ def test_links_out_of_the_folder_are_refused(cli: Cli, tmp_path: Path, source: s
     read = samples(tmp_path / "out")
     assert [json.loads(sample["json"])["source"] for sample in read] == ["good.jpg"]
     rejected = list(ShardIndex(tmp_path / "out/index.parquet").rejected())
-    assert {one.reason for one in rejected} == {"outside-source"}
-    details = {one.source: one.detail for one in rejected}
+    assert {row.reason for row in rejected} == {"outside-source"}
+    details = {row.source: row.detail for row in rejected}
     assert details["image.jpg"].startswith("a link leads to ../private/000.jpg, outside the folder")
     if source == "in":
         # The linked folder is not listed: it may be a whole disk.

@@ -173,7 +173,10 @@ def test_images_are_re_encoded_on_request(cli: Cli, tmp_path: Path) -> None:
     assert (large["format"], large["width"], large["height"]) == ("jpeg", 200, 150)
     assert (small["format"], small["width"]) == ("png", 100)
     assert cli("pack", "in", "all", "--quality", "70").returncode == 0
-    assert [one["format"] for one in sample_metadata(tmp_path / "all")] == ["jpeg", "jpeg"]
+    assert [metadata["format"] for metadata in sample_metadata(tmp_path / "all")] == [
+        "jpeg",
+        "jpeg",
+    ]
 
 
 def test_headers_only_does_not_detect_corruption(cli: Cli, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def write_table(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
     if kind == "parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     elif kind == "jsonl":
-        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))

@@ -53,7 +53,7 @@ def aws_options(aws: Aws) -> dict[str, Any]:
 
 
 def levels(job: dict[str, Any]) -> dict[str, str]:
-    return {one["code"]: one["level"] for one in job["verdicts"]}
+    return {verdict["code"]: verdict["level"] for verdict in job["verdicts"]}
 
 
 def test_saved_logs_of_two_nodes_are_one_job(cli: Cli, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_saved_logs_of_two_nodes_are_one_job(cli: Cli, tmp_path: Path) -> None:
     # 2 × ml.p4de.24xlarge for the log's hour
     assert job["billed_usd"] == pytest.approx(2 * 31.5641075 * 3605 / 3600)
     assert sum(job["seconds"].values()) == pytest.approx(job["passed_seconds"])
-    speed = next(one for one in job["charts"] if one["code"] == "speed")
+    speed = next(chart for chart in job["charts"] if chart["code"] == "speed")
     assert len(speed["lines"][0]["values"]) == 60
 
 
@@ -135,12 +135,12 @@ def test_failed_local_run_is_diagnosed_and_its_samples_are_shown(cli: Cli, tmp_p
     result = cli("review", tmp_path / "out", "--html", page, "--json")
     assert result.returncode == 0, result.stderr
     [job] = json.loads(result.stdout)["jobs"]
-    [end] = [one for one in job["verdicts"] if one["code"] == "end"]
+    [end] = [verdict for verdict in job["verdicts"] if verdict["code"] == "end"]
     assert (end["level"], end["sentence"]) == ("bad", "it failed: The GPU ran out of memory")
     assert "rank 3" in end["evidence"][0]
-    steps = [one["step"] for one in job["samples"]]
+    steps = [sample["step"] for sample in job["samples"]]
     assert (steps[0], len(steps)) == (100, 7)
-    assert {one["address"] for one in job["samples"]} == {None}
+    assert {sample["address"] for sample in job["samples"]} == {None}
     assert page.read_text().count('<img src="data:image/jpeg;base64,') == 7
 
 
@@ -223,7 +223,7 @@ def test_job_is_read_from_cloudwatch(cli: Cli, aws: Aws, finished: str) -> None:
     )
     assert levels(job)["end"] == "good"
     assert job["estimate_usd"] is not None
-    assert len(next(one for one in job["charts"] if one["code"] == "gpu")["lines"]) == 4
+    assert len(next(chart for chart in job["charts"] if chart["code"] == "gpu")["lines"]) == 4
 
 
 def test_run_reviews_all_its_jobs_with_repeated_work(cli: Cli, aws: Aws, finished: str) -> None:

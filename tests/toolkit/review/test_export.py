@@ -68,10 +68,10 @@ def test_tensorboard_reads_the_same_values_times_and_images(cli: Cli, stage: Pat
     for tag in events.Tags()["scalars"]:
         expected = [row for row in rows if row["metric"] == tag]
         found = events.Scalars(tag)
-        assert [one.step for one in found] == [int(row["step"]) for row in expected]
+        assert [event.step for event in found] == [int(row["step"]) for row in expected]
         values, times = ([float(row[key]) for row in expected] for key in ("value", "time"))
-        assert [one.value for one in found] == pytest.approx(values, rel=1e-6)
-        assert [one.wall_time for one in found] == pytest.approx(times, abs=1e-3)
+        assert [event.value for event in found] == pytest.approx(values, rel=1e-6)
+        assert [event.wall_time for event in found] == pytest.approx(times, abs=1e-3)
     [image] = events.Images("samples")
     assert (image.step, image.width, image.height) == (100, 30, 10)
 

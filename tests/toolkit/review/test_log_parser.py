@@ -98,7 +98,7 @@ def test_tables_match_reference_parser(raw_lines: list[bytes], size: int | None)
         in_order = [event for event in events if event["kind"] == "node" and event["node"] == node]
         for tables, field in ((log.ranks, "ranks"), (log.gpus, "gpus")):
             names = [*tables[node]]
-            entries = [entry for one in in_order for entry in one[field]]
+            entries = [entry for record in in_order for entry in record[field]]
             same(as_rows(tables[node], names), single_precision(expected_rows(names, entries)))
     warnings = [event for event in events if event["kind"] == "warning"]
     assert sum(warning.count for warning in log.warnings.values()) == len(warnings)
@@ -130,4 +130,4 @@ def test_events_with_invalid_types_are_skipped() -> None:
     good = line("step", 1, step=1)
     bad = [good.replace('"step": 1', invalid) for invalid in ('"step": "one"', '"step": [1]')]
     bad += ['SMT {"kind": ["step"]}', "SMT {" + '"a":[' * 100_000, 'SMT {"kind": "step"}']
-    assert len(parse_lines([(None, one) for one in (*bad, good)]).steps["time"]) == 1
+    assert len(parse_lines([(None, line) for line in (*bad, good)]).steps["time"]) == 1

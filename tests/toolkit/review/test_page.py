@@ -150,7 +150,7 @@ def check(text: str) -> Reader:
     assert not [key for key, _ in read.attributes if key.startswith("on") or key == "src"]
     ids = read.all("id")
     assert len(ids) == len(set(ids))
-    links = [one for one in read.all("href") if one != "data:,"]
+    links = [link for link in read.all("href") if link != "data:,"]
     assert {link[0] for link in links} <= {"#"}
     assert {link[1:] for link in links} <= set(ids)
     assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(ids)
@@ -388,7 +388,7 @@ values = st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=90)
 def test_resampled_table_stays_within_measured_values(
     curves: list[list[float | None]], most: int
 ) -> None:
-    timed = [([float(index) for index in range(len(one))], one) for one in curves]
+    timed = [([float(index) for index in range(len(points))], points) for points in curves]
     rows = resample(timed, most)
     assert len(rows) <= most
     longest = max(map(len, curves))
@@ -396,12 +396,12 @@ def test_resampled_table_stays_within_measured_values(
         assert [row.time_seconds for row in rows] == [*range(longest)]
         assert [row.values[0] for row in rows][: len(curves[0])] == curves[0]
     for column, curve in enumerate(curves):
-        measured = [one for one in curve if one is not None]
+        measured = [value for value in curve if value is not None]
         resampled = [row.values[column] for row in rows if row.values[column] is not None]
         assert bool(resampled) == bool(measured)
-        for one in resampled:
-            assert one is not None
-            assert min(measured) - 1e-6 <= one <= max(measured) + 1e-6
+        for value in resampled:
+            assert value is not None
+            assert min(measured) - 1e-6 <= value <= max(measured) + 1e-6
 
 
 def test_outlier_among_many_nodes_is_named() -> None:
@@ -485,8 +485,8 @@ def luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
+def contrast(color: str, other: str) -> float:
+    low, high = sorted((luminance(color), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 

@@ -115,14 +115,18 @@ def test_page_opens_without_console_messages_or_requests(
     assert opened.get_log("browser") == []
     assert [request for request in requests(opened) if not request.startswith("data:")] == [address]
     loaded = opened.execute_script("return performance.getEntriesByType('resource')")
-    assert [one["name"] for one in loaded if not one["name"].startswith("data:")] == []
+    assert [
+        resource["name"] for resource in loaded if not resource["name"].startswith("data:")
+    ] == []
 
 
 def test_every_line_of_every_chart_is_drawn(opened: webdriver.Chrome) -> None:
     line_sizes = opened.execute_script(LINE_SIZES)
     for job, reviewed in enumerate(REVIEW.document()["jobs"]):
         for index, chart in enumerate(reviewed["charts"]):
-            lines = [one for one in chart["lines"] if any(v is not None for v in one["values"])]
+            lines = [
+                drawn for drawn in chart["lines"] if any(v is not None for v in drawn["values"])
+            ]
             sizes = line_sizes.pop(f"job-{job + 1}-chart-{index + 1}", [])
             assert len(sizes) == len(lines)
             assert min(sizes, default=1) > 0

@@ -39,7 +39,7 @@ SOCKETS = ("algo-2", f"{INFO} Using network Socket")
 
 def test_healthy_job_has_only_good_verdicts() -> None:
     found = verdicts(SimulatedJob(other_lines=EFA))
-    assert {code: one.level for code, one in found.items() if one.level != "good"} == {
+    assert {code: verdict.level for code, verdict in found.items() if verdict.level != "good"} == {
         "cost": "unknown"
     }
 
@@ -61,15 +61,15 @@ def test_checkpoints_that_do_not_reach_storage_are_found() -> None:
         return line("checkpoint", at, step=step, stored_step=stored, **values)
 
     stuck = [saved(number, 1000 if number > 2 else None) for number in range(1, 13)]
-    found = verdicts(SimulatedJob(), log=parse_lines([(None, one) for one in stuck]))["storage"]
+    found = verdicts(SimulatedJob(), log=parse_lines([(None, line) for line in stuck]))["storage"]
     assert found.level == "bad"
     assert "storage holds step 1,000 while the job saved step 6,000, for 40 min" in found.sentence
     assert found.evidence == ("when step 6,000 was saved, step 1,000 was stored",)
     slow = [saved(number, 500 * (number - 2) or None) for number in range(1, 13)]
-    found = verdicts(SimulatedJob(), log=parse_lines([(None, one) for one in slow]))["storage"]
+    found = verdicts(SimulatedJob(), log=parse_lines([(None, line) for line in slow]))["storage"]
     assert found.level == "good"
     none = [saved(number, None) for number in range(1, 13)]
-    found = verdicts(SimulatedJob(), log=parse_lines([(None, one) for one in none]))["storage"]
+    found = verdicts(SimulatedJob(), log=parse_lines([(None, line) for line in none]))["storage"]
     assert "storage holds no checkpoint" in found.sentence
 
 
@@ -82,7 +82,7 @@ def test_job_without_log_lines_is_unknown() -> None:
         outcome=JobOutcome("InProgress", "Starting", "", None),
     )
     assert found.pop("end").level == "good"
-    assert {one.level for one in found.values()} == {"unknown"}
+    assert {verdict.level for verdict in found.values()} == {"unknown"}
 
 
 # Goodput, outcome and cost
@@ -97,7 +97,7 @@ def test_goodput_names_the_largest_loss_and_its_cost() -> None:
     assert found.level == "bad"
     assert "checkpoints" in found.sentence
     assert found.fix == "save less often: raise checkpoint.every_steps"
-    assert any(one.startswith("checkpoints: ") and "$" in one for one in found.evidence)
+    assert any(text.startswith("checkpoints: ") and "$" in text for text in found.evidence)
 
 
 def test_stall_names_the_rank_the_watchdog_blamed() -> None:
@@ -155,7 +155,7 @@ def test_job_that_ended_by_itself_before_its_last_step_is_a_warning(
 
 
 def test_log_without_an_end_is_a_warning() -> None:
-    lines = [one for one in SimulatedJob().lines() if '"kind": "end"' not in one[1]]
+    lines = [line for line in SimulatedJob().lines() if '"kind": "end"' not in line[1]]
     found = verdicts(SimulatedJob(), outcome=None, log=parse_lines(lines))["end"]
     assert found.level == "warning"
     assert "diagnose" in (found.fix or "")
@@ -240,7 +240,7 @@ def test_single_slow_intervals_are_not_a_drift() -> None:
     rng = random.Random(1)
     slow = {rng.random() for _ in range(12)}
     job = SimulatedJob(
-        speed=lambda share: 0.4 if any(abs(share - one) < 2e-3 for one in slow) else 1.8
+        speed=lambda share: 0.4 if any(abs(share - moment) < 2e-3 for moment in slow) else 1.8
     )
     assert verdicts(job)["speed"].level == "good"
 
@@ -592,7 +592,7 @@ def test_order_of_lines_does_not_matter(data: Any) -> None:
 @given(st.lists(st.text(max_size=60) | st.just('SMT {"kind": "step"'), max_size=20))
 def test_other_text_is_skipped(noise: list[str]) -> None:
     lines = SimulatedJob(intervals=3).lines()
-    log = parse_lines([*((None, one) for one in noise), *lines])
+    log = parse_lines([*((None, line) for line in noise), *lines])
     assert len(log.steps["time"]) == 3
 
 

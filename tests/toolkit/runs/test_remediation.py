@@ -285,8 +285,8 @@ def test_pending_timeout_is_a_capacity_loss_not_a_user_stop() -> None:
             "LastModifiedTime": NOW,
             "StoppingCondition": {"MaxPendingTimeInSeconds": 1800},
         }
-        one = TrainingJob("demo--a-0001", "demo", "a", "Stopped", {}, description)
-        return decide(state(one), policy=Policy(3, timedelta(0), placements=2))
+        job = TrainingJob("demo--a-0001", "demo", "a", "Stopped", {}, description)
+        return decide(state(job), policy=Policy(3, timedelta(0), placements=2))
 
     restart = after_waiting(1801)
     assert isinstance(restart, StartJob)

@@ -59,15 +59,15 @@ class Laptop:
         first = config.stages[0]
         staged = staging_uri(config, first, "us-east-1", datetime(2026, 11, 20))
         requests = {
-            one.name: training_request(
+            stage.name: training_request(
                 config,
-                one,
-                launch_plan(config, one, "own:1"),
+                stage,
+                launch_plan(config, stage, "own:1"),
                 build_bundle(config, None),
                 region="us-east-1",
                 staged=staged,
             )
-            for one in config.stages
+            for stage in config.stages
         }
         record = LaunchRecord(run_document(config), requests)
         session = aws_session()

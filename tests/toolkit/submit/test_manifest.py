@@ -28,7 +28,7 @@ def test_manifest_is_on_standard_output_and_the_commands_on_standard_error(
 ) -> None:
     result = cli("manifest", run_file(tmp_path), "--to", "pytorchjob", "--stage", "512px")
     assert result.returncode == 0, result.stderr
-    kinds = [one["kind"] for one in yaml.safe_load_all(result.stdout)]
+    kinds = [manifest["kind"] for manifest in yaml.safe_load_all(result.stdout)]
     assert kinds == ["PersistentVolume", "PersistentVolumeClaim", "PyTorchJob"]
     assert "kubectl apply -f demo-512px.yaml" in result.stderr
     assert "kubectl delete -n default pytorchjob/demo-512px" in result.stderr

@@ -80,7 +80,7 @@ def test_plan_and_question_name_what_starts_now_and_the_whole_run(
     aws.make_bucket("ai-bucket", **SHARDS)
     run = write_run(tmp_path, stages=[stage("a", max_steps=10_000), stage("b")])
     cost = json.loads(cli("cost", run, "--json").stdout)
-    first, whole = (f"${one['cost_usd']:,.0f}" for one in (cost["stages"][0], cost["total"]))
+    first, whole = (f"${amount['cost_usd']:,.0f}" for amount in (cost["stages"][0], cost["total"]))
     assert first != whole
     planned = cli("submit", run, "--dry-run", "--stage", "a")
     assert f"starts now a, {first} of {whole}" in " ".join(planned.stdout.split())
@@ -114,7 +114,9 @@ def test_plan_shows_what_changed_since_the_last_job(cli: Cli, aws: Aws, tmp_path
     asked = cli("submit", run, "--stage", "b", **options, stdin="n\n")
     assert "stages.a.learning_rate" in asked.stderr
     document = json.loads(cli("submit", run, "--dry-run", "--json", **options).stdout)
-    keys = {one["key"]: (one["before"], one["after"]) for one in document["changes"]["keys"]}
+    keys = {
+        change["key"]: (change["before"], change["after"]) for change in document["changes"]["keys"]
+    }
     assert document["changes"]["job"] == job
     assert keys["stages.a.learning_rate"] == (1e-4, 2e-4)
     assert set(keys) == {"stages.a.learning_rate", "stages.c", "tags.team"}
@@ -236,16 +238,16 @@ def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     assert sent["TrainingJobName"] == "demo-r2--256px-0001"
     assert sent["CheckpointConfig"]["S3Uri"] == "s3://ai-bucket/demo-r2/checkpoints/256px/"
     bundles = [
-        unpack(aws.client("s3").get_object(**_bundle_location(one))["Body"].read())
-        for one in (earlier, sent)
+        unpack(aws.client("s3").get_object(**_bundle_location(request))["Body"].read())
+        for request in (earlier, sent)
     ]
     changed = {name for name in bundles[0] if bundles[0][name] != bundles[1][name]}
     assert changed == {"run.json", "job.json"}
     assert bundles[1]["own.py"] == b"print('as it was')"
     assert json.loads(bundles[1]["run.json"])["stages"][0]["learning_rate"] == 2e-4
     commits = [
-        [tag["Value"] for tag in one["Tags"] if tag["Key"] == "sm-train:commit"]
-        for one in (earlier, sent)
+        [tag["Value"] for tag in request["Tags"] if tag["Key"] == "sm-train:commit"]
+        for request in (earlier, sent)
     ]
     assert commits[0] == commits[1]
     assert re.fullmatch("[0-9a-f]{40}", commits[0][0])
@@ -550,4 +552,4 @@ def test_placeholders_are_refused_before_any_call(cli: Cli, tmp_path: Path) -> N
     found = [
         load for load in json.loads(checked.stdout)["findings"] if load["code"] == "placeholder"
     ]
-    assert [one["where"] for one in found] == ["role", "data.uri"]
+    assert [finding["where"] for finding in found] == ["role", "data.uri"]

@@ -169,7 +169,11 @@ def test_no_argument_reaches_the_terminal_with_control(
     command = root.get_command(click.Context(root), name)
     assert command is not None
     taking = [parameter for parameter in command.params if takes_text(parameter)]
-    required = [one for one in taking if isinstance(one, click.Argument) or one.required]
+    required = [
+        parameter
+        for parameter in taking
+        if isinstance(parameter, click.Argument) or parameter.required
+    ]
     run_command([name, f"--{HOSTILE_ARGUMENT}"])
     assert "No such option" in (output := "".join(capfd.readouterr()))
     assert not set(output) & set("\x1b\x9b\x9d\x07\x08\u202e\u2066")

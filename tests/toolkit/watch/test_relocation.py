@@ -49,7 +49,7 @@ FALLBACKS = [
     {"instance_type": "ml.p5.48xlarge", "stages": {"256px": {"instances": 2}}},
     OTHER_REGION,
 ]
-SESSIONS = {one: aws_session(one) for one in (EAST, WEST)}
+SESSIONS = {area: aws_session(area) for area in (EAST, WEST)}
 """Shared by all tests: sessions cache botocore's service models, not endpoints."""
 
 FIRST, SECOND, THIRD, FOURTH = (f"demo--256px-000{number}" for number in (1, 2, 3, 4))
@@ -136,7 +136,7 @@ def test_relocates_in_fallback_order_and_then_home(run: LiveRun) -> None:
     assert there["OutputDataConfig"]["S3OutputPath"] == "s3://west/demo/output"
     image = there["AlgorithmSpecification"]["TrainingImage"]
     assert image == ECR.replace(EAST, WEST)
-    uris = [one["DataSource"]["S3DataSource"]["S3Uri"] for one in there["InputDataConfig"]]
+    uris = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in there["InputDataConfig"]]
     assert all(uri.startswith("s3://west/") for uri in uris)
     assert run.keys("west", "demo/checkpoints/256px/step-00000300/") == [
         "a.safetensors",
@@ -394,7 +394,7 @@ def leave_expired_claim(run: LiveRun, placement: int) -> None:
     s3 = run.aws.client("s3")
     s3.put_object(Bucket="ai-bucket", Key=key, Body=json.dumps(claimed).encode())
     stored = get_backend("s3")["345678901234"]["aws"].buckets["ai-bucket"].keys
-    [version] = [one for name, one in stored.items() if name == key]
+    [version] = [content for name, content in stored.items() if name == key]
     version.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)
 
 
@@ -523,9 +523,9 @@ def test_commands_work_from_each_of_a_runs_regions(
     assert f"4 × ml.p4de.24xlarge in {WEST}, on-demand; $" in plan
     s3 = aws.client("s3")
     [staged] = [
-        one["Key"]
-        for one in s3.list_objects_v2(Bucket="west", Prefix="demo/code/")["Contents"]
-        if one["Key"].endswith("sourcedir.tar.gz")
+        item["Key"]
+        for item in s3.list_objects_v2(Bucket="west", Prefix="demo/code/")["Contents"]
+        if item["Key"].endswith("sourcedir.tar.gz")
     ]
     body = s3.get_object(Bucket="west", Key=staged)["Body"].read()
     with tarfile.open(fileobj=io.BytesIO(body)) as bundle:

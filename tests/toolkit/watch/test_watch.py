@@ -110,7 +110,9 @@ def test_once_prints_the_view_or_a_document(laptop: Laptop) -> None:
     assert [node["node"] for node in document["nodes"]] == ["algo-1", "algo-2", "algo-3", "algo-4"]
     assert document["nodes"][3]["heartbeat_age_seconds"] == pytest.approx(700, abs=60)
     assert document["nodes"][0]["gpu_utilization"] == 98.0
-    assert [(one["rank"], one["node"]) for one in document["stragglers"]] == [(24, "algo-4")]
+    assert [(straggler["rank"], straggler["node"]) for straggler in document["stragglers"]] == [
+        (24, "algo-4")
+    ]
     assert document["recent_warnings"][0]["code"] == "bad-sample"
     assert (document["budget_usd"], document["mfu"], document["action"]) == (500, 0.41, "wait")
     assert document["seconds_since_checkpoint"] == pytest.approx(400, abs=60)
