@@ -38,6 +38,7 @@ RUN = {
             "per_device_batch_size": 1,
             "max_steps": 10**9,
             "learning_rate": 1e-3,
+            "sharding": "none",
         }
     ],
     "cluster": {"instance_type": "ml.g5.xlarge"},

@@ -134,6 +134,7 @@ def measure_watchdog(folder: Path) -> float:
                 "per_device_batch_size": 1,
                 "max_steps": 1,
                 "learning_rate": 1e-4,
+                "sharding": "none",
             }
         ],
         "cluster": {"instance_type": "ml.p4de.24xlarge"},

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from sm_train.cost.alternatives import USABLE_MEMORY
-from sm_train.cost.instances import InstanceType, instance_type
+from sm_train.cost.instances import USABLE_MEMORY, InstanceType, instance_type
 from sm_train.cost.speed_model import (
     RECOMPUTATION,
     ActivationCheckpointing,

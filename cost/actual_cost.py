@@ -187,18 +187,29 @@ def observed(jobs: Sequence[FinishedJob]) -> Observed:
 
     A failure is a restart within a job, which SageMaker makes after its own errors only, or a job
     that the infrastructure failed: a mistake in the code says nothing about the machines. Start-up,
-    restart and checkpoint seconds are medians.
+    restart, checkpoint and compilation seconds are medians. An estimate adds the compilation to
+    start-up and restarts, so they are observed without it.
     """
     lines = [job.timeline for job in jobs if job.timeline]
+    trained = [line for line in lines if line.last_step]
     return Observed(
         jobs=len(jobs),
         gpu_hours=sum(job.gpu_hours for job in jobs),
         failures=sum(line.restarts for line in lines)
         + sum(job.infrastructure_failure for job in jobs),
-        start_up_seconds=_median([line.seconds["start_up"] for line in lines if line.last_step]),
-        restart_seconds=_median([line.restart_seconds for line in lines]),
+        start_up_seconds=_median(
+            [_without(line.seconds["start_up"], line.compile_seconds) for line in trained]
+        ),
+        restart_seconds=_median(
+            [_without(line.restart_seconds, line.compile_seconds) for line in lines]
+        ),
         checkpoint_blocking_seconds=_median([line.checkpoint_seconds for line in lines]),
+        compile_seconds=_median([line.compile_seconds for line in lines]),
     )
+
+
+def _without(seconds: float | None, compilation: float | None) -> float | None:
+    return None if seconds is None else max(0.0, seconds - (compilation or 0.0))
 
 
 def measurements(jobs: Sequence[FinishedJob]) -> list[Measurement]:

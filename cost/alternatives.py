@@ -10,7 +10,7 @@ from typing import Any
 
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, estimate, hourly_price, stage_cost, total_money
-from sm_train.cost.instances import InstanceType, instance_types
+from sm_train.cost.instances import USABLE_MEMORY, InstanceType, instance_types
 from sm_train.cost.prices import ON_DEMAND, SAVINGS_PLANS, Price, PriceTable
 from sm_train.cost.speed import Speed
 from sm_train.cost.stage import CostStage
@@ -18,10 +18,6 @@ from sm_train.cost.throughput import Measurement, resolve_speed
 
 MOST_INSTANCES = 64
 _LARGEST_BATCH = 2**16
-USABLE_MEMORY = 0.9
-"""Share of a GPU's memory that a plan may use; the rest is for the CUDA context, NCCL buffers and
-fragmentation (assumed)."""
-
 _GIB = 2**30
 
 _ABOUT_EQUAL = Decimal("1.01")
@@ -30,12 +26,15 @@ _ABOUT_EQUAL = Decimal("1.01")
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes on one GPU: ``fixed`` for any batch, and ``activations`` of a batch.
+    """Bytes on one GPU with one sharding strategy.
 
-    ``fixed`` takes the world size and the GPUs per node, which sharding divides by.
-    ``activations`` must not decrease with the number of images.
+    ``fixed`` is for any batch; it takes the world size and the GPUs per node, which sharding
+    divides by. ``activations`` are those of a batch; they must not decrease with the number of
+    images. ``communication_units`` are FSDP's units or DDP's buckets.
     """
 
+    sharding: str
+    communication_units: int
     fixed: Callable[[int, int], float]
     activations: Callable[[int], float]
 
@@ -79,6 +78,7 @@ class Alternative:
             "fits_memory": self.fits,
             "effective_batch_sizes": list(self.batches),
             "throughput_basis": list(self.bases),
+            "sharding": [stage.sharding for stage in self.stages],
             "pareto": self.pareto,
             "own_cluster": self.own,
         }
@@ -108,10 +108,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class SearchInputs:
-    """The inputs of a search: the run's stages and what is known about them."""
+    """The inputs of a search: the run's stages and what is known about them.
+
+    ``memory`` holds for each planned stage the strategies that it may use, preferred ones first.
+    """
 
     stages: tuple[CostStage, ...]
-    memory: Mapping[str, MemoryNeed]
+    memory: Mapping[str, Sequence[MemoryNeed]]
     measurements: tuple[Measurement, ...]
     region: str
     assumed: Assumptions
@@ -240,7 +243,8 @@ def batch_splits(inputs: SearchInputs) -> list[BatchSplit]:
 
 def _splits(stage: CostStage, inputs: SearchInputs) -> Iterator[BatchSplit]:
     images, passes = stage.per_device_batch_size, stage.gradient_accumulation_steps
-    before, need = stage.predicted_images_per_second, inputs.memory.get(stage.name)
+    before, needs = stage.predicted_images_per_second, inputs.memory.get(stage.name, ())
+    need = next((need for need in needs if need.sharding == stage.sharding), None)
     memory = stage.instance.accelerator_memory_gib
     if images is None or before is None or need is None or memory is None or stage.speed is None:
         return
@@ -338,13 +342,18 @@ def _on_instances(
         return None
     each = wanted // world
     most = stage.per_device_batch_size or each
-    need = inputs.memory.get(stage.name)
-    if need is not None:
+    if needs := inputs.memory.get(stage.name):
         if candidate.accelerator_memory_gib is None:
             return None
-        most = need.largest_batch(candidate.accelerator_memory_gib, world, candidate.accelerators)
+        memory = (candidate.accelerator_memory_gib, world, candidate.accelerators)
+        largest = {need: need.largest_batch(*memory) for need in needs}
+        # The first strategy that holds the stage's batch, or else the one that holds most images.
+        holding = (need for need in needs if largest[need] >= min(each, most))
+        need = next(holding, max(needs, key=lambda need: largest[need]))
+        most = largest[need]
         if not most:
             return None
+        stage = replace(stage, sharding=need.sharding, communication_units=need.communication_units)
     micro = next(size for size in range(min(each, most), 0, -1) if each % size == 0)
     relocated = replace(
         stage,

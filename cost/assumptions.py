@@ -106,6 +106,7 @@ class Observed:
     start_up_seconds: float | None = None
     restart_seconds: float | None = None
     checkpoint_blocking_seconds: float | None = None
+    compile_seconds: float | None = None
 
 
 def learned(assumed: Assumptions, observed: Observed) -> Assumptions:
@@ -119,6 +120,7 @@ def learned(assumed: Assumptions, observed: Observed) -> Assumptions:
         "start_up_seconds": observed.start_up_seconds,
         "restart_seconds": observed.restart_seconds,
         "checkpoint_blocking_seconds": observed.checkpoint_blocking_seconds,
+        "compile_seconds": observed.compile_seconds,
     }
     if observed.gpu_hours:
         figures["failures_per_gpu_hour"] = observed_rate(

@@ -19,6 +19,10 @@ from sm_train.cost.speed_model import GpuFigures
 
 _TABLE = Path(__file__).parent / "data" / "instances.csv"
 
+USABLE_MEMORY = 0.9
+"""Share of a GPU's memory that a plan may use; the rest is for the CUDA context, NCCL buffers and
+fragmentation (assumed)."""
+
 
 class UnknownInstanceTypeError(ValueError):
     """The name is not in the table; the message lists the nearest ones."""

@@ -46,6 +46,8 @@ class Timeline:
     last_step: int
     restarts: int
     restart_seconds: float | None
+    compile_seconds: float | None
+    """Mean of a start, which ``start_up`` and ``restarts`` include; None if unknown."""
     checkpoint_seconds: float | None
     """Mean of one checkpoint."""
     steps_per_second: float | None
@@ -74,6 +76,8 @@ class _Account:
     """Usual seconds of the last logging interval."""
     starts: int = 0
     checkpoints: int = 0
+    compiled: float | None = None
+    """Seconds of compilation; None if no event states any."""
 
 
 def timeline(
@@ -113,6 +117,7 @@ def timeline(
         last_step=account.step,
         restarts=max(0, account.starts - 1),
         restart_seconds=_each(account.seconds["restarts"], account.starts - 1),
+        compile_seconds=account.compiled and account.compiled / max(1, account.starts),
         checkpoint_seconds=_each(account.seconds["checkpoints"], account.checkpoints),
         steps_per_second=None if speed is None else speed.steps_per_second,
         data_wait_share=None if speed is None else speed.data_wait_share,
@@ -255,6 +260,8 @@ def _step(account: _Account, event: Event, usual: float) -> None:
     if account.fresh:
         # The first interval includes compilation, the first batches and communicator set-up.
         account.seconds["start_up" if account.starts <= 1 else "restarts"] += extra
+        if event.get("compile_seconds") is not None:
+            account.compiled = (account.compiled or 0.0) + min(extra, event["compile_seconds"])
     elif _is_stall(extra, steps * usual):
         account.seconds["stalls"] += extra
     account.seconds["data_wait"] += working * float(event["data_wait_share"] or 0.0)

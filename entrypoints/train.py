@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -372,7 +373,9 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
 
 def _run(trainer: Trainer, writer: HeartbeatWriter, stop: StopSignal) -> None:
     is_main = trainer.accelerator.is_main_process
-    result = trainer.run(writer, stop)
+    compilation = trainer.metrics.compilation
+    with compilation.watching(writer) if trainer.plan.compile else nullcontext():
+        result = trainer.run(writer, stop)
     writer.enter(Phase.FINISH, trainer.state.step)
     if result.reason == "done" and trainer.config.checkpoint.save:
         _save_final_model(trainer, is_main=is_main)

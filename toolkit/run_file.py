@@ -23,7 +23,8 @@ def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
 
     A role or bucket of the environment replaces the run file's; one of the configuration file
     stands in where the run file has none. From then on, S3 requests expect the owners of buckets
-    that it names. The index of ``data.local`` says what the run file does not.
+    that it names. The index of ``data.local`` says what the run file does not, and a strategy
+    replaces ``sharding: auto``.
 
     Raises:
         UserError: it is invalid; one line for each error.
@@ -48,9 +49,7 @@ def load_or_problems(path: Path, changes: Sequence[str] = ()) -> RunConfig:
         RunFileError: it is invalid.
         UserError: a default of the environment or the configuration file is invalid.
     """
-    config = with_local_index(with_defaults(_load_run(path, changes), changes), path.parent)
-    declare_run_buckets(config)
-    return config
+    return _completed(_load_run(path, changes), changes, path.parent)
 
 
 def load_dict(document: dict[str, Any], base: Path) -> RunConfig:
@@ -65,9 +64,31 @@ def load_dict(document: dict[str, Any], base: Path) -> RunConfig:
         config = load_document(document, (), "run")
     except RunFileError as error:
         raise UserError(str(error)) from None
-    config = with_local_index(with_defaults(config), base)
+    return _completed(config, (), base)
+
+
+def _completed(config: RunConfig, changes: Sequence[str], base: Path) -> RunConfig:
+    """Return ``config`` with what comes from elsewhere than its file, which is in ``base``."""
+    from sm_train.toolkit.memory.sharding_choice import with_sharding
+
+    config = with_sharding(with_local_index(with_defaults(config, changes), base))
     declare_run_buckets(config)
     return config
+
+
+def load_recorded(document: dict[str, Any], changes: Sequence[str], source: str) -> RunConfig:
+    """Validate the recorded settings of a run, ``source``, with ``changes``.
+
+    Raises:
+        UserError: a change is invalid, or this version cannot read the record.
+    """
+    from sm_train.estimators.config.load import RunFileError, load_document
+    from sm_train.toolkit.memory.sharding_choice import with_sharding
+
+    try:
+        return with_sharding(load_document(document, changes, source))
+    except RunFileError as error:
+        raise UserError(str(error)) from None
 
 
 def load_without_defaults(path: Path) -> RunConfig:

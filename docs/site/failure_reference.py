@@ -52,7 +52,8 @@ def _entry(signature: Signature) -> str:
     source = re.sub(r"(https?://[^\s,)]+)", r"<\1>", signature.source)
     return (
         f"\n### {signature.code}\n\n**{_plain(signature.title)}** · {signature.role} "
-        f"· {signature.confidence} confidence · {retry}\n\n```text\n{example}\n```\n\n**Fix.** {_plain(signature.action)}\n\n"
+        f"· {signature.confidence} confidence · {retry}\n\n```text\n{example}\n```\n\n"
+        f"**Fix.** {_plain(signature.action)}\n\n"
         f"**Source.** {source}\n"
         + (
             f"\n**Explains** {', '.join(map(code, sorted(signature.explains)))}.\n"

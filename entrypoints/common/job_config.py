@@ -158,7 +158,8 @@ class StageConfig:
     """One resolution and batch size: what one training job runs.
 
     ``prediction_type`` and ``objective`` are what the run file states for this stage; None takes
-    those of all stages.
+    those of all stages. ``sharding_reason`` is the key that states the strategy, or why it was
+    chosen.
     """
 
     name: str
@@ -173,6 +174,7 @@ class StageConfig:
     optimizer_state: OptimizerState
     prediction_type: PredictionType | None = None
     objective: str | None = None
+    sharding_reason: str = "stages[].sharding"
 
 
 @dataclass(frozen=True)

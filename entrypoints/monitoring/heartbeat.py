@@ -72,7 +72,8 @@ nvidia-resiliency-ext's training-iteration detection leaves out as many iteratio
 #   4      sequence number, written last       /
 #   5..8   pid, rank, local rank, exit state
 #   9..11  steps with a known busy time, nanoseconds of busy time, and of waits for a CPU in it
-#   12..   nanoseconds spent in each row (_ROWS,)
+#   12     start of a compilation, monotonic ns; 0 if nothing is being compiled
+#   13..   nanoseconds spent in each row (_ROWS,)
 #   then   duration histograms (_ROWS, BUCKETS)
 # A row is a phase; one more row holds whole optimizer steps.
 _BEGIN, _PHASE, _STEP, _SINCE, _END = range(5)
@@ -81,7 +82,8 @@ _PID, _RANK, _LOCAL_RANK, _EXIT_STATE = range(5, 9)
 _ROWS = len(Phase) + 1
 _WHOLE_STEP_ROW = len(Phase)
 _BUSY_STEPS, _BUSY, _CPU_WAIT = range(9, 12)
-_TOTALS = 12
+_COMPILING = 12
+_TOTALS = 13
 
 # Histogram buckets are logarithmic with a linear subdivision, as in HdrHistogram: each doubling
 # (octave) of the duration is split into 16 equal parts, so a bucket is at most 1/16 wide. The
@@ -183,7 +185,7 @@ class HeartbeatSample:
     """The state of one process when it was read.
 
     ``sequence`` counts the phases that it has entered; ``since`` is when it entered this one
-    (monotonic seconds).
+    (monotonic seconds). ``compiling`` is whether it compiles layers of the network.
     """
 
     rank: int
@@ -194,6 +196,12 @@ class HeartbeatSample:
     sequence: int
     since: float
     exit_state: ExitState
+    compiling: bool = False
+
+    @property
+    def activity(self) -> str:
+        """What the process is doing, for messages."""
+        return f"{self.phase.label} (compiling)" if self.compiling else self.phase.label
 
 
 class HeartbeatWriter:
@@ -221,6 +229,7 @@ class HeartbeatWriter:
         self._since = self._step_since = clock()
         self._warm_up = [WARM_UP.get(phase, 0) for phase in Phase]
         self._totals = [0] * len(Phase)
+        self._compiled = 0  # nanoseconds in this phase
         self._is_first_step = True
         words = self._words
         words[_PID], words[_RANK], words[_LOCAL_RANK] = os.getpid(), rank, local_rank
@@ -241,6 +250,8 @@ class HeartbeatWriter:
         self._phase, self._since = entered, now
         self._totals[previous] += spent
         words[_TOTALS + previous] = self._totals[previous]
+        if self._compiled:
+            spent, self._compiled = max(0, spent - self._compiled), 0
         if self._warm_up[previous]:
             self._warm_up[previous] -= 1
         else:
@@ -264,6 +275,18 @@ class HeartbeatWriter:
         words[_BUSY] += nanoseconds
         words[_CPU_WAIT] += cpu_wait
         words[_BUSY_STEPS] += 1
+
+    def begin_compilation(self) -> None:
+        """Report that layers are being compiled, which takes a step longer than any other.
+
+        It is no phase: ranks compile at different times, but enter the same phases in one order.
+        """
+        self._words[_COMPILING] = self._clock()
+
+    def end_compilation(self) -> None:
+        """Report the end of a compilation, whose time is left out of the phase's durations."""
+        self._compiled += self._clock() - self._words[_COMPILING]
+        self._words[_COMPILING] = 0
 
     def end(self, exit_state: ExitState) -> None:
         """Report how this process ends."""
@@ -299,6 +322,7 @@ class HeartbeatReader:
             sequence=sequence,
             since=since / 1e9,
             exit_state=ExitState(words[_EXIT_STATE]),
+            compiling=bool(words[_COMPILING]),
         )
 
     def durations(self, phase: Phase) -> DurationHistogram:

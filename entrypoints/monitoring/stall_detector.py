@@ -165,8 +165,15 @@ class StallDetector:
             sample
             for sample in samples
             if sample.exit_state is ExitState.RUNNING
-            and silences[sample.rank] > self.timeouts[sample.phase]
+            and silences[sample.rank] > self.timeout(sample)
         ]
+
+    def timeout(self, sample: HeartbeatSample) -> float:
+        """Return the seconds after which the silence of a process is a stall.
+
+        That of a compilation cannot be learned: each compiles other layers or shapes.
+        """
+        return self._bounds.longest if sample.compiling else self.timeouts[sample.phase]
 
 
 @dataclass(frozen=True)

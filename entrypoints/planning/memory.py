@@ -18,6 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from sm_train.cost.instances import USABLE_MEMORY
 from sm_train.cost.speed_model import ActivationCheckpointing
 from sm_train.entrypoints.common.job_config import (
     JobConfig,
@@ -35,10 +36,6 @@ _ENCODED_PIXELS = 2**21
 
 _BF16_FLOPS = {"bf16": 1, "tf32": 2, "fp32": 16}
 """Time of a FLOP in bf16 FLOPs: the peaks of an A100 are 312, 156 and 19.5 TFLOP/s (data sheet)."""
-
-_USABLE = 0.9
-"""Share of a GPU's memory: CUDA's context, NCCL's buffers and fragmentation need the rest
-(assumed)."""
 
 _PLANS = Path(__file__).parent / "plans"
 MEASURE_MODULE = "sm_train.entrypoints.planning.measure"
@@ -425,4 +422,4 @@ def keeps_unsharded_gradients(
     )
     # FSDP2 accumulates in the precision in which it reduces.
     width = _BF16 if training.reduce_dtype == "bf16" else _FP32
-    return fixed + activations + width * plan.trained_parameters <= _USABLE * gpu_memory
+    return fixed + activations + width * plan.trained_parameters <= USABLE_MEMORY * gpu_memory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,19 +18,9 @@ from sm_train.entrypoints.distributed.fsdp import shard
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.component_check import UNET
 from sm_train.entrypoints.planning.memory import keeps_unsharded_gradients
+from sm_train.entrypoints.training.compilation import compile_repeated
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-COMPILED = ("BasicTransformerBlock", "JointTransformerBlock", "ResnetBlock2D")
-"""Class names in diffusers of the layers that repeat within a network, which are compiled.
-
-Each compiles once per shape, in seconds; a U-Net's outer blocks took more than two minutes on an
-H200. They contain neither FSDP's hooks of a U-Net nor the function that checkpoints activations.
-"""
-
-_MAX_VARIANTS = 64
-"""Graphs of one class: a U-Net has 18 shapes, and evaluations add variants without gradients.
-PyTorch's default of 8 would run the others without compilation."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +35,7 @@ class ParallelPlan:
     frozen_weights_bf16: bool
     unsharded_grad_accumulation: bool
     compile_reason: str = "training.compile"
+    sharding_reason: str = "stages[].sharding"
 
     @classmethod
     def choose(
@@ -88,6 +78,7 @@ class ParallelPlan:
                 config, world_size, local_world_size, gpu_memory
             ),
             compile_reason=compiling.reason,
+            sharding_reason=config.stage.sharding_reason if world_size > 1 else "one process",
         )
 
 
@@ -165,31 +156,6 @@ def checkpoint_every_second(network: Any) -> None:
             "activation_checkpointing: selective: needs a newer diffusers than that of this image; "
             "write true or false, or use the newest framework_version"
         ) from None
-
-
-def compile_repeated(network: nn.Module, *, one_shape: bool, **options: Any) -> list[nn.Module]:
-    """Let each of the :data:`COMPILED` layers compile itself in its first pass; return them.
-
-    One graph for all would start to sum gradients only at its end. With ``one_shape`` kernels are
-    specialized to the shapes of a stage; otherwise those that vary become variables of the graph.
-    ``options`` are those of torch.compile.
-    """
-    torch._dynamo.config.cache_size_limit = max(
-        _MAX_VARIANTS, torch._dynamo.config.cache_size_limit
-    )
-    layers = [module for module in network.modules() if type(module).__name__ in COMPILED]
-    for layer in layers:
-        layer.compile(dynamic=False if one_shape else None, **options)
-    return layers
-
-
-def without_compilation() -> AbstractContextManager[Any]:
-    """Return a context in which layers that compile themselves run as they are.
-
-    PyTorch before 2.6 has none: there they compile.
-    """
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    return nullcontext() if set_stance is None else set_stance("force_eager")
 
 
 def move_frozen(plan: ParallelPlan, components: ModelComponents, device: torch.device) -> None:

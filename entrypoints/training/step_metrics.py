@@ -18,6 +18,7 @@ from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.monitoring.training_clock import TrainingClock
 from sm_train.entrypoints.planning.mfu import mfu_meter
+from sm_train.entrypoints.training.compilation import CompilationClock
 from torch import Tensor
 
 MAX_LISTED = 5
@@ -129,7 +130,8 @@ class StepMetricsWindow:
 class MetricsLogger:
     """Logs one rank's metrics.
 
-    ``clock`` has the speed since the start. ``consecutive_skips`` counts the steps without a finite
+    ``clock`` has the speed since the start, ``compilation`` the time that layers take to compile.
+    ``consecutive_skips`` counts the steps without a finite
     gradient up to the last logged one. ``last_nonfinite_loss`` names the samples of this rank's
     last non-finite loss, else is empty.
     """
@@ -142,6 +144,7 @@ class MetricsLogger:
         self._mfu_meter = mfu_meter(config, accelerator.device)
         self._logged_epoch: int | None = None
         self.clock = TrainingClock()
+        self.compilation = CompilationClock()
         self.consecutive_skips = 0
         self.last_nonfinite_loss = ""
 
@@ -204,6 +207,7 @@ class MetricsLogger:
                 images_per_second=images_per_second,
                 data_wait_share=metrics.data_wait_share,
                 mfu=mfu,
+                compile_seconds=self.compilation.take(),
                 **timed,
             )
         self.consecutive_skips = self.consecutive_skips + metrics.skipped if metrics.skipped else 0

@@ -35,6 +35,7 @@ from sm_train.entrypoints.training.busy_time import (
     attach,
     end_of_first_bucket,
 )
+from sm_train.entrypoints.training.compilation import without_compilation
 from sm_train.entrypoints.training.evaluator import Evaluator, ValidationSet
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.parallelize import (
@@ -42,7 +43,6 @@ from sm_train.entrypoints.training.parallelize import (
     gpu_memory,
     move_frozen,
     parallelize,
-    without_compilation,
 )
 from sm_train.entrypoints.training.state_dict import model_tensors
 from sm_train.entrypoints.training.step_metrics import (

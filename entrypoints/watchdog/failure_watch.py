@@ -90,4 +90,4 @@ class FailureWatch:
 
 
 def _where(sample: HeartbeatSample) -> str:
-    return f"in {sample.phase.label} after step {sample.step}"
+    return f"in {sample.activity} after step {sample.step}"

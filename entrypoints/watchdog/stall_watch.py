@@ -94,10 +94,10 @@ class StallWatch:
         self, samples: Sequence[HeartbeatSample], first: HeartbeatSample, now: float
     ) -> None:
         """Write a stall report, send an alert, and kill the job if configured."""
-        node, timeout = self._node, self._detector.timeouts[first.phase]
+        node, timeout = self._node, self._detector.timeout(first)
         silent = now - first.since
         symptom = (
-            f"no heartbeat for {silent:.3g} s in {first.phase.label} after step {first.step} "
+            f"no heartbeat for {silent:.3g} s in {first.activity} after step {first.step} "
             f"(timeout {timeout:.3g} s, {self._usual_duration(first.phase)})"
         )
         if (missing := node.info.processes - len(samples)) > 0:

@@ -136,11 +136,12 @@ class Watchdog:
         step = min(sample.step for sample in samples)
         self._node.events.write(
             "heartbeat",
-            f"alive at step {step}",
+            f"alive at step {step}{', compiling' if worst.compiling else ''}",
             step=step,
             seconds_since_step=round(silences[worst.rank], 1),
             phase=worst.phase.name.lower(),
-            limit_seconds=round(self._detector.timeouts[worst.phase], 1),
+            compiling=worst.compiling,
+            limit_seconds=round(self._detector.timeout(worst), 1),
             worst_rank=worst.rank,
             processes=len(samples),
         )

@@ -198,12 +198,17 @@ def _reduce_dtype_problems(training: TrainingSection, cluster: ClusterSection) -
         yield Problem(("training", "reduce_dtype"), training.reduce_dtype, reason)
 
 
+def sharding_obstacle(training: TrainingSection, cluster: ClusterSection) -> str | None:
+    """Return why no stage can be sharded, with the fix; None if they can."""
+    return _cluster_obstacle(cluster) or problem(training.optimizer.name, None, sharded=True)
+
+
 def _optimizer_sharding_problems(
     training: TrainingSection, stage: StageSection
 ) -> Iterator[Problem]:
     """Check an optimizer that needs whole weights; a newer PyTorch would not help it."""
     name = training.optimizer.name
-    if stage.sharding != "none" and (reason := problem(name, None, sharded=True)):
+    if _is_sharded(stage) and (reason := problem(name, None, sharded=True)):
         yield Problem(("training", "optimizer", "name"), name, f"stage {stage.name}: {reason}")
 
 
@@ -223,16 +228,22 @@ def _optimizer_version_problems(
 def _sharding_problems(
     stage: StageSection, cluster: ClusterSection, path: KeyPath
 ) -> Iterator[Problem]:
+    if _is_sharded(stage) and (reason := _cluster_obstacle(cluster)):
+        yield Problem((*path, "sharding"), stage.sharding, reason)
+
+
+def _is_sharded(stage: StageSection) -> bool:
+    """Return whether the run file states that the stage is sharded."""
+    return stage.sharding not in ("none", "auto")
+
+
+def _cluster_obstacle(cluster: ClusterSection) -> str | None:
     version = cluster.framework_version
-    if stage.sharding == "none":
-        return
     if cluster.backend == "smddp":
-        reason = "FSDP2 needs a newer PyTorch than SMDDP's; write backend: nccl"
-    elif version and major_minor(version) < FSDP2_PYTORCH:
-        reason = f"FSDP2 needs PyTorch 2.6, and framework_version is {version}"
-    else:
-        return
-    yield Problem((*path, "sharding"), stage.sharding, reason)
+        return "FSDP2 needs a newer PyTorch than SMDDP's; write backend: nccl"
+    if version and major_minor(version) < FSDP2_PYTORCH:
+        return f"FSDP2 needs PyTorch 2.6, and framework_version is {version}"
+    return None
 
 
 def _checkpointing_problems(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator
 from sm_train.cost.instances import instance_type
 from sm_train.cost.speed_model import ActivationCheckpointing
 from sm_train.entrypoints.common.job_config import (
@@ -71,11 +71,12 @@ class StageSection(Section):
     )
     max_steps: PositiveInt = Field(description="Number of optimizer steps of the stage.")
     learning_rate: PositiveFloat = Field(description="Learning rate of AdamW after the warm-up.")
-    sharding: Sharding = Field(
-        default="none",
+    sharding: Sharding | Literal["auto"] = Field(
+        default="auto",
         description="What FSDP2 shards across the GPUs: none replicates everything (DDP), "
         "shard_grad_op shards gradients and optimizer state, full_shard the weights too, "
-        "hybrid_shard the weights within each instance.",
+        "hybrid_shard the weights within each instance. auto is none if a GPU holds the stage, "
+        "hybrid_shard if an instance does, and otherwise full_shard; the run records the choice.",
     )
     activation_checkpointing: ActivationCheckpointing = Field(
         default=False,
@@ -118,6 +119,19 @@ class StageSection(Section):
         "speed model's predictions.",
     )
 
+    _sharding_reason: str | None = PrivateAttr(default=None)
+
+    @property
+    def sharding_reason(self) -> str | None:
+        """Why `auto` is this strategy; None if the run file or the run's record states it."""
+        return self._sharding_reason
+
+    def with_sharding(self, strategy: Sharding, reason: str) -> StageSection:
+        """Return the stage with the strategy that `auto` stands for, and why."""
+        stage = self.model_copy(update={"sharding": strategy})
+        stage._sharding_reason = reason
+        return stage
+
     def measured_on_section(self, instance_type: str) -> MeasuredOnSection:
         """Return the configuration of `steps_per_second` in a run on ``instance_type``."""
         return self.measured_on or self._here(instance_type)
@@ -145,4 +159,9 @@ class StageSection(Section):
         return objective
 
     def job_config(self) -> StageConfig:
-        return self._job_struct(StageConfig)
+        """Return what the job reads of the stage, whose sharding has been chosen."""
+        if self.sharding == "auto":
+            raise ValueError(f"stage {self.name}: sharding: auto has not been resolved")
+        if self.sharding_reason is None:
+            return self._job_struct(StageConfig)
+        return self._job_struct(StageConfig, sharding_reason=f"auto: {self.sharding_reason}")

@@ -90,6 +90,29 @@ def test_restart_loses_its_time_and_the_steps_after_the_checkpoint() -> None:
     assert (line.restarts, line.restart_seconds) == (1, 600)
 
 
+def test_compilation_is_learned_apart_from_start_up_and_restarts() -> None:
+    """An estimate adds it to both again."""
+    compiled = {"compile_seconds": 60.0}
+    events = [
+        start(100),
+        step(300, 100) | compiled,
+        step(400, 200) | {"compile_seconds": 0.0},
+        start(1000, resumed=200),
+        step(1200, 300) | compiled,
+        step(1300, 400),
+        END | {"time": 1300},
+    ]
+    line = timeline(events, 0, 1300)
+    assert line.compile_seconds == 60
+    assert line.seconds["start_up"] == pytest.approx(200)
+    seen = observed([job("a", line, 1300)])
+    assert (seen.start_up_seconds, seen.compile_seconds) == (140, 60)
+    assert seen.restart_seconds == pytest.approx(700 - 60)
+    assert learned(Assumptions(), seen).compile_seconds == 60
+    # Logs of earlier versions say nothing of it.
+    assert timeline([start(100), step(300, 100)], 0, 400).compile_seconds is None
+
+
 def test_job_after_a_failed_one_reports_lost_work() -> None:
     line = timeline([start(50, resumed=1000), step(150, 1100), END | {"time": 150}], 0, 150, 1080)
     assert parts(line) == pytest.approx({"start_up": 50, "lost_work": 80, "useful": 20})

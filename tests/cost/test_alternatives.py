@@ -52,13 +52,25 @@ SPEED = Measurement(
     "ml.p4de.24xlarge",
     predicted_images_per_second=STAGE.predicted_images_per_second,
 )
-NEED = MemoryNeed(fixed=lambda *_: 22 * 865_910_724, activations=lambda images: 0.4e9 * images)
 
 
-def question(need: MemoryNeed = NEED, prices: PriceTable | None = None) -> SearchInputs:
-    return SearchInputs(
-        (STAGE,), {"256px": need}, (SPEED,), "us-east-1", Assumptions(), prices or shipped_prices()
+def needing(fixed: float, image: float, sharding: str = "none") -> MemoryNeed:
+    """Return the need of so many bytes for any batch, divided by ``full_shard``, and per image."""
+    return MemoryNeed(
+        sharding,
+        communication_units=34,
+        fixed=lambda world, _: fixed / (1 if sharding == "none" else world),
+        activations=lambda images: image * images,
     )
+
+
+NEED = needing(22 * 865_910_724, 0.4e9)
+
+
+def question(*needs: MemoryNeed, prices: PriceTable | None = None) -> SearchInputs:
+    memory = {"256px": needs or (NEED,)}
+    table = prices or shipped_prices()
+    return SearchInputs((STAGE,), memory, (SPEED,), "us-east-1", Assumptions(), table)
 
 
 def test_compares_16_p4de_with_8_p5() -> None:
@@ -93,10 +105,8 @@ def test_alternatives_within_limits_sorted_by_cost() -> None:
 
 
 def test_skips_types_without_memory_and_accumulates_on_small_gpus() -> None:
-    assert not alternatives(question(MemoryNeed(fixed=lambda *_: 1e13, activations=float)))
-    tight = alternatives(
-        question(MemoryNeed(fixed=lambda *_: 22e9, activations=lambda images: 5e9 * images))
-    )
+    assert not alternatives(question(needing(1e15, 1)))
+    tight = alternatives(question(needing(22e9, 5e9)))
     types = {cluster.instance_type for cluster in tight}
     assert "ml.p4de.24xlarge" in types
     assert "ml.g5.48xlarge" not in types
@@ -107,6 +117,16 @@ def test_skips_types_without_memory_and_accumulates_on_small_gpus() -> None:
     }
     # (0.9 × 40 GiB − 22 GB) ÷ 5 GB leaves room for 3 images; 64 for each GPU divide by 2.
     assert small == 2
+
+
+def test_each_cluster_uses_the_first_strategy_that_holds_the_batch() -> None:
+    found = alternatives(question(needing(22e9, 0.4e9), needing(22e9, 0.4e9, "full_shard")))
+    by_memory = {
+        kind: {cluster.stages[0].sharding for cluster in found if cluster.instance_type == kind}
+        for kind in ("ml.g5.48xlarge", "ml.p4de.24xlarge")
+    }
+    assert by_memory == {"ml.g5.48xlarge": {"full_shard"}, "ml.p4de.24xlarge": {"none"}}
+    assert found[0].as_dict()["sharding"] == [found[0].stages[0].sharding]
 
 
 def test_unknown_price_sorts_last_and_is_within_no_budget() -> None:
@@ -181,7 +201,7 @@ def test_larger_micro_batches_are_faster_and_must_fit() -> None:
     assert splits[64].speedup > 1 > splits[16].speedup
     assert splits[64].difference is not None
     assert splits[64].difference < 0
-    tight = MemoryNeed(fixed=lambda *_: 22e9, activations=lambda images: 1.5e9 * images)
+    tight = needing(22e9, 1.5e9)
     assert [split.fits for split in batch_splits(question(tight))] == [False, True, True]
 
 

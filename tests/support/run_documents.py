@@ -27,6 +27,7 @@ def stage(name: str = "256px", **changes: Any) -> dict[str, Any]:
         "max_steps": 1000,
         "learning_rate": 1e-4,
         "steps_per_second": 1.8,
+        "sharding": "none",
     } | changes
 
 

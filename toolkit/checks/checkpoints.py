@@ -21,7 +21,7 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training_request import RUN_TAG
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.memory_fit import plan_for
+from sm_train.toolkit.memory.memory_fit import plan_for
 
 if TYPE_CHECKING:
     import boto3

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sm_train.cost.alternatives import USABLE_MEMORY
-from sm_train.cost.instances import instance_type
+from sm_train.cost.instances import USABLE_MEMORY, instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.memory_fit import (
+from sm_train.toolkit.memory.memory_fit import (
     candidate_changes,
-    memory_fit,
+    fits,
     stages_over,
     unplanned,
 )
@@ -37,8 +36,7 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
             (
                 change
                 for change in candidate_changes(stage, instance)
-                if (changed := memory_fit(config, stage, **change))
-                and changed.gib <= USABLE_MEMORY * available
+                if fits(config, stage, **change)
             ),
             None,
         )

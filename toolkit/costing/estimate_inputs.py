@@ -331,7 +331,7 @@ def _history(options: CostOptions, config: RunConfig, region: str) -> History | 
 
 def _memory_problems(config: RunConfig) -> list[str]:
     """Return which stages do not fit in GPU memory, or why that is not known."""
-    from sm_train.toolkit.costing.memory_fit import stages_short_of_memory, unplanned
+    from sm_train.toolkit.memory.memory_fit import stages_short_of_memory, unplanned
 
     problem = unplanned(config)
     return [f"{problem.reason}; {problem.fix}"] if problem else stages_short_of_memory(config)

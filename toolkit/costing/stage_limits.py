@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from sm_train.cost.alternatives import USABLE_MEMORY
 from sm_train.cost.estimate import Estimate, StageEstimate, stage_cost
 from sm_train.cost.speed_model import StepShares
 from sm_train.cost.stage import CostStage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.costing.memory_fit import CHECKPOINTING, STRATEGIES, memory_fit, plan_for
+from sm_train.toolkit.memory.memory_fit import CHECKPOINTING, STRATEGIES, fits, plan_for
 
 _LEAST_SAVING = Decimal("0.005")
 """Changes that save less than this share of a stage's cost are not proposed."""
@@ -118,27 +117,21 @@ def _variants(
         yield f"latents of {stage.resolution} px (`sm-train pack --latents`)", latents
     lighter = CHECKPOINTING[: CHECKPOINTING.index(stage.activation_checkpointing)]
     for choice in lighter:
-        if _fits(config, section, stage, activation_checkpointing=choice):
+        if fits(config, section, activation_checkpointing=choice):
             changed = replace(unknown, activation_checkpointing=choice)
             yield f"{name}.activation_checkpointing: {str(choice).lower()}", changed
     if stage.reduce_dtype == "fp32" and stage.world_size > 1:
         yield "training.reduce_dtype: bf16", replace(unknown, reduce_dtype="bf16")
     plan = plan_for(config, stage.resolution)
     for strategy in STRATEGIES if stage.world_size > 1 and plan else ():
-        if strategy != section.sharding and _fits(config, section, stage, sharding=strategy):
+        if strategy != section.sharding and fits(config, section, sharding=strategy):
             units = plan.communication_units(strategy) if plan else None
             sharded = replace(unknown, sharding=strategy, communication_units=units)
             yield f"{name}.sharding: {strategy}", sharded
     images, passes = section.per_device_batch_size, section.gradient_accumulation_steps
-    if passes % 2 == 0 and _fits(config, section, stage, per_device_batch_size=2 * images):
+    if passes % 2 == 0 and fits(config, section, per_device_batch_size=2 * images):
         larger = replace(
             unknown, per_device_batch_size=2 * images, gradient_accumulation_steps=passes // 2
         )
         text = f"per_device_batch_size: {2 * images}, gradient_accumulation_steps: {passes // 2}"
         yield f"{name}.{text}", larger
-
-
-def _fits(config: RunConfig, section: StageSection, stage: CostStage, **change: object) -> bool:
-    """Return whether a stage with ``change`` is planned to fit into a GPU's memory."""
-    need, memory = memory_fit(config, section, **change), stage.instance.accelerator_memory_gib
-    return need is not None and memory is not None and need.gib <= USABLE_MEMORY * memory

@@ -19,8 +19,9 @@ from sm_train.cost.throughput import (
 )
 from sm_train.estimators.cost_stages import cost_stages, stages_measured_elsewhere
 from sm_train.estimators.request.launch_plan import compile_choice
-from sm_train.toolkit.costing.memory_fit import fixed_bytes, plan_for
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.memory.memory_fit import fixed_bytes, plan_for
+from sm_train.toolkit.memory.sharding_choice import possible_strategies
 
 if TYPE_CHECKING:
     from sm_train.cost.alternatives import MemoryNeed
@@ -136,8 +137,11 @@ def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
     )
 
 
-def memory_needs(config: RunConfig, stages: Iterable[CostStage]) -> dict[str, MemoryNeed]:
-    """Return the GPU memory that each stage needs; empty if the model has no plan."""
+def memory_needs(config: RunConfig, stages: Iterable[CostStage]) -> dict[str, list[MemoryNeed]]:
+    """Return the GPU memory that each stage needs by strategy; empty if the model has no plan.
+
+    A stage with ``sharding: auto`` may use another strategy on another cluster.
+    """
     from sm_train.cost.alternatives import MemoryNeed
 
     named = {stage.name: stage for stage in config.stages}
@@ -145,10 +149,15 @@ def memory_needs(config: RunConfig, stages: Iterable[CostStage]) -> dict[str, Me
     for stage in stages:
         plan, section = plan_for(config, stage.resolution), named[stage.name]
         if plan is not None:
-            needs[stage.name] = MemoryNeed(
-                partial(fixed_bytes, plan, config, section.sharding),
-                partial(plan.activation_bytes, checkpointing=section.activation_checkpointing),
-            )
+            needs[stage.name] = [
+                MemoryNeed(
+                    strategy,
+                    plan.communication_units(strategy),
+                    partial(fixed_bytes, plan, config, strategy),
+                    partial(plan.activation_bytes, checkpointing=section.activation_checkpointing),
+                )
+                for strategy in possible_strategies(config, section)
+            ]
     return needs
 
 

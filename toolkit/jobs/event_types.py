@@ -87,6 +87,7 @@ _OPTIONAL: Mapping[str, Mapping[str, Any]] = {
         "timed_steps": _Step,
         "timed_seconds": _Seconds,
         "waited_seconds": _Seconds,
+        "compile_seconds": _Seconds | None,
     },
     "node": {"stragglers": list[StragglerEntry]},
     "doctor": {"parts": dict[str, _Figure]},

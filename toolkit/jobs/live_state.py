@@ -119,7 +119,10 @@ def _newer(
 
 @dataclass(frozen=True)
 class NodeState:
-    """A node's newest state; None is unknown. Shares are of 1, utilization is in percent."""
+    """A node's newest state; None is unknown. Shares are of 1, utilization is in percent.
+
+    ``compiling`` is whether its slowest rank compiles layers of the network.
+    """
 
     node: str
     heartbeat_age_seconds: float | None
@@ -132,6 +135,7 @@ class NodeState:
     straggler_ratio: float | None
     receive_bytes_per_second: float | None
     send_bytes_per_second: float | None
+    compiling: bool | None
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,7 @@ def _node_state(live: LiveState, node: str, now: float, gpus: Mapping[str, float
         metrics.get("straggler_ratio"),
         _sum_known(efa[0], metrics.get(network[0])),
         _sum_known(efa[1], metrics.get(network[1])),
+        None if heartbeat is None else heartbeat.event.get("compiling"),
     )
 
 

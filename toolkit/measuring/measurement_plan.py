@@ -15,9 +15,9 @@ from sm_train.estimators.config.naming import job_name, measuring_run
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.config.training import CheckpointSection
-from sm_train.toolkit.costing.memory_fit import memory_fit
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.memory.memory_fit import memory_fit
 from sm_train.toolkit.short_jobs.short_run import short_run, short_run_price, with_time_limit
 from sm_train.toolkit.submit.run_bundle import bundle_of
 

@@ -14,10 +14,10 @@ from sm_train.estimators.bundle.bundle import LARGE_BYTES
 from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.costing.memory_fit import stages_short_of_memory
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.scope import scope_rows, unusual_epochs
 from sm_train.toolkit.extras import is_installed
+from sm_train.toolkit.memory.memory_fit import stages_short_of_memory
 from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.submit.changes import Changes, KeyChange
 from sm_train.toolkit.submit.planned_job import RunPlan
@@ -127,6 +127,8 @@ def _starts_now(plan: RunPlan) -> Iterator[tuple[str, str]]:
     for stage in plan.submission.stages:
         launch = plan.submission.launches[stage.name]
         yield "launch", f"{stage.name} by {launch.route}: {launch.reason}"
+        if stage.sharding_reason is not None:
+            yield "sharding", f"{stage.name} {stage.sharding}: {stage.sharding_reason}"
 
 
 def _changes(changes: Changes | None) -> Iterator[str]:

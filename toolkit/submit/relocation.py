@@ -30,12 +30,12 @@ from sm_train.estimators.request.training_request import (
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import require_bucket, split_uri
 from sm_train.toolkit.aws.session import session_in_region
-from sm_train.toolkit.costing.memory_fit import custom_plan
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.stages import predicted_speeds
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.memory.memory_fit import custom_plan
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.replicate import FolderCopy, copy_folder, replicate_inputs
 from sm_train.toolkit.submit.start_job import JobLaunch, QuotaError, start_next_job

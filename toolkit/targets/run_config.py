@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.run_file import load
+from sm_train.toolkit.run_file import load, load_recorded
 from sm_train.toolkit.targets.target import Kind, Target, run_target
 
 if TYPE_CHECKING:
@@ -68,9 +67,5 @@ def _changed(config: RunConfig, changes: Sequence[str], source: str) -> RunConfi
     if not changes:
         return config
     from sm_train.estimators.bundle.bundle import run_document
-    from sm_train.estimators.config.load import RunFileError, load_document
 
-    try:
-        return load_document(run_document(config), changes, source)
-    except RunFileError as error:
-        raise UserError(str(error)) from None
+    return load_recorded(run_document(config), changes, source)

@@ -321,7 +321,9 @@ def _rate(value: float | None) -> str:
 
 
 def _heartbeat(node: NodeState) -> str:
-    return "–" if node.heartbeat_age_seconds is None else brief(node.heartbeat_age_seconds)
+    if node.heartbeat_age_seconds is None:
+        return "–"
+    return f"{brief(node.heartbeat_age_seconds)}{' compiling' if node.compiling else ''}"
 
 
 _COLUMNS: tuple[tuple[int, str, Callable[[NodeState], str]], ...] = (

@@ -206,7 +206,16 @@ def positions(module: Any, side: int) -> torch.Tensor:
             "unet",
             1,
             None,
-            ParallelPlan("none", False, False, False, False, False, True),
+            ParallelPlan(
+                "none",
+                False,
+                False,
+                False,
+                False,
+                False,
+                True,
+                sharding_reason="one process",
+            ),
         ),
     ],
 )

@@ -93,6 +93,29 @@ def test_reader_sees_phases_and_their_durations(tmp_path: Path) -> None:
     assert reader.sample().exit_state is ExitState.DONE
 
 
+def test_compilation_is_named_and_not_learned_from(tmp_path: Path) -> None:
+    clock = Clock()
+    writer = HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0, clock=clock)
+    reader = HeartbeatReader(tmp_path / "heartbeat-0")
+    detector = StallDetector(BOUNDS, max_gap=1e9)
+    for step in range(100):
+        writer.enter(Phase.STEP, step)
+        clock.advance(0.4)
+        if step == 80:
+            writer.begin_compilation()
+            compiling = reader.sample()
+            assert compiling.activity == "step (compiling)"
+            # A compilation is no phase of its own: other ranks may have none.
+            assert compiling.sequence == step + 1
+            detector.learn({Phase.STEP: reader.durations(Phase.STEP)})
+            assert detector.timeout(compiling) == BOUNDS.longest > detector.timeouts[Phase.STEP]
+            clock.advance(150.0)
+            writer.end_compilation()
+    assert reader.sample().activity == "step"
+    assert reader.durations(Phase.STEP).longest == pytest.approx(0.4, rel=0.07)
+    assert reader.seconds_in(Phase.STEP) > 150
+
+
 def test_memory_of_an_earlier_attempt_stays_readable(tmp_path: Path) -> None:
     first = HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0)
     reader = HeartbeatReader(tmp_path / "heartbeat-0")

@@ -58,7 +58,8 @@ def save(nodes: list[Path], step: int) -> None:
 
 def remove(nodes: list[Path], step: int) -> None:
     for folder in nodes:
-        shutil.rmtree(folder / step_folder_name(step))
+        # As the trainer does: an upload may be adding its note.
+        shutil.rmtree(folder / step_folder_name(step), ignore_errors=True)
 
 
 def sync(store: PrefixFiles, folder: Path) -> None:

@@ -10,7 +10,8 @@ from sm_train.cost.speed_model import ActivationCheckpointing
 from sm_train.entrypoints.models.components import preset_caption_tokens, read_preset
 from sm_train.entrypoints.models.pipeline import Text, predict
 from sm_train.entrypoints.planning.measure import network_inputs
-from sm_train.entrypoints.training.parallelize import checkpoint_every_second, compile_repeated
+from sm_train.entrypoints.training.compilation import compile_repeated
+from sm_train.entrypoints.training.parallelize import checkpoint_every_second
 from torch import Tensor, nn
 
 from tests.support.models import build

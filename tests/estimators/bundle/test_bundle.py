@@ -117,6 +117,9 @@ def test_job_config_has_every_value_of_its_section() -> None:
     for name, section in sections.items():
         values = section.model_dump()
         values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+        if name == "stage":
+            # A key that states the strategy is the reason for it.
+            values["sharding_reason"] = "stages[].sharding"
         # Captions and extra files are sent as tuples of sources.
         values |= {key: () for key in ("caption", "extras") if values.get(key) == {}}
         # Choices with options of their own get their defaults when the job configuration is made.

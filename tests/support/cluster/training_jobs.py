@@ -100,6 +100,7 @@ def tiny_run(*, max_steps: int, **training: Any) -> RunConfig:
                     "per_device_batch_size": 4,
                     "max_steps": max_steps,
                     "learning_rate": 1e-3,
+                    "sharding": "none",
                 }
                 | stage
             ],

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_train.cost.instances import InstanceType, instance_type
+from sm_train.cost.instances import USABLE_MEMORY, InstanceType, instance_type
 from sm_train.cost.speed_model import RECOMPUTATION, ActivationCheckpointing
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
 from sm_train.entrypoints.planning.memory import (
@@ -182,6 +182,13 @@ def memory_fit(config: RunConfig, stage: Any, **change: Any) -> MemoryFit | None
         plan.activation_bytes(images, checkpointing=keys["activation_checkpointing"]),
         images,
     )
+
+
+def fits(config: RunConfig, stage: Any, **change: Any) -> bool:
+    """Return whether a stage, with some keys changed, is planned to fit a GPU; False if unknown."""
+    need = memory_fit(config, stage, **change)
+    memory = instance_type(config.cluster.instance_type).accelerator_memory_gib
+    return need is not None and memory is not None and need.gib <= USABLE_MEMORY * memory
 
 
 def stages_over(config: RunConfig, gib: float) -> Iterator[tuple[int, StageSection, MemoryFit]]:
