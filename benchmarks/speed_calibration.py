@@ -170,11 +170,16 @@ def validate(points: Sequence[SpeedPoint]) -> Validation:
         calibration = fit([point for point in points if point.source != source])
         ratios = tuple(point.ratio(calibration) for point in left_out)
         inside = sum(
-            1 / spread(point.gpu.name) <= ratio <= spread(point.gpu.name)
+            1 / spread(point.gpu.name, point.work.precision)
+            <= ratio
+            <= spread(point.gpu.name, point.work.precision)
             for point, ratio in zip(left_out, ratios, strict=True)
         )
         sources.append(SourceValidation(source, ratios, inside))
-    return Validation(tuple(sources), median(spread(point.gpu.name) ** 2 for point in points))
+    return Validation(
+        tuple(sources),
+        median(spread(point.gpu.name, point.work.precision) ** 2 for point in points),
+    )
 
 
 def markdown(validation: Validation) -> str:

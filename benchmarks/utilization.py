@@ -34,6 +34,7 @@ PRESETS = (
 )
 TYPES = ("ml.p4de.24xlarge", "ml.p5.48xlarge", "ml.p6-b200.48xlarge")
 INSTANCES = 16
+WAYS = (("bf16", False, "bf16"), ("bf16, compiled", True, "bf16"), ("fp8, compiled", True, "fp8"))
 STRATEGIES = ("none", "hybrid_shard", "full_shard")
 CHECKPOINTING: tuple[ActivationCheckpointing, ...] = tuple(RECOMPUTATION)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -61,22 +62,29 @@ def main() -> None:
     """Print both tables in Markdown."""
     kinds = [instance_type(name) for name in TYPES]
     names = [kind.accelerator.split("-")[0] for kind in kinds]
-    print(f"| preset | compiled | {' | '.join(names)} |\n|---|---|{'---|' * len(kinds)}")
+    print(f"| preset | precision | {' | '.join(names)} |\n|---|---|{'---|' * len(kinds)}")
     for preset, resolution in PRESETS:
         plan = plan_preset(preset, resolution, precision="bf16")
-        for compiled in (False, True):
-            cells = [best(plan, kind, compiled=compiled) for kind in kinds]
-            shown = " | ".join("does not fit" if cell is None else str(cell) for cell in cells)
-            print(f"| `{preset}`, {resolution} px | {'yes' if compiled else 'no'} | {shown} |")
+        for options, compiled, precision in WAYS:
+            shown = " | ".join(cell(plan, kind, precision, compiled=compiled) for kind in kinds)
+            print(f"| `{preset}`, {resolution} px | {options} | {shown} |")
     print("\n| published | GPUs | compiled | MFU |\n|---|---|---|---|")
     for line in published():
         print(line)
 
 
-def best(plan: ModelPlan, kind: InstanceType, *, compiled: bool) -> Setting | None:
+def cell(plan: ModelPlan, kind: InstanceType, precision: str, *, compiled: bool) -> str:
+    """Return the fastest setting as a cell of the table."""
+    if kind.gpu(precision) is None:
+        return f"no {precision}"
+    found = best(plan, kind, precision, compiled=compiled)
+    return "does not fit" if found is None else str(found)
+
+
+def best(plan: ModelPlan, kind: InstanceType, precision: str, *, compiled: bool) -> Setting | None:
     """Return the fastest setting that fits; None if none does."""
     settings = (
-        setting(plan, kind, strategy, checkpointing, images, compiled=compiled)
+        setting(plan, kind, strategy, checkpointing, images, precision, compiled=compiled)
         for strategy, checkpointing, images in product(STRATEGIES, CHECKPOINTING, BATCHES)
         if fits(plan, kind, strategy, checkpointing, images)
     )
@@ -98,7 +106,11 @@ def fits(
         world_size=INSTANCES * kind.accelerators,
         per_node=kind.accelerators,
     )
-    used = fixed - plan.frozen_bytes + plan.activation_bytes(images, checkpointing=checkpointing)
+    used = (
+        fixed
+        - plan.frozen_bytes("replicated", 1)
+        + plan.activation_bytes(images, checkpointing=checkpointing)
+    )
     return used <= USABLE_MEMORY * (kind.accelerator_memory_gib or 0) * _GIB
 
 
@@ -108,11 +120,12 @@ def setting(
     strategy: str,
     checkpointing: ActivationCheckpointing,
     images: int,
+    precision: str,
     *,
     compiled: bool,
 ) -> Setting:
-    """Return the predicted MFU of one setting."""
-    gpu = kind.gpu("bf16")
+    """Return the predicted MFU of one setting, relative to the peak of bf16."""
+    gpu = kind.gpu(precision)
     assert gpu is not None
     work = StepWork(
         images=images,
@@ -124,6 +137,8 @@ def setting(
         communication_units=plan.communication_units(strategy),
         activation_checkpointing=checkpointing,
         compiled=compiled,
+        precision=precision,
+        fp8=plan.fp8 if precision == "fp8" else None,
     )
     speed = images_per_second(work, gpu, kind.network(INSTANCES))
     gpus = INSTANCES * kind.accelerators

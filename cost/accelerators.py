@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from sm_train.cost.speed_model import GpuFigures
+from sm_train.cost.speed_model import BF16_PRECISIONS, GpuFigures
+
+_WITH_FP8 = ("H100", "H200", "B200", "B300", "GB200", "L4", "RTX PRO")
 
 _TABLE = Path(__file__).parent / "data" / "accelerators.csv"
 
@@ -24,6 +26,8 @@ class Accelerator:
     name: str
     memory_gib: float | None
     bf16_tflops: float | None
+    fp8_tflops: float | None
+    """Half of the data sheet's figure, which assumes sparsity."""
     fp32_tflops: float | None
     """The peak without TF32: the trainer leaves it off for matrix products, as PyTorch does."""
     memory_gbytes: float | None
@@ -33,10 +37,19 @@ class Accelerator:
 
     def gpu(self, precision: str) -> GpuFigures | None:
         """Return the figures of the speed model; None if one is unknown."""
-        peak = self.bf16_tflops if precision == "bf16" else self.fp32_tflops
+        peak = self.bf16_tflops if precision in BF16_PRECISIONS else self.fp32_tflops
         if peak is None or self.memory_gbytes is None:
             return None
-        return GpuFigures(self.name, peak * 1e12, self.memory_gbytes * 1e9)
+        if precision != "fp8":
+            return GpuFigures(self.name, peak * 1e12, self.memory_gbytes * 1e9)
+        if self.fp8_tflops is None:
+            return None
+        return GpuFigures(self.name, peak * 1e12, self.memory_gbytes * 1e9, self.fp8_tflops * 1e12)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether its matrix products take fp8: compute capability 8.9 (Ada, Hopper) or newer."""
+        return self.name.startswith(_WITH_FP8)
 
 
 def accelerator(name: str) -> Accelerator:
@@ -55,6 +68,7 @@ def _from_row(row: Mapping[str, str]) -> Accelerator:
         name=row["accelerator"],
         memory_gib=_number(row["memory_gib"]),
         bf16_tflops=_number(row["bf16_tflops"]),
+        fp8_tflops=_number(row["fp8_tflops"]),
         fp32_tflops=_number(row["fp32_tflops"]),
         memory_gbytes=_number(row["memory_gbytes"]),
         link_gbytes=_number(row["link_gbytes"]),

@@ -13,6 +13,7 @@ from sm_train.cost.estimate import Purchase, estimate, hourly_price, stage_cost,
 from sm_train.cost.instances import USABLE_MEMORY, InstanceType, instance_types
 from sm_train.cost.prices import ON_DEMAND, SAVINGS_PLANS, Price, PriceTable
 from sm_train.cost.speed import Speed
+from sm_train.cost.speed_model import TextEncoderPlacement
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import Measurement, resolve_speed
 
@@ -26,7 +27,7 @@ _ABOUT_EQUAL = Decimal("1.01")
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes on one GPU with one sharding strategy.
+    """Bytes on one GPU with one sharding strategy and placement of text encoders.
 
     ``fixed`` is for any batch; it takes the world size and the GPUs per node, which sharding
     divides by. ``activations`` are those of a batch; they must not decrease with the number of
@@ -34,6 +35,7 @@ class MemoryNeed:
     """
 
     sharding: str
+    text_encoders: TextEncoderPlacement
     communication_units: int
     fixed: Callable[[int, int], float]
     activations: Callable[[int], float]
@@ -110,7 +112,8 @@ class Limits:
 class SearchInputs:
     """The inputs of a search: the run's stages and what is known about them.
 
-    ``memory`` holds for each planned stage the strategies that it may use, preferred ones first.
+    ``memory`` holds for each planned stage the ways in which its state may be distributed,
+    preferred ones first.
     """
 
     stages: tuple[CostStage, ...]
@@ -244,7 +247,8 @@ def batch_splits(inputs: SearchInputs) -> list[BatchSplit]:
 def _splits(stage: CostStage, inputs: SearchInputs) -> Iterator[BatchSplit]:
     images, passes = stage.per_device_batch_size, stage.gradient_accumulation_steps
     before, needs = stage.predicted_images_per_second, inputs.memory.get(stage.name, ())
-    need = next((need for need in needs if need.sharding == stage.sharding), None)
+    own_layout = (stage.sharding, stage.text_encoders)
+    need = next((need for need in needs if (need.sharding, need.text_encoders) == own_layout), None)
     memory = stage.instance.accelerator_memory_gib
     if images is None or before is None or need is None or memory is None or stage.speed is None:
         return
@@ -347,13 +351,18 @@ def _on_instances(
             return None
         memory = (candidate.accelerator_memory_gib, world, candidate.accelerators)
         largest = {need: need.largest_batch(*memory) for need in needs}
-        # The first strategy that holds the stage's batch, or else the one that holds most images.
+        # The first one that holds the stage's batch, or else the one that holds most images.
         holding = (need for need in needs if largest[need] >= min(each, most))
         need = next(holding, max(needs, key=lambda need: largest[need]))
         most = largest[need]
         if not most:
             return None
-        stage = replace(stage, sharding=need.sharding, communication_units=need.communication_units)
+        stage = replace(
+            stage,
+            sharding=need.sharding,
+            text_encoders=need.text_encoders,
+            communication_units=need.communication_units,
+        )
     micro = next(size for size in range(min(each, most), 0, -1) if each % size == 0)
     relocated = replace(
         stage,

@@ -61,7 +61,8 @@ LINK_SHARE_SOURCE = (
 )
 
 PCIE_BYTES_PER_SECOND = 20e9
-"""Bus bandwidth between GPUs without NVLink: PCIe 4.0 ×16 transfers 32 GB/s (assumed share)."""
+"""Bus bandwidth between GPUs without NVLink, and from the CPU's memory: PCIe 4.0 ×16 transfers 32
+GB/s (assumed share)."""
 
 NETWORK_LATENCY, NODE_LATENCY = 30e-6, 10e-6
 """Seconds of a small message between nodes over EFA, and inside a node (assumed)."""

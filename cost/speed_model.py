@@ -22,19 +22,49 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from sm_train.cost.network import GpuNetwork, communication, step_collectives
+from sm_train.cost.network import (
+    PCIE_BYTES_PER_SECOND,
+    CollectiveCalls,
+    GpuNetwork,
+    communication,
+    step_collectives,
+)
 
 ActivationCheckpointing = Literal[True, False, "selective"]
 """Which of the repeated layers are recomputed: all, none, or every second one."""
 
 
+BF16_PRECISIONS = ("bf16", "fp8")
+"""Precisions of the run file whose passes run under bf16 autocast; fp8 converts linear layers."""
+
+TextEncoderPlacement = Literal["replicated", "sharded", "cpu"]
+"""Where frozen text encoders are: on each GPU, sharded over those of a node, or in host memory."""
+
+
 @dataclass(frozen=True)
 class GpuFigures:
-    """One accelerator: peak dense FLOP/s in the precision of the work, and bytes per second."""
+    """One accelerator: peak dense FLOP/s in the precision of the work, and bytes per second.
+
+    With fp8, ``peak_flops`` are those of bf16, in which the other layers compute.
+    """
 
     name: str
     peak_flops: float
     memory_bandwidth: float
+    fp8_peak_flops: float | None = None
+
+
+@dataclass(frozen=True)
+class Fp8Work:
+    """The layers that compute in fp8: ``flops`` of an image's forward pass.
+
+    For each image, ``numbers`` of activations and gradients are cast in a forward and backward
+    pass, and all ``parameters`` of these layers in each pass.
+    """
+
+    flops: float
+    numbers: float
+    parameters: int
 
 
 @dataclass(frozen=True)
@@ -45,8 +75,10 @@ class StepWork:
     recomputation, ``encoder_flops`` the forward pass of frozen encoders that run in the job.
     ``activation_bytes`` are those kept for one image without activation checkpointing, and
     ``score_bytes`` those of its attention scores, which only a kernel that is not fused (math)
-    writes to memory. ``trained_parameters`` have gradients, None means all. ``communication_units``
-    are DDP's buckets or FSDP's units, None if unknown.
+    writes to memory. ``text_encoder_bytes`` are the weights that ``text_encoders`` gathers or
+    copies in each pass. ``fp8`` is the part that computes in fp8, None without.
+    ``trained_parameters`` have gradients, None means all. ``communication_units`` are DDP's buckets
+    or FSDP's units, None if unknown.
     """
 
     images: int
@@ -62,6 +94,9 @@ class StepWork:
     activation_checkpointing: ActivationCheckpointing = False
     compiled: bool = False
     encoder_flops: float = 0.0
+    text_encoders: TextEncoderPlacement = "replicated"
+    text_encoder_bytes: float = 0.0
+    fp8: Fp8Work | None = None
     score_bytes: float = 0.0
 
 
@@ -161,6 +196,10 @@ RECOMPUTATION: dict[ActivationCheckpointing, float] = {False: 1.0, "selective": 
 
 The choices are in the order of the memory that they need, most first."""
 
+FP8_CAST_BYTES = 5
+"""For each number: a bf16 value is read for the largest one of its tensor, and again to be scaled,
+and one byte is written."""
+
 OPTIMIZER_BYTES = 40
 """Per parameter: AdamW reads weight, gradient and both moments and writes three of them (28), the
 EMA reads the weight and itself and writes itself (12); all fp32."""
@@ -178,7 +217,7 @@ SPREAD = 1.55
 the rest allows for software that the points do not cover."""
 
 UNCALIBRATED_SPREAD = 1.9
-"""The same for a GPU generation without a calibration point (assumed)."""
+"""The same for a GPU generation or a precision without a calibration point (assumed)."""
 
 PUBLISHED_POINTS = 96
 """Rows of ``benchmarks/data/speeds.csv``, which the constants are fitted to."""
@@ -187,13 +226,19 @@ CALIBRATED = ("A100", "H100", "H200", "B200", "L40S")
 """GPU generations with a calibration point."""
 
 
-def spread(gpu: str) -> float:
+def spread(gpu: str, precision: str) -> float:
     """Return P90 ÷ median of the predicted speed on ``gpu``."""
-    return SPREAD if gpu.startswith(CALIBRATED) else UNCALIBRATED_SPREAD
+    is_calibrated = gpu.startswith(CALIBRATED) and precision != "fp8"
+    return SPREAD if is_calibrated else UNCALIBRATED_SPREAD
 
 
-def calibration_words(gpu: str) -> str:
+def calibration_words(gpu: str, precision: str) -> str:
     """Return what a prediction on ``gpu`` rests on, for its explanation."""
+    if precision == "fp8":
+        return (
+            f"calibrated on {PUBLISHED_POINTS} published points in bf16; none in fp8 has published "
+            "FLOPs, so the range is wider"
+        )
     if gpu.startswith(CALIBRATED):
         return f"calibrated on {PUBLISHED_POINTS} published points"
     generation = gpu.split("-")[0]
@@ -219,6 +264,11 @@ def step_seconds(
     launch = COMPILED_LAUNCH_SECONDS if work.compiled else calibration.launch_seconds
     arithmetic = work.images * flops / reached
     memory = work.images * per_image_memory
+    if work.fp8 is not None and gpu.fp8_peak_flops is not None:
+        in_fp8 = work.images * 3 * work.fp8.flops * repeated
+        arithmetic -= in_fp8 / reached * (1 - gpu.peak_flops / gpu.fp8_peak_flops)
+        numbers = work.images * work.fp8.numbers + 2 * work.fp8.parameters
+        memory += FP8_CAST_BYTES * numbers / gpu.memory_bandwidth
     exposed = exposed_communication(work, network, launch + arithmetic + memory)
     ranks = {"none": 1, "hybrid_shard": network.per_node}.get(work.sharding, network.gpus)
     return StepSeconds(
@@ -231,18 +281,32 @@ def step_seconds(
 
 
 def exposed_communication(work: StepWork, network: GpuNetwork, pass_seconds: float) -> float:
-    """Return a step's seconds of communication that ``pass_seconds`` of compute do not hide."""
+    """Return a step's seconds of communication that ``pass_seconds`` of compute do not hide.
+
+    Transfers of text encoders precede the pass. What their own arithmetic hides is left out.
+    """
     calls = step_collectives(
         work.sharding,
         work.parameters,
         network,
         trained=work.parameters if work.trained_parameters is None else work.trained_parameters,
         units=work.communication_units,
-        bf16=work.precision == "bf16",
+        bf16=work.precision in BF16_PRECISIONS,
         reduce_bf16=work.reduce_dtype == "bf16",
         passes=work.passes,
     )
-    return communication(calls, network, pass_seconds).exposed
+    encoders = work.passes * _text_encoder_seconds(work, network)
+    return communication(calls, network, pass_seconds).exposed + encoders
+
+
+def _text_encoder_seconds(work: StepWork, network: GpuNetwork) -> float:
+    """Return the seconds in which a pass gathers or copies text encoders."""
+    if work.text_encoders == "sharded":
+        gather = CollectiveCalls("all_gather", "node", work.text_encoder_bytes, 1, "forward")
+        return network.seconds(gather)
+    if work.text_encoders == "cpu":
+        return work.text_encoder_bytes / PCIE_BYTES_PER_SECOND
+    return 0.0
 
 
 def images_per_second(

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from sm_train.cost.accelerators import accelerator
 from sm_train.cost.instances import InstanceType, instance_type
 from sm_train.cost.network import GpuNetwork
 from sm_train.cost.quantity import Quantity
 from sm_train.cost.speed import Speed
 from sm_train.cost.speed_model import (
     ActivationCheckpointing,
+    Fp8Work,
     GpuFigures,
     StepShares,
     StepWork,
+    TextEncoderPlacement,
     images_per_second,
     step_seconds,
 )
@@ -41,7 +44,8 @@ class CostStage:
     trained weights, optimizer state and EMA.
     ``samples`` are those of the training data, an epoch.
     ``encoder_flops_per_image`` is the forward pass of frozen encoders that run in the job; they do
-    not if the shards hold the stage's latents (``holds_latents``).
+    not if the shards hold the stage's latents (``holds_latents``). ``text_encoder_bytes`` are
+    the weights of frozen text encoders. ``fp8`` is what computes in fp8.
     A job is stopped after ``max_runtime_seconds``, and at most ``max_jobs`` in a row are started
     without progress.
     ``communication_units`` are the buckets or units in which gradients are reduced.
@@ -70,6 +74,9 @@ class CostStage:
     max_jobs: int = 1
     activation_bytes_per_image: float | None = None
     encoder_flops_per_image: float = 0.0
+    text_encoders: TextEncoderPlacement = "replicated"
+    text_encoder_bytes: int = 0
+    fp8: Fp8Work | None = None
     holds_latents: bool = False
     precision: str = "bf16"
     reduce_dtype: str = "fp32"
@@ -97,22 +104,32 @@ class CostStage:
         self._within_the_peak(self.speed)
 
     def _within_the_peak(self, stated: Speed) -> None:
-        use, peak = self.flops_utilization, self.instance.bf16_tflops
-        if use is None or use <= 1 or not stated.on_this_hardware:
+        use, peak = self.flops_utilization, self.peak_tflops
+        if use is None or not peak or not stated.on_this_hardware:
+            return
+        use *= (self.instance.bf16_tflops or peak) / peak
+        if use <= 1:
             return
         speed = stated.steps_per_second
         per_image = (self.flops_per_image or 0) / 1e12
         raise ValueError(
             f"steps_per_second: {speed:g} for {self.name} is {use:.0%} of the hardware's "
             f"peak: {speed:g} it/s × {self.effective_batch_size} images × {per_image:.3g} TFLOP = "
-            f"{use * self.world_size * (peak or 0):,.0f} TFLOP/s, and {self.world_size} "
-            f"{self.instance.accelerator} give at most {self.world_size * (peak or 0):,.0f}; "
+            f"{use * self.world_size * peak:,.0f} TFLOP/s, and {self.world_size} "
+            f"{self.instance.accelerator} give at most {self.world_size * peak:,.0f}; "
             "measure it again, in optimizer steps per second"
         )
 
     def at(self, speed: Speed | None) -> CostStage:
         """Return the same stage at another speed."""
         return replace(self, speed=speed)
+
+    @property
+    def peak_tflops(self) -> float | None:
+        """The most that a GPU computes in the stage's precision, in TFLOP/s; None if unknown."""
+        if self.precision == "fp8":
+            return accelerator(self.instance.accelerator).fp8_tflops
+        return self.instance.bf16_tflops
 
     @cached_property
     def instance(self) -> InstanceType:
@@ -181,6 +198,9 @@ class CostStage:
             activation_checkpointing=self.activation_checkpointing,
             compiled=self.compiled,
             encoder_flops=self.encoder_flops_per_image,
+            fp8=self.fp8,
+            text_encoders=self.text_encoders,
+            text_encoder_bytes=0 if self.holds_latents else self.text_encoder_bytes,
         )
 
     @property

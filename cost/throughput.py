@@ -94,17 +94,17 @@ def predicted_speed(stage: CostStage) -> Speed | None:
         f"not measured: {stage.work.flops / 1e12:.3g} TFLOP per image on "
         f"{stage.instance.accelerator}, bound by {bound}, {share:.0%} MFU; "
         f"{seconds.exposed_communication / seconds.total:.0%} of a step waits for communication "
-        f"({calibration_words(stage.gpu.name)})"
+        f"({calibration_words(stage.gpu.name, stage.precision)})"
     )
-    spread = model_spread(stage.gpu.name)
+    spread = model_spread(stage.gpu.name, stage.precision)
     speed = images / batch
     high = min(speed * spread, _peak_steps_per_second(stage))
     return Speed(min(speed, high), speed / spread, high, "predicted", why)
 
 
 def _peak_steps_per_second(stage: CostStage) -> float:
-    """Return the it/s at 100 % MFU, or infinity if it is unknown."""
-    peak, flops = stage.instance.bf16_tflops, stage.flops_per_image
+    """Return the it/s at the peak of the GPUs, or infinity if it is unknown."""
+    peak, flops = stage.peak_tflops, stage.flops_per_image
     if peak is None or flops is None or stage.effective_batch_size is None:
         return math.inf
     # Rounding must not lift a clipped speed above the peak.

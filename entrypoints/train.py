@@ -72,7 +72,7 @@ def _train(process: TrainingProcess) -> None:
     backend = backends.join(choice, process.end_hanging_job)
     configure_kernels(config)
     accelerator = Accelerator(
-        mixed_precision="bf16" if config.training.precision == "bf16" else "no",
+        mixed_precision="bf16" if config.training.bf16 else "no",
         kwargs_handlers=[ddp_options()],
     )
     recent_events = events_file(heartbeat_folder(), accelerator.local_process_index)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
-from sm_train.cost.speed_model import ActivationCheckpointing
+from sm_train.cost.speed_model import BF16_PRECISIONS, ActivationCheckpointing
 
 T = TypeVar("T")
 
@@ -31,9 +31,10 @@ ExtraKind = Literal["image", "mask", "map", "array"]
 ReaderName = Literal["indexed", "webdataset"]
 PredictionType = Literal["v_prediction", "epsilon", "flow"]
 Sharding = Literal["none", "shard_grad_op", "full_shard", "hybrid_shard"]
+TextEncoders = Literal["auto", "replicated", "sharded", "cpu"]
 InitFrom = Literal["ema", "raw"]
 OptimizerState = Literal["reset", "keep"]
-Precision = Literal["bf16", "tf32", "fp32"]
+Precision = Literal["bf16", "fp8", "tf32", "fp32"]
 ReduceDtype = Literal["fp32", "bf16"]
 VaePrecision = Literal["auto", "fp32", "bf16"]
 Compile = Literal["auto", True, False]
@@ -231,6 +232,12 @@ class TrainingConfig:
     decode_workers: int
     log_every: int
     offset_noise: float = 0.0
+    text_encoders: TextEncoders = "auto"
+
+    @property
+    def bf16(self) -> bool:
+        """Whether passes run under bf16 autocast."""
+        return self.precision in BF16_PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -389,6 +396,12 @@ def _parse(kind: type[T], document: dict[str, Any]) -> T:
         values[name] = value
     return kind(**values)
 
+
+FSDP2_PYTORCH = (2, 6)
+"""The first PyTorch with FSDP2 (torch.distributed.fsdp.fully_shard)."""
+
+FP8_PYTORCH = (2, 11)
+"""The oldest PyTorch for ``precision: fp8``: torchao 0.18 needs it (its ``__init__.py``)."""
 
 COMPILED_SINCE = (2, 11)
 """The PyTorch with which compiled training was measured on a GPU: 1.1 to 1.4 × as fast on an H200

@@ -37,6 +37,9 @@ BLOCKS = (
 )
 """Class names in diffusers of the blocks that are each gathered as one unit."""
 
+TEXT_BLOCKS = ("T5Block", "CLIPEncoderLayer")
+"""The same in transformers, of frozen text encoders."""
+
 
 def ddp_options() -> DistributedDataParallelKwargs:
     """Return DDP's options: each step runs one graph with all trained parameters."""
@@ -88,11 +91,35 @@ def shard(
         fully_shard(child, **options)
 
 
-def blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the outermost :data:`BLOCKS` in ``module``; those of a U-Net contain inner ones."""
-    if type(module).__name__ in BLOCKS:
+def shard_frozen(module: nn.Module, *, world_size: int, per_node: int, device: str) -> None:
+    """Shard the blocks and embeddings of a frozen ``module`` over the processes of each node.
+
+    Each pass gathers them one after the other, over the links inside the node. ``module`` itself is
+    no unit, so its few other weights stay whole: FSDP2 would change its class, by whose name
+    transformers 5 looks up which outputs it returns.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    ranks = min(per_node, world_size)
+    names = ("replicate", "shard")
+    mesh = init_device_mesh(device, (world_size // ranks, ranks), mesh_dim_names=names)["shard"]
+    layers = blocks(module, TEXT_BLOCKS)
+    in_layers = {child for layer in layers for child in layer.modules()}
+    tables = [child for child in module.modules() if isinstance(child, nn.Embedding)]
+    for unit in (*layers, *(table for table in tables if table not in in_layers)):
+        # One at a time: a GPU never holds all of them.
+        fully_shard(unit.to(device), mesh=mesh, reshard_after_forward=True)
+
+
+def blocks(module: nn.Module, names: Sequence[str] = BLOCKS) -> list[nn.Module]:
+    """Return the outermost blocks in ``module``; those of a U-Net contain inner ones.
+
+    ``names`` are their class names.
+    """
+    if type(module).__name__ in names:
         return [module]
-    return [block for child in module.children() for block in blocks(child)]
+    return [block for child in module.children() for block in blocks(child, names)]
 
 
 def mesh_shape(

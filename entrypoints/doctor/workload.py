@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 
 from sm_train.cost.network import CallTimes, CollectiveCalls, communication, step_collectives
@@ -11,7 +12,7 @@ from sm_train.entrypoints.common.job_config import ExpectedPerformance, JobConfi
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
 from sm_train.entrypoints.planning.memory import (
     UnplannedModelError,
-    keeps_unsharded_gradients,
+    plan_job,
     plan_model,
 )
 
@@ -74,12 +75,16 @@ def workload(
         cluster.topology,
         trained=plan.trained_parameters,
         units=plan.communication_units(stage.sharding),
-        bf16=training.precision == "bf16",
+        bf16=training.bf16,
         reduce_bf16=training.reduce_dtype == "bf16",
         passes=stage.gradient_accumulation_steps,
-        unsharded_gradients=keeps_unsharded_gradients(
-            config, len(cluster.ranks), cluster.topology.per_node, _min_gpu_memory(cluster)
-        ),
+        unsharded_gradients=plan_job(
+            config,
+            len(cluster.ranks),
+            cluster.topology.per_node,
+            _min_gpu_memory(cluster),
+            _pytorch(),
+        ).unsharded_gradients,
     )
     work = Workload(0.0, stage.gradient_accumulation_steps, calls)
     if expected is not None and expected.steps_per_second and network is not None:
@@ -94,6 +99,14 @@ def workload(
     compute_seconds = flops / (median(rates) * 1e12 * MATMUL_SHARE)
     basis = f"{flops / 1e12:.3g} TFLOP a pass at a third of what a matrix product reaches here"
     return replace(work, compute_seconds=compute_seconds), basis
+
+
+def _pytorch() -> str | None:
+    """Return the version of the PyTorch that is installed here."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
 
 
 def _min_gpu_memory(cluster: ClusterMeasurements) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sm_train.cost.speed_model import BF16_PRECISIONS
 from sm_train.entrypoints.common.job_config import JobConfigError
 from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
@@ -85,7 +86,7 @@ def encodes_in_fp32(vae: Mapping[str, Any], precision: str, vae_precision: str) 
     configuration says otherwise) marks autoencoders that need fp32.
     """
     if vae_precision == "auto":
-        return precision != "bf16" or bool(vae.get("force_upcast", True))
+        return precision not in BF16_PRECISIONS or bool(vae.get("force_upcast", True))
     return vae_precision == "fp32"
 
 

@@ -22,13 +22,14 @@ import torch.distributed as dist
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.job_config import LoraConfig
 from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
-from sm_train.entrypoints.distributed.fsdp import blocks
+from sm_train.entrypoints.distributed.fsdp import TEXT_BLOCKS, blocks
 from sm_train.entrypoints.models.builder import new_autoencoder, new_text_encoders
 from sm_train.entrypoints.models.components import (
     downsampling,
     preset_caption_tokens,
     read_preset,
 )
+from sm_train.entrypoints.models.fp8_layers import fp8_layers
 from sm_train.entrypoints.models.lora import layer_sizes
 from sm_train.entrypoints.models.pipeline import T5_TOKENS, Text, predict
 from sm_train.entrypoints.models.trained_network import Network
@@ -67,8 +68,9 @@ class PassMeasurement:
 
     ``kept_bytes`` are those that autograd keeps for the backward pass. With activation
     checkpointing it keeps ``checkpointed_bytes``, and while it recomputes a block, those of
-    ``block_bytes`` in addition. The autoencoder takes ``encoding_flops`` for the image, and
-    ``encoding_bytes`` at its peak.
+    ``block_bytes`` in addition. Layers that can compute in fp8 take ``fp8_flops`` of the forward
+    pass, and cast ``fp8_numbers`` numbers in both passes. The autoencoder takes ``encoding_flops``
+    for the image, and ``encoding_bytes`` at its peak.
     """
 
     forward_flops: int
@@ -77,6 +79,8 @@ class PassMeasurement:
     block_bytes: tuple[int, ...]
     encoding_flops: int
     encoding_bytes: int
+    fp8_flops: int
+    fp8_numbers: int
 
 
 class _GpuNumerics(TorchFunctionMode):
@@ -223,6 +227,7 @@ def measure_pass(
 
     network.enable_gradient_checkpointing(run_block)
     numerics = _GpuNumerics(precision)
+    products = _ProductSizes(fp8_layers(network).values())
     with FlopCounterMode(display=False) as flops, numerics, _saved_to(saved):
         predict(network, image, timesteps, text, scale)
     weights = _Storages(network.parameters()) | numerics.weight_casts
@@ -236,7 +241,28 @@ def measure_pass(
         outside.bytes_without(weights),
         tuple(in_block.bytes_without(weights, outside) for in_block in in_blocks),
         *_encoding(preset["vae"], resolution, precision),
+        products.flops,
+        products.cast_numbers,
     )
+
+
+class _ProductSizes:
+    """Adds up the sizes of the matrix products of linear layers.
+
+    A product takes 2 · rows · inputs · outputs FLOPs. In fp8 the forward pass casts its input, the
+    backward pass the gradient of its output, and the input again, transposed.
+    """
+
+    def __init__(self, layers: Iterable[nn.Linear]) -> None:
+        self.flops = self.cast_numbers = 0
+        for layer in layers:
+            layer.register_forward_pre_hook(self._add)
+
+    def _add(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, nn.Linear)
+        rows = inputs[0].numel() // layer.in_features
+        self.flops += 2 * rows * layer.in_features * layer.out_features
+        self.cast_numbers += rows * (2 * layer.in_features + layer.out_features)
 
 
 def network_inputs(config: Mapping[str, Any], side: int, tokens: int) -> tuple[Tensor, Text]:
@@ -351,9 +377,17 @@ def _measured(preset: Mapping[str, Any]) -> dict[str, Any]:
         "ddp_buckets": len(gradient_buckets(preset)),
         "vae_parameters": _count(vae),
         "text_encoder_parameters": sum(map(_count, encoders)),
+        "text_encoder_units": [count for encoder in encoders for count in _units(encoder)],
+        "fp8_parameters": sum(map(_count, fp8_layers(network).values())),
         "caption_flops": caption_flops(preset),
         "precisions": {precision: _fit(preset, step, precision) for precision in _PRECISIONS},
     }
+
+
+def _units(encoder: nn.Module) -> list[int]:
+    """Return the parameters of each unit in which FSDP2 gathers a text encoder, in order."""
+    layers = [_count(layer) for layer in blocks(encoder, TEXT_BLOCKS)]
+    return [_count(encoder) - sum(layers), *layers]
 
 
 def _count(module: nn.Module) -> int:
@@ -383,6 +417,8 @@ def _fit(preset: Mapping[str, Any], step: int, precision: str) -> dict[str, Any]
         "block_bytes": _largest(in_blocks),
         "encoding_flops": fitted(lambda found: found.encoding_flops),
         "encoding_bytes": fitted(lambda found: found.encoding_bytes),
+        "fp8_flops": fitted(lambda found: found.fp8_flops),
+        "fp8_numbers": fitted(lambda found: found.fp8_numbers),
     }
 
 

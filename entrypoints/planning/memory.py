@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -19,11 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.cost.instances import USABLE_MEMORY
-from sm_train.cost.speed_model import ActivationCheckpointing
+from sm_train.cost.speed_model import (
+    BF16_PRECISIONS,
+    ActivationCheckpointing,
+    Fp8Work,
+    TextEncoderPlacement,
+)
 from sm_train.entrypoints.common.job_config import (
+    FSDP2_PYTORCH,
     JobConfig,
     LoraConfig,
     ModelConfig,
+    TextEncoders,
+    major_minor,
 )
 from sm_train.entrypoints.common.lora_layers import DEFAULT_TARGETS, adapter_shapes, targets_of
 from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
@@ -85,6 +94,41 @@ class UnplannedModelError(ValueError):
 
 
 @dataclass(frozen=True)
+class StageLayout:
+    """What the memory of a stage depends on beside its model.
+
+    ``per_node`` of the ``world_size`` processes share a node, and each trains on ``images`` at
+    once.
+    """
+
+    ema: bool
+    optimizer: str
+    strategy: str
+    world_size: int
+    per_node: int
+    images: int
+    checkpointing: ActivationCheckpointing
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """Bytes on one GPU: ``states`` for any batch, ``activations`` for ``images`` per pass."""
+
+    states: int
+    activations: int
+    images: int
+    text_encoders: TextEncoderPlacement
+
+    @property
+    def bytes(self) -> int:
+        return self.states + self.activations
+
+    @property
+    def gib(self) -> float:
+        return self.bytes / 2**30
+
+
+@dataclass(frozen=True)
 class StateBytes:
     """Bytes on one GPU between and during steps; ``gathered`` are copies of sharded weights and of
     their gradients."""
@@ -108,10 +152,11 @@ class ModelPlan:
     ``kept_bytes`` and ``checkpointed_bytes`` are the activations of one image, without and with
     activation checkpointing. ``fsdp_block_parameters`` are the parameters of each block that FSDP2
     gathers, in order; ``ddp_buckets`` are the buckets in which DDP reduces the gradients.
-    ``frozen_bytes`` are the weights of the autoencoder and of frozen text encoders. The autoencoder
-    takes ``encoding_bytes`` for each image of ``encoded_at_once``. ``encoder_flops_per_image`` is
-    the forward pass of all frozen encoders on an image and its caption; those of an autoencoder in
-    another precision count by the time they take.
+    ``vae_bytes`` are the weights of the autoencoder, ``text_bytes`` those of frozen text encoders,
+    of which FSDP2 gathers ``text_unit_bytes`` at once. The autoencoder takes ``encoding_bytes`` for
+    each image of ``encoded_at_once``. ``encoder_flops_per_image`` is the forward pass of all frozen
+    encoders on an image and its caption; those of an autoencoder in another precision count by the
+    time they take. ``fp8`` is the part of the network that can compute in fp8.
     """
 
     parameters: int
@@ -123,25 +168,35 @@ class ModelPlan:
     checkpointed_bytes: int
     fsdp_block_parameters: tuple[int, ...]
     ddp_buckets: int
-    frozen_bytes: int
+    vae_bytes: int
+    text_bytes: int
+    text_unit_bytes: int
     encoding_bytes: int
     encoded_at_once: int
     encoder_flops_per_image: int
+    fp8: Fp8Work
 
     def activation_bytes(
-        self, images: int, *, checkpointing: ActivationCheckpointing = False
+        self,
+        images: int,
+        *,
+        checkpointing: ActivationCheckpointing = False,
+        text_encoders: TextEncoderPlacement = "replicated",
     ) -> int:
         """Return the activation memory of a forward and backward pass on ``images`` images.
 
-        The larger of what autograd keeps and of what encoding takes before it. Precomputed latents
-        need no encoding. ``selective`` checkpoints every second layer: half of the difference.
+        The larger of what autograd keeps and of what encoding takes before it, text encoders on the
+        CPU included. Precomputed latents need no encoding. ``selective`` checkpoints every second
+        layer: half of the difference.
         """
         per_image = {
             False: self.kept_bytes,
             "selective": (self.kept_bytes + self.checkpointed_bytes) // 2,
             True: self.checkpointed_bytes,
         }[checkpointing]
-        return max(images * per_image, min(images, self.encoded_at_once) * self.encoding_bytes)
+        copied = self.text_bytes if text_encoders == "cpu" else 0
+        encoding = min(images, self.encoded_at_once) * self.encoding_bytes
+        return max(images * per_image, encoding, copied)
 
     def checkpoint_bytes(self, *, ema: bool, optimizer: str) -> int:
         """Return the size of a checkpoint: trained weights, optimizer state and EMA."""
@@ -202,8 +257,24 @@ class ModelPlan:
         """
         return self.ddp_buckets if strategy == "none" else len(self.fsdp_block_parameters) + 1
 
+    def frozen_bytes(self, text_encoders: TextEncoderPlacement, per_node: int) -> int:
+        """Return the weights of frozen components that one GPU holds."""
+        text = {
+            "replicated": self.text_bytes,
+            "sharded": -(-self.text_bytes // per_node) + self.text_unit_bytes,
+            "cpu": 0,
+        }[text_encoders]
+        return self.vae_bytes + text
+
     def fixed_bytes(
-        self, *, ema: bool, optimizer: str, strategy: str, world_size: int, per_node: int
+        self,
+        *,
+        ema: bool,
+        optimizer: str,
+        strategy: str,
+        world_size: int,
+        per_node: int,
+        text_encoders: TextEncoderPlacement = "replicated",
     ) -> int:
         """Return what one GPU holds before the first image: states and frozen components."""
         states = self.state_bytes(
@@ -214,7 +285,25 @@ class ModelPlan:
             world_size=world_size,
             per_node=per_node,
         )
-        return states.total + self.frozen_bytes
+        return states.total + self.frozen_bytes(text_encoders, min(per_node, world_size))
+
+    def memory(self, layout: StageLayout, text_encoders: TextEncoderPlacement) -> MemoryFit:
+        """Return the memory that one GPU needs for a stage."""
+        return MemoryFit(
+            self.fixed_bytes(
+                ema=layout.ema,
+                optimizer=layout.optimizer,
+                strategy=layout.strategy,
+                world_size=layout.world_size,
+                per_node=layout.per_node,
+                text_encoders=text_encoders,
+            ),
+            self.activation_bytes(
+                layout.images, checkpointing=layout.checkpointing, text_encoders=text_encoders
+            ),
+            layout.images,
+            text_encoders,
+        )
 
 
 def images_at_once(pixels: int) -> int:
@@ -337,6 +426,9 @@ def plan_preset(
         UnplannedModelError: it was not measured, or has changed since.
     """
     preset = read_preset(name, content)
+    if precision in BF16_PRECISIONS:
+        # Layers in fp8 keep their inputs and weights in bf16, and cast them for each product.
+        precision = "bf16"
     try:
         plan = json.loads(stored or plan_path(name, content).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -344,7 +436,7 @@ def plan_preset(
             f"preset {name}: not planned; run python -m {MEASURE_MODULE} {name}"
         ) from None
     # Plans of custom presets in a cache may be of an earlier version.
-    if plan["preset_digest"] != preset_digest(preset) or "caption_flops" not in plan:
+    if plan["preset_digest"] != preset_digest(preset) or "fp8_parameters" not in plan:
         raise UnplannedModelError(
             f"preset {name}: changed since it was planned; run python -m {MEASURE_MODULE} {name}"
         )
@@ -360,8 +452,9 @@ def plan_preset(
 
     text_width = _BF16 if precision == "bf16" else _FP32
     text, caption_flops = plan["text_encoder_parameters"], plan["caption_flops"]
+    units = plan["text_encoder_units"]
     if preset["train_text_encoder"]:
-        text = caption_flops = 0
+        text, caption_flops, units = 0, 0, []
     arithmetic = "bf16" if not vae_fp32 else "fp32" if precision == "fp32" else "tf32"
     vae_time = Fraction(_BF16_FLOPS[arithmetic], _BF16_FLOPS[precision])
     trained = _all_weights(plan) if lora is None else _adapter(lora, preset, plan)
@@ -380,27 +473,92 @@ def plan_preset(
         checkpointed_bytes=round(max(trained.activations, _MIN_CHECKPOINTED) * checkpointed),
         fsdp_block_parameters=tuple(plan["fsdp_block_parameters"]),
         ddp_buckets=trained.ddp_buckets,
-        frozen_bytes=text_width * text + _FP32 * plan["vae_parameters"],
+        vae_bytes=_FP32 * plan["vae_parameters"],
+        text_bytes=text_width * text,
+        text_unit_bytes=text_width * max(map(sum, pairwise(units)), default=0),
         encoding_bytes=at_resolution(encoding["encoding_bytes"]),
         encoded_at_once=images_at_once(resolution**2),
         encoder_flops_per_image=round(vae_time * at_resolution(encoding["encoding_flops"]))
         + caption_flops,
+        fp8=Fp8Work(
+            at_resolution(figures["fp8_flops"]),
+            at_resolution(figures["fp8_numbers"]),
+            plan["fp8_parameters"],
+        ),
     )
 
 
-def keeps_unsharded_gradients(
-    settings: JobConfig, world_size: int, per_node: int, gpu_memory: int | None
-) -> bool:
-    """Return whether each process keeps unsharded gradients while micro-batches accumulate.
+@dataclass(frozen=True)
+class TextEncoderChoice:
+    """Where frozen text encoders are, and why."""
 
-    Gradients are then reduced once a step and not with every micro-batch. DDP always keeps them;
-    FSDP2 does where they fit by the model's plan. ``per_node`` of the ``world_size`` processes
-    share a node. ``gpu_memory`` is in bytes, None without a GPU.
+    placement: TextEncoderPlacement
+    reason: str
+
+
+def choose_text_encoders(
+    setting: TextEncoders,
+    plan: ModelPlan | None,
+    layout: StageLayout,
+    *,
+    gpu_memory: float | None,
+    pytorch: str | None,
+) -> TextEncoderChoice:
+    """Return the placement for ``training.text_encoders``, on the laptop and in the job.
+
+    ``auto`` replicates them if the stage then fits ``gpu_memory`` bytes; None is no GPU.
+    ``pytorch`` is the version, None if unknown: sharding needs FSDP2.
+    """
+    if setting != "auto":
+        return TextEncoderChoice(setting, "training.text_encoders")
+    if gpu_memory is None or plan is None:
+        return TextEncoderChoice("replicated", f"auto: no {'plan' if plan is None else 'GPU'}")
+    if not plan.text_bytes:
+        return TextEncoderChoice("replicated", "auto: no text encoder is frozen")
+    need = plan.memory(layout, "replicated")
+    text = f"{need.gib:.0f} GiB of {gpu_memory / 2**30:.0f} with replicas"
+    if need.bytes <= USABLE_MEMORY * gpu_memory:
+        return TextEncoderChoice("replicated", f"auto: {text}")
+    has_fsdp2 = pytorch is not None and major_minor(pytorch) >= FSDP2_PYTORCH
+    if min(layout.per_node, layout.world_size) > 1 and has_fsdp2:
+        return TextEncoderChoice("sharded", f"auto: {text}")
+    return TextEncoderChoice("cpu", f"auto: {text}, and no GPUs to shard over")
+
+
+@dataclass(frozen=True)
+class JobMemory:
+    """What the plan of a job's model says of each process's memory."""
+
+    text_encoders: TextEncoderChoice
+    unsharded_gradients: bool
+    """Whether each process keeps unsharded gradients while micro-batches accumulate: they are then
+    reduced once a step and not with every micro-batch. DDP always keeps them; FSDP2 does where they
+    fit."""
+
+
+def plan_job(
+    settings: JobConfig,
+    world_size: int,
+    per_node: int,
+    gpu_memory: int | None,
+    pytorch: str | None,
+) -> JobMemory:
+    """Plan the memory of a job's processes, of which ``per_node`` share a node.
+
+    ``gpu_memory`` is in bytes, None without a GPU. ``pytorch`` is the version.
     """
     stage, training = settings.stage, settings.training
-    if stage.sharding == "none" or world_size == 1 or gpu_memory is None:
-        return True
-    try:
+    layout = StageLayout(
+        ema=training.ema_decay > 0,
+        optimizer=training.optimizer.name,
+        strategy=stage.sharding,
+        world_size=world_size,
+        per_node=per_node,
+        images=stage.per_device_batch_size,
+        checkpointing=stage.activation_checkpointing,
+    )
+    plan: ModelPlan | None = None
+    with suppress(UnplannedModelError):
         plan = plan_model(
             settings.model,
             stage.resolution,
@@ -408,18 +566,14 @@ def keeps_unsharded_gradients(
             vae_precision=training.vae_precision,
             plan=settings.expected.model_plan,
         )
-    except UnplannedModelError:
-        return False
-    fixed = plan.fixed_bytes(
-        ema=training.ema_decay > 0,
-        optimizer=training.optimizer.name,
-        strategy=stage.sharding,
-        world_size=world_size,
-        per_node=per_node,
+    chosen = choose_text_encoders(
+        training.text_encoders, plan, layout, gpu_memory=gpu_memory, pytorch=pytorch
     )
-    activations = plan.activation_bytes(
-        stage.per_device_batch_size, checkpointing=stage.activation_checkpointing
-    )
+    if stage.sharding == "none" or world_size == 1 or gpu_memory is None:
+        return JobMemory(chosen, unsharded_gradients=True)
+    if plan is None:
+        return JobMemory(chosen, unsharded_gradients=False)
     # FSDP2 accumulates in the precision in which it reduces.
     width = _BF16 if training.reduce_dtype == "bf16" else _FP32
-    return fixed + activations + width * plan.trained_parameters <= USABLE_MEMORY * gpu_memory
+    needed = plan.memory(layout, chosen.placement).bytes + width * plan.trained_parameters
+    return JobMemory(chosen, unsharded_gradients=needed <= USABLE_MEMORY * gpu_memory)

@@ -41,7 +41,8 @@ class MfuMeter:
 def mfu_meter(settings: JobConfig, device: torch.device) -> MfuMeter | None:
     """Return the meter of this run on ``device``; None if the peak or the model's plan is unknown.
 
-    The peak of fp32 is unknown: how much of it runs as TF32 depends on PyTorch's settings.
+    That of fp8 is relative to the peak of bf16, as is usual. The peak of fp32 is unknown: how much
+    of it runs as TF32 depends on PyTorch's settings.
     """
     if device.type != "cuda":
         return mfu_meter_of(settings, device.type)
@@ -54,7 +55,7 @@ def mfu_meter_of(settings: JobConfig, device_name: str) -> MfuMeter | None:
     """Create :func:`mfu_meter` from the device's name."""
     training = settings.training
     peak = next((flops for part, flops in PEAK_FLOPS.items() if part in device_name), None)
-    if peak is None or training.precision != "bf16":
+    if peak is None or not training.bf16:
         return None
     try:
         plan = plan_model(

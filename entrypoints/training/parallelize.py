@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from sm_train.cost.speed_model import ActivationCheckpointing
+from sm_train.cost.speed_model import ActivationCheckpointing, TextEncoderPlacement
 from sm_train.entrypoints.common.job_config import (
     JobConfig,
     JobConfigError,
@@ -17,7 +17,8 @@ from sm_train.entrypoints.common.job_config import (
 from sm_train.entrypoints.distributed.fsdp import shard
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.component_check import UNET
-from sm_train.entrypoints.planning.memory import keeps_unsharded_gradients
+from sm_train.entrypoints.models.fp8_layers import use_fp8
+from sm_train.entrypoints.planning.memory import plan_job
 from sm_train.entrypoints.training.compilation import compile_repeated
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -36,6 +37,8 @@ class ParallelPlan:
     unsharded_grad_accumulation: bool
     compile_reason: str = "training.compile"
     sharding_reason: str = "stages[].sharding"
+    text_encoders: TextEncoderPlacement = "replicated"
+    text_encoders_reason: str = "training.text_encoders"
 
     @classmethod
     def choose(
@@ -52,6 +55,7 @@ class ParallelPlan:
         """
         gpu = gpu_memory is not None
         sharding = config.stage.sharding if world_size > 1 else "none"
+        memory = plan_job(config, world_size, local_world_size, gpu_memory, torch.__version__)
         compiling = choose_compile(
             config.training.compile,
             gpu=gpu,
@@ -68,15 +72,15 @@ class ParallelPlan:
             channels_last=gpu and component == UNET and sharding == "none",
             # Autocast computes in bf16 anyway, and a T5 of 4.7 billion weights takes 9 GB
             # instead of 19.
-            text_encoder_bf16=gpu and config.training.precision == "bf16",
+            text_encoder_bf16=gpu and config.training.bf16,
             # As diffusers' LoRA scripts store them. FSDP2 gathers fp32 shards in bf16.
             frozen_weights_bf16=gpu
-            and config.training.precision == "bf16"
+            and config.training.bf16
             and config.model.lora is not None
             and sharding == "none",
-            unsharded_grad_accumulation=keeps_unsharded_gradients(
-                config, world_size, local_world_size, gpu_memory
-            ),
+            unsharded_grad_accumulation=memory.unsharded_gradients,
+            text_encoders=memory.text_encoders.placement,
+            text_encoders_reason=memory.text_encoders.reason,
             compile_reason=compiling.reason,
             sharding_reason=config.stage.sharding_reason if world_size > 1 else "one process",
         )
@@ -107,6 +111,8 @@ def parallelize(
         checkpoint_every_second(network)
     elif plan.activation_checkpointing:
         network.enable_gradient_checkpointing()
+    if config.training.precision == "fp8":
+        use_fp8(network, device)
     if plan.compile:
         compile_repeated(network, one_shape=not config.data.aspect_buckets)
     shard(
@@ -115,7 +121,7 @@ def parallelize(
         world_size=accelerator.num_processes,
         per_node=local_world_size,
         device=device.type,
-        bf16=config.training.precision == "bf16",
+        bf16=config.training.bf16,
         reduce_bf16=config.training.reduce_dtype == "bf16",
     )
     components.network_init.materialize(device, config.training.seed)
@@ -156,11 +162,3 @@ def checkpoint_every_second(network: Any) -> None:
             "activation_checkpointing: selective: needs a newer diffusers than that of this image; "
             "write true or false, or use the newest framework_version"
         ) from None
-
-
-def move_frozen(plan: ParallelPlan, components: ModelComponents, device: torch.device) -> None:
-    """Move the components that are not trained to ``device``, text encoders in their precision."""
-    for module in components.frozen_modules():
-        module.to(device)
-        if plan.text_encoder_bf16 and module is not components.vae:
-            module.to(torch.bfloat16)

@@ -37,11 +37,11 @@ from sm_train.entrypoints.training.busy_time import (
 )
 from sm_train.entrypoints.training.compilation import without_compilation
 from sm_train.entrypoints.training.evaluator import Evaluator, ValidationSet
+from sm_train.entrypoints.training.frozen_encoders import place_frozen
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.parallelize import (
     ParallelPlan,
     gpu_memory,
-    move_frozen,
     parallelize,
 )
 from sm_train.entrypoints.training.state_dict import model_tensors
@@ -91,7 +91,14 @@ class Trainer:
             data_rank.local_world_size,
             gpu_memory(self.device),
         )
-        move_frozen(self.plan, components, self.device)
+        place_frozen(
+            components,
+            self.device,
+            self.plan.text_encoders,
+            text_bf16=self.plan.text_encoder_bf16,
+            world_size=accelerator.num_processes,
+            per_node=data_rank.local_world_size,
+        )
         module = parallelize(self.plan, config, components, accelerator, data_rank.local_world_size)
         # DDP/FSDP wrapping may reallocate parameters, so create the optimizer afterwards.
         self.model: nn.Module = fsdp.wrap(

@@ -276,6 +276,7 @@ def _optional_packages(config: RunConfig) -> set[str]:
     needed = {
         "bitsandbytes": config.training.optimizer.name == "adamw8bit",
         "peft": config.model.lora is not None,
+        "torchao": config.training.precision == "fp8",
     }
     return {name for name, is_needed in needed.items() if is_needed}
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
+from sm_train.cost.accelerators import accelerator
 from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.common.index_location import index_channel, index_uri
-from sm_train.entrypoints.common.job_config import major_minor
+from sm_train.entrypoints.common.job_config import FP8_PYTORCH, FSDP2_PYTORCH, major_minor
 from sm_train.entrypoints.common.optimizer_rules import problem
 from sm_train.estimators.config.cluster import SMDDP_PYTORCH, ClusterSection
 from sm_train.estimators.config.data import DataSection, SourceSection
@@ -20,9 +21,6 @@ from sm_train.estimators.config.training import TrainingSection
 
 KeyPath = tuple[str | int, ...]
 """Keys and list indices that lead to a value of the run file."""
-
-FSDP2_PYTORCH = (2, 6)
-"""The first PyTorch with FSDP2 (torch.distributed.fsdp.fully_shard)."""
 
 _JOB_NAME_SUFFIX = len("--") + len("-0001")
 """Characters that a job name adds to the names of run and stage (naming.job_name)."""
@@ -95,6 +93,8 @@ def cross_section_problems(
             problems += _batch_size_problems(stage, stage.instances * gpus_per_instance, path)
     if cluster is not None and training is not None:
         problems += _reduce_dtype_problems(training, cluster)
+        problems += _text_encoder_problems(training, cluster)
+        problems += _fp8_problems(training, cluster, model)
         problems += _optimizer_version_problems(training, cluster)
     if model is not None and model.preset is None and not own_script:
         reason = f"is missing; write one of {', '.join(preset_names())}, or a preset file"
@@ -201,6 +201,28 @@ def _reduce_dtype_problems(training: TrainingSection, cluster: ClusterSection) -
 def sharding_obstacle(training: TrainingSection, cluster: ClusterSection) -> str | None:
     """Return why no stage can be sharded, with the fix; None if they can."""
     return _cluster_obstacle(cluster) or problem(training.optimizer.name, None, sharded=True)
+
+
+def _fp8_problems(
+    training: TrainingSection, cluster: ClusterSection, model: ModelSection | None
+) -> Iterator[Problem]:
+    if training.precision != "fp8":
+        return
+    kind, version = instance_type(cluster.instance_type), cluster.framework_version
+    if not accelerator(kind.accelerator).has_fp8:
+        reason = f"{cluster.instance_type} ({kind.accelerator}) has no fp8; write bf16"
+    elif cluster.backend == "smddp" or (version and major_minor(version) < FP8_PYTORCH):
+        reason = f"needs PyTorch {'.'.join(map(str, FP8_PYTORCH))} or newer; write bf16"
+    elif model is not None and model.lora is not None:
+        reason = "is not for adapters, whose base is frozen; write bf16"
+    else:
+        return
+    yield Problem(("training", "precision"), training.precision, reason)
+
+
+def _text_encoder_problems(training: TrainingSection, cluster: ClusterSection) -> Iterator[Problem]:
+    if training.text_encoders == "sharded" and (reason := _cluster_obstacle(cluster)):
+        yield Problem(("training", "text_encoders"), training.text_encoders, reason)
 
 
 def _optimizer_sharding_problems(

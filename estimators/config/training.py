@@ -11,6 +11,7 @@ from sm_train.entrypoints.common.job_config import (
     EvaluationConfig,
     Precision,
     ReduceDtype,
+    TextEncoders,
     TrainingConfig,
     VaePrecision,
 )
@@ -38,9 +39,10 @@ class TrainingSection(Section):
 
     precision: Precision = Field(
         default="bf16",
-        description="Precision of the forward and backward pass. bf16 is autocast; tf32 rounds the "
-        "inputs of fp32 matrix products and convolutions to 10 bits of mantissa; fp32 rounds "
-        "nothing.",
+        description="Precision of the forward and backward pass. bf16 is autocast; fp8 adds "
+        "products of 8 bits in the linear layers of the network's blocks (torchao; on L4, L40S, "
+        "H100 or newer); tf32 rounds the inputs of fp32 matrix products and convolutions to 10 "
+        "bits of mantissa; fp32 rounds nothing.",
     )
     reduce_dtype: ReduceDtype = Field(
         default="fp32",
@@ -51,6 +53,13 @@ class TrainingSection(Section):
         default="auto",
         description="Precision in which the autoencoder encodes images during training. auto is "
         "fp32 unless its configuration says force_upcast: false, and then that of `precision`.",
+    )
+    text_encoders: TextEncoders = Field(
+        default="auto",
+        description="Where frozen text encoders are: replicated on every GPU, sharded over the "
+        "GPUs of an instance (FSDP2), or on the cpu, from which they are copied for each batch of "
+        "captions. auto is replicated if the memory plan then fits, and otherwise sharded, or cpu "
+        "on a single GPU.",
     )
     compile: Compile = Field(
         default="auto",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from sm_train.entrypoints.data.shard_index import ShardIndex
 
 from tests.conftest import Cli
+from tests.support.capabilities import link_optional_package
 from tests.support.cluster.training_jobs import Job, losses, png, tiny_run, write_shards
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import write_pair
@@ -25,10 +27,16 @@ FAMILIES = [
 
 
 def train(
-    folder: Path, preset: str, processes: int = 1, **settings: Any
+    folder: Path,
+    preset: str,
+    processes: int = 1,
+    packages: Sequence[str] = (),
+    **settings: Any,
 ) -> tuple[Job, list[dict[str, Any]]]:
     defaults = {"max_steps": 3, "checkpoint_every": 3, "per_device_batch_size": 2}
     job = Job(folder, tiny_run(**(defaults | {"preset": preset} | settings)))
+    for package in packages:
+        link_optional_package(package, job.bundle)
     write_shards(job.train_channel, shards=2, each=8)
     code, events, text = job.run(processes)
     assert code == 0, text
@@ -109,6 +117,35 @@ def train_packed(
     return events
 
 
+@pytest.mark.parametrize(
+    ("placement", "processes"),
+    [("cpu", 1), ("sharded", 2), pytest.param("cpu", 2, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("preset", FAMILIES)
+def test_text_encoders_train_and_sample_alike_wherever_they_are(
+    tmp_path: Path, preset: str, placement: str, processes: int
+) -> None:
+    evaluation = {"every_steps": 2, "prompts": ["a grey of 3"], "num_inference_steps": 2}
+    (replicated, before), (moved, after) = (
+        train(tmp_path / where, preset, processes, text_encoders=where, evaluation=evaluation)
+        for where in ("replicated", placement)
+    )
+    assert losses(after) == losses(before)
+    start = next(event for event in after if event["kind"] == "start")
+    assert (start["text_encoders"], start["text_encoders_reason"]) == (
+        placement,
+        "training.text_encoders",
+    )
+    images, models = (
+        [(job.base / folder).rglob(pattern) for job in (replicated, moved)]
+        for folder, pattern in (("checkpoints/samples", "*.png"), ("model", "*.safetensors"))
+    )
+    for one_run, other in (images, models):
+        files = {path.name: path.read_bytes() for path in one_run}
+        assert files
+        assert files == {path.name: path.read_bytes() for path in other}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", FAMILIES)
 def test_activation_checkpointing_does_not_change_losses(tmp_path: Path, preset: str) -> None:
@@ -117,6 +154,29 @@ def test_activation_checkpointing_does_not_change_losses(tmp_path: Path, preset:
         for enabled in (False, "selective", True)
     ]
     assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "processes"),
+    [("full_shard", 2), pytest.param("none", 2, marks=pytest.mark.slow)],
+)
+def test_fp8_trains_like_bf16(tmp_path: Path, sharding: str, processes: int) -> None:
+    """torchao emulates the rounding of fp8 on a CPU."""
+    bf16, fp8 = (
+        losses(
+            train(
+                tmp_path / precision,
+                "tiny-mmdit",
+                processes,
+                precision=precision,
+                sharding=sharding,
+                packages=("torchao",),
+            )[1]
+        )
+        for precision in ("bf16", "fp8")
+    )
+    assert fp8 != bf16
+    assert fp8 == pytest.approx(bf16, rel=2e-2)
 
 
 @pytest.mark.slow

@@ -70,6 +70,7 @@ SIGNUM = {
         pytest.param(
             3, {"optimizer": "adafactor", "lr_schedule": "cosine"}, marks=pytest.mark.slow
         ),
+        pytest.param(2, {"precision": "fp8", "sharding": "full_shard"}, marks=pytest.mark.slow),
         pytest.param(2, {"optimizer": "adamw8bit"}, marks=pytest.mark.slow),
         pytest.param(
             3, {"optimizer": "adamw8bit", "sharding": "full_shard"}, marks=pytest.mark.slow
@@ -93,6 +94,8 @@ def test_killed_run_resumes_bit_for_bit(
         (created.bundle / "user_code.py").write_text(USER_CODE)
         if settings.get("optimizer") == "adamw8bit":
             link_optional_package("bitsandbytes", created.bundle)
+        if settings.get("precision") == "fp8":
+            link_optional_package("torchao", created.bundle)
         write_shards(created.train_channel, shards=2, each=12)
         return created
 

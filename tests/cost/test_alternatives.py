@@ -58,6 +58,7 @@ def needing(fixed: float, image: float, sharding: str = "none") -> MemoryNeed:
     """Return the need of so many bytes for any batch, divided by ``full_shard``, and per image."""
     return MemoryNeed(
         sharding,
+        "replicated",
         communication_units=34,
         fixed=lambda world, _: fixed / (1 if sharding == "none" else world),
         activations=lambda images: image * images,

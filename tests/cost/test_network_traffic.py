@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,6 +80,17 @@ def test_collectives_of_a_step_are_those_of_the_network_model(preset: str, shard
         assert actual[key][1] == pytest.approx(size, rel=0.01), key
         # On the fake GPU, DDP keeps its first bucket, which holds all gradients.
         assert actual[key][0] == (1 if sharding == "none" else calls), key
+
+
+@pytest.mark.parametrize("preset", ["tiny-mmdit", pytest.param("mmdit-2b", marks=pytest.mark.slow)])
+def test_sharded_text_encoders_are_gathered_within_a_node_in_each_pass(preset: str) -> None:
+    run = FakeRun(preset, 64, 1, PASSES, 1, world_size=CLUSTER.gpus)
+    runs = [replace(run, text_encoders=placement) for placement in ("replicated", "sharded")]
+    before, after = map(observed, run_on_fake_gpu(runs, timeout=4 * DEADLINE).reports)
+    assert ("all_gather", CLUSTER.per_node) not in before
+    _, gathered = after["all_gather", CLUSTER.per_node]
+    planned = PASSES * plan_preset(preset, 64, precision="bf16").text_bytes
+    assert gathered == pytest.approx(planned, rel=0.01 if preset == "mmdit-2b" else 0.2)
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sm_train.cost.speed import Speed
-from sm_train.cost.speed_model import images_per_second
+from sm_train.cost.speed_model import TextEncoderPlacement, images_per_second
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import (
     Measurement,
@@ -20,11 +20,17 @@ from sm_train.cost.throughput import (
 from sm_train.estimators.cost_stages import cost_stages, stages_measured_elsewhere
 from sm_train.estimators.request.launch_plan import compile_choice
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.memory.memory_fit import fixed_bytes, plan_for
+from sm_train.toolkit.memory.memory_fit import (
+    plan_for,
+    possible_placements,
+    stage_layout,
+    text_encoder_choice,
+)
 from sm_train.toolkit.memory.sharding_choice import possible_strategies
 
 if TYPE_CHECKING:
     from sm_train.cost.alternatives import MemoryNeed
+    from sm_train.entrypoints.planning.memory import ModelPlan, StageLayout
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 
@@ -121,6 +127,7 @@ def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
     if plan is None:
         return stage
     holds_latents = config.data.latents == stage.resolution
+    layout = stage_layout(config, stage, stage.instance)
     return replace(
         stage,
         compiled=compile_choice(config).compiled,
@@ -130,6 +137,9 @@ def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
         activation_bytes_per_image=plan.kept_bytes,
         parameters=plan.parameters,
         trained_parameters=plan.trained_parameters,
+        text_encoders=text_encoder_choice(config, plan, layout, stage.instance).placement,
+        text_encoder_bytes=plan.text_bytes,
+        fp8=plan.fp8 if stage.precision == "fp8" else None,
         communication_units=plan.communication_units(stage.sharding),
         checkpoint_bytes=plan.checkpoint_bytes(
             ema=config.training.ema_decay > 0, optimizer=config.training.optimizer.name
@@ -152,13 +162,32 @@ def memory_needs(config: RunConfig, stages: Iterable[CostStage]) -> dict[str, li
             needs[stage.name] = [
                 MemoryNeed(
                     strategy,
+                    placement,
                     plan.communication_units(strategy),
-                    partial(fixed_bytes, plan, config, strategy),
-                    partial(plan.activation_bytes, checkpointing=section.activation_checkpointing),
+                    _fixed_bytes(plan, layout, placement),
+                    partial(
+                        plan.activation_bytes,
+                        checkpointing=section.activation_checkpointing,
+                        text_encoders=placement,
+                    ),
                 )
                 for strategy in possible_strategies(config, section)
+                for layout in (stage_layout(config, stage, stage.instance, sharding=strategy),)
+                for placement in possible_placements(config, plan)
             ]
     return needs
+
+
+def _fixed_bytes(
+    plan: ModelPlan, layout: StageLayout, text_encoders: TextEncoderPlacement
+) -> Callable[[int, int], float]:
+    """Return a function from world size and GPUs per node to the bytes for any batch."""
+
+    def fixed(world_size: int, per_node: int) -> float:
+        placed = replace(layout, world_size=world_size, per_node=per_node)
+        return plan.memory(placed, text_encoders).states
+
+    return fixed
 
 
 def check_batch_sizes(stages: Sequence[CostStage], measured: Iterable[StageMeasurement]) -> None:

@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -15,23 +15,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import USABLE_MEMORY, InstanceType, instance_type
-from sm_train.cost.speed_model import RECOMPUTATION, ActivationCheckpointing
-from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
+from sm_train.cost.speed_model import RECOMPUTATION, ActivationCheckpointing, TextEncoderPlacement
+from sm_train.entrypoints.common.job_config import (
+    FSDP2_PYTORCH,
+    JobConfigError,
+    ModelConfig,
+    major_minor,
+)
 from sm_train.entrypoints.planning.memory import (
     MEASURE_MODULE,
     UNMEASURED,
+    MemoryFit,
     ModelPlan,
+    StageLayout,
+    TextEncoderChoice,
     UnplannedModelError,
+    choose_text_encoders,
     plan_model,
     plan_path,
     plan_preset,
 )
+from sm_train.estimators.request.launch_plan import pytorch_version
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.estimators.config.stage import StageSection
-
-_GIB = 2**30
 
 STRATEGIES = ("none", "shard_grad_op", "hybrid_shard", "full_shard")
 """Sharding strategies by the amount of communication, least first."""
@@ -41,19 +49,6 @@ CHECKPOINTING: tuple[ActivationCheckpointing, ...] = tuple(RECOMPUTATION)
 
 StageChange = dict[str, Any]
 """Keys of a stage and their new values."""
-
-
-@dataclass(frozen=True)
-class MemoryFit:
-    """Bytes on one GPU: ``states`` for any batch, ``activations`` for ``images`` per pass."""
-
-    states: float
-    activations: float
-    images: int
-
-    @property
-    def gib(self) -> float:
-        return (self.states + self.activations) / _GIB
 
 
 def plan_for(config: RunConfig, resolution: int | None) -> ModelPlan | None:
@@ -152,36 +147,76 @@ def _plan_problem(preset: str, content: str | None) -> Unplanned | None:
     return None
 
 
-def fixed_bytes(
-    plan: ModelPlan, config: RunConfig, strategy: str, world_size: int, per_node: int
-) -> float:
-    """Return the bytes that a GPU of the run holds before the first image."""
-    return plan.fixed_bytes(
+def stage_layout(
+    config: RunConfig, stage: Any, instance: InstanceType, **change: Any
+) -> StageLayout:
+    """Return what the memory of a stage, with some keys changed, depends on beside its model.
+
+    ``stage`` is a section of the run file or a stage that is priced.
+    """
+
+    def key(name: str) -> Any:
+        return change.get(name, getattr(stage, name))
+
+    return StageLayout(
         ema=config.training.ema_decay > 0,
         optimizer=config.training.optimizer.name,
-        strategy=strategy,
-        world_size=world_size,
-        per_node=per_node,
+        strategy=key("sharding"),
+        world_size=stage.instances * instance.accelerators,
+        per_node=instance.accelerators,
+        images=key("per_device_batch_size"),
+        checkpointing=key("activation_checkpointing"),
+    )
+
+
+def text_encoder_choice(
+    config: RunConfig, plan: ModelPlan, layout: StageLayout, instance: InstanceType
+) -> TextEncoderChoice:
+    """Return where the jobs place frozen text encoders, as they will decide, and why."""
+    memory = instance.accelerator_memory_gib
+    return choose_text_encoders(
+        config.training.text_encoders,
+        plan,
+        layout,
+        gpu_memory=None if memory is None else memory * 2**30,
+        pytorch=pytorch_version(config),
     )
 
 
 def memory_fit(config: RunConfig, stage: Any, **change: Any) -> MemoryFit | None:
-    """Return the memory of a stage with some keys changed; None if the model has no plan."""
+    """Return the memory of a stage with some keys changed; None if the model has no plan.
+
+    Text encoders are where the job will place them.
+    """
     plan = plan_for(config, stage.resolution)
     if plan is None:
         return None
     instance = instance_type(config.cluster.instance_type)
-    keys = {
-        key: change.get(key, getattr(stage, key))
-        for key in ("sharding", "activation_checkpointing", "per_device_batch_size")
-    }
-    world_size = stage.instances * instance.accelerators
-    images = keys["per_device_batch_size"]
-    return MemoryFit(
-        fixed_bytes(plan, config, keys["sharding"], world_size, instance.accelerators),
-        plan.activation_bytes(images, checkpointing=keys["activation_checkpointing"]),
-        images,
-    )
+    layout = stage_layout(config, stage, instance, **change)
+    chosen = text_encoder_choice(config, plan, layout, instance)
+    return plan.memory(layout, chosen.placement)
+
+
+def moved_text_encoders(config: RunConfig, stage: Any) -> TextEncoderChoice | None:
+    """Return where text encoders are that not every GPU holds, and why; None if each does."""
+    plan, instance = plan_for(config, stage.resolution), instance_type(config.cluster.instance_type)
+    if plan is None:
+        return None
+    chosen = text_encoder_choice(config, plan, stage_layout(config, stage, instance), instance)
+    return None if chosen.placement == "replicated" else chosen
+
+
+def possible_placements(config: RunConfig, plan: ModelPlan) -> Sequence[TextEncoderPlacement]:
+    """Return where a run's text encoders may be on any cluster, preferred places first."""
+    setting = config.training.text_encoders
+    if setting != "auto":
+        return (setting,)
+    if not plan.text_bytes:
+        return ("replicated",)
+    version = pytorch_version(config)
+    if version is None or major_minor(version) < FSDP2_PYTORCH:
+        return ("replicated", "cpu")
+    return ("replicated", "sharded", "cpu")
 
 
 def fits(config: RunConfig, stage: Any, **change: Any) -> bool:

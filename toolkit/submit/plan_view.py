@@ -17,7 +17,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.scope import scope_rows, unusual_epochs
 from sm_train.toolkit.extras import is_installed
-from sm_train.toolkit.memory.memory_fit import stages_short_of_memory
+from sm_train.toolkit.memory.memory_fit import moved_text_encoders, stages_short_of_memory
 from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.submit.changes import Changes, KeyChange
 from sm_train.toolkit.submit.planned_job import RunPlan
@@ -129,6 +129,8 @@ def _starts_now(plan: RunPlan) -> Iterator[tuple[str, str]]:
         yield "launch", f"{stage.name} by {launch.route}: {launch.reason}"
         if stage.sharding_reason is not None:
             yield "sharding", f"{stage.name} {stage.sharding}: {stage.sharding_reason}"
+        if moved := moved_text_encoders(plan.submission.config, stage):
+            yield "encoders", f"{stage.name} text encoders {moved.placement}: {moved.reason}"
 
 
 def _changes(changes: Changes | None) -> Iterator[str]:

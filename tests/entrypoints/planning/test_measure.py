@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from sm_train.cost.speed_model import ActivationCheckpointing
+from sm_train.entrypoints.distributed.fsdp import TEXT_BLOCKS, blocks
 from sm_train.entrypoints.models.builder import new_autoencoder, new_text_encoders
 from sm_train.entrypoints.models.components import (
     downsampling,
@@ -219,7 +220,17 @@ def test_frozen_weights_are_counted(preset: str) -> None:
         encoders = new_text_encoders(configuration["text_encoders"])
     text = sum(weight.numel() for encoder in encoders for weight in encoder.parameters())
     expected = 4 * sum(weight.numel() for weight in vae.parameters()) + 2 * text
-    assert plan_preset(preset, 256, precision="bf16").frozen_bytes == expected
+    plan = plan_preset(preset, 256, precision="bf16")
+    assert plan.frozen_bytes("replicated", 8) == expected
+    units = [
+        sum(weight.numel() for weight in block.parameters())
+        for encoder in encoders
+        for block in blocks(encoder, TEXT_BLOCKS)
+    ]
+    assert plan.frozen_bytes("cpu", 8) == expected - 2 * text
+    # An eighth, and at least two layers, which are gathered one ahead of the other.
+    sharded = plan.frozen_bytes("sharded", 8) - plan.frozen_bytes("cpu", 8)
+    assert sharded >= text / 4 + 2 * sum(sorted(units)[-2:])
 
 
 def test_preset_without_a_plan_names_the_command_that_plans_it(

@@ -24,6 +24,10 @@ SMALL = {
         "tiny-mmdit", 64, 2, 2, steps=STEPS, activation_checkpointing=True
     ),
     "precomputed latents": FakeRun("tiny-mmdit", 64, 2, steps=STEPS, latents=True),
+    "text encoders on the CPU": FakeRun("tiny-mmdit", 64, 2, 2, STEPS, text_encoders="cpu"),
+    "sharded text encoders": FakeRun(
+        "tiny-mmdit", 64, 2, 2, STEPS, world_size=128, text_encoders="sharded"
+    ),
     "DDP": FakeRun("tiny-mmdit", 64, 2, 2, steps=STEPS, world_size=128),
     "FSDP2": FakeRun("tiny-mmdit", 64, 2, 2, STEPS, "full_shard", world_size=128),
     "FSDP2 of an adapter": FakeRun(

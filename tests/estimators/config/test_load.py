@@ -289,6 +289,17 @@ CASES = {
         + "  backend: smddp\n",
         ["run.yaml:12: stages[0].sharding: 'full_shard': FSDP2 needs a newer PyTorch than SMDDP's"],
     ),
+    "fp8_without_hardware": (
+        VALID + "training: {precision: fp8}\n",
+        ["run.yaml:18: training.precision: 'fp8': ml.p4de.24xlarge (A100-SXM4-80GB) has no fp8; "],
+    ),
+    "fp8_with_an_adapter": (
+        VALID.replace("ml.p4de.24xlarge", "ml.p5.48xlarge").replace(
+            "preset: sd2", "preset: sd2\n  lora: {rank: 4}"
+        )
+        + "training: {precision: fp8}\n",
+        ["run.yaml:19: training.precision: 'fp8': is not for adapters, whose base is frozen"],
+    ),
     "sharding_on_old_pytorch": (
         VALID.replace("    instances: 4", "    instances: 4\n    sharding: hybrid_shard")
         + "  framework_version: 2.5.1\n",

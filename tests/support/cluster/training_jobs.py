@@ -86,6 +86,7 @@ def tiny_run(*, max_steps: int, **training: Any) -> RunConfig:
     checkpoint = {"every_steps": training.pop("checkpoint_every", 100), "keep_last": 3}
     evaluation = training.pop("evaluation", {})
     trackers = training.pop("trackers", [])
+    in_fp8 = training.get("precision") == "fp8"
     data = {"uri": "s3://ai-bucket/shards/"} | training.pop("data", {})
     return RunConfig.model_validate(
         run(
@@ -115,7 +116,8 @@ def tiny_run(*, max_steps: int, **training: Any) -> RunConfig:
             checkpoint=checkpoint,
             evaluation=evaluation,
             trackers=trackers,
-            cluster={"instance_type": "ml.g5.xlarge"},
+            # An L4 has fp8.
+            cluster={"instance_type": "ml.g6.xlarge" if in_fp8 else "ml.g5.xlarge"},
         )
     )
 

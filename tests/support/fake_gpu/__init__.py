@@ -41,6 +41,7 @@ class FakeRun:
     latents: bool = False
     track_memory: bool = False
     lora_rank: int = 0
+    text_encoders: str = "auto"
 
 
 @dataclass(frozen=True)

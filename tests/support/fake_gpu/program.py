@@ -249,6 +249,7 @@ def _job_config(run: FakeRun, folder: Path) -> Any:
         gradient_accumulation_steps=run.gradient_accumulation_steps,
         sharding=run.sharding,
         activation_checkpointing=run.activation_checkpointing,
+        text_encoders=run.text_encoders,
         model={"lora": {"rank": run.lora_rank} if run.lora_rank else None},
     )
     return read_job_config(write_job_file(folder, document), document.stages[0].name)
