@@ -16,6 +16,7 @@ adamw8bit      so does that of bitsandbytes
 loader         the share of time for which the GPU waits for decoded images
 node           NVML's figures of the GPU, and the doctor on one GPU
 sd2-compile    as ``sd2``, with its blocks compiled
+mmdit-fp8      as ``mmdit-compile``, with linear layers in fp8
 =============  ==================================================================================
 
 A part gets a :class:`PartRun` and returns the line that is printed. It raises if it fails.
@@ -53,12 +54,12 @@ from diffusers import AutoencoderKL, SD3Transformer2DModel, UNet2DConditionModel
 from photos import photo
 from sm_train.cost.accelerators import accelerator as data_sheet
 from sm_train.cost.network import gpu_network
-from sm_train.cost.speed_model import StepWork, images_per_second
+from sm_train.cost.speed_model import BF16_PRECISIONS, StepWork, images_per_second
 from sm_train.entrypoints import train
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, load_into
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, is_shard_file, step_folder_name
 from sm_train.entrypoints.common.events import PREFIX
-from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.job_config import JobConfig, Precision
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter
 from sm_train.entrypoints.monitoring.node_metrics import NodeCounters, event_fields
@@ -119,7 +120,7 @@ class PartRun:
     report: Callable[..., None] = lambda **figures: None
 
     def accelerator(self, precision: str = "bf16") -> Accelerator:
-        mixed = "bf16" if precision == "bf16" else "no"
+        mixed = "bf16" if precision in BF16_PRECISIONS else "no"
         return Accelerator(mixed_precision=mixed, cpu=self.device == "cpu")
 
     def synchronize(self) -> None:
@@ -262,12 +263,14 @@ class _Throughput:
     checkpointing: bool = False
     compile: bool = False
     resolution: int = 512
+    precision: Precision = "bf16"
 
     @property
     def label(self) -> str:
         kind = "encoders in the job" if self.online else "precomputed"
         extra = ", activation checkpointing" if self.checkpointing else ""
         extra += ", compiled" if self.compile else ""
+        extra += ", fp8" if self.precision == "fp8" else ""
         return f"batch {self.batch}, {kind}{extra}"
 
 
@@ -280,14 +283,19 @@ def _measure_throughput(run: PartRun, what: _Throughput) -> str:
         what = replace(what, preset=tiny, batch=2, resolution=32)
     content = None if what.online else with_small_encoders(what.preset)
     config = configure(
-        what.preset, what.resolution, what.batch, compile=what.compile, content=content
+        what.preset,
+        what.resolution,
+        what.batch,
+        precision=what.precision,
+        content=content,
+        compile=what.compile,
     )
     stage = replace(config.stage, activation_checkpointing=what.checkpointing)
     config = replace(config, stage=stage)
     gpu_settings.configure_kernels(config)
     began = time.perf_counter()
     folder = run.folder / what.label.replace(" ", "-")
-    trainer = make_trainer(run.accelerator(), folder, config)
+    trainer = make_trainer(run.accelerator(what.precision), folder, config)
     batch = synthetic_batch(trainer, what.resolution, what.batch, online=what.online)
     batch = _pinned(batch) if run.device == "cuda" else batch
     steps = _Steps(run, trainer, cycle([batch]))
@@ -377,7 +385,7 @@ def _gpu_figures(
     activations = plan.activation_bytes(what.batch, checkpointing=what.checkpointing)
     planned = states + frozen + activations
     used = torch.cuda.max_memory_allocated()
-    gpu = sheet.gpu("bf16")
+    gpu = sheet.gpu(what.precision)
     assert gpu is not None
     work = StepWork(
         images=what.batch,
@@ -388,6 +396,8 @@ def _gpu_figures(
         activation_checkpointing=what.checkpointing,
         compiled=what.compile,
         encoder_flops=plan.encoder_flops_per_image if what.online else 0.0,
+        precision=what.precision,
+        fp8=plan.fp8 if what.precision == "fp8" else None,
     )
     predicted = images_per_second(work, gpu, gpu_network(1, 1, 0.0, sheet.link_gbytes))
     figures |= {
@@ -444,6 +454,14 @@ def mmdit_compile(run: PartRun) -> str:
             _Throughput("mmdit-2b", 32, compile=True, checkpointing=True),
         ],
     )
+
+
+def mmdit_fp8(run: PartRun) -> str:
+    if not run.optional or not (run.optional / "torchao").is_dir():
+        raise NotInstalledError("torchao, below --optional")
+    sys.path.append(str(run.optional))
+    what = _Throughput("mmdit-2b", 32, compile=True, checkpointing=True, precision="fp8")
+    return _measure_all(run, [what])
 
 
 # ---------------------------------------------------------------------- checkpoints
@@ -884,4 +902,5 @@ PARTS = (
     Part("loader", loader, 60),
     Part("node", node, 60),
     Part("sd2-compile", sd2_compile, 230),
+    Part("mmdit-fp8", mmdit_fp8, 230),
 )

@@ -9,7 +9,8 @@ its round, and CPU time, which other programs on the machine disturb less. Forwa
 vary by more than the overhead, so the last line compares the time outside of them. Ours clips
 within AdamW, which saves one pass over the gradients.
 
-gpu.py measures the step on a GPU.
+gpu.py measures the step on a GPU. The last table is that of step_options.py: what a CPU cannot show
+is counted.
 
     python benchmarks/step.py
 """
@@ -29,6 +30,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import step_options
 import torch
 from accelerate import Accelerator
 from diffusers.training_utils import EMAModel
@@ -78,6 +80,7 @@ def main() -> None:
             f"outside of forward and backward: sm-train {rest[0]:.2f} ms, bare loop "
             f"{rest[1]:.2f} ms, a difference of {rest[0] - rest[1]:.2f} ms"
         )
+    step_options.main()
 
 
 def ours(trainer: Trainer, batches: list[Any]) -> Step:

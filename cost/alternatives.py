@@ -344,35 +344,48 @@ def _on_instances(
     wanted = stage.effective_batch_size
     if wanted is None or wanted % world:
         return None
-    each = wanted // world
-    most = stage.per_device_batch_size or each
-    if needs := inputs.memory.get(stage.name):
-        if candidate.accelerator_memory_gib is None:
-            return None
-        memory = (candidate.accelerator_memory_gib, world, candidate.accelerators)
-        largest = {need: need.largest_batch(*memory) for need in needs}
-        # The first one that holds the stage's batch, or else the one that holds most images.
-        holding = (need for need in needs if largest[need] >= min(each, most))
-        need = next(holding, max(needs, key=lambda need: largest[need]))
-        most = largest[need]
-        if not most:
-            return None
-        stage = replace(
-            stage,
-            sharding=need.sharding,
-            text_encoders=need.text_encoders,
-            communication_units=need.communication_units,
-        )
-    micro = next(size for size in range(min(each, most), 0, -1) if each % size == 0)
-    relocated = replace(
-        stage,
-        instance_type=candidate.name,
-        instances=instances,
-        per_device_batch_size=micro,
-        gradient_accumulation_steps=each // micro,
-        speed=None,
-    )
-    return relocated.at(resolve_speed(relocated, inputs.measurements, rescale_batch=True))
+    moved = replace(stage, instance_type=candidate.name, instances=instances, speed=None)
+    layouts = list(_layouts(moved, inputs.memory.get(stage.name), wanted // world))
+    if not layouts:
+        return None
+    fastest = layouts[0]
+    if len(layouts) > 1:
+        fastest = max(layouts, key=lambda layout: layout.predicted_images_per_second or 0.0)
+    return fastest.at(resolve_speed(fastest, inputs.measurements, rescale_batch=True))
+
+
+def _layouts(
+    stage: CostStage, needs: Sequence[MemoryNeed] | None, each: int
+) -> Iterator[CostStage]:
+    """Yield the ways in which ``stage`` fits its cluster with ``each`` images per GPU and step.
+
+    They end with the first one that needs no smaller micro-batch than the run's.
+    """
+    most = min(each, stage.per_device_batch_size or each)
+    if not needs:
+        yield _split(stage, each, most)
+        return
+    memory, per_node = stage.instance.accelerator_memory_gib, stage.instance.accelerators
+    if memory is None:
+        return
+    for need in needs:
+        largest = need.largest_batch(memory, stage.world_size, per_node)
+        if largest:
+            placed = replace(
+                stage,
+                sharding=need.sharding,
+                text_encoders=need.text_encoders,
+                communication_units=need.communication_units,
+            )
+            yield _split(placed, each, min(most, largest))
+        if largest >= most:
+            return
+
+
+def _split(stage: CostStage, each: int, most: int) -> CostStage:
+    """Return the stage with ``each`` images per GPU and step, at most ``most`` of them at once."""
+    micro = next(size for size in range(most, 0, -1) if each % size == 0)
+    return replace(stage, per_device_batch_size=micro, gradient_accumulation_steps=each // micro)
 
 
 def _basis(speed: Speed | None) -> str:

@@ -46,6 +46,7 @@ class CostStage:
     ``encoder_flops_per_image`` is the forward pass of frozen encoders that run in the job; they do
     not if the shards hold the stage's latents (``holds_latents``). ``text_encoder_bytes`` are
     the weights of frozen text encoders. ``fp8`` is what computes in fp8.
+    ``exchanged_parameters`` are those that sharding does not gather.
     A job is stopped after ``max_runtime_seconds``, and at most ``max_jobs`` in a row are started
     without progress.
     ``communication_units`` are the buckets or units in which gradients are reduced.
@@ -77,6 +78,7 @@ class CostStage:
     text_encoders: TextEncoderPlacement = "replicated"
     text_encoder_bytes: int = 0
     fp8: Fp8Work | None = None
+    exchanged_parameters: int = 0
     holds_latents: bool = False
     precision: str = "bf16"
     reduce_dtype: str = "fp32"
@@ -199,6 +201,7 @@ class CostStage:
             compiled=self.compiled,
             encoder_flops=self.encoder_flops_per_image,
             fp8=self.fp8,
+            exchanged_parameters=self.exchanged_parameters,
             text_encoders=self.text_encoders,
             text_encoder_bytes=0 if self.holds_latents else self.text_encoder_bytes,
         )

@@ -32,6 +32,7 @@ ReaderName = Literal["indexed", "webdataset"]
 PredictionType = Literal["v_prediction", "epsilon", "flow"]
 Sharding = Literal["none", "shard_grad_op", "full_shard", "hybrid_shard"]
 TextEncoders = Literal["auto", "replicated", "sharded", "cpu"]
+Modulation = Literal["gathered", "exchanged"]
 InitFrom = Literal["ema", "raw"]
 OptimizerState = Literal["reset", "keep"]
 Precision = Literal["bf16", "fp8", "tf32", "fp32"]
@@ -233,6 +234,7 @@ class TrainingConfig:
     log_every: int
     offset_noise: float = 0.0
     text_encoders: TextEncoders = "auto"
+    modulation: Modulation = "exchanged"
 
     @property
     def bf16(self) -> bool:
@@ -403,6 +405,9 @@ FSDP2_PYTORCH = (2, 6)
 FP8_PYTORCH = (2, 11)
 """The oldest PyTorch for ``precision: fp8``: torchao 0.18 needs it (its ``__init__.py``)."""
 
+IGNORED_PARAMETERS_PYTORCH = (2, 7)
+"""The first PyTorch whose fully_shard takes ``ignored_params``."""
+
 COMPILED_SINCE = (2, 11)
 """The PyTorch with which compiled training was measured on a GPU: 1.1 to 1.4 × as fast on an H200
 (benchmarks/gpu.py, 2026-11)."""
@@ -436,6 +441,19 @@ def choose_compile(
     }
     against = next((reason for reason, applies in reasons.items() if applies), None)
     return CompileChoice(against is None, f"auto: {against or 'a GPU, and batches of one shape'}")
+
+
+def choose_modulation(
+    setting: Modulation, sharding: str, pytorch: str | None, lora: LoraConfig | None
+) -> Modulation:
+    """Return how modulation layers compute, on the laptop and in the job.
+
+    They exchange vectors where weights are sharded, by a PyTorch whose FSDP2 can leave them out.
+    Those below an adapter are gathered: they are frozen.
+    """
+    known = pytorch is not None and major_minor(pytorch) >= IGNORED_PARAMETERS_PYTORCH
+    possible = sharding != "none" and known and lora is None
+    return setting if possible else "gathered"
 
 
 def major_minor(version: str) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ BLOCKS = (
 )
 """Class names in diffusers of the blocks that are each gathered as one unit."""
 
+_MODULATION = ("AdaLayerNorm", "SD35AdaLayerNorm")
+"""Prefixes of diffusers' classes whose ``linear`` modulates the tokens of a block."""
+
 TEXT_BLOCKS = ("T5Block", "CLIPEncoderLayer")
 """The same in transformers, of frozen text encoders."""
 
@@ -55,11 +59,13 @@ def shard(
     device: str,
     bf16: bool,
     reduce_bf16: bool,
+    gather_modulation: bool = True,
 ) -> None:
     """Shard the children of ``module`` over all processes, in place; ``none`` does nothing.
 
     With ``bf16`` weights are gathered in that precision, with ``reduce_bf16`` gradients are summed
-    in it, otherwise in fp32.
+    in it, otherwise in fp32. Without ``gather_modulation`` the layers that modulate blocks exchange
+    vectors instead of weights (:mod:`sharded_linear`); it needs PyTorch 2.7.
     """
     if strategy == "none":
         return
@@ -84,11 +90,54 @@ def shard(
         "mp_policy": precision,
         "reshard_after_forward": strategy != "shard_grad_op",
     }
+    if not gather_modulation:
+        from sm_train.entrypoints.distributed.sharded_linear import shard_linears
+
+        shard_linears(modulation_layers(module), module, mesh)
+        options["ignored_params"] = {
+            parameter
+            for layer in modulation_layers(module).values()
+            for parameter in layer.parameters()
+        }
     # Blocks before their parent: fully_shard takes the parameters that are not yet in a group.
     for child in module.children():
-        for block in blocks(child):
+        units = in_order_of_execution(blocks(child))
+        for block in units:
             fully_shard(block, **options)
         fully_shard(child, **options)
+        _prefetch([child, *units])
+
+
+def _prefetch(units: Sequence[Any]) -> None:
+    """Let each unit start the gather of the next one before its own arithmetic, in both passes.
+
+    FSDP2 itself starts it when the CPU reaches the next unit, which is late if the CPU is busy.
+    """
+    for unit, following in pairwise(units):
+        unit.set_modules_to_forward_prefetch([following])
+        following.set_modules_to_backward_prefetch([unit])
+
+
+def modulation_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers, by name, that modulate blocks by the timestep and the caption.
+
+    They map one vector of each image, not its tokens.
+    """
+    in_blocks = {layer for block in blocks(module) for layer in block.modules()}
+    return {
+        f"{name}.linear": parent.linear
+        for name, parent in module.named_modules()
+        if type(parent).__name__.startswith(_MODULATION) and parent in in_blocks
+    }
+
+
+def in_order_of_execution(units: Sequence[nn.Module]) -> list[nn.Module]:
+    """Sort blocks: a U-Net defines its middle after the way up."""
+    return sorted(units, key=lambda unit: ("Mid" in type(unit).__name__) + 2 * _is_up(unit))
+
+
+def _is_up(unit: nn.Module) -> bool:
+    return "UpBlock" in type(unit).__name__
 
 
 def shard_frozen(module: nn.Module, *, world_size: int, per_node: int, device: str) -> None:
@@ -158,6 +207,11 @@ def sharded_modules(module: nn.Module) -> list[nn.Module]:
         for submodule in module.modules()
         if hasattr(submodule, "set_requires_gradient_sync")
     ]
+
+
+def exchanging_layers(module: nn.Module) -> list[nn.Module]:
+    """Return the layers whose forward pass exchanges vectors (:mod:`sharded_linear`)."""
+    return [layer for layer in module.modules() if hasattr(layer, "shard_group")]
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -8,7 +8,11 @@ from statistics import median
 
 from sm_train.cost.network import CallTimes, CollectiveCalls, communication, step_collectives
 from sm_train.cost.speed_model import RECOMPUTATION
-from sm_train.entrypoints.common.job_config import ExpectedPerformance, JobConfig
+from sm_train.entrypoints.common.job_config import (
+    ExpectedPerformance,
+    JobConfig,
+    choose_modulation,
+)
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
 from sm_train.entrypoints.planning.memory import (
     UnplannedModelError,
@@ -60,20 +64,22 @@ def workload(
     A known speed (``expected``) is that of a step on ``network``.
     """
     stage, training = config.stage, config.training
+    pytorch, lora = _pytorch(), config.model.lora
     try:
         plan = plan_model(
             config.model,
             stage.resolution,
             precision=training.precision,
             plan=config.expected.model_plan,
+            modulation=choose_modulation(training.modulation, stage.sharding, pytorch, lora),
         )
     except UnplannedModelError:
         return None
     calls = step_collectives(
         stage.sharding,
-        plan.parameters,
+        plan.parameters - plan.exchanged_parameters,
         cluster.topology,
-        trained=plan.trained_parameters,
+        trained=plan.trained_parameters - plan.exchanged_parameters,
         units=plan.communication_units(stage.sharding),
         bf16=training.bf16,
         reduce_bf16=training.reduce_dtype == "bf16",
@@ -83,7 +89,7 @@ def workload(
             len(cluster.ranks),
             cluster.topology.per_node,
             _min_gpu_memory(cluster),
-            _pytorch(),
+            pytorch,
         ).unsharded_gradients,
     )
     work = Workload(0.0, stage.gradient_accumulation_steps, calls)

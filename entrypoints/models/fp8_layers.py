@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from sm_train.entrypoints.common.job_config import JobConfigError
-from sm_train.entrypoints.distributed.fsdp import blocks
+from sm_train.entrypoints.distributed.fsdp import blocks, modulation_layers
 from torch import nn
 
 FP8_MULTIPLE = 16
@@ -13,9 +13,6 @@ data types)."""
 
 _CAPABILITY = (8, 9)
 """The first compute capability whose matrix products take fp8 (CUDA C++ programming guide)."""
-
-_MODULATION = ("AdaLayerNorm", "SD35AdaLayerNorm")
-"""Prefixes of diffusers' classes whose linear layer maps one vector of an image, not its tokens."""
 
 
 def use_fp8(network: nn.Module, device: torch.device) -> None:
@@ -55,12 +52,7 @@ def fp8_layers(network: nn.Module) -> dict[str, nn.Linear]:
     for each image (modulation, time embeddings), whose products are too small to gain, and sizes
     that no fp8 kernel takes.
     """
-    per_image = {
-        layer
-        for module in network.modules()
-        if type(module).__name__.startswith(_MODULATION)
-        for layer in module.modules()
-    }
+    per_image = {*modulation_layers(network).values()}
     in_blocks = {layer for block in blocks(network) for layer in block.modules()}
     return {
         name: layer

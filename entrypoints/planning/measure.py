@@ -22,7 +22,7 @@ import torch.distributed as dist
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.job_config import LoraConfig
 from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
-from sm_train.entrypoints.distributed.fsdp import TEXT_BLOCKS, blocks
+from sm_train.entrypoints.distributed.fsdp import TEXT_BLOCKS, blocks, modulation_layers
 from sm_train.entrypoints.models.builder import new_autoencoder, new_text_encoders
 from sm_train.entrypoints.models.components import (
     downsampling,
@@ -374,6 +374,9 @@ def _measured(preset: Mapping[str, Any]) -> dict[str, Any]:
         "lora_layers": layer_sizes(network),
         "optimizer_bytes": _optimizer_bytes(network),
         "fsdp_block_parameters": [_count(block) for block in blocks(network)],
+        "modulation_parameters": [
+            sum(map(_count, modulation_layers(block).values())) for block in blocks(network)
+        ],
         "ddp_buckets": len(gradient_buckets(preset)),
         "vae_parameters": _count(vae),
         "text_encoder_parameters": sum(map(_count, encoders)),

@@ -31,7 +31,9 @@ from sm_train.entrypoints.common.job_config import (
     JobConfig,
     LoraConfig,
     ModelConfig,
+    Modulation,
     TextEncoders,
+    choose_modulation,
     major_minor,
 )
 from sm_train.entrypoints.common.lora_layers import DEFAULT_TARGETS, adapter_shapes, targets_of
@@ -151,7 +153,8 @@ class ModelPlan:
     ``trained_parameters`` of the ``parameters`` have gradients: all of them, or an adapter's.
     ``kept_bytes`` and ``checkpointed_bytes`` are the activations of one image, without and with
     activation checkpointing. ``fsdp_block_parameters`` are the parameters of each block that FSDP2
-    gathers, in order; ``ddp_buckets`` are the buckets in which DDP reduces the gradients.
+    gathers, in order; it leaves out ``exchanged_parameters``, of modulation layers. ``ddp_buckets``
+    are the buckets in which DDP reduces the gradients.
     ``vae_bytes`` are the weights of the autoencoder, ``text_bytes`` those of frozen text encoders,
     of which FSDP2 gathers ``text_unit_bytes`` at once. The autoencoder takes ``encoding_bytes`` for
     each image of ``encoded_at_once``. ``encoder_flops_per_image`` is the forward pass of all frozen
@@ -167,6 +170,7 @@ class ModelPlan:
     kept_bytes: int
     checkpointed_bytes: int
     fsdp_block_parameters: tuple[int, ...]
+    exchanged_parameters: int
     ddp_buckets: int
     vae_bytes: int
     text_bytes: int
@@ -239,7 +243,8 @@ class ModelPlan:
             frozen = _FP32 * -(-(count - trained) // ranks)
             blocks = self.fsdp_block_parameters
             two_blocks = max(map(sum, pairwise(blocks)), default=sum(blocks))
-            weights = count if strategy == "shard_grad_op" else two_blocks
+            gathered_once = count - self.exchanged_parameters
+            weights = gathered_once if strategy == "shard_grad_op" else two_blocks
             trained_in_block = max(blocks) * trained // count
             gathered = width * weights + (width + _FP32) * trained_in_block
         return StateBytes(
@@ -333,6 +338,7 @@ def plan_model(
     precision: str,
     vae_precision: str = "auto",
     plan: str | None = None,
+    modulation: Modulation = "gathered",
 ) -> ModelPlan:
     """Return the plan of the model for images of ``resolution`` pixels a side.
 
@@ -351,6 +357,7 @@ def plan_model(
         content=model.preset_content,
         stored=plan,
         lora=model.lora,
+        modulation=modulation,
     )
 
 
@@ -415,11 +422,12 @@ def plan_preset(
     content: str | None = None,
     stored: str | None = None,
     lora: LoraConfig | None = None,
+    modulation: Modulation = "gathered",
 ) -> ModelPlan:
     """Return the plan of the preset ``name`` for images of ``resolution`` pixels a side.
 
     ``content`` is the JSON of a custom preset, ``stored`` that of its plan. With ``lora`` only an
-    adapter is trained.
+    adapter is trained. ``modulation`` is how its layers compute if the weights are sharded.
 
     Raises:
         JobConfigError: there is no such preset, or a target of the adapter is no layer of it.
@@ -436,7 +444,7 @@ def plan_preset(
             f"preset {name}: not planned; run python -m {MEASURE_MODULE} {name}"
         ) from None
     # Plans of custom presets in a cache may be of an earlier version.
-    if plan["preset_digest"] != preset_digest(preset) or "fp8_parameters" not in plan:
+    if plan["preset_digest"] != preset_digest(preset) or "modulation_parameters" not in plan:
         raise UnplannedModelError(
             f"preset {name}: changed since it was planned; run python -m {MEASURE_MODULE} {name}"
         )
@@ -458,6 +466,9 @@ def plan_preset(
     arithmetic = "bf16" if not vae_fp32 else "fp32" if precision == "fp32" else "tf32"
     vae_time = Fraction(_BF16_FLOPS[arithmetic], _BF16_FLOPS[precision])
     trained = _all_weights(plan) if lora is None else _adapter(lora, preset, plan)
+    exchanged = plan["modulation_parameters"]
+    if modulation == "gathered":
+        exchanged = [0] * len(exchanged)
     # Checkpointing recomputes one block at a time.
     checkpointed = at_resolution(figures["checkpointed_bytes"])
     checkpointed += max(map(at_resolution, figures["block_bytes"]), default=0)
@@ -471,7 +482,11 @@ def plan_preset(
         precision=precision,
         kept_bytes=round(trained.activations * at_resolution(figures["kept_bytes"])),
         checkpointed_bytes=round(max(trained.activations, _MIN_CHECKPOINTED) * checkpointed),
-        fsdp_block_parameters=tuple(plan["fsdp_block_parameters"]),
+        fsdp_block_parameters=tuple(
+            block - layers
+            for block, layers in zip(plan["fsdp_block_parameters"], exchanged, strict=True)
+        ),
+        exchanged_parameters=sum(exchanged),
         ddp_buckets=trained.ddp_buckets,
         vae_bytes=_FP32 * plan["vae_parameters"],
         text_bytes=text_width * text,
@@ -530,6 +545,7 @@ class JobMemory:
     """What the plan of a job's model says of each process's memory."""
 
     text_encoders: TextEncoderChoice
+    modulation: Modulation
     unsharded_gradients: bool
     """Whether each process keeps unsharded gradients while micro-batches accumulate: they are then
     reduced once a step and not with every micro-batch. DDP always keeps them; FSDP2 does where they
@@ -558,6 +574,9 @@ def plan_job(
         checkpointing=stage.activation_checkpointing,
     )
     plan: ModelPlan | None = None
+    modulation = choose_modulation(
+        training.modulation, stage.sharding, pytorch, settings.model.lora
+    )
     with suppress(UnplannedModelError):
         plan = plan_model(
             settings.model,
@@ -565,15 +584,19 @@ def plan_job(
             precision=training.precision,
             vae_precision=training.vae_precision,
             plan=settings.expected.model_plan,
+            modulation=modulation,
         )
     chosen = choose_text_encoders(
         training.text_encoders, plan, layout, gpu_memory=gpu_memory, pytorch=pytorch
     )
+    if world_size == 1 or (plan is not None and not plan.exchanged_parameters):
+        modulation = "gathered"
     if stage.sharding == "none" or world_size == 1 or gpu_memory is None:
-        return JobMemory(chosen, unsharded_gradients=True)
+        return JobMemory(chosen, modulation, unsharded_gradients=True)
     if plan is None:
-        return JobMemory(chosen, unsharded_gradients=False)
+        return JobMemory(chosen, modulation, unsharded_gradients=False)
     # FSDP2 accumulates in the precision in which it reduces.
     width = _BF16 if training.reduce_dtype == "bf16" else _FP32
     needed = plan.memory(layout, chosen.placement).bytes + width * plan.trained_parameters
-    return JobMemory(chosen, unsharded_gradients=needed <= USABLE_MEMORY * gpu_memory)
+    fits = needed <= USABLE_MEMORY * gpu_memory
+    return JobMemory(chosen, modulation, unsharded_gradients=fits)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
-from sm_train.entrypoints.distributed.fsdp import sharded_modules
+from sm_train.entrypoints.distributed.fsdp import exchanging_layers, sharded_modules
 from torch import Tensor, nn
 
 FIRST_BUCKET_BYTES = 2**20
@@ -174,6 +174,9 @@ def attach(timer: BusyTimer, model: nn.Module, module: nn.Module, *, compiled: b
         root.register_forward_pre_hook(begin_wait, prepend=True)
         if not compiled:
             root.register_forward_pre_hook(end_wait)
+    for layer in [] if compiled else exchanging_layers(module):
+        layer.register_forward_pre_hook(begin_wait)
+        layer.register_forward_hook(end_wait)
 
 
 def end_of_first_bucket(order: Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from sm_train.cost.speed_model import ActivationCheckpointing, TextEncoderPlacem
 from sm_train.entrypoints.common.job_config import (
     JobConfig,
     JobConfigError,
+    Modulation,
     choose_compile,
 )
 from sm_train.entrypoints.distributed.fsdp import shard
@@ -37,6 +38,7 @@ class ParallelPlan:
     unsharded_grad_accumulation: bool
     compile_reason: str = "training.compile"
     sharding_reason: str = "stages[].sharding"
+    modulation: Modulation = "gathered"
     text_encoders: TextEncoderPlacement = "replicated"
     text_encoders_reason: str = "training.text_encoders"
 
@@ -79,6 +81,7 @@ class ParallelPlan:
             and config.model.lora is not None
             and sharding == "none",
             unsharded_grad_accumulation=memory.unsharded_gradients,
+            modulation=memory.modulation,
             text_encoders=memory.text_encoders.placement,
             text_encoders_reason=memory.text_encoders.reason,
             compile_reason=compiling.reason,
@@ -123,6 +126,7 @@ def parallelize(
         device=device.type,
         bf16=config.training.bf16,
         reduce_bf16=config.training.reduce_dtype == "bf16",
+        gather_modulation=plan.modulation == "gathered",
     )
     components.network_init.materialize(device, config.training.seed)
     module.to(device)

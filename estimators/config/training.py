@@ -9,6 +9,7 @@ from sm_train.entrypoints.common.job_config import (
     CheckpointConfig,
     Compile,
     EvaluationConfig,
+    Modulation,
     Precision,
     ReduceDtype,
     TextEncoders,
@@ -60,6 +61,12 @@ class TrainingSection(Section):
         "GPUs of an instance (FSDP2), or on the cpu, from which they are copied for each batch of "
         "captions. auto is replicated if the memory plan then fits, and otherwise sharded, or cpu "
         "on a single GPU.",
+    )
+    modulation: Modulation = Field(
+        default="exchanged",
+        description="What layers that modulate a block by the timestep do when weights are "
+        "sharded: exchanged sends vectors between GPUs, which each keep their rows; gathered "
+        "gathers their weights with each block, a third of an MMDiT's traffic.",
     )
     compile: Compile = Field(
         default="auto",

@@ -71,6 +71,8 @@ SIGNUM = {
             3, {"optimizer": "adafactor", "lr_schedule": "cosine"}, marks=pytest.mark.slow
         ),
         pytest.param(2, {"precision": "fp8", "sharding": "full_shard"}, marks=pytest.mark.slow),
+        pytest.param(2, {"text_encoders": "sharded"}, marks=pytest.mark.slow),
+        pytest.param(2, {"text_encoders": "cpu"}, marks=pytest.mark.slow),
         pytest.param(2, {"optimizer": "adamw8bit"}, marks=pytest.mark.slow),
         pytest.param(
             3, {"optimizer": "adamw8bit", "sharding": "full_shard"}, marks=pytest.mark.slow

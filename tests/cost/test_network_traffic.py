@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from sm_train.cost.network import GpuNetwork, step_collectives
+from sm_train.entrypoints.common.job_config import Modulation
 from sm_train.entrypoints.distributed.fsdp import ddp_options
 from sm_train.entrypoints.models.components import downsampling, preset_caption_tokens, read_preset
 from sm_train.entrypoints.models.pipeline import Text, predict
@@ -50,9 +51,10 @@ def add_up(calls: Iterable[tuple[str, int, int, int]]) -> Traffic:
 
 
 def predicted(preset: str, sharding: str) -> Traffic:
-    plan = plan_preset(preset, RESOLUTION, precision="bf16")
-    units = plan.communication_units(sharding)
-    calls = step_collectives(sharding, plan.parameters, CLUSTER, units=units, passes=PASSES)
+    modulation: Modulation = "gathered" if sharding == "none" else "exchanged"
+    plan = plan_preset(preset, RESOLUTION, precision="bf16", modulation=modulation)
+    units, moved = plan.communication_units(sharding), plan.parameters - plan.exchanged_parameters
+    calls = step_collectives(sharding, moved, CLUSTER, units=units, passes=PASSES)
     return add_up(
         (call.collective, CLUSTER.ranks(call.scope), call.count * call.passes, round(call.bytes))
         for call in calls

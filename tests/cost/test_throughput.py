@@ -152,7 +152,7 @@ def test_prediction_without_measurements_is_the_speed_models() -> None:
     assert width(speed) == pytest.approx(SPREAD**2)
     # BRIA publishes 1.8 it/s for this stage.
     assert speed.low < 1.8 < speed.high
-    assert "(calibrated on 96 published points)" in speed.why
+    assert "(calibrated on 97 published points)" in speed.why
     other = resolved(stage(instance_type="ml.g5.48xlarge"))
     assert "none of A10G is published, so the range is wider" in other.why
     assert other.high / other.low > speed.high / speed.low

@@ -120,8 +120,8 @@ def _show_estimate(inputs: EstimateInputs, options: CostCommand) -> None:
     elif options.markdown:
         click.echo(comparison_view.estimate_markdown(document, options.run or ""), nl=False)
     elif options.explain:
-        region, limits = inputs.purchase.region, inputs.limits(cost.estimate)
-        cost_view.show_explanation(document, region, explain(cost.estimate), limits)
+        region = inputs.purchase.region
+        cost_view.show_explanation(document, region, explain(cost.estimate), cost.limits)
     else:
         scope = scope_rows(document, inputs.config) if inputs.config else []
         cost_view.show_cost(document, options.run, scope)

@@ -19,6 +19,7 @@ from sm_train.toolkit.terminal.formatting import (
 
 if TYPE_CHECKING:
     import pandas as pd
+    from sm_train.toolkit.costing.stage_limits import StageLimit
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ class Cost:
     """The estimated cost of a run or of one stage, in dollars.
 
     ``estimate`` is the cost model's result, and ``document`` the document of ``cost --json``, with
-    the assumptions, their sources, and the sensitivity to each.
+    the assumptions, their sources, and the sensitivity to each. ``limits`` are what limits each
+    stage; None is unknown.
     """
 
     estimate: Estimate = field(compare=False)
     document: dict[str, Any]
+    limits: tuple[StageLimit | None, ...] = field(default=(), compare=False)
 
     @property
     def total(self) -> float | None:
@@ -169,4 +172,5 @@ def price(inputs: EstimateInputs) -> Cost:
         ValueError: a figure is implausible.
     """
     estimate = inputs.estimate()
-    return Cost(estimate, inputs.document(estimate))
+    limits = inputs.limits(estimate)
+    return Cost(estimate, inputs.document(estimate, limits), limits)

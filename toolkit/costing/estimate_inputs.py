@@ -73,26 +73,26 @@ class EstimateInputs:
         """Price the stages."""
         return estimate(self.stages, self.purchase, assumed=self.assumptions, prices=self.prices)
 
-    def document(self, priced: Estimate) -> dict[str, Any]:
-        """Return the ``cost --json`` document of this estimate, with its warnings."""
+    def document(self, priced: Estimate, limits: Sequence[StageLimit | None]) -> dict[str, Any]:
+        """Return the ``cost --json`` document of this estimate, with its warnings and limits."""
         document = as_document(priced)
         document["assumptions"] = [*self.defaults_used, *document["assumptions"]]
         document["warnings"] = self.warnings(priced)
         document["measured"] = list(self.recorded)
-        for stage, limit in zip(document["stages"], self.limits(priced), strict=True):
+        for stage, limit in zip(document["stages"], limits, strict=True):
             stage["limit"] = limit and limit.as_dict()
         document["budget_usd"] = (
             self.config.budget.usd if self.config and self.config.budget else None
         )
         return document
 
-    def limits(self, priced: Estimate) -> list[StageLimit | None]:
+    def limits(self, priced: Estimate) -> tuple[StageLimit | None, ...]:
         """Return what limits each stage; None where the model or the GPU is unknown."""
         if self.config is None:
-            return [None] * len(self.stages)
+            return (None,) * len(self.stages)
         from sm_train.toolkit.costing.stage_limits import stage_limits
 
-        return stage_limits(self.config, priced)
+        return tuple(stage_limits(self.config, priced))
 
     def warnings(self, priced: Estimate) -> list[str]:
         """Return warnings: unusual numbers of epochs, memory, old prices."""

@@ -139,6 +139,7 @@ def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
         trained_parameters=plan.trained_parameters,
         text_encoders=text_encoder_choice(config, plan, layout, stage.instance).placement,
         text_encoder_bytes=plan.text_bytes,
+        exchanged_parameters=plan.exchanged_parameters,
         fp8=plan.fp8 if stage.precision == "fp8" else None,
         communication_units=plan.communication_units(stage.sharding),
         checkpoint_bytes=plan.checkpoint_bytes(

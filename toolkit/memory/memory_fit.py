@@ -20,6 +20,7 @@ from sm_train.entrypoints.common.job_config import (
     FSDP2_PYTORCH,
     JobConfigError,
     ModelConfig,
+    choose_modulation,
     major_minor,
 )
 from sm_train.entrypoints.planning.memory import (
@@ -62,6 +63,10 @@ def plan_for(config: RunConfig, resolution: int | None) -> ModelPlan | None:
         resolution or 0,
         precision=training.precision,
         vae_precision=training.vae_precision,
+        # Where a stage is not sharded, the plan does not depend on it.
+        modulation=choose_modulation(
+            training.modulation, "full_shard", pytorch_version(config), model.lora
+        ),
     )
 
 

@@ -28,7 +28,13 @@ def planned_bytes(run: FakeRun) -> int:
 def planned_parts(run: FakeRun) -> tuple[int, int]:
     """Return the bytes for any batch, and those of activations."""
     lora = LoraConfig(run.lora_rank, 1.0, None, 0.0) if run.lora_rank else None
-    plan = plan_preset(run.preset, run.resolution, precision="bf16", lora=lora)
+    plan = plan_preset(
+        run.preset,
+        run.resolution,
+        precision="bf16",
+        lora=lora,
+        modulation="gathered" if lora else "exchanged",
+    )
     fixed = plan.fixed_bytes(
         ema=True,
         optimizer="adamw",

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.capabilities import link_optional_package
 from tests.support.deadline import DEADLINE
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[3]
-COMPILED = ("mmdit-compile", "sd2-compile")
+COMPILED = ("mmdit-compile", "sd2-compile", "mmdit-fp8")
 
 
 def run_parts(folder: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
@@ -49,17 +50,21 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_a_part_without_its_package_says_so(tmp_path: Path) -> None:
-    code, output, _ = run_parts(tmp_path, "--part", "adamw8bit")
-    assert output.startswith("not installed")
-    assert "bitsandbytes" in output
+    code, output, _ = run_parts(tmp_path, "--part", "adamw8bit", "--part", "mmdit-fp8")
+    lines = output.splitlines()
+    for line, package in zip(lines[:2], ("bitsandbytes", "torchao"), strict=True):
+        assert line.startswith("not installed")
+        assert package in line
     assert code == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_parts_run_on_a_cpu(tmp_path: Path, name: str) -> None:
-    code, output, _ = run_parts(tmp_path, "--part", name)
+    link_optional_package("torchao", tmp_path)
+    code, output, _ = run_parts(tmp_path, "--part", name, "--optional", str(tmp_path))
     assert code == 0, output
+    assert output.startswith("ok"), output
 
 
 def test_parts_after_the_end_of_the_time_are_reported_as_not_run(tmp_path: Path) -> None:

@@ -529,7 +529,7 @@ def test_memory_is_checked_on_every_possible_instance_type() -> None:
     fallbacks = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge"}]}
     found = offline(cluster={"instance_type": "ml.p4de.24xlarge"}, stages=tight, recovery=fallbacks)
     message = found["memory-short", "recovery.fallbacks[0]"].message
-    assert message.startswith("ml.p4d.24xlarge in us-east-1: 256px needs about 57 GiB")
+    assert message.startswith("ml.p4d.24xlarge in us-east-1: 256px needs about 56 GiB")
     overrides = {"256px": {"per_device_batch_size": 32}}
     fallbacks = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge", "stages": overrides}]}
     found = offline(cluster={"instance_type": "ml.p4de.24xlarge"}, stages=tight, recovery=fallbacks)

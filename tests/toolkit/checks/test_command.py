@@ -111,12 +111,12 @@ def test_stage_exceeding_gpu_memory_is_an_error_with_a_fix(cli: Cli, tmp_path: P
     [short] = memory_findings(cli, tmp_path, "mmdit-20b", 3, **keys)
     assert (short["level"], short["where"]) == ("error", "stages[0].per_device_batch_size")
     assert "GiB of each A100-SXM4-80GB's 80" in short["message"]
-    assert short["fix"] == "set sharding: full_shard"
+    assert short["fix"] == "set sharding: shard_grad_op"
     keys["sharding"] = "full_shard"
     assert memory_findings(cli, tmp_path, "mmdit-20b", 0, **keys) == []
     keys["resolution"] = 1024
     [short] = memory_findings(cli, tmp_path, "mmdit-20b", 3, **keys)
-    assert short["fix"] == "set activation_checkpointing: true"
+    assert short["fix"] == "set per_device_batch_size: 1, gradient_accumulation_steps: 8"
     keys["activation_checkpointing"] = True
     assert memory_findings(cli, tmp_path, "mmdit-20b", 0, **keys) == []
 

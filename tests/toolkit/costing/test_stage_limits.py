@@ -48,8 +48,8 @@ def test_a_slow_network_is_the_limit_of_a_large_model(cli: Cli, tmp_path: Path) 
         model={"preset": "mmdit-20b"},
         stages=[
             stage(
-                "1024px",
-                resolution=1024,
+                "512px",
+                resolution=512,
                 instances=16,
                 per_device_batch_size=1,
                 gradient_accumulation_steps=1,
@@ -60,7 +60,7 @@ def test_a_slow_network_is_the_limit_of_a_large_model(cli: Cli, tmp_path: Path) 
         ],
     )
     assert found["resource"] == "network"
-    assert found["change"].startswith("stages.1024px.sharding: ")
+    assert found["change"].startswith("stages.512px.sharding: ")
 
 
 def test_a_script_of_ones_own_gets_no_proposal(cli: Cli, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from selenium import webdriver
 from sm_train.toolkit.cost_reports.html_report import write_report
+from sm_train.toolkit.costing.cost_result import price
 from sm_train.toolkit.costing.estimate_inputs import CostOptions, resolve_inputs
 from sm_train.toolkit.review.review_model import Review
 from sm_train.toolkit.review.review_page import write_page
@@ -27,7 +28,7 @@ PHONE, DESKTOP = 360, 1280
 def cost_page(path: Path) -> None:
     run = write_run(path.parent, name="a-run-with-a-long-name", stages=[stage("256px")])
     inputs = resolve_inputs(CostOptions(run=str(run)))
-    write_report(path, "my-model", inputs.document(inputs.estimate()), "us-east-1")
+    write_report(path, "my-model", price(inputs).document, "us-east-1")
 
 
 def review_page(path: Path) -> None:
