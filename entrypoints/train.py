@@ -319,7 +319,9 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
 
     config, events, plan = trainer.config, trainer.events, trainer.plan
     stage, world_size = config.stage, trainer.accelerator.num_processes
-    compiled = f"{'compiled' if plan.compile else 'not compiled'} ({plan.compile_reason})"
+    prepared = f"{'compiled' if plan.compile else 'not compiled'} ({plan.compile_reason})"
+    if plan.text_encoders != "replicated":
+        prepared += f", text encoders {plan.text_encoders} ({plan.text_encoders_reason})"
     parameters = sum(parameter.numel() for parameter in trainer.state.parameters)
     # Of the network that an adapter extends.
     frozen = sum(
@@ -330,7 +332,7 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
     events.write(
         "start",
         f"{config.run} {stage.name}: {parameters:,} parameters, {world_size} processes on "
-        f"{len(resources.hosts)} nodes, {backend.backend} ({backend.reason}), {compiled}",
+        f"{len(resources.hosts)} nodes, {backend.backend} ({backend.reason}), {prepared}",
         run=config.run,
         stage=stage.name,
         resolution=stage.resolution,

@@ -123,8 +123,7 @@ def _apply(
     return torch.cat([part.view(images, -1) for part in parts if len(part)], dim=1)
 
 
-@_apply.register_fake
-def _(
+def _output_shape(
     input: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -161,8 +160,7 @@ def _backward(
     return input_gradient, outputs.T @ inputs / world_size, outputs.sum(0) / world_size
 
 
-@_backward.register_fake
-def _(
+def _gradient_shapes(
     gradient: Tensor, input: Tensor, weight: Tensor, shard_group: str, replica_group: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     weight_gradient = weight.new_empty(weight.shape, dtype=torch.float32)
@@ -193,4 +191,6 @@ def _differentiate(context: Any, gradient: Tensor) -> tuple[Any, ...]:
     return (*gradients, None, None, None)
 
 
+_apply.register_fake(_output_shape)
+_backward.register_fake(_gradient_shapes)
 _apply.register_autograd(_differentiate, setup_context=_setup_context)
