@@ -50,8 +50,9 @@ class MemoryNeed:
 class Alternative:
     """One cluster for the whole run; None is unknown.
 
-    ``fits`` states whether one image fits on a GPU. ``batches`` are the effective batch sizes of
-    the stages: those of the run. ``own`` marks the run's own cluster, as the run file states it.
+    ``fits`` states whether the batch of each stage fits a GPU. ``batches`` are the effective batch
+    sizes of the stages: those of the run. ``own`` marks the run's own cluster, as the run file
+    states it.
     """
 
     instance_type: str
@@ -199,12 +200,34 @@ def own_cluster(inputs: SearchInputs) -> Alternative:
         seconds=sum(seconds),
         longest_stage=max(seconds),
         cost=priced.cost,
-        fits=all(stage.name in inputs.memory for stage in inputs.stages) or None,
+        fits=_all_fit(inputs),
         batches=tuple(stage.effective_batch_size for stage in inputs.stages),
         bases=tuple(_basis(stage.speed) for stage in inputs.stages),
         stages=inputs.stages,
         own=True,
     )
+
+
+def _all_fit(inputs: SearchInputs) -> bool | None:
+    """Return whether each of the run's stages fits its own cluster; None if one is not planned."""
+    largest = [_largest_batch(stage, inputs) for stage in inputs.stages]
+    if None in largest:
+        return None
+    return all(
+        most is not None and (stage.per_device_batch_size or 1) <= most
+        for stage, most in zip(inputs.stages, largest, strict=True)
+    )
+
+
+def _largest_batch(stage: CostStage, inputs: SearchInputs) -> int | None:
+    """Return the most images per pass of a stage as it is; None if its memory is not planned."""
+    layout = (stage.sharding, stage.text_encoders)
+    needs = inputs.memory.get(stage.name, ())
+    need = next((need for need in needs if (need.sharding, need.text_encoders) == layout), None)
+    memory = stage.instance.accelerator_memory_gib
+    if need is None or memory is None:
+        return None
+    return need.largest_batch(memory, stage.world_size, stage.instance.accelerators)
 
 
 @dataclass(frozen=True)
@@ -246,13 +269,9 @@ def batch_splits(inputs: SearchInputs) -> list[BatchSplit]:
 
 def _splits(stage: CostStage, inputs: SearchInputs) -> Iterator[BatchSplit]:
     images, passes = stage.per_device_batch_size, stage.gradient_accumulation_steps
-    before, needs = stage.predicted_images_per_second, inputs.memory.get(stage.name, ())
-    own_layout = (stage.sharding, stage.text_encoders)
-    need = next((need for need in needs if (need.sharding, need.text_encoders) == own_layout), None)
-    memory = stage.instance.accelerator_memory_gib
-    if images is None or before is None or need is None or memory is None or stage.speed is None:
+    before, most = stage.predicted_images_per_second, _largest_batch(stage, inputs)
+    if images is None or before is None or most is None or stage.speed is None:
         return
-    most = need.largest_batch(memory, stage.world_size, stage.instance.accelerators)
     price = hourly_price(stage.instance_type, Purchase(inputs.region), inputs.prices)
     own = stage_cost(stage, price, Purchase(inputs.region), inputs.assumed)[1]
     for size in (images * 2, images, images // 2):

@@ -130,6 +130,13 @@ def test_each_cluster_uses_the_first_strategy_that_holds_the_batch() -> None:
     assert found[0].as_dict()["sharding"] == [found[0].stages[0].sharding]
 
 
+def test_own_cluster_says_whether_the_batch_fits() -> None:
+    fits = [own_cluster(question(needing(fixed, 0.4e9))).fits for fixed in (22e9, 70e9, 100e9)]
+    assert fits == [True, False, False]
+    unplanned = replace(question(), memory={})
+    assert own_cluster(unplanned).fits is None
+
+
 def test_unknown_price_sorts_last_and_is_within_no_budget() -> None:
     found = choose(alternatives(question()), Limits())
     unknown = [cluster for cluster in found if cluster.cost is None]

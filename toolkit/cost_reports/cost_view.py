@@ -210,7 +210,7 @@ def show_alternatives(document: Document, summary: str) -> None:
             *(_platform_usd(cluster, platform) for platform in ("hyperpod", "eks")),
             *(_option(cluster, kind) for kind in ("spot", *plans)),
             _region_words(cluster["cheapest_region"]),
-            {True: "fits", None: "not planned"}[cluster["fits_memory"]],
+            {True: "fits", False: "too small", None: "not planned"}[cluster["fits_memory"]],
             _basis_words(_least_reliable(cluster["throughput_basis"])),
         ]
         for cluster in clusters
