@@ -10,6 +10,10 @@ import numpy as np
 from PIL import Image
 from sm_train.entrypoints.images.image_header import DecodeError
 
+_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE, _SAMPLE_FORMAT = 258, 281, 339
+_UNSIGNED = 1
+"""Tags of TIFF 6.0, and the sample format of unsigned integers, which is the default."""
+
 _CUBE_STEPS = 9
 """Colors along each axis that are compared to find out whether a profile is sRGB itself."""
 
@@ -17,7 +21,7 @@ _CUBE_STEPS = 9
 def to_rgb(image: Image.Image, *, to_srgb: bool = False) -> Image.Image:
     """Return an image as RGB, on a white background if it is transparent.
 
-    16-bit channels keep their upper 8 bits. With ``to_srgb``, an ICC profile is applied; one that
+    Deeper channels keep their upper 8 bits. With ``to_srgb``, an ICC profile is applied; one that
     is damaged or belongs to another color space is ignored.
 
     Raises:
@@ -25,8 +29,7 @@ def to_rgb(image: Image.Image, *, to_srgb: bool = False) -> Image.Image:
     """
     profile = image.info.get("icc_profile") if to_srgb else None
     if image.mode.startswith("I"):
-        # Pillow's own conversion would clip everything above 255.
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = _to_eight_bits(image)
     if image.mode == "F":
         raise DecodeError("image-mode", "floating-point pixels have no agreed range")
     if image.has_transparency_data:
@@ -40,6 +43,31 @@ def to_rgb(image: Image.Image, *, to_srgb: bool = False) -> Image.Image:
     if profile and image.mode not in ("L", "CMYK", "LAB"):
         image = image.convert("RGB")
     return convert_to_srgb(image, profile).convert("RGB") if profile else image.convert("RGB")
+
+
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Return a gray image of integers as one of 8 bits; what is transparent becomes white.
+
+    Pillow's own conversion would clip everything above 255.
+
+    Raises:
+        DecodeError: the pixels have no agreed range.
+    """
+    levels, tags = np.asarray(image), getattr(image, "tag_v2", {})
+    if image.format == "TIFF" and image.mode == "I":
+        if tags.get(_SAMPLE_FORMAT, (1,))[0] != _UNSIGNED:
+            raise DecodeError("image-mode", "signed pixels of 32 bits have no agreed range")
+        # Pillow reads unsigned numbers as signed ones.
+        shallow = levels.view(np.uint32) >> 24
+    else:
+        [depth, *_] = tags.get(_BITS_PER_SAMPLE, (16,))
+        # Cameras and microscopes store 10 to 14 bits in 16, and say so here.
+        most = tags.get(_MAX_SAMPLE_VALUE, (2**depth - 1,))[0]
+        shallow = np.clip(levels, 0, 65535) >> max(0, min(most, 65535).bit_length() - 8)
+    transparent: Any = image.info.get("transparency")
+    if isinstance(transparent, int):
+        shallow = np.where(levels == transparent, 255, shallow)
+    return Image.fromarray(np.clip(shallow, 0, 255).astype(np.uint8))
 
 
 def convert_to_srgb(image: Image.Image, profile: bytes) -> Image.Image:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -31,6 +32,11 @@ _INTEGER_TYPES = {1: "B", 3: "H", 4: "I"}
 """EXIF's unsigned integers, as :mod:`struct` reads them."""
 
 _EXIF_PREFIX = b"Exif\0\0"
+_PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
+_RAW_PROFILE = b"Raw profile type "
+_EXIF_PROFILES = (_RAW_PROFILE + b"exif", _RAW_PROFILE + b"APP1")
+_MAX_PROFILE_BYTES = 2**20
+
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 _FILE_KINDS: tuple[tuple[int, bytes, str], ...] = (
@@ -217,12 +223,37 @@ def _png_header(content: Content) -> ImageHeader:
     while offset + 8 <= len(content):
         (length,) = struct.unpack(">I", content[offset : offset + 4])
         kind = bytes(content[offset + 4 : offset + 8])
+        block = content[offset + 8 : offset + 8 + length]
         if kind == b"eXIf":
-            orientation = exif_orientation(bytes(content[offset + 8 : offset + 8 + length]))
+            orientation = exif_orientation(bytes(block))
+        elif kind in _PNG_TEXTS and bytes(block[: len(_RAW_PROFILE)]) == _RAW_PROFILE:
+            orientation = exif_orientation(_raw_profile(kind, bytes(block)))
         if kind in (b"eXIf", b"IEND"):
             break
         offset += 12 + length
     return ImageHeader("png", height, width, orientation)
+
+
+def _raw_profile(kind: bytes, block: bytes) -> bytes:
+    """Return the EXIF block in a PNG's text, as ImageMagick writes it; empty if it is none.
+
+    The text is a name, a number of bytes, and so many in hexadecimal, each on lines of their own.
+    """
+    keyword, _, text = block.partition(b"\0")
+    if keyword not in _EXIF_PROFILES:
+        return b""
+    is_compressed = kind == b"zTXt"
+    if kind == b"iTXt":
+        # A flag and the method of compression, a language and a translated keyword.
+        is_compressed, (*_, text) = text[:1] == b"\1", text[2:].split(b"\0", 2)
+    try:
+        if is_compressed:
+            start = 1 if kind == b"zTXt" else 0
+            text = zlib.decompressobj().decompress(text[start:], _MAX_PROFILE_BYTES)
+        _, _, _, *lines = text.split(b"\n")
+        return bytes.fromhex(b"".join(lines).decode("ascii"))
+    except (ValueError, zlib.error):  # the text is damaged; the image may still be intact
+        return b""
 
 
 def _webp_header(content: Content) -> ImageHeader:

@@ -254,6 +254,47 @@ def test_sixteen_bit_images_keep_the_upper_eight_bits() -> None:
     assert len(np.unique(pixels)) == 256
 
 
+def test_transparent_level_of_a_16_bit_png_is_white() -> None:
+    """A gray image may name one of its levels; of 16 bits, Pillow drops it in conversions."""
+    levels = np.tile(np.array([0, 512, 65535], np.uint16), (3, 1))
+    content = encode(Image.fromarray(levels), "PNG")
+    # The chunk that names the level follows IHDR: 8 bytes of signature, 25 of the header.
+    chunk = b"tRNS" + struct.pack(">H", 512)
+    trns = struct.pack(">I", 2) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    pixels = decode(content[:33] + trns + content[33:], DecodeSpec(3, 3))
+    assert pixels[0, :, 0].tolist() == [0, 255, 255]
+    assert decode(content, DecodeSpec(3, 3))[0, :, 0].tolist() == [0, 2, 255]
+
+
+@pytest.mark.parametrize("kind", [b"tEXt", b"zTXt", b"iTXt", b"iTXt plain"])
+@pytest.mark.parametrize("name", [b"exif", b"APP1"])
+def test_orientation_in_the_text_of_a_png_is_applied(kind: bytes, name: bytes) -> None:
+    """As ImageMagick stores it."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    block = exif.tobytes()
+    lines = block.hex().encode()
+    text = b"\n" + name + b"\n" + b"%8d\n" % len(block)
+    text += b"\n".join(lines[start : start + 72] for start in range(0, len(lines), 72))
+    body = {
+        b"tEXt": text,
+        b"zTXt": b"\0" + zlib.compress(text),
+        b"iTXt": b"\1\0\0\0" + zlib.compress(text),
+        b"iTXt plain": b"\0\0\0\0" + text,
+    }[kind]
+    chunk = kind[:4] + b"Raw profile type " + name + b"\0" + body
+    added = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    stored = photo(20, 30)
+    plain = encode(stored, "PNG")
+    content = plain[:33] + added + plain[33:]
+    expected = np.asarray(stored.transpose(Image.Transpose.ROTATE_270))
+    assert image_size(content) == expected.shape[:2] == (30, 20)
+    assert np.array_equal(decode(content, DecodeSpec(30, 20)), expected)
+    # Damage of the text leaves the image as it is stored.
+    damaged = content.replace(body[4:], bytes(len(body) - 4))
+    assert image_size(damaged) == (20, 30)
+
+
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 def test_transparency_is_laid_on_white(mode: str) -> None:
     image = Image.new("RGBA", (16, 16), (200, 0, 0, 0))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import struct
 from typing import Any
 
 import numpy as np
 import pillow_heif
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 from sm_train.entrypoints.images.image_header import DecodeError, file_kind
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.reencode import is_convertible, reencode
@@ -84,6 +85,34 @@ def test_sixteen_bits_and_transparency_and_cmyk() -> None:
     assert mean_difference(reencode(cmyk, None, 95), picture()) < 6
     with pytest.raises(DecodeError, match="image-mode"):
         reencode(encode(Image.new("F", (8, 8)), "TIFF"), None, 95)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most", "tags"),
+    [
+        (np.uint16, 65535, {}),
+        (np.uint16, 4095, {281: 4095}),
+        (np.int32, 2**32 - 1, {}),
+    ],
+    ids=["16 bits", "12 bits in 16", "32 bits"],
+)
+def test_deep_tiff_files_keep_their_range(dtype: type, most: int, tags: dict[int, int]) -> None:
+    ramp = np.linspace(0, most, 64 * 64).reshape(64, 64).astype(np.uint32)
+    directory = TiffImagePlugin.ImageFileDirectory_v2()
+    for tag, value in tags.items():
+        directory[tag] = value
+    content = encode(Image.fromarray(ramp.astype(dtype)), "TIFF", tiffinfo=directory)
+    # Pillow writes 32 bits as signed numbers only: set the sample format to unsigned.
+    signed, unsigned = (struct.pack("<HHIHH", 339, 3, 1, kind, 0) for kind in (2, 1))
+    content = content.replace(signed, unsigned)
+    expected = Image.fromarray((ramp / most * 255).astype(np.uint8))
+    assert mean_difference(reencode(content, None, 95), expected) < 2
+
+
+def test_signed_pixels_of_32_bits_are_refused() -> None:
+    content = encode(Image.fromarray(np.full((8, 8), -100, np.int32)), "TIFF")
+    with pytest.raises(DecodeError, match="image-mode"):
+        reencode(content, None, 95)
 
 
 @pytest.mark.parametrize("image_format", FORMATS)
