@@ -295,6 +295,7 @@ def _samples(
         ),
         errors.watch,
         webdataset.tarfile_to_samples(handler=errors.handle),
+        errors.found,
         webdataset.shuffle(buffer, initial=1, seed=seed),
     )
     for sample in pipeline:
@@ -321,14 +322,24 @@ class _ReadErrors:
         self._urls, self._names = urls, names
         self._shard = 0
         self._errors: list[RawSample] = []
+        self._without_sample: set[int] = set()
 
     def watch(self, shards: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
         """Pass shards on; an error that follows is one of the last shard.
 
         A tar that was cut short between two members ends without an error, so look at its end.
+
+        Raises:
+            DataError: every shard has been read, without an error, since the last sample.
         """
         for shard in shards:
+            if len(self._without_sample) == len(self._urls):
+                raise DataError(
+                    f"no sample in any of {len(self._urls):,} shards, such as "
+                    f"{self._names[self._shard]}; `sm-train index` says what they hold"
+                )
             self._shard = self._urls[shard["url"]]
+            self._without_sample.add(self._shard)
             if not shard["url"].startswith(_PIPE) and _is_cut_short(Path(shard["url"])):
                 self.handle(tarfile.ReadError("unexpected end of data"))
             yield shard
@@ -343,12 +354,20 @@ class _ReadErrors:
             raise error
         bad = BadSample(self._names[self._shard], "", _reason(error), _describe(error))
         self._errors.append(RawSample(self._shard, 0, bad))
+        # It may hold samples, and has a limit of its own.
+        self._without_sample.discard(self._shard)
         if len(self._errors) > _MAX_FAILURES:
             raise DataError(
                 f"{bad.shard}: {bad.reason}: {bad.detail}; no sample could be read after "
                 f"{_MAX_FAILURES} such errors"
             )
         return True
+
+    def found(self, samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Pass samples on: their shards have some."""
+        for sample in samples:
+            self._without_sample.clear()
+            yield sample
 
     def taken(self) -> list[RawSample]:
         """Return the errors since the last call."""

@@ -9,15 +9,20 @@ from pathlib import Path
 from sm_train.entrypoints.common.digests import file_digest
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import RejectedInput
-from sm_train.entrypoints.data.tar_reader import TarScan, scan_tar
+from sm_train.entrypoints.data.tar_reader import TarScan, printable_name, scan_tar
 from sm_train.entrypoints.images.image_header import DecodeError, image_size, is_png
 from sm_train.entrypoints.packing.unusable_samples import (
     GZIP,
     IMAGE_AND_TEXT,
+    UNREADABLE,
     SampleFiles,
     Unusable,
+    UnusableSamples,
     find_unusable,
 )
+
+_ABSENT, _UNKNOWN_SIZE = (0, 0), (0, 0)
+"""Place of an image that a sample lacks; height and width of one that cannot be read."""
 
 _HEAD_BYTES = 1 << 16
 """Usually contains the image's dimensions; large EXIF data ahead of them need a longer read."""
@@ -38,8 +43,8 @@ def describe_shard(
     """Find a tar's samples and the dimensions of their images, and compute its digest.
 
     Damage costs only the samples that it touches: each damaged region is one rejected input. An
-    image with an unreadable header is listed as 0 × 0; the data loader handles it. With
-    ``find_missing``, samples without one of ``files`` count as unusable.
+    image with an unreadable header is listed as 0 × 0, and the data loader skips it. With
+    ``find_missing``, such samples and those without one of ``files`` count as unusable.
 
     Raises:
         OSError: the file cannot be read.
@@ -58,6 +63,14 @@ def describe_shard(
         heights=tuple(height for height, _ in sizes),
     )
     unusable = find_unusable(path, name, scan, files if find_missing else None)
+    unreadable = [
+        f"{name} {printable_name(key)}"
+        for key, place, size in zip(scan.keys, scan.wanted, sizes, strict=True)
+        if find_missing and place != _ABSENT and size == _UNKNOWN_SIZE
+    ]
+    if unreadable:
+        unusable[UNREADABLE] = UnusableSamples()
+        unusable[UNREADABLE].add(len(unreadable), unreadable)
     damage = () if GZIP in unusable else scan.damage  # a compressed shard has no header at all
     rejected = tuple(RejectedInput(name, "shard-damaged", line) for line in damage)
     return ShardDescription(shard, rejected, unusable)
@@ -83,4 +96,4 @@ def _image_size(descriptor: int, start: int, stop: int) -> tuple[int, int]:
     try:
         return image_size(os.pread(descriptor, stop - start, start))
     except DecodeError:
-        return 0, 0
+        return _UNKNOWN_SIZE

@@ -14,6 +14,7 @@ from sm_train.entrypoints.data.captions import choose_caption
 from sm_train.entrypoints.data.tar_reader import TarError, TarScan, printable_name, sample_members
 
 GZIP = "gzip"
+UNREADABLE = "image-unreadable"
 _NAMED = 3
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -47,7 +48,8 @@ class UnusableSamples:
 
 
 Unusable = dict[str, UnusableSamples]
-"""Unusable samples by reason: no-image, no-caption, dotted-name, separated or gzip."""
+"""Unusable samples by reason: no-image, image-unreadable, no-caption, dotted-name, separated or
+gzip."""
 
 
 def merge_unusable(total: Unusable, found: Unusable) -> None:

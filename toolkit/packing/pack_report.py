@@ -290,6 +290,7 @@ def index_document(result: IndexResult) -> IndexDocument:
 
 _UNUSABLE = {
     "no-image": "sample{s} without an image",
+    "image-unreadable": "image{s} whose header cannot be read",
     "no-caption": "sample{s} without a caption",
     "dotted-name": "image{s} with a dot in the name",
     "separated": "part{s} of samples whose files do not follow each other",
@@ -297,6 +298,8 @@ _UNUSABLE = {
 }
 _UNUSABLE_FIXES = {
     "no-image": "name the image's extension in data.image_key and pass --for RUN",
+    "image-unreadable": "training skips them up to data.max_bad_fraction; `sm-train pack` leaves "
+    "them out",
     "no-caption": "name the caption's extension or JSON field in data.caption and pass --for RUN",
     "dotted-name": "a sample's key ends at the first dot: rename the files, or run `sm-train pack`",
     "separated": "write the shards with sorted names: tar --sort=name",

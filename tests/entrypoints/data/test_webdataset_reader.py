@@ -178,6 +178,22 @@ def test_a_channel_without_a_readable_sample_ends_the_job(tmp_path: Path) -> Non
         take_batches(loader(tmp_path), 1)
 
 
+def test_shards_without_samples_end_the_job(tmp_path: Path) -> None:
+    """They are intact: no error is counted, and the stream would open them for ever."""
+    for number in range(3):
+        write_shard(tmp_path / f"{number}.tar", {})
+    with pytest.raises(DataError, match=r"no sample in any of 3 shards, such as .*index"):
+        take_batches(loader(tmp_path), 1)
+
+
+def test_a_single_shard_with_samples_is_enough(tmp_path: Path) -> None:
+    for number in range(6):
+        write_shard(tmp_path / f"{number}.tar", {})
+    samples = {f"6-{n}": {"png": png(n), "txt": b"good"} for n in range(EACH)}
+    write_shard(tmp_path / "6.tar", samples)
+    assert len(take_batches(loader(tmp_path), 3)) == 3
+
+
 def test_a_failing_command_ends_the_job_and_is_named(channel: Path) -> None:
     with pytest.raises(DataError, match="no sample could be read"):
         take_batches(loader(channel, config={"pipe": "exit 3 # {path}"}, decode_workers=1), 1)

@@ -146,6 +146,7 @@ def test_samples_that_cannot_be_trained_on_are_counted_and_named(cli: Cli, tmp_p
         "apart": [("a.png", image), ("b.png", image), ("a.txt", text), ("b.txt", text)],
         "partial": [("a.txt", text), ("b.png", image), ("c.png", image), ("c.txt", text)],
         "fields": [("a.png", image), ("a.json", b'{"alt": {"long": "text"}, "empty": ""}')],
+        "texts": [("a.jpg", b"aGVsbG8="), ("a.txt", text), ("b.png", b""), ("b.txt", text)],
     }
     (tmp_path / "shards").mkdir()
     for name, files in samples.items():
@@ -162,6 +163,7 @@ def test_samples_that_cannot_be_trained_on_are_counted_and_named(cli: Cli, tmp_p
         "separated": {"count": 4, "first": ["apart.tar a", "apart.tar b", "apart.tar a"]},
         "no-caption": {"count": 2, "first": ["fields.tar a", "partial.tar b"]},
         "no-image": {"count": 1, "first": ["partial.tar a"]},
+        "image-unreadable": {"count": 2, "first": ["texts.tar a", "texts.tar b"]},
     }
     assert json.loads(first.stdout)["unusable"] == unusable
     assert json.loads(first.stdout)["damaged"] == []
