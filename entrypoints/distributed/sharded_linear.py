@@ -58,15 +58,16 @@ def shard_linears(layers: dict[str, nn.Linear], network: nn.Module, mesh: Device
     The network is on the meta device. All ranks call this together.
     """
     shard_group, replica_group = _groups(mesh)
-    placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
+    last = mesh.ndim - 1
+    placements = [Replicate()] * last + [Shard(0)]
     for name, layer in layers.items():
         parent, _, attribute = name.rpartition(".")
         with torch.device("meta"):
             sharded = ShardedLinear(layer.in_features, layer.out_features)
         sharded.shard_group, sharded.replica_group = shard_group, replica_group
         for kind, parameter in layer.named_parameters():
-            rows = _rows(parameter.shape[0], mesh.size(-1) if mesh.ndim > 1 else mesh.size())
-            local = parameter.new_empty(rows[mesh.get_local_rank(-1)], *parameter.shape[1:])
+            rows = _rows(parameter.shape[0], mesh.size(last))[mesh.get_local_rank(last)]
+            local = parameter.new_empty(rows, *parameter.shape[1:])
             whole = DTensor.from_local(
                 local, mesh, placements, shape=parameter.shape, stride=parameter.stride()
             )
@@ -76,10 +77,14 @@ def shard_linears(layers: dict[str, nn.Linear], network: nn.Module, mesh: Device
 
 def _groups(mesh: DeviceMesh) -> tuple[str, str]:
     """Return the names of new groups of the ranks that shard, and of those that replicate."""
-    ranks = mesh.mesh if mesh.ndim > 1 else mesh.mesh[None]
+    # The mesh numbers ranks by rows: the shards of a replica follow each other.
+    shards, ranks = mesh.size(mesh.ndim - 1), range(dist.get_world_size())
     names = []
-    for rows in (ranks, ranks.T):
-        group, _ = dist.new_subgroups_by_enumeration(rows.tolist())  # type: ignore[no-untyped-call]
+    for groups in (
+        [[*ranks[first : first + shards]] for first in ranks[::shards]],
+        [[*ranks[shard::shards]] for shard in range(shards)],
+    ):
+        group, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
         names.append(group.group_name)
     return names[0], names[1]
 

@@ -73,7 +73,16 @@ def observed(report: FakeReport) -> Traffic:
 @pytest.mark.parametrize("preset", ["sd2", "mmdit-8b"])
 @pytest.mark.parametrize("sharding", ["none", "full_shard", "hybrid_shard"])
 def test_collectives_of_a_step_are_those_of_the_network_model(preset: str, sharding: str) -> None:
-    run = FakeRun(preset, RESOLUTION, 1, PASSES, 1, sharding, world_size=CLUSTER.gpus)
+    run = FakeRun(
+        preset,
+        RESOLUTION,
+        1,
+        PASSES,
+        1,
+        sharding,
+        world_size=CLUSTER.gpus,
+        text_encoders="replicated",
+    )
     [report] = run_on_fake_gpu([run], timeout=4 * DEADLINE).reports
     actual, model = observed(report), predicted(preset, sharding)
     assert actual.keys() == model.keys()
