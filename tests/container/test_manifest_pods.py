@@ -23,6 +23,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
 from sm_train.toolkit.demo.digits import write_digits
 from sm_train.toolkit.jobs.event_lines import Event, parse_event
+from sm_train.toolkit.run_file import load_recorded
 
 from tests.conftest import Cli
 from tests.estimators.manifests.documents import pods
@@ -60,7 +61,7 @@ def run_file(nodes: int, max_steps: int) -> RunConfig:
         "checkpoints": "volume",
         "checkpoint_volume": {"claim": "checkpoints"},
     }
-    return RunConfig.model_validate(document)
+    return load_recorded(document, (), "the demo")
 
 
 @dataclass
