@@ -97,7 +97,7 @@ class UnplannedModelError(ValueError):
 
 @dataclass(frozen=True)
 class StageLayout:
-    """What the memory of a stage depends on beside its model.
+    """What the memory of a stage depends on apart from its model.
 
     ``per_node`` of the ``world_size`` processes share a node, and each trains on ``images`` at
     once.

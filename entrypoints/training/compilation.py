@@ -1,4 +1,4 @@
-"""Compiles the repeated layers of a network, and tells how long that takes."""
+"""Compiles the repeated layers of a network, and measures how long that takes."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _plan_problem(preset: str, content: str | None) -> Unplanned | None:
 def stage_layout(
     config: RunConfig, stage: Any, instance: InstanceType, **change: Any
 ) -> StageLayout:
-    """Return what the memory of a stage, with some keys changed, depends on beside its model.
+    """Return the layout of a stage, with some keys changed, as its memory depends on it.
 
     ``stage`` is a section of the run file or a stage that is priced.
     """

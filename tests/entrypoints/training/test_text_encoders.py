@@ -84,7 +84,7 @@ def test_transfers_are_priced() -> None:
 
 
 class Doubled(nn.Module):
-    """A module of one weight that fails if it is told to."""
+    """A module with one weight that can be told to fail in its forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
