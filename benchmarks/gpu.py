@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -114,11 +115,13 @@ def _version(package: str) -> str | None:
 def run_part(part: Callable[[Any], str], run: Any, limit: float) -> Figures:
     """Run a part in a forked process for at most ``limit`` seconds; return its result.
 
-    Figures that it reported before it failed or was ended are part of the result.
+    Figures that it reported before it failed or was ended are part of the result, and its stack
+    where its limit was almost reached.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_part_process, args=(part, run, sender))
+    stack = run.folder / "stack.txt"
+    process = context.Process(target=_part_process, args=(part, run, sender, stack, limit - 1))
     started = time.monotonic()
     process.start()
     sender.close()
@@ -139,13 +142,19 @@ def run_part(part: Callable[[Any], str], run: Any, limit: float) -> Figures:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid or 0, signal.SIGKILL)
     process.join()
+    if result["outcome"] == "failed" and stack.exists():
+        result.setdefault("trace", stack.read_text())
     return {**result, "seconds": round(time.monotonic() - started, 1), "figures": figures}
 
 
-def _part_process(part: Callable[[Any], str], run: Any, sender: Connection) -> None:
+def _part_process(
+    part: Callable[[Any], str], run: Any, sender: Connection, stack: Path, stack_after: float
+) -> None:
     from gpu_parts import NotInstalledError
 
     os.setsid()
+    stack_file = stack.open("w")
+    faulthandler.dump_traceback_later(stack_after, file=stack_file)
     run.report = lambda **figures: sender.send(("figures", figures))
     outcome, trace = "ok", None
     try:

@@ -17,6 +17,7 @@ loader         the share of time for which the GPU waits for decoded images
 node           NVML's figures of the GPU, and the doctor on one GPU
 sd2-compile    as ``sd2``, with its blocks compiled
 mmdit-fp8      as ``mmdit-compile``, with linear layers in fp8
+encoders       as ``mmdit``, with all encoders in the job: on the GPU, or on the CPU between uses
 =============  ==================================================================================
 
 A part gets a :class:`PartRun` and returns the line that is printed. It raises if it fails.
@@ -54,13 +55,19 @@ from diffusers import AutoencoderKL, SD3Transformer2DModel, UNet2DConditionModel
 from photos import photo
 from sm_train.cost.accelerators import accelerator as data_sheet
 from sm_train.cost.network import gpu_network
-from sm_train.cost.speed_model import BF16_PRECISIONS, StepWork, images_per_second
+from sm_train.cost.speed_model import (
+    BF16_PRECISIONS,
+    StepWork,
+    TextEncoderPlacement,
+    images_per_second,
+)
 from sm_train.entrypoints import train
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, load_into
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, is_shard_file, step_folder_name
 from sm_train.entrypoints.common.events import PREFIX
 from sm_train.entrypoints.common.job_config import JobConfig, Precision
 from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter
 from sm_train.entrypoints.monitoring.node_metrics import NodeCounters, event_fields
 from sm_train.entrypoints.planning.memory import ModelPlan, plan_preset
@@ -264,10 +271,12 @@ class _Throughput:
     compile: bool = False
     resolution: int = 512
     precision: Precision = "bf16"
+    text_encoders: TextEncoderPlacement = "replicated"
 
     @property
     def label(self) -> str:
         kind = "encoders in the job" if self.online else "precomputed"
+        kind += " on the CPU between uses" if self.text_encoders == "cpu" else ""
         extra = ", activation checkpointing" if self.checkpointing else ""
         extra += ", compiled" if self.compile else ""
         extra += ", fp8" if self.precision == "fp8" else ""
@@ -289,13 +298,15 @@ def _measure_throughput(run: PartRun, what: _Throughput) -> str:
         precision=what.precision,
         content=content,
         compile=what.compile,
+        text_encoders=what.text_encoders,
     )
     stage = replace(config.stage, activation_checkpointing=what.checkpointing)
     config = replace(config, stage=stage)
     gpu_settings.configure_kernels(config)
     began = time.perf_counter()
     folder = run.folder / what.label.replace(" ", "-")
-    trainer = make_trainer(run.accelerator(what.precision), folder, config)
+    components = _build_on(torch.device(run.device), config)
+    trainer = make_trainer(run.accelerator(what.precision), folder, config, components)
     batch = synthetic_batch(trainer, what.resolution, what.batch, online=what.online)
     batch = _pinned(batch) if run.device == "cuda" else batch
     steps = _Steps(run, trainer, cycle([batch]))
@@ -325,6 +336,23 @@ def _measure_throughput(run: PartRun, what: _Throughput) -> str:
         run.report(**{what.label: figures})
         words.append(f"GPU busy {figures['gpu_busy']:.0%}")
     return f"{what.label}: {', '.join(words)}"
+
+
+def _build_on(device: torch.device, config: JobConfig) -> ModelComponents:
+    """Return a preset's components with random weights made on ``device``.
+
+    A CPU would draw the 4.7 billion weights of a T5 XXL for minutes. They return to the CPU, from
+    where the trainer places them, as after reading them from files.
+    """
+    with device:
+        components = build_components(
+            config.model, config.stage.resolution, components=None, previous=None
+        )
+    for module in components.frozen_modules():
+        if config.training.bf16 and module is not components.vae:
+            module.to(torch.bfloat16)
+        module.to("cpu")
+    return components
 
 
 KERNELS = {
@@ -377,12 +405,14 @@ def _gpu_figures(
     peak = next(flops for part, flops in PEAK_FLOPS.items() if part in name)
     mfu = MfuMeter(plan.training_flops_per_image, peak).mfu(images, 1)
     frozen = sum(
-        weight.numel() * weight.element_size()
+        weight.untyped_storage().nbytes()
         for module in trainer.components.frozen_modules()
         for weight in module.parameters()
     )
     states = plan.state_bytes(ema=True).total
-    activations = plan.activation_bytes(what.batch, checkpointing=what.checkpointing)
+    activations = plan.activation_bytes(
+        what.batch, checkpointing=what.checkpointing, text_encoders=what.text_encoders
+    )
     planned = states + frozen + activations
     used = torch.cuda.max_memory_allocated()
     gpu = sheet.gpu(what.precision)
@@ -396,6 +426,8 @@ def _gpu_figures(
         activation_checkpointing=what.checkpointing,
         compiled=what.compile,
         encoder_flops=plan.encoder_flops_per_image if what.online else 0.0,
+        text_encoders=what.text_encoders,
+        text_encoder_bytes=plan.text_bytes if what.online else 0.0,
         precision=what.precision,
         fp8=plan.fp8 if what.precision == "fp8" else None,
     )
@@ -444,6 +476,11 @@ def mmdit(run: PartRun) -> str:
     return _measure_all(
         run, [_Throughput("mmdit-2b", 8), _Throughput("mmdit-2b", 32, checkpointing=True)]
     )
+
+
+def encoders(run: PartRun) -> str:
+    on_gpu = _Throughput("mmdit-2b", 32, online=True, checkpointing=True)
+    return _measure_all(run, [replace(on_gpu, text_encoders="cpu"), on_gpu])
 
 
 def mmdit_compile(run: PartRun) -> str:
@@ -903,4 +940,5 @@ PARTS = (
     Part("node", node, 60),
     Part("sd2-compile", sd2_compile, 230),
     Part("mmdit-fp8", mmdit_fp8, 230),
+    Part("encoders", encoders, 120),
 )

@@ -31,7 +31,7 @@ from sm_train.entrypoints.common.job_config import (
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.models.builder import build_components
+from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.models.components import read_preset
 from sm_train.entrypoints.training.trainer import Trainer
 
@@ -148,9 +148,15 @@ def write_document(config: JobConfig, folder: Path) -> Path:
 
 
 def make_trainer(
-    accelerator: Accelerator, folder: Path, config: JobConfig | None = None
+    accelerator: Accelerator,
+    folder: Path,
+    config: JobConfig | None = None,
+    components: ModelComponents | None = None,
 ) -> Trainer:
-    """Return the trainer of a stage whose shards are written below ``folder``."""
+    """Return the trainer of a stage whose shards are written below ``folder``.
+
+    ``components`` None builds them.
+    """
     config = config or CONFIG
     paths = SageMakerPaths(folder)
     channel = paths.channel("train")
@@ -158,7 +164,7 @@ def make_trainer(
         write_shards(channel, 64)
     rank = DataRank(("algo-1",), 0, 0, 1)
     catalog = build_catalog(channel, None, rank, lambda value: [value], folder / "walk")
-    components = build_components(
+    components = components or build_components(
         config.model, config.stage.resolution, components=None, previous=None
     )
     events = EventLog(node=0, rank=0, stream=io.StringIO())
