@@ -239,8 +239,8 @@ def calibration_words(gpu: str, precision: str) -> str:
     """Return what a prediction on ``gpu`` rests on, for its explanation."""
     if precision == "fp8":
         return (
-            f"calibrated on {PUBLISHED_POINTS} published points in bf16, and one in fp8: the range is "
-            "wider"
+            f"calibrated on {PUBLISHED_POINTS} published points in bf16 and one in fp8, so the "
+            "range is wider"
         )
     if gpu.startswith(CALIBRATED):
         return f"calibrated on {PUBLISHED_POINTS} published points"
