@@ -237,13 +237,19 @@ def _training_shards(
     folders = {source.channel: paths.channel(source.channel) for source in sources} or {
         "train": folder
     }
+    stated = [None] if data.synthetic_samples else data.conditions
+    conditions = dict(zip(folders, stated, strict=True))
+    indexes = {channel: find_index(paths.channel(index_channel(channel))) for channel in folders}
     if data.reader == "webdataset":
-        streams = [list_stream(folder, data_rank, all_gather) for folder in folders.values()]
+        streams = [
+            list_stream(shards, data_rank, all_gather, indexes[channel], conditions[channel])
+            for channel, shards in folders.items()
+        ]
         return mix_streams(streams, sources)
     catalogs = []
     for channel, shards in folders.items():
-        index = find_index(paths.channel(index_channel(channel)))
-        catalog = _build_catalog(paths, channel, shards, index, data_rank, events)
+        index, where = indexes[channel], conditions[channel]
+        catalog = _build_catalog(paths, channel, shards, index, data_rank, events, where)
         catalogs.append(catalog)
         is_first_rank = data_rank.node_rank == data_rank.local_rank == 0
         if index is None and not data.synthetic_samples and is_first_rank:
@@ -278,6 +284,7 @@ def _build_catalog(
     index: Path | None,
     data_rank: DataRank,
     events: EventLog,
+    where: str | None = None,
 ) -> ShardCatalog:
     """Agree with all ranks on the shards in a channel's ``folder``; warn about damaged ones."""
     from sm_train.entrypoints.data.shard_catalog import build_catalog
@@ -288,6 +295,7 @@ def _build_catalog(
         data_rank,
         all_gather,
         paths.base / "walk" / channel,
+        where,
     )
     for shard, reason in catalog.damage:
         events.warn("shard-damaged", f"{shard}: {reason}")

@@ -34,7 +34,7 @@ SHARED_WITH_ESTIMATORS = ("sm_train.entrypoints.common", "sm_train.entrypoints.o
 LEVELS = {
     "entrypoints": [
         {"common"},
-        {"images", "object_store", "uploads"},
+        {"images", "object_store", "sample_metadata", "uploads"},
         {"data", "deduplication", "distributed", "leases", "monitoring"},
         {"checkpointing", "tracking", "watchdog"},
         {"models"},
@@ -92,6 +92,8 @@ OWNERS = {
     r"list_objects_v2|(?<!api)\.upload_file\(|\.download_file\(|multipart_upload|TransferManager",
     "entrypoints/leases/": r"\bclass Lease\b|\bRENEW_SECONDS = ",
     "entrypoints/distributed/messages.py": r"\bdef job_key\b|\bclass KeyValueStore\b",
+    "entrypoints/sample_metadata/row_filter.py": r"\bimport duckdb\b",
+    "entrypoints/data/selection.py": r"\bclass Selection\b",
     "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
     "toolkit/targets/": r"\bdef parse_target\b|\bclass ResolvedRun\b",
     "toolkit/runs/next_command.py": r"\bdef _?next_command\b|\bdef resume_command\b",

@@ -97,5 +97,7 @@ def _is_alone(config: RunConfig) -> bool:
 
 
 def _with(config: RunConfig, samples: int, latents: int | None) -> RunConfig:
-    data = config.data.model_copy(update={"samples": samples, "latents": latents})
-    return config.model_copy(update={"data": data})
+    facts: dict[str, int | None] = {"samples": samples, "latents": latents}
+    if config.data.where is not None:
+        del facts["samples"]  # how many it selects is not in the header
+    return config.model_copy(update={"data": config.data.model_copy(update=facts)})

@@ -65,12 +65,14 @@ class CaptionSource:
 class DataSource:
     """A channel of shards with its weight in a mixture.
 
-    ``pipe`` is the command that prints one of its shards, as in :class:`DataConfig`.
+    ``pipe`` is the command that prints one of its shards, and ``where`` the condition of the
+    samples to read, as in :class:`DataConfig`.
     """
 
     channel: str
     weight: float
     pipe: str | None = None
+    where: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class DataConfig:
 
     ``sources`` are the channels that the stage mixes; none reads the channel ``train`` alone.
 
-    ``extras`` are further files of a sample, for the user's own loop.
+    ``extras`` are further files of a sample, for the user's own loop. ``where`` is the SQL
+    condition, on columns of the index, of the samples to read; None reads all.
 
     With the ``webdataset`` reader, ``epoch_samples`` are an epoch, ``shuffle_buffer`` the samples
     that a GPU shuffles, and ``pipe`` the command that prints a shard: ``{path}`` is its path,
@@ -120,6 +123,12 @@ class DataConfig:
     epoch_samples: int | None = None
     shuffle_buffer: int = 0
     pipe: str | None = None
+    where: str | None = None
+
+    @property
+    def conditions(self) -> list[str | None]:
+        """The condition of the samples to read of each source."""
+        return [source.where for source in self.sources] or [self.where]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data.buffer_pool import BufferLayout, BufferPool, layout_bytes
-from sm_train.entrypoints.data.captions import choose_caption, describe_source
 from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.precomputed_latents import (
     PrecomputedLatents,
@@ -34,6 +33,7 @@ from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.images.extra_decoder import decode_extra, extra_layout
 from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.images.image_header import DecodeError
+from sm_train.entrypoints.sample_metadata.captions import choose_caption, describe_source
 from torch import Tensor
 
 Tokenize = Callable[[Sequence[str]], Sequence[Tensor]]

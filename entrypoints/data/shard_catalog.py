@@ -29,9 +29,11 @@ from sm_train.entrypoints.data.aspect_buckets import SampleShapes, nearest_shape
 from sm_train.entrypoints.data.epoch import BatchShapes
 from sm_train.entrypoints.data.mixture import Mixture
 from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology
+from sm_train.entrypoints.data.selection import Selection, select_samples
 from sm_train.entrypoints.data.shard_format import ShardError, find_shards
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.tar_reader import scan_tar
+from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 
 AllGather = Callable[[Any], list[Any]]
 """Gathers an object from every rank, in rank order, on all ranks."""
@@ -98,20 +100,27 @@ class ShardCatalog:
 
 
 def build_catalog(
-    channel: Path, index: Path | None, rank: DataRank, all_gather: AllGather, scan_folder: Path
+    channel: Path,
+    index: Path | None,
+    rank: DataRank,
+    all_gather: AllGather,
+    scan_folder: Path,
+    where: str | None = None,
 ) -> ShardCatalog:
     """Build the catalog of ``channel`` on all ranks; a collective call.
 
-    ``scan_folder`` receives the results of this node's scans if there is no ``index``.
+    ``scan_folder`` receives the results of this node's scans if there is no ``index``. ``where`` is
+    the condition of the samples to read, on columns of the index.
 
     Raises:
         DataError: a node sees no shard or no sample, or the index is damaged or does not match
-            the shards. Raised on all ranks if on any.
+            the shards, or the condition is invalid. Raised on all ranks if on any.
     """
     started = time.monotonic()
     visible = find_shards(channel)
+    raise_on_all_ranks(all_gather, missing_index(index, where))
     if index:
-        listing = _list_by_index(index, visible, all_gather)
+        listing = _list_by_index(index, visible, where, all_gather)
     else:
         listing = _list_by_scanning(visible, rank, all_gather, scan_folder)
     visibility = _gather_visibility(listing, rank, all_gather)
@@ -224,7 +233,8 @@ ShardNames: TypeAlias = list[str] | pa.Array
 class _ShardListing:
     """All shards, sorted by name; ``visible`` are the numbers of this node's shards by name.
 
-    ``content`` are the BLAKE3 hashes of the shards, None if there is no index.
+    ``content`` are the BLAKE3 hashes of the shards, None if there is no index. ``selection``
+    identifies the samples that are read, None for all.
     """
 
     names: ShardNames
@@ -236,6 +246,7 @@ class _ShardListing:
     options: dict[str, Any]
     damage: tuple[tuple[str, str], ...] = ()
     content: pa.Array | None = None
+    selection: str | None = None
 
 
 def _digest(listing: _ShardListing) -> str:
@@ -251,6 +262,8 @@ def _digest(listing: _ShardListing) -> str:
     if listing.content is not None:
         for first in range(0, len(listing.content), _DIGEST_BATCH):
             digest.update(b"".join(listing.content[first : first + _DIGEST_BATCH].to_pylist()))
+    if listing.selection is not None:
+        digest.update(listing.selection.encode())
     return digest.hexdigest()[:16]
 
 
@@ -259,14 +272,23 @@ def _digest(listing: _ShardListing) -> str:
 
 @dataclass(frozen=True)
 class _IndexedOffsets:
-    """Looks samples up in the index; ``rows`` are the shards' rows in it, int64 (num_shards,)."""
+    """Looks samples up in the index; ``rows`` are the shards' rows in it, int64 (num_shards,).
+
+    With a ``selection`` a shard has the selected samples alone.
+    """
 
     index: ShardIndex
     rows: Ints
+    selection: Selection | None = None
 
     def __call__(self, shard: int) -> tuple[Ints, Ints]:
-        offsets = self.index.offsets(int(self.rows[shard]))
-        return offsets[:-1], offsets[1:]
+        row = int(self.rows[shard])
+        offsets = self.index.offsets(row)
+        starts, stops = offsets[:-1], offsets[1:]
+        if self.selection is None:
+            return starts, stops
+        is_selected = self.selection.is_selected(row)
+        return starts[is_selected], stops[is_selected]
 
 
 @dataclass(frozen=True)
@@ -275,6 +297,7 @@ class IndexedShapes:
 
     index: ShardIndex
     rows: Ints
+    selection: Selection | None = None
 
     def __call__(self, topology: DataTopology, shards: Ints) -> SampleShapes | None:
         """Return the shapes of the samples of ``shards``.
@@ -290,6 +313,11 @@ class IndexedShapes:
         for lengths, widths, heights in self.index.image_sizes_by_group(self.rows[shards]):
             group = shards[done : done + len(lengths)]
             self._require_sizes(self.rows[group], lengths)
+            if self.selection is not None:
+                masks = [self.selection.is_selected(row) for row in self.rows[group].tolist()]
+                is_selected = np.concatenate(masks)
+                widths, heights = widths[is_selected], heights[is_selected]
+                lengths = self.selection.counts[self.rows[group]]
             first[group] = end + np.cumsum(lengths) - lengths
             numbers.append(nearest_shape(topology.shapes, heights, widths))
             done, end = done + len(group), end + len(widths)
@@ -305,17 +333,27 @@ class IndexedShapes:
             )
 
 
+def missing_index(index: Path | None, where: str | None) -> str | None:
+    """Return why samples cannot be selected; None if they can, or need not be."""
+    if where is None or index is not None:
+        return None
+    return "data.where: selects samples by columns of the index, and the shards have none"
+
+
 def _list_by_index(
-    index_file: Path, visible: dict[str, Path], all_gather: AllGather
+    index_file: Path, visible: dict[str, Path], where: str | None, all_gather: AllGather
 ) -> _ShardListing:
     problem = None
     try:
         index = ShardIndex(index_file)
         names, shard_sizes = index.name_column(), index.samples
         content = index.content_hashes()
+        selection = None if where is None else select_samples(index, where)
     except (OSError, ShardError) as error:
         problem = f"{error}; run `sm-train index` again, or set data.index to false"
-    _raise_on_all_ranks(all_gather, problem)
+    except ConditionError as error:
+        problem = str(error)
+    raise_on_all_ranks(all_gather, problem)
     order = pc.sort_indices(names)
     names = names.take(order)
     # Compared as bytes: a file name may be any bytes, an Arrow string is UTF-8.
@@ -328,21 +366,25 @@ def _list_by_index(
             "them; if `sm-train pack` writes them, start again after it, otherwise run "
             "`sm-train index`"
         )
-    _raise_on_all_ranks(all_gather, problem)
+    raise_on_all_ranks(all_gather, problem)
     rows = order.to_numpy().astype(np.int64)
+    total_bytes = index.header.bytes
+    if selection is not None:
+        total_bytes, shard_sizes = selection.total_bytes, selection.counts
     return _ShardListing(
         names=names,
         shard_sizes=shard_sizes[rows],
-        total_bytes=index.header.bytes,
+        total_bytes=total_bytes,
         visible=dict(zip(visible, numbers, strict=True)),
-        offsets=_IndexedOffsets(index, rows),
-        shapes=IndexedShapes(index, rows),
+        offsets=_IndexedOffsets(index, rows, selection),
+        shapes=IndexedShapes(index, rows, selection),
         options=index.header.options,
         content=content.take(order),
+        selection=None if selection is None else selection.digest,
     )
 
 
-def _raise_on_all_ranks(all_gather: AllGather, problem: str | None) -> None:
+def raise_on_all_ranks(all_gather: AllGather, problem: str | None) -> None:
     """Raise on every rank what any rank found, so that none waits for the others."""
     for message in all_gather(problem):
         if message:

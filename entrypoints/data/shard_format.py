@@ -4,7 +4,7 @@ A sample is three consecutive members, always in this order::
 
     000000042.jpg    the image's original bytes (.jpg, .png or .webp, by content)
     000000042.txt    the caption, UTF-8
-    000000042.json   {"width", "height", "format", "sha256", "source"}
+    000000042.json   {"width", "height", "format", "sha256", "source", "columns"}
 
 A shard is a plain USTAR archive whose bytes depend on its samples alone, not on the time, the user
 or the computer. The reader also accepts any other WebDataset tar. Sizes and offsets are bytes.
@@ -17,8 +17,10 @@ or the computer. The reader also accepts any other WebDataset tar. Sizes and off
 from __future__ import annotations
 
 import tarfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 END_MARK = bytes(2 * tarfile.BLOCKSIZE)
 """Ends every tar; an archive without it was cut short."""
@@ -48,7 +50,8 @@ class Shard:
     members with their headers and padding fill the bytes ``offsets[i]`` to ``offsets[i + 1]``.
     The last offset is that of the end mark. ``blake3`` is the digest of the whole file; SHA-256
     would take four times as long. ``widths`` and ``heights`` are the images' in pixels, after
-    EXIF rotation; both are empty if they are unknown.
+    EXIF rotation; both are empty if they are unknown. ``columns`` are the values of all samples in
+    the columns that the index keeps.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Shard:
     offsets: tuple[int, ...]
     widths: tuple[int, ...] = ()
     heights: tuple[int, ...] = ()
+    columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:

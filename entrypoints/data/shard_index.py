@@ -29,9 +29,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
+from sm_train.entrypoints.sample_metadata.column_types import ColumnType, ColumnTypes, arrow_type
 
 FORMAT = "sm-train-index"
-VERSION = 4
+VERSION = 5
+
+_READABLE = (4, VERSION)
+"""Version 5 has columns of samples; an index without them is otherwise one of version 4."""
 
 GROUP_SAMPLES, GROUP_ROWS = 2**16, 2**12
 """Samples or rows at which a row group is closed; looking up one shard decodes a whole group."""
@@ -56,6 +60,9 @@ _ENCODINGS = {
     "offsets.list.element": "DELTA_BINARY_PACKED",
     "keys.list.element": "DELTA_BYTE_ARRAY",
 }
+_COLUMN_PREFIX = "column "
+"""Begins the name of a column of samples, so that it differs from all others."""
+
 _HEADER_KEY = b"sm-train"
 """Key of the header in the file's metadata."""
 
@@ -81,7 +88,8 @@ class IndexHeader:
     ``inputs`` a digest of the names and sizes of all inputs, and ``options`` everything else that
     determines the result. The first two are None for shards that sm-train did not pack.
     ``appended`` are the digests of the inputs that were added since, in order. ``prefix`` is the
-    name of the folder or prefix that holds the shards.
+    name of the folder or prefix that holds the shards. ``columns`` are the types of the columns of
+    samples.
     """
 
     shards: int = 0
@@ -93,6 +101,20 @@ class IndexHeader:
     options: dict[str, Any] = field(default_factory=dict)
     appended: list[str] = field(default_factory=list)
     prefix: str = SHARDS_FOLDER
+    columns: dict[str, ColumnType] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class SampleGroup:
+    """The samples of consecutive shards of an index.
+
+    ``counts`` are their numbers in each shard, int64 (num_shards,), ``bytes`` their sizes, int64
+    (num_samples,), and ``columns`` has a row for each of them.
+    """
+
+    counts: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    columns: pa.Table
 
 
 class IndexWriter:
@@ -111,8 +133,13 @@ class IndexWriter:
         options: dict[str, Any] | None = None,
         appended: Sequence[str] = (),
         prefix: str = SHARDS_FOLDER,
+        columns: ColumnTypes | None = None,
     ) -> None:
+        """Open an index whose shards have ``columns`` of samples."""
+        columns = dict(columns or {})
+        self._schema = _schema(columns)
         self._parameters = {
+            "columns": columns,
             "prefix": prefix,
             "target_bytes": target_bytes,
             "inputs": inputs,
@@ -125,9 +152,10 @@ class IndexWriter:
         self._pending_samples = 0
         self._writer = pq.ParquetWriter(
             file,
-            _SCHEMA,
+            self._schema,
             compression="zstd",
-            use_dictionary=False,
+            # Many samples have the same contributor, license or date.
+            use_dictionary=[f"{_COLUMN_PREFIX}{name}.list.element" for name in columns],
             column_encoding=_ENCODINGS,
             write_statistics=False,
             write_page_checksum=True,
@@ -180,14 +208,31 @@ class IndexWriter:
             for rejected in self._rejected
         ]
         if rows:
-            self._writer.write_table(pa.Table.from_pylist(rows, _SCHEMA), row_group_size=len(rows))
+            table = pa.Table.from_pylist(rows, self._schema)
+            self._writer.write_table(table, row_group_size=len(rows))
         self._shards.clear()
         self._rejected.clear()
         self._pending_samples = 0
 
 
+def _schema(columns: ColumnTypes) -> pa.Schema:
+    added = (
+        pa.field(_COLUMN_PREFIX + name, pa.list_(arrow_type(kind)))
+        for name, kind in columns.items()
+    )
+    return pa.schema([*_SCHEMA, *added])
+
+
 def _shard_row(shard: Shard) -> dict[str, Any]:
-    row = {column.name: getattr(shard, column.name) for column in fields(shard)}
+    row = {
+        column.name: getattr(shard, column.name)
+        for column in fields(shard)
+        if column.name != "columns"
+    }
+    for name, values in shard.columns.items():
+        row[_COLUMN_PREFIX + name] = [
+            _unicode(value) if isinstance(value, str) else value for value in values
+        ]
     return row | {
         "samples": shard.samples,
         "blake3": bytes.fromhex(shard.blake3),
@@ -336,7 +381,29 @@ class ShardIndex:
             offsets=tuple(self.offsets(number).tolist()),
             widths=tuple(sizes[0].tolist()) if sizes else (),
             heights=tuple(sizes[1].tolist()) if sizes else (),
+            columns={
+                name: tuple(self._list_cell(_COLUMN_PREFIX + name, number).to_pylist())
+                for name in self.header.columns
+            },
         )
+
+    def samples_by_group(self, names: Sequence[str]) -> Iterator[SampleGroup]:
+        """Yield all samples with their columns ``names``, row group by row group.
+
+        Nothing is kept in memory.
+        """
+        stored = [_COLUMN_PREFIX + name for name in names]
+        for group in self._shard_groups():
+            table = self._read(("samples", "offsets", *stored), [group])
+            counts = table["samples"].to_numpy().astype(np.int64)
+            offsets = table["offsets"].combine_chunks().flatten().to_numpy()
+            # Each shard has an offset more than samples: that of its end.
+            ends = np.cumsum(counts + 1) - 1
+            columns = {
+                name: table[column].combine_chunks().flatten()
+                for name, column in zip(names, stored, strict=True)
+            }
+            yield SampleGroup(counts, np.delete(np.diff(offsets), ends[:-1]), pa.table(columns))
 
     def rejected(self) -> Iterator[RejectedInput]:
         """Yield the rejected inputs, in the order in which they were written."""
@@ -408,7 +475,7 @@ def _parse_header(path: Path | str, metadata: dict[bytes, bytes]) -> IndexHeader
         content = {}
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ShardError(f"{path}: not a shard index")
-    if (version := content.pop("version", None)) != VERSION:
+    if (version := content.pop("version", None)) not in _READABLE:
         raise ShardError(
             f"{path}: index version {version}; this sm-train reads version {VERSION}: run "
             "`sm-train index`"

@@ -18,6 +18,9 @@ from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.data.mixture import Mixture
 from sm_train.entrypoints.data.shard_catalog import SampleOffsets
 
+MAX_GAP = 128 * 1024
+"""Bytes that are not wanted between two samples that are read at once: a request of FastFile."""
+
 Submit = Callable[..., Future[Any]]
 """Has the signature of ``Executor.submit``."""
 
@@ -103,7 +106,14 @@ class ShardReader:
             number = int(shards[request_rows[0]])
             starts, stops = self.offsets(number)
             in_range = samples[request_rows]
-            yield _ReadRange(number, starts[in_range], stops[in_range], request_rows)
+            first, last = starts[in_range], stops[in_range]
+            # Between selected samples there may be others, of any number of bytes.
+            gaps = np.flatnonzero(first[1:] - last[:-1] > MAX_GAP) + 1
+            for rows, begin, end in zip(
+                np.split(request_rows, gaps), np.split(first, gaps), np.split(last, gaps),
+                strict=True,
+            ):  # fmt: skip
+                yield _ReadRange(number, begin, end, rows)
 
     def _read(self, read_range: _ReadRange) -> list[SampleBytes]:
         path = self.paths[read_range.shard]

@@ -18,10 +18,11 @@ import os
 import shlex
 import tarfile
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import accumulate, count, islice
+from functools import lru_cache
+from itertools import accumulate, compress, count, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,9 +32,18 @@ from sm_train.entrypoints.data.batches import RawBatch, RawSample, SampleMembers
 from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.mixture import cumulative_weights
 from sm_train.entrypoints.data.sampler import DataPosition
-from sm_train.entrypoints.data.shard_catalog import AllGather, DataError, DataRank
-from sm_train.entrypoints.data.shard_format import END_MARK, find_shards
+from sm_train.entrypoints.data.selection import Selection, select_samples
+from sm_train.entrypoints.data.shard_catalog import (
+    AllGather,
+    DataError,
+    DataRank,
+    missing_index,
+    raise_on_all_ranks,
+)
+from sm_train.entrypoints.data.shard_format import END_MARK, ShardError, find_shards
+from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.shard_reader import BadSample, Submit
+from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 
 STREAMS = 8
 """Shards that a GPU reads at the same time, which hides the latency of requests."""
@@ -60,7 +70,8 @@ class ShardStream:
 
     All nodes number the shards of all nodes alike, ``count`` in total. ``digest`` identifies their
     names. ``options`` are empty: what the shards were packed with is in the index. A mixture has
-    the first shard of each of its ``sources``; there are none without one.
+    the first shard of each of its ``sources``; there are none without one. ``selected`` finds the
+    samples to read of those shards of which not all are read.
     """
 
     paths: dict[int, Path]
@@ -69,17 +80,41 @@ class ShardStream:
     digest: str
     options: dict[str, Any] = field(default_factory=dict)
     sources: tuple[tuple[int, DataSource], ...] = ()
+    selected: dict[int, SelectedKeys] = field(default_factory=dict)
     digest_covers: ClassVar[str] = "names of the shards"
     """What two data sets with equal digests have in common."""
 
 
-def list_stream(channel: Path, rank: DataRank, all_gather: AllGather) -> ShardStream:
+@dataclass(frozen=True)
+class SelectedKeys:
+    """Finds the keys of the selected samples of one shard, in a row of the index."""
+
+    index: ShardIndex
+    selection: Selection
+    row: int
+
+    def __call__(self) -> frozenset[str]:
+        keys = self.index.keys(self.row)
+        return frozenset(compress(keys, self.selection.is_selected(self.row)))
+
+
+def list_stream(
+    channel: Path,
+    rank: DataRank,
+    all_gather: AllGather,
+    index: Path | None = None,
+    where: str | None = None,
+) -> ShardStream:
     """List the shards of ``channel``; a collective call. No shard is opened.
 
+    ``where`` is the condition of the samples to read, on columns of the ``index``.
+
     Raises:
-        DataError: a node sees no shard; raised on all ranks.
+        DataError: a node sees no shard, or the condition selects nothing; raised on all ranks.
     """
     visible = find_shards(channel)
+    selected, problem = _selected(visible, index, where)
+    raise_on_all_ranks(all_gather, problem)
     listings = all_gather((rank.node_rank, sorted(visible) if rank.local_rank == 0 else None))
     names: set[str] = set()
     for node, listed in listings:
@@ -92,7 +127,32 @@ def list_stream(channel: Path, rank: DataRank, all_gather: AllGather) -> ShardSt
     digest = hashlib.sha256("\n".join(numbers).encode()).hexdigest()[:16]
     paths = {numbers[name]: path for name, path in visible.items()}
     own = {numbers[name]: name for name in visible}
-    return ShardStream(paths, own, len(numbers), digest)
+    return ShardStream(
+        paths,
+        own,
+        len(numbers),
+        digest,
+        selected={numbers[name]: keys for name, keys in selected.items()},
+    )
+
+
+def _selected(
+    visible: Mapping[str, Path], index: Path | None, where: str | None
+) -> tuple[dict[str, SelectedKeys], str | None]:
+    """Return the selected samples of visible shards by name, or why there are none."""
+    if where is None or index is None:
+        return {}, missing_index(index, where)
+    try:
+        opened = ShardIndex(index)
+        selection = select_samples(opened, where)
+    except (OSError, ShardError, ConditionError) as error:
+        return {}, str(error)
+    rows = {name: row for row, name in enumerate(opened.names) if name in visible}
+    if unknown := visible.keys() - rows.keys():
+        return {}, f"data.where: {min(unknown)} is not in the index; run `sm-train index`"
+    if not selection.counts[list(rows.values())].any():
+        return {}, f"data.where: no sample of this node's {len(rows)} shards fulfils {where}"
+    return {name: SelectedKeys(opened, selection, row) for name, row in rows.items()}, None
 
 
 def mix_streams(streams: Sequence[ShardStream], sources: Sequence[DataSource]) -> ShardStream:
@@ -120,6 +180,11 @@ def mix_streams(streams: Sequence[ShardStream], sources: Sequence[DataSource]) -
         firsts[-1],
         hashlib.sha256(digests.encode()).hexdigest()[:16],
         sources=tuple(zip(firsts, sources, strict=False)),
+        selected={
+            first + number: keys
+            for stream, first in numbered
+            for number, keys in stream.selected.items()
+        },
     )
 
 
@@ -155,6 +220,7 @@ class WebDatasetReader:
         self._first = 0 if state is None else _samples_read(state) // self._global_batch
         self.position = DataPosition(*divmod(self._first, self._steps))
         self._shuffle_buffer = config.shuffle_buffer
+        self._selected = shards.selected
         self._names = {
             number: f"{channel}/{name}" if (channel := _channel(shards, number)) else name
             for number, name in shards.names.items()
@@ -166,7 +232,7 @@ class WebDatasetReader:
             {
                 _url(shards.paths[number], shards.names[number], source.pipe): number
                 for number in range(first, end)
-                if number in shards.paths
+                if number in shards.paths and _has_samples(shards.selected.get(number))
             }
             for (first, source), end in zip(sources, ends, strict=True)
         ]
@@ -217,6 +283,7 @@ class WebDatasetReader:
                     self._names,
                     int(hash64(self._seed, self._rank, self._first, number, source)) >> 1,
                     buffer,
+                    self._selected,
                 )
                 for number in range(streams)
             ],
@@ -274,10 +341,20 @@ def _url(path: Path, name: str, pipe: str | None) -> str:
     return f"{_PIPE}{pipe}"
 
 
+def _has_samples(selected: SelectedKeys | None) -> bool:
+    return selected is None or bool(selected.selection.counts[selected.row])
+
+
 def _samples(
-    urls: dict[str, int], names: dict[int, str], seed: int, buffer: int
+    urls: dict[str, int],
+    names: dict[int, str],
+    seed: int,
+    buffer: int,
+    selected: Mapping[int, SelectedKeys],
 ) -> Iterator[RawSample]:
     """Yield the samples of one stream without end, and what could not be read of it.
+
+    Of a shard in ``selected`` these are the selected samples.
 
     Raises:
         DataError: nothing can be read, or webdataset is not installed.
@@ -289,6 +366,13 @@ def _samples(
             "data.reader: webdataset is not installed; run: pip install 'sm-train[train]'"
         ) from None
     errors = _ReadErrors(urls, names)
+    # A stream reads one shard at a time.
+    keys = lru_cache(maxsize=1)(lambda shard: selected[shard]())
+
+    def is_selected(sample: dict[str, Any]) -> bool:
+        shard = urls[sample["__url__"]]
+        return shard not in selected or sample["__key__"] in keys(shard)
+
     pipeline = webdataset.DataPipeline(
         webdataset.ResampledShards(
             list(urls), seed=seed, deterministic=True, worker_seed=lambda: 0
@@ -296,6 +380,7 @@ def _samples(
         errors.watch,
         webdataset.tarfile_to_samples(handler=errors.handle),
         errors.found,
+        webdataset.select(is_selected),
         webdataset.shuffle(buffer, initial=1, seed=seed),
     )
     for sample in pipeline:

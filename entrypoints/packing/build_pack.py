@@ -236,6 +236,7 @@ def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
             inputs=(*pack.extends, pack.fingerprint)[0],
             appended=[*pack.extends, pack.fingerprint][1:],
             options=pack.index_options,
+            columns=pack.index_columns,
         ) as writer:
             if packed is not None:
                 for number in range(len(packed)):

@@ -15,9 +15,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sm_train.entrypoints.sample_metadata.column_types import ColumnType
 
 METADATA_BYTES = 512
-"""Size of a sample's metadata JSON with padding, in nearly all cases."""
+"""Size of a sample's metadata JSON with padding, in nearly all cases, without fields of a table."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class PackInput:
 
     ``number`` is its position among all inputs and becomes its sample's key. ``source`` names it in
     messages, ``address`` is its path or URI, ``bytes`` its size. Its caption is ``caption``, or the
-    text at ``caption_address``.
+    text at ``caption_address``. ``table_fields`` is a JSON object with what a table says of it; it
+    becomes part of the sample's JSON file.
     """
 
     number: int
@@ -35,6 +37,7 @@ class PackInput:
     bytes: int
     caption: str | None = None
     caption_address: str | None = None
+    table_fields: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class PackOptions:
     ``convert`` encodes images of other formats than JPEG, PNG and WebP as JPEG.
     ``duplicates`` drops images with the same bytes. ``near_bits`` is the number of bits by which
     the hashes of near-duplicates may differ; None keeps near-duplicates. ``latents`` is the folder
-    of the model that encodes latents.
+    of the model that encodes latents. ``index_columns`` are the columns of samples in the index.
     """
 
     pixels: bool = True
@@ -58,6 +61,7 @@ class PackOptions:
     near_bits: int | None = None
     latents: str | None = None
     latents_resolution: int | None = None
+    index_columns: dict[str, ColumnType] = field(default_factory=dict)
 
     @property
     def deduplicates(self) -> bool:
@@ -111,13 +115,15 @@ def shard_name(number: int) -> str:
 _Sizes = TypeVar("_Sizes", int, NDArray[np.int64])
 
 
-def packed_bytes(image: _Sizes, caption: _Sizes) -> _Sizes:
+def packed_bytes(image: _Sizes, caption: _Sizes, table_fields: _Sizes) -> _Sizes:
     """Return a sample's size in a shard: three members with headers and padding.
 
-    Takes the sizes of an image and its caption, or those of several, int64 (num_images,) each.
+    Takes the sizes of an image, its caption and its fields of a table, or those of several, int64
+    (num_images,) each.
     """
     block = tarfile.BLOCKSIZE
-    blocks = -(-image // block) + -(-caption // block) + -(-METADATA_BYTES // block)
+    blocks = -(-image // block) + -(-caption // block)
+    blocks += -(-(METADATA_BYTES + table_fields) // block)
     return (3 + blocks) * block
 
 

@@ -43,10 +43,11 @@ INPUT_SCHEMA = pa.schema(
         pa.field("caption", pa.binary()),
         pa.field("caption_address", pa.binary()),
         pa.field("packed_bytes", pa.int64()),
+        pa.field("table_fields", pa.binary()),
     ]
 )
 """Columns of a partition: the fields of :class:`PackInput` but its number, which is its position;
-and the sample's size in a shard."""
+and the sample's size in a shard. Plans of earlier versions lack the last column."""
 
 REJECTED_SCHEMA = pa.schema(
     [pa.field(name, pa.binary()) for name in ("source", "reason", "detail")]
@@ -146,7 +147,10 @@ def _partition_rows(
             begin, end = max(first - start, 0), min(first + count - start, rows)
             if begin < end:
                 table = file.read_row_group(group, columns=list(columns), use_threads=False)
-                yield from table.slice(begin, end - begin).to_batches()
+                for name in columns:
+                    if name not in table.column_names:
+                        table = table.append_column(name, pa.nulls(rows, pa.binary()))
+                yield from table.slice(begin, end - begin).select(columns).to_batches()
             start += rows
 
 
@@ -168,18 +172,24 @@ class PlannedInputs:
 
     def __iter__(self) -> Iterator[PackInput]:
         number = self.offset + self.first
-        columns = ("source", "address", "bytes", "caption", "caption_address")
+        columns = ("source", "address", "bytes", "caption", "caption_address", "table_fields")
         for batch in self.files.read(INPUTS, columns, self.first, self.count):
             cells = (batch.column(name).to_pylist() for name in columns)
-            for source, address, size, caption, caption_address in zip(*cells, strict=True):
+            for source, address, size, caption, caption_address, fields in zip(*cells, strict=True):
                 name = decode(source)
                 path = self.root + name if address is None else decode(address)
-                if caption is not None:
-                    yield PackInput(number, name, path, size, decode(caption))
-                elif caption_address is not None:
-                    yield PackInput(number, name, path, size, None, decode(caption_address))
-                else:
-                    yield PackInput(number, name, path, size, None, caption_next_to(path))
+                text = None
+                if caption is None:
+                    text = decode(caption_address) if caption_address else caption_next_to(path)
+                yield PackInput(
+                    number,
+                    name,
+                    path,
+                    size,
+                    None if caption is None else decode(caption),
+                    text,
+                    None if fields is None else decode(fields),
+                )
                 number += 1
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
@@ -37,6 +37,7 @@ from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan,
 from sm_train.entrypoints.packing.reencode import DEFAULT_QUALITY, is_convertible, measure, reencode
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
 from sm_train.entrypoints.packing.storage import Storage, read_uri, write_file
+from sm_train.entrypoints.sample_metadata.column_types import SOURCE, ColumnTypes, as_type
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
@@ -85,6 +86,7 @@ class _Sample:
     key: str
     buffers: list[BytesLike]
     metadata: ImageMetadata
+    columns: tuple[Any, ...]
 
 
 def build_shard(
@@ -107,8 +109,11 @@ def build_shard(
     if first is not None:
         name = f"{SHARDS_FOLDER}/{plan.name}"
         with destination.atomic_writer(name) as sink:
-            shard = _write_samples(ShardWriter(sink, plan.name), chain([first], accepted))
-    write_file(destination, record_name(plan), encode_record(shard, rejected))
+            shard = _write_samples(
+                ShardWriter(sink, plan.name), chain([first], accepted), plan.options.index_columns
+            )
+    record = encode_record(shard, rejected, plan.options.index_columns)
+    write_file(destination, record_name(plan), record)
 
 
 def record_name(plan: ShardPlan) -> str:
@@ -144,10 +149,14 @@ def open_index(content: bytes) -> ShardIndex:
         return ShardIndex(path)
 
 
-def encode_record(shard: Shard | None, rejected: Iterable[RejectedInput] = ()) -> bytes:
+def encode_record(
+    shard: Shard | None,
+    rejected: Iterable[RejectedInput] = (),
+    columns: ColumnTypes | None = None,
+) -> bytes:
     """Return the record of a finished shard, which is an index of this shard alone."""
     content = io.BytesIO()
-    with IndexWriter(content) as writer:
+    with IndexWriter(content, columns=columns) as writer:
         if shard is not None:
             writer.add(shard)
         for item in rejected:
@@ -155,15 +164,18 @@ def encode_record(shard: Shard | None, rejected: Iterable[RejectedInput] = ()) -
     return content.getvalue()
 
 
-def _write_samples(writer: ShardWriter, samples: Iterator[_Sample]) -> Shard:
+def _write_samples(writer: ShardWriter, samples: Iterator[_Sample], columns: ColumnTypes) -> Shard:
     widths: list[int] = []
     heights: list[int] = []
+    values: dict[str, list[Any]] = {name: [] for name in columns}
     with writer:
         for sample in samples:
             writer.append(sample.key, *sample.buffers)
             widths.append(sample.metadata.width)
             heights.append(sample.metadata.height)
-        return writer.finish(widths, heights)
+            for column, value in zip(values.values(), sample.columns, strict=True):
+                column.append(value)
+        return writer.finish(widths, heights, values)
 
 
 def _accepted_samples(
@@ -245,10 +257,23 @@ def _prepare(
 def _make_sample(item: PackInput, key: str, options: PackOptions, reader: InputReader) -> _Sample:
     content, metadata = read_metadata(item, options, reader)
     caption = _read_caption(item, reader)
-    document = _metadata_json(item, metadata, caption)
+    document = _metadata_document(item, metadata, caption)
     latents = _encode_latents(options, content, caption, reader.decoders)
-    buffers = sample_parts(key, content, caption, metadata.format, document, latents)
-    return _Sample(key, buffers, metadata)
+    encoded = json.dumps(document).encode()
+    buffers = sample_parts(key, content, caption, metadata.format, encoded, latents)
+    columns = tuple(
+        as_type(column_value(document, name), kind) for name, kind in options.index_columns.items()
+    )
+    return _Sample(key, buffers, metadata, columns)
+
+
+def column_value(document: Mapping[str, Any], name: str) -> Any:
+    """Return a sample's value of a column that the index keeps, from its JSON file.
+
+    ``source`` is that of the image, unless the table has such a column.
+    """
+    columns = document.get("columns", {})
+    return document["source"] if name == SOURCE and SOURCE not in columns else columns.get(name)
 
 
 def _encode_latents(
@@ -326,8 +351,9 @@ def _apply_filters(height: int, width: int, options: PackOptions) -> None:
         raise DecodeError("image-long", size)
 
 
-def _metadata_json(item: PackInput, metadata: ImageMetadata, caption: str) -> bytes:
-    document = {
+def _metadata_document(item: PackInput, metadata: ImageMetadata, caption: str) -> dict[str, Any]:
+    """Return the content of a sample's JSON file."""
+    return {
         "width": metadata.width,
         "height": metadata.height,
         "orientation": metadata.orientation,
@@ -337,8 +363,8 @@ def _metadata_json(item: PackInput, metadata: ImageMetadata, caption: str) -> by
         "aspect_bucket": _aspect_bucket(metadata.width, metadata.height),
         "caption_length": len(caption),
         "source": item.source,
+        **({} if item.table_fields is None else json.loads(item.table_fields)),
     }
-    return json.dumps(document).encode()
 
 
 @lru_cache(maxsize=4096)

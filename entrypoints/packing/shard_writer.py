@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
+from typing import Any
 
 from blake3 import blake3
 from sm_train.entrypoints.data.shard_format import END_MARK, Shard
@@ -104,7 +105,12 @@ class ShardWriter:
         if self._pending_bytes >= _FLUSH_BYTES:
             self._flush()
 
-    def finish(self, widths: Sequence[int] = (), heights: Sequence[int] = ()) -> Shard:
+    def finish(
+        self,
+        widths: Sequence[int] = (),
+        heights: Sequence[int] = (),
+        columns: Mapping[str, Sequence[Any]] | None = None,
+    ) -> Shard:
         """End the tar and return its description; the images' dimensions are in pixels."""
         end = self._size
         self._buffer(END_MARK)
@@ -119,6 +125,7 @@ class ShardWriter:
             offsets=(*self._offsets, end),
             widths=tuple(widths),
             heights=tuple(heights),
+            columns={name: tuple(values) for name, values in (columns or {}).items()},
         )
 
     def _buffer(self, content: BytesLike) -> None:

@@ -25,6 +25,7 @@ from sm_train.entrypoints.packing.plan_files import (
 )
 from sm_train.entrypoints.packing.shared_work import PLAN_NAME
 from sm_train.entrypoints.packing.storage import Storage, write_file
+from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes
 
 INPUTS_FOLDER = "inputs"
 """Folder in the destination with the plan of each pack, in a folder of its own."""
@@ -57,6 +58,11 @@ class PackPlan:
     root: str
     packed: tuple[ShardPlan, ...] = ()
     extends: tuple[str, ...] = ()
+
+    @property
+    def index_columns(self) -> ColumnTypes:
+        """The columns of samples in the index."""
+        return self.plans[0].options.index_columns
 
     @property
     def images(self) -> int:

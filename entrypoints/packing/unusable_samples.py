@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm_train.entrypoints.common.job_config import CaptionSource
-from sm_train.entrypoints.data.captions import choose_caption
 from sm_train.entrypoints.data.tar_reader import TarError, TarScan, printable_name, sample_members
+from sm_train.entrypoints.sample_metadata.captions import choose_caption
 
 GZIP = "gzip"
 UNREADABLE = "image-unreadable"

@@ -158,13 +158,20 @@ class ShardDataset(IterableDataset[ImageBatch]):
     def _shards(self) -> ShardCatalog | ShardStream:
         """List the shards of all sources, a collective."""
         source = self._source
-        mixed = source.config.sources
+        mixed, conditions = source.config.sources, source.config.conditions
+        folders = [
+            (folder, index, where)
+            for (folder, index), where in zip(source.folders, conditions, strict=True)
+        ]
         if source.config.reader == "webdataset":
-            streams = [list_stream(folder, source.rank, all_gather) for folder, _ in source.folders]
+            streams = [
+                list_stream(folder, source.rank, all_gather, index, where)
+                for folder, index, where in folders
+            ]
             return mix_streams(streams, mixed)
         catalogs = [
-            build_catalog(folder, index, source.rank, all_gather, source.scans / str(number))
-            for number, (folder, index) in enumerate(source.folders)
+            build_catalog(folder, index, source.rank, all_gather, source.scans / str(number), where)
+            for number, (folder, index, where) in enumerate(folders)
         ]
         return mix_catalogs(catalogs, mixed)
 

@@ -274,6 +274,7 @@ def requirements(framework_version: str | None) -> str:
 
 def _optional_packages(config: RunConfig) -> set[str]:
     needed = {
+        "duckdb": bool(config.conditions),
         "bitsandbytes": config.training.optimizer.name == "adamw8bit",
         "peft": config.model.lora is not None,
         "torchao": config.training.precision == "fp8",

@@ -60,7 +60,12 @@ def _sources(config: RunConfig, stage: StageSection) -> tuple[DataSource, ...]:
     uris = {name: channel.uri for name, channel in config.channels.items()}
     uris["train"] = config.data.uri
     return tuple(
-        DataSource(source.channel, source.weight, config.data.pipe_of(uris[source.channel]))
+        DataSource(
+            source.channel,
+            source.weight,
+            config.data.pipe_of(uris[source.channel]),
+            source.where or config.data.where,
+        )
         for source in config.sources_of(stage)
     )
 

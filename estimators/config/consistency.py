@@ -64,6 +64,9 @@ def cross_section_problems(
     problems: list[Problem] = []
     if data is not None:
         problems += _source_problems(data.sources, data, channels, ("data",))
+        if data.where is not None and data.index is False:
+            reason = "selects by columns of the index; remove index: false"
+            problems.append(Problem(("data", "where"), data.where, reason))
         if data.extras and not own_script:
             reason = "needs entry: a loop of yours; the built-in training reads image and caption"
             problems.append(Problem(("data", "extras"), None, reason))
@@ -112,7 +115,8 @@ def _source_problems(
 ) -> Iterator[Problem]:
     """Check that each source is a channel of its own, with an index of its own."""
     known = {"train": data.uri, **channels}
-    has_index = data.reader == "indexed" and data.index is not False
+    is_selected = any([data.where, *(source.where for source in sources)])
+    has_index = (data.reader == "indexed" or is_selected) and data.index is not False
     indexes: dict[str | None, str] = {}
     for number, source in enumerate(sources):
         where = (*path, "sources", number, "channel")

@@ -29,6 +29,7 @@ from sm_train.estimators.config.fields import (
     S3Folder,
     S3FolderOrObject,
     Section,
+    SqlText,
 )
 
 MAX_SOURCE_NAME = 58
@@ -79,6 +80,9 @@ class SourceSection(Section):
     )
     weight: PositiveFloat = Field(
         default=1.0, description="Its samples, relative to the weights of the other sources."
+    )
+    where: SqlText | None = Field(
+        default=None, description="The samples to read, as in `data.where`, which is the default."
     )
 
 
@@ -165,6 +169,11 @@ class DataSection(Section):
         description="Whether to read the index that `sm-train pack` and `sm-train index` write "
         "next to the shards. Without it, every start reads the headers of all shards. Default: "
         "true, and false with `entry`.",
+    )
+    where: SqlText | None = Field(
+        default=None,
+        description="SQL condition on columns of the index (`sm-train pack --index-column`): only "
+        "the samples that fulfil it are read, as in license IN ('CC0', 'CC-BY'). Default: all.",
     )
     reader: ReaderName = Field(
         default="indexed",

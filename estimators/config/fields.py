@@ -227,6 +227,7 @@ def _end_folder_with_slash(uri: str) -> str:
 
 
 PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
+SqlText = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_JOB_NAME)]
 PromptText = Annotated[str, Field(min_length=1, max_length=1000)]
 # The service takes 1,024; the file name of the index is appended to the prefix.

@@ -159,7 +159,15 @@ class RunConfig(Section):
         if self.data.synthetic_samples:
             return False
         default = self.entry is None and self.data.reader == "indexed"
+        default = default or bool(self.conditions)
         return default if self.data.index is None else self.data.index
+
+    @property
+    def conditions(self) -> set[str]:
+        """Return the conditions of the samples to read, of all sources."""
+        sources = [self.data.sources, *(stage.sources for stage in self.stages)]
+        stated = [self.data.where, *(source.where for each in sources for source in each)]
+        return {*filter(None, stated)}
 
     @property
     def reads_shards(self) -> bool:

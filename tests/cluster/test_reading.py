@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sm_train
 
-from tests.support.cluster.training_jobs import free_port, start_python, write_shards
+from tests.support.cluster.training_jobs import (
+    Job,
+    free_port,
+    start_python,
+    tiny_run,
+    write_shards,
+)
 from tests.support.data_channels import distribute_shards
 from tests.support.deadline import DEADLINE
+from tests.support.image_files import write_album
 
 SHARDS, EACH = 5, 13
 READ_EPOCH = Path(__file__).parents[1] / "support" / "cluster" / "read_epoch.py"
@@ -96,3 +105,35 @@ def test_nodes_with_unequal_shards_take_equal_steps(tmp_path: Path) -> None:
     assert len(captions) == len(set(captions)) == SHARDS * EACH
     assert {rank["steps"] for rank in ranks} == {5}
     assert json.loads(epoch_size)["repeated"] == 5 * 4 * 4 - SHARDS * EACH
+
+
+def job_on_a_pack(folder: Path, where: str) -> Job:
+    """Return a job on nine packed images, of which every third one has a license."""
+    write_album(folder / "in", 9, flat=True)
+    rows = [
+        {"image": f"{n:03}.jpg", "caption": "a", "license": None if n % 3 else "CC0"}
+        for n in range(9)
+    ]
+    table = folder / "in" / "list.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sm_train.pack(table, folder / "packed", index_column="license")
+    job = Job(folder / "job", tiny_run(max_steps=3, data={"where": where}))
+    shutil.copytree(folder / "packed" / "shards", job.train_channel)
+    index = job.train_channel.with_name("index")
+    index.mkdir()
+    shutil.copy(folder / "packed" / "index.parquet", index)
+    return job
+
+
+def test_a_job_reads_the_selected_samples(tmp_path: Path) -> None:
+    code, events, text = job_on_a_pack(tmp_path, "license IS NOT NULL").run()
+    assert code == 0, text
+    epochs = [event for event in events if event["kind"] == "epoch"]
+    assert {event["samples"] for event in epochs} == {3}
+
+
+def test_a_job_says_in_one_line_why_its_condition_cannot_be_used(tmp_path: Path) -> None:
+    job = job_on_a_pack(tmp_path, "licence IS NOT NULL")
+    code, *_ = job.run()
+    assert code != 0
+    assert "data.where: the index has no column licence (did you mean license?)" in job.failure

@@ -54,6 +54,7 @@ class Cluster:
     local_world_size: int
     scan_folder: Path
     index: Path | None = None
+    where: str | None = None
 
     def build_catalogs(self) -> list[tuple[DataRank, ShardCatalog]]:
         """Return every rank and its catalog; raise the first error of any rank."""
@@ -74,6 +75,7 @@ class Cluster:
                     rank,
                     partial(gather.all_gather, number),
                     self.scan_folder / str(rank.node_rank),
+                    self.where,
                 )
             except BaseException as error:
                 results[number] = error

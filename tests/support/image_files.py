@@ -32,10 +32,13 @@ def write_pair(folder: Path, name: str, image: bytes, caption: str | bytes | Non
     return path
 
 
-def write_album(folder: Path, count: int) -> Path:
-    """Write ``count`` valid pairs into a folder, every third one into its subfolder ``more``."""
+def write_album(folder: Path, count: int, *, flat: bool = False) -> Path:
+    """Write ``count`` valid pairs into a folder.
+
+    Unless it is ``flat``, every third one is in its subfolder ``more``.
+    """
     for number in range(count):
-        subfolder = "more/" if number % 3 == 2 else ""
+        subfolder = "more/" if number % 3 == 2 and not flat else ""
         write_pair(folder, f"{subfolder}{number:03}.jpg", image_bytes(number), f"picture {number}")
     return folder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,9 @@ def pack(
     shard_size: str | int = "4GB",
     instances: int = 1,
     image_column: str = "image",
-    caption_column: str = "caption",
+    caption_column: str | Sequence[str] = "caption",
+    keep: str | Sequence[str] = (),
+    index_column: str | Sequence[str] = (),
     where: str | None = None,
     min_side: int | None = None,
     max_aspect: float | None = None,
@@ -56,7 +58,11 @@ def pack(
         shard_size: The largest shard, in bytes or as ``"500MB"``.
         instances: Make the number of shards a multiple of this number of instances.
         image_column: The table's column of images.
-        caption_column: The table's column of captions.
+        caption_column: The table's column of captions, or several: an image's caption is the first
+            that is not blank, and its sample has them all.
+        keep: Columns of the table to store with each sample.
+        index_column: Those that the index has, too: ``data.where`` selects samples by them.
+            ``"source"`` is each image's path or address.
         where: An SQL condition on the columns of the table: only its rows are packed.
         min_side: Reject images whose shorter side has fewer pixels.
         max_aspect: Reject images whose longer side is more than this many times the shorter.
@@ -91,7 +97,9 @@ def pack(
         shard_size=shard_size,
         instances=instances,
         image_column=image_column,
-        caption_column=caption_column,
+        caption_columns=_names(caption_column),
+        keep=_names(keep),
+        index_columns=_names(index_column),
         where=where,
         min_side=min_side,
         max_aspect=max_aspect,
@@ -109,3 +117,7 @@ def pack(
         profile=profile,
     )
     return pack_images(arguments.job(), progress)
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -24,7 +24,8 @@ _SIDE = click.IntRange(min=1)
     "sm-train pack s3://raw/ s3://photos/ --on sagemaker --for run.yaml --dry-run",
     option_groups={
         "Tables of images": [
-            *("--captions", "--image-column", "--caption-column", "--where"),
+            *("--captions", "--image-column", "--caption-column", "--keep", "--index-column"),
+            "--where",
         ],
         "What is rejected": [
             *("--min-side", "--max-aspect", "--drop-duplicates", "--near-duplicates"),
@@ -67,10 +68,27 @@ _SIDE = click.IntRange(min=1)
 )
 @click.option(
     "--caption-column",
+    "caption_columns",
     metavar="NAME",
-    default="caption",
+    multiple=True,
+    default=("caption",),
     show_default=True,
-    help="Column of a table with the captions.",
+    help="Column of a table with the captions. Repeat it to store several; the first that is not "
+    "blank is the .txt file.",
+)
+@click.option(
+    "--keep",
+    metavar="NAME",
+    multiple=True,
+    help="Column of a table to store in each sample's JSON file. Repeat it for several.",
+)
+@click.option(
+    "--index-column",
+    "index_columns",
+    metavar="NAME",
+    multiple=True,
+    help="Like --keep, and also store it in the index: data.where selects samples by it. `source` "
+    "is each image's path or address.",
 )
 @click.option(
     "--where",

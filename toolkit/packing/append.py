@@ -29,8 +29,8 @@ from sm_train.toolkit.packing.file_kinds import MAX_NAMED
 
 _BATCH_ROWS = 2**14
 
-_PACKED = ("source", "bytes", "caption", "packed_bytes")
-"""Columns of a packed image that identify it; the last one includes the size of its caption."""
+_PACKED = ("source", "bytes", "caption", "packed_bytes", "table_fields")
+"""Columns of a packed image that identify it; ``packed_bytes`` includes the size of its caption."""
 
 _Row = tuple[Any, ...]
 
@@ -39,8 +39,9 @@ _Row = tuple[Any, ...]
 class Comparison:
     """How the images of a source compare with those of a pack.
 
-    ``known`` are packed already. ``changed`` have the source of a packed image, but another size or
-    caption; ``first_changed`` are the first of them. ``missing`` are packed, but not in the source.
+    ``known`` are packed already. ``changed`` have the source of a packed image, but another size,
+    caption or column; ``first_changed`` are the first of them. ``missing`` are packed, but not in
+    the source.
     """
 
     known: int = 0
@@ -92,8 +93,9 @@ class NewInputs:
 
 def _identity(image: _Row) -> _Row:
     """Return what :data:`_PACKED` is for an image of a sorter."""
-    source, _, size, caption, _, caption_bytes = image
-    return source, size, caption, packed_bytes(size or 0, caption_bytes or 0)
+    source, _, size, caption, _, caption_bytes, fields = image
+    sample_bytes = packed_bytes(size or 0, caption_bytes or 0, len(fields or b""))
+    return source, size, caption, sample_bytes, fields
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:

@@ -78,7 +78,9 @@ class _Table:
 
 _HEIC = tuple(HEIC_SUFFIXES)
 
-_IMAGES = "number, source, address, bytes, caption, caption_address, caption_bytes, text"
+_IMAGES = (
+    "number, source, address, bytes, caption, caption_address, caption_bytes, text, table_fields"
+)
 _TEXTS = "name, bytes, modified_ns"
 _INDEXES = (
     "CREATE INDEX described ON images (text) WHERE text IS NOT NULL",
@@ -87,7 +89,7 @@ _INDEXES = (
 )
 _SORTED = """
     SELECT source, address, images.bytes, caption, caption_address,
-        coalesce(caption_bytes, texts.bytes)
+        coalesce(caption_bytes, texts.bytes), table_fields
     FROM images LEFT JOIN texts ON images.text = texts.name
     ORDER BY source, number
 """
@@ -99,6 +101,7 @@ _SORTED_SCHEMA = pa.schema(
         pa.field("caption", pa.binary()),
         pa.field("caption_address", pa.binary()),
         pa.field("caption_bytes", pa.int64()),
+        pa.field("table_fields", pa.binary()),
     ]
 )
 _DESCRIBED = "EXISTS (SELECT 1 FROM images WHERE text = name)"
@@ -150,6 +153,7 @@ class InputSorter:
                 else encode(caption_address),
                 image.caption_bytes if caption is None else len(caption),
                 None if text is None else encode(text),
+                None if image.table_fields is None else encode(image.table_fields),
             )
         )
         self.images += 1

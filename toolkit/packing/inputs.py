@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import packed_bytes
@@ -32,6 +33,12 @@ from sm_train.entrypoints.packing.plan_files import (
     decode,
 )
 from sm_train.entrypoints.packing.stored_plan import PackedInputs
+from sm_train.entrypoints.sample_metadata.column_types import (
+    SOURCE,
+    ColumnType,
+    common_type,
+    type_of,
+)
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.append import Comparison, NewInputs
 from sm_train.toolkit.packing.file_kinds import (
@@ -93,6 +100,8 @@ class PackInputs:
     has_heic: bool
     filtered: int
     """Rows of a table that do not fulfil its condition."""
+    index_columns: dict[str, ColumnType | None]
+    """The types of the columns that the index keeps; None for a column without any value."""
     comparison: Comparison | None = None
 
     @property
@@ -139,7 +148,8 @@ def _find_inputs(
         if not sorter.images and not sorter.rejected:
             reasons = [f"{source.source}: no images in it (jpg, jpeg, png, webp)"]
             raise UserError("; ".join([*reasons, *describe_skipped(selection.skipped)]))
-        return _write_inputs(sorter, folder, selection.skipped, packed)
+        types = _IndexTypes(source.table.index_columns)
+        return _write_inputs(sorter, folder, selection.skipped, packed, types)
 
 
 def _root(source: InputSource) -> str:
@@ -167,13 +177,16 @@ def _is_table(source: str) -> bool:
 def _collect(source: InputSource, sorter: InputSorter, selection: FileSelection) -> None:
     """Add all images of the source to ``sorter``."""
     name = source.source
-    if source.table.where is not None and source.captions is None and not _is_table(name):
-        raise UserError("--where: filters the rows of a table; pass one as SRC or --captions")
+    if source.captions is None and not _is_table(name):
+        table = source.table
+        kept = ("--keep", table.keep), ("--index-column", {*table.index_columns} - {SOURCE})
+        for option, value in (("--where", table.where), *kept):
+            if value:
+                raise UserError(f"{option}: needs a table; pass one as SRC or --captions")
     if source.captions is not None:
         if not name.startswith("s3://") and not Path(name).is_dir():
             raise UserError(f"{name}: with --captions, SRC must be the folder of the images")
-        table = _table(source, source.captions)
-        collect_table(table, name, source.access, sorter)
+        collect_table(_table(source, source.captions), name, source.access, sorter)
     elif name.endswith(MANIFEST_NAME) and name.startswith("s3://"):
         inventory = read_manifest(name, source.access)
         sorter.root = f"s3://{inventory.bucket}/"
@@ -185,8 +198,7 @@ def _collect(source: InputSource, sorter: InputSorter, selection: FileSelection)
     elif Path(name).is_dir():
         _add_all(sorter, _walk_images(Path(name), selection, sorter.reject))
     elif Path(name).exists():
-        table = _table(source, Path(name))
-        collect_table(table, str(Path(name).parent), source.access, sorter)
+        collect_table(_table(source, Path(name)), str(Path(name).parent), source.access, sorter)
     else:
         raise UserError(f"{name}: no such folder or table")
 
@@ -205,6 +217,7 @@ def _write_inputs(
     folder: Path,
     skipped: dict[str, SkippedKind],
     packed: PackedInputs | None,
+    types: _IndexTypes,
 ) -> PackInputs:
     """Write all inputs in order and compute their digest and their size."""
     new = None if packed is None else NewInputs(packed)
@@ -216,15 +229,20 @@ def _write_inputs(
     with PartitionWriter(folder, INPUTS, INPUT_SCHEMA) as writer:
         for batch in images:
             digest.update(_describe(batch))
-            sizes, text_sizes = (
+            fields = batch.column("table_fields")
+            types.add(fields)
+            sizes, text_sizes, field_sizes = (
                 column.fill_null(0).to_numpy().astype(np.int64)
-                for column in (batch.column("bytes"), batch.column("caption_bytes"))
-            )
-            sample_bytes = packed_bytes(sizes, text_sizes)
-            columns = [batch.column(name) for name in INPUT_SCHEMA.names[:-1]]
-            writer.write(
-                pa.RecordBatch.from_arrays([*columns, pa.array(sample_bytes)], schema=INPUT_SCHEMA)
-            )
+                for column in (
+                    batch.column("bytes"), batch.column("caption_bytes"), pc.binary_length(fields)
+                )
+            )  # fmt: skip
+            sample_bytes = packed_bytes(sizes, text_sizes, field_sizes)
+            columns = [
+                pa.array(sample_bytes) if name == "packed_bytes" else batch.column(name)
+                for name in INPUT_SCHEMA.names
+            ]
+            writer.write(pa.RecordBatch.from_arrays(columns, schema=INPUT_SCHEMA))
             image_bytes += int(sizes.sum())
             all_packed += int(sample_bytes.sum())
     with PartitionWriter(folder, REJECTED, REJECTED_SCHEMA) as rejected_writer:
@@ -245,18 +263,59 @@ def _write_inputs(
         sorter.local,
         sorter.has_heic,
         sorter.filtered,
+        types.found(),
         None if new is None else new.comparison,
     )
 
 
 def _describe(batch: pa.RecordBatch) -> bytes:
-    """Return the images of a batch as the fingerprint takes them: source, size and caption."""
-    columns = ("source", "bytes", "caption", "caption_bytes")
+    """Return the images of a batch as the fingerprint takes them.
+
+    That is source, size, caption and, if there are any, the fields of a table.
+    """
+    columns = ("source", "bytes", "caption", "caption_bytes", "table_fields")
     cells = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
     return "".join(
-        json.dumps([decode(source), size, length if caption is None else decode(caption)])
-        for source, size, caption, length in cells
+        json.dumps(
+            [
+                decode(source),
+                size,
+                length if caption is None else decode(caption),
+                *([] if fields is None else [decode(fields)]),
+            ]
+        )
+        for source, size, caption, length, fields in cells
     ).encode()
+
+
+class _IndexTypes:
+    """Finds the types of the columns that the index keeps."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._types: dict[str, ColumnType | None] = dict.fromkeys(columns)
+
+    def add(self, fields: pa.Array) -> None:
+        """Take the fields of the next images.
+
+        Raises:
+            UserError: a column holds what an index cannot.
+        """
+        if not self._types:
+            return
+        for content in fields.to_pylist():
+            values = {} if content is None else json.loads(content).get("columns", {})
+            for name, known in self._types.items():
+                try:
+                    self._types[name] = common_type(known, type_of(values.get(name)))
+                except ValueError as error:
+                    raise UserError(
+                        f"--index-column: {name} holds {error}; the index takes texts, numbers and "
+                        "booleans: use --keep"
+                    ) from None
+
+    def found(self) -> dict[str, ColumnType | None]:
+        """Return the types; None for a column without any value."""
+        return self._types
 
 
 def _walk_images(

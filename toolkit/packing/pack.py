@@ -12,9 +12,9 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,6 +52,7 @@ from sm_train.entrypoints.packing.stored_plan import (
     store_plan,
 )
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerKilledError, WorkerPlan
+from sm_train.entrypoints.sample_metadata.column_types import ColumnType, common_type
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.packing.append import Comparison
@@ -66,6 +67,8 @@ _CHOOSE_ANOTHER = "choose another folder or remove it"
 
 _OPTION_NAMES = {
     "pixels": "--headers-only",
+    "caption_columns": "--caption-column",
+    "index_columns": "--index-column",
     "duplicates": "--drop-duplicates",
     "near_bits": "--near-duplicates",
     "instances": "--for",
@@ -342,7 +345,7 @@ def plan_pack(
     )
     with TemporaryDirectory(prefix="sm-train-plan-") as folder:
         inputs = find_inputs(source, Path(folder), None if packed is None else packed.inputs)
-        yield inputs, _assign(job, inputs, None if packed is None else packed.inputs)
+        yield inputs, _assign(job, inputs, packed)
 
 
 def _clean_up(plan: PackPlan, destination: Storage, started_ns: int) -> None:
@@ -360,7 +363,29 @@ def _require_folder(address: str, destination: Storage) -> None:
                 raise UserError(f"{address}: {path} is not a folder; choose another")
 
 
-def _assign(job: PackJob, inputs: PackInputs, packed: PackedInputs | None) -> PackPlan:
+def _index_columns(
+    job: PackJob, new: Mapping[str, ColumnType | None], packed: FinishedPack | None
+) -> dict[str, ColumnType]:
+    """Return the columns of the index, which has the types of a pack that is extended.
+
+    A column without any value holds texts.
+
+    Raises:
+        UserError: the new images have values of another type.
+    """
+    if packed is None:
+        return {name: kind or "text" for name, kind in new.items()}
+    types = packed.index.header.columns
+    for name, kind in new.items():
+        if common_type(types[name], kind) != types[name]:
+            raise UserError(
+                f"--append: the column {name} of {job.source} holds values of the type {kind}, in "
+                f"{job.destination} {types[name]}; convert it"
+            )
+    return types
+
+
+def _assign(job: PackJob, inputs: PackInputs, packed: FinishedPack | None) -> PackPlan:
     """Assign the inputs to shards."""
     if inputs.images and inputs.images < job.instances:
         new = "" if packed is None else "new "
@@ -375,11 +400,13 @@ def _assign(job: PackJob, inputs: PackInputs, packed: PackedInputs | None) -> Pa
         sizes = inputs.files.read(INPUTS, ["packed_bytes"], 0, inputs.images)
         parts = (batch.column(0).to_numpy() for batch in sizes)
         counts = plan_shards(parts, inputs.packed_bytes, min(count, max_count))
-    shards, fingerprints = ((), ()) if packed is None else (packed.shards, packed.fingerprints)
+    shards, fingerprints = (
+        ((), ()) if packed is None else (packed.inputs.shards, packed.inputs.fingerprints)
+    )
+    columns = _index_columns(job, inputs.index_columns, packed)
+    options = replace(job.options, index_columns=columns)
     return PackPlan(
-        make_plan(
-            counts, inputs.files, inputs.root, job.options, inputs.fingerprint, packed=shards
-        ),
+        make_plan(counts, inputs.files, inputs.root, options, inputs.fingerprint, packed=shards),
         PlannedRejections(inputs.files, inputs.rejected),
         inputs.fingerprint,
         job.shard_bytes,
@@ -449,8 +476,17 @@ def index_options(job: PackJob) -> dict[str, Any]:
     options = job.options.non_defaults() | (
         {"instances": job.instances} if job.instances > 1 else {}
     )
-    if job.table.where is not None:
-        options["where"] = job.table.where
+    table = job.table
+    options |= {
+        name: value if isinstance(value, str) else list(value)
+        for name, value in (
+            ("where", table.where),
+            ("caption_columns", table.caption_columns if len(table.caption_columns) > 1 else ()),
+            ("keep", table.keep),
+            ("index_columns", table.index_columns),
+        )
+        if value
+    }
     folder, resolution = job.options.latents, options.pop("latents_resolution", None)
     if folder is not None and resolution is not None:
         options["latents"] = describe_latents(Path(folder), resolution)

@@ -35,8 +35,8 @@ class SkippedDocument(TypedDict):
 class AppendedDocument(TypedDict):
     """What ``pack --append`` added.
 
-    ``changed`` are images with the name of a packed one, but another size or caption: they are not
-    packed. ``missing`` is the number of packed images that are not in the source.
+    ``changed`` are images with the name of a packed one, but another size, caption or column: they
+    are not packed. ``missing`` is the number of packed images that are not in the source.
     """
 
     samples: int
@@ -186,8 +186,8 @@ def describe_comparison(comparison: Comparison) -> list[str]:
         first = ", ".join(comparison.first_changed)
         more = ", …" if count > len(comparison.first_changed) else ""
         lines.append(
-            f"error: {_count(count, 'image')} not packed, because another size or caption is "
-            f"packed under the same name: {first}{more}; rename them to append them"
+            f"error: {_count(count, 'image')} not packed, because another size, caption or column "
+            f"is packed under the same name: {first}{more}; rename them to append them"
         )
     if comparison.missing:
         pronoun = "it" if comparison.missing == 1 else "them"

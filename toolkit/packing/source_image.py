@@ -12,6 +12,7 @@ class SourceImage:
 
     ``source`` is its path below the source folder, with forward slashes, or its URI. Its caption is
     ``caption`` if it comes from a table, and otherwise the text at ``caption_address``.
+    ``table_fields`` is a JSON object with what the table says of it.
     ``modified_ns`` is the latest modification of image or caption, Unix nanoseconds.
     """
 
@@ -22,13 +23,18 @@ class SourceImage:
     caption: str | None = None
     caption_address: str | None = None
     caption_bytes: int | None = None
+    table_fields: str | None = None
 
 
-def local_image(source: str, path: Path, caption: str | None = None) -> SourceImage:
+def local_image(
+    source: str, path: Path, caption: str | None = None, table_fields: str | None = None
+) -> SourceImage:
     """Describe a local image. A missing file gets size 0 and is rejected when it is read."""
     size, modified = _size_and_time(path)
     if caption is not None:
-        return SourceImage(source, str(path), size or 0, modified, caption)
+        return SourceImage(
+            source, str(path), size or 0, modified, caption, table_fields=table_fields
+        )
     caption_path = path.with_suffix(".txt")
     caption_bytes, caption_modified = _size_and_time(caption_path)
     newest = max(modified, caption_modified)

@@ -12,18 +12,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.object_store.store import S3Access, open_store
+from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+from sm_train.entrypoints.sample_metadata.row_filter import NUMBER, ConditionError, RowFilter
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.input_sorter import InputSorter
 from sm_train.toolkit.packing.links import SourceFolder, images_inside
-from sm_train.toolkit.packing.row_filter import NUMBER, RowFilter
 from sm_train.toolkit.packing.source_image import SourceImage, local_image
+from sm_train.toolkit.packing.table_columns import CsvTypes, table_fields, unique
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -44,11 +46,15 @@ Reject = Callable[[RejectedInput], None]
 class TableOptions:
     """Which columns and rows of a table are packed.
 
-    ``where`` is the SQL condition of the rows to use.
+    The first of the ``caption_columns`` that is not blank is an image's caption; with several, the
+    sample's JSON file has them all. It also has the columns ``keep`` and ``index_columns``, and the
+    index has the latter. ``where`` is the SQL condition of the rows to use.
     """
 
     image_column: str = "image"
-    caption_column: str = "caption"
+    caption_columns: tuple[str, ...] = ("caption",)
+    keep: tuple[str, ...] = ()
+    index_columns: tuple[str, ...] = ()
     where: str | None = None
 
 
@@ -58,15 +64,24 @@ class ImageTable(TableOptions):
 
     path: Path = field(kw_only=True)
 
+    def kept(self, present: Iterable[str]) -> tuple[str, ...]:
+        """Return the columns of a sample's JSON file, of a table with the columns ``present``."""
+        without = {SOURCE} - {*present}  # every image has a source
+        return unique(name for name in (*self.keep, *self.index_columns) if name not in without)
+
 
 @dataclass(frozen=True)
 class ImageRow:
-    """A row of a table, numbered from 1; the cells may have any type."""
+    """A row of a table, numbered from 1; the cells may have any type.
+
+    ``kept`` are the cells of the sample's JSON file.
+    """
 
     number: int
     image: Any
-    caption: Any
+    captions: dict[str, Any]
     size: Any
+    kept: dict[str, Any]
 
 
 def collect_table(table: ImageTable, root: str, access: S3Access, sorter: InputSorter) -> None:
@@ -82,20 +97,20 @@ def collect_table(table: ImageTable, root: str, access: S3Access, sorter: InputS
     is_empty = True
     while chunk := list(islice(rows, HEAD_REQUESTS * 32)):
         is_empty = False
-        remote: list[tuple[str, str]] = []
+        remote: list[_Found] = []
         for row in chunk:
             if (found := _source(table, row, root, sorter.reject)) is None:
                 continue
-            source, caption = found
+            source, caption, fields = found
             if not source.startswith("s3://"):
                 assert folder is not None
-                image = local_image(source, Path(root) / source, caption)
+                image = local_image(source, Path(root) / source, caption, fields)
                 for accepted in images_inside([image], folder, sorter.reject):
                     sorter.add(accepted)
             elif (size := _size(row)) is not None:
-                sorter.add(SourceImage(source, source, size, 0, caption))
+                sorter.add(SourceImage(source, source, size, 0, caption, table_fields=fields))
             else:
-                remote.append((source, caption))
+                remote.append(found)
         for image in _head_objects(remote, access):
             sorter.add(image)
     if is_empty and sorter.filtered:
@@ -110,15 +125,18 @@ def _selected_rows(table: ImageTable, sorter: InputSorter) -> Iterator[ImageRow]
     if table.where is None:
         yield from rows
         return
-    with RowFilter(str(table.path), table.where) as row_filter:
-        numbers = _matching_numbers(table, row_filter)
-        wanted = next(numbers, None)
-        for row in rows:
-            if row.number == wanted:
-                wanted = next(numbers, None)
-                yield row
-            else:
-                sorter.filtered += 1
+    try:
+        with RowFilter(str(table.path), table.where) as row_filter:
+            numbers = _matching_numbers(table, row_filter)
+            wanted = next(numbers, None)
+            for row in rows:
+                if row.number == wanted:
+                    wanted = next(numbers, None)
+                    yield row
+                else:
+                    sorter.filtered += 1
+    except ConditionError as error:
+        raise UserError(str(error)) from None
 
 
 def _matching_numbers(table: ImageTable, row_filter: RowFilter) -> Iterator[int]:
@@ -153,8 +171,16 @@ def _numbered_batches(
         number += batch.num_rows
 
 
-def _source(table: ImageTable, row: ImageRow, root: str, reject: Reject) -> tuple[str, str] | None:
-    """Return the source and the caption of a row; None if it is rejected."""
+class _Found(NamedTuple):
+    """What a row names: an image, and what becomes of its sample."""
+
+    source: str
+    caption: str
+    table_fields: str | None
+
+
+def _source(table: ImageTable, row: ImageRow, root: str, reject: Reject) -> _Found | None:
+    """Return the image and the caption of a row; None if it is rejected."""
     row_name = f"{table.path.name} row {row.number}"
     if not isinstance(row.image, str) or not row.image:
         reject(RejectedInput(row_name, "image-missing", "the row names no image"))
@@ -165,15 +191,27 @@ def _source(table: ImageTable, row: ImageRow, root: str, reject: Reject) -> tupl
     if source == ".." or source.startswith("../"):
         detail = f"{row_name} is outside the folder"
         reject(RejectedInput(row.image, "outside-source", detail))
-    elif row.caption is None:
+        return None
+    present = {name: text for name, text in row.captions.items() if text is not None}
+    not_text = [value for value in present.values() if not _is_caption(value)]
+    if not present:
         reject(RejectedInput(source, "caption-missing", f"{row_name} has no caption"))
-    elif not isinstance(row.caption, str | int):
-        reject(RejectedInput(source, "caption-not-text", f"{row_name}: {row.caption!r:.60}"))
-    elif root.startswith("s3://") and not source.startswith("s3://"):
-        return f"{root.rstrip('/')}/{source}", str(row.caption)
-    else:
-        return source, str(row.caption)
-    return None
+        return None
+    if not_text:
+        reject(RejectedInput(source, "caption-not-text", f"{row_name}: {not_text[0]!r:.60}"))
+        return None
+    captions = {name: str(value) for name, value in present.items()}
+    # A blank caption is rejected when it is packed.
+    caption = next(filter(str.strip, captions.values()), "")
+    if root.startswith("s3://") and not source.startswith("s3://"):
+        source = f"{root.rstrip('/')}/{source}"
+    several = captions if len(row.captions) > 1 else {}
+    return _Found(source, caption, table_fields(several, row.kept))
+
+
+def _is_caption(value: Any) -> bool:
+    """Return whether a cell is a text; numbers are, as CSV tables do not have types."""
+    return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def _size(row: ImageRow) -> int | None:
@@ -193,16 +231,16 @@ def _relative_path(root: str, name: str) -> str:
     return Path(os.path.relpath(Path(root) / name, root)).as_posix()
 
 
-def _head_objects(remote: list[tuple[str, str]], access: S3Access) -> list[SourceImage]:
+def _head_objects(remote: list[_Found], access: S3Access) -> list[SourceImage]:
     """Get the sizes of a table's objects, which the plan needs: one HEAD request for each."""
 
-    def head(row: tuple[str, str]) -> SourceImage:
-        address, caption = row
+    def head(row: _Found) -> SourceImage:
+        address, caption, fields = row
         found = open_store(access).head(*split_uri(address))
-        if found is None:
-            return SourceImage(address, address, 0, 0, caption)  # rejected when it is read
-        modified = int(found.modified.timestamp() * 1e9)
-        return SourceImage(address, address, found.bytes, modified, caption)
+        # A missing object is rejected when it is read.
+        size = 0 if found is None else found.bytes
+        modified = 0 if found is None else int(found.modified.timestamp() * 1e9)
+        return SourceImage(address, address, size, modified, caption, table_fields=fields)
 
     if not remote:
         return []
@@ -232,20 +270,28 @@ def _read_table(table: ImageTable) -> Iterator[ImageRow]:
 
 def _require_columns(table: ImageTable, present: Iterable[str]) -> None:
     present = list(present)
-    named = [table.image_column, table.caption_column]
-    missing = [column for column in named if column not in present]
-    if missing:
-        raise UserError(
-            f"{table.path}: no column {' and no column '.join(map(repr, missing))}; it has "
-            f"{', '.join(present) or 'none'} (--image-column, --caption-column)"
-        )
+    for options, named in (
+        ("--image-column, --caption-column", (table.image_column, *table.caption_columns)),
+        ("--keep, --index-column", table.kept(present)),
+    ):
+        missing = [column for column in named if column not in present]
+        if missing:
+            raise UserError(
+                f"{table.path}: no column {' and no column '.join(map(repr, missing))}; it has "
+                f"{', '.join(present) or 'none'} ({options})"
+            )
 
 
 def _read_csv(table: ImageTable) -> Iterator[ImageRow]:
     with open_csv(table.path) as reader:
-        _require_columns(table, reader.fieldnames or ())
+        names = reader.fieldnames or ()
+        _require_columns(table, names)
+        kept = table.kept(names)
+        types = CsvTypes(reader, kept) if kept else None
+    with open_csv(table.path) as reader:
         for number, row in enumerate(reader, start=1):
-            yield _row(table, number, row)
+            cells = {} if types is None else {name: types.cell(name, row[name]) for name in kept}
+            yield _row(table, number, row, cells)
 
 
 @contextmanager
@@ -264,16 +310,16 @@ def open_csv(path: Path) -> Iterator[csv.DictReader[str]]:
             raise UserError(f"{path}:{reader.reader.line_num}: not CSV: {error}") from None
 
 
-def _row(table: ImageTable, number: int, row: dict[str, Any]) -> ImageRow:
-    image, caption = row.get(table.image_column), row.get(table.caption_column)
-    return ImageRow(number, image, caption, row.get(SIZE_COLUMN))
+def _row(table: ImageTable, number: int, row: dict[str, Any], kept: dict[str, Any]) -> ImageRow:
+    captions = {name: row.get(name) for name in table.caption_columns}
+    return ImageRow(number, row.get(table.image_column), captions, row.get(SIZE_COLUMN), kept)
 
 
 def _read_jsonl(table: ImageTable) -> Iterator[ImageRow]:
     present: dict[str, None] = {}
     number = 0
     for number, row in _json_rows(table.path, present):
-        yield _row(table, number, row)
+        yield _row(table, number, row, {name: row.get(name) for name in table.kept(row)})
     if number:
         _require_columns(table, present)
 
@@ -316,10 +362,12 @@ def open_parquet(path: Path) -> Iterator[ParquetFile]:
 def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:
     number = 0
     with open_parquet(table.path) as file:
-        _require_columns(table, file.schema_arrow.names)
-        columns = [table.image_column, table.caption_column]
-        columns += [SIZE_COLUMN] if SIZE_COLUMN in file.schema_arrow.names else []
-        for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):
+        names = file.schema_arrow.names
+        _require_columns(table, names)
+        kept = table.kept(names)
+        columns = unique([table.image_column, *table.caption_columns, *kept])
+        columns += (SIZE_COLUMN,) if SIZE_COLUMN in names and SIZE_COLUMN not in columns else ()
+        for batch in file.iter_batches(_ROWS, columns=list(columns), use_threads=False):
             for row in batch.to_pylist():
                 number += 1
-                yield _row(table, number, row)
+                yield _row(table, number, row, {name: row[name] for name in kept})

@@ -18,10 +18,10 @@ from PIL import Image
 from sm_train.entrypoints.common.job_config import CaptionSource
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.captions import choose_caption
 from sm_train.entrypoints.data.loader import Loader, open_loader
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, build_catalog
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
+from sm_train.entrypoints.sample_metadata.captions import choose_caption
 
 from tests.support.cluster.training_jobs import write_shard
 from tests.support.data_channels import DATA_CONFIG, Cluster, rest_of_epoch, take_batches

@@ -52,7 +52,8 @@ def test_fewer_inputs_than_shards_are_rejected() -> None:
 
 
 def test_packed_bytes_include_headers_and_padding() -> None:
-    assert packed_bytes(513, 1) == 3 * 512 + 1024 + 512 + 512
+    assert packed_bytes(513, 1, 0) == 3 * 512 + 1024 + 512 + 512
+    assert packed_bytes(513, 1, 513) == 3 * 512 + 1024 + 512 + 1536
 
 
 def photo(number: int, side: int = 400) -> Image.Image:

@@ -28,7 +28,8 @@ def planned(number: int) -> PackInput:
     if number % 3 == 0:
         return PackInput(number, source, f"s3://other/{number}.jpg", 5, f"half a \ud83d {number}")
     text = f"captions/{number}.txt" if number % 3 == 1 else f"in/{number:03}/caf\udce9 🖼/a.b.txt"
-    return PackInput(number, source, f"in/{source}", number, None, text)
+    fields = '{"columns": {"license": "CC0"}}' if number % 3 == 1 else None
+    return PackInput(number, source, f"in/{source}", number, None, text, fields)
 
 
 def row(item: PackInput) -> tuple[bytes | int | None, ...]:
@@ -37,7 +38,8 @@ def row(item: PackInput) -> tuple[bytes | int | None, ...]:
     text = None if item.caption_address is None or next_to else encode(item.caption_address)
     caption = None if item.caption is None else encode(item.caption)
     address = None if default else encode(item.address)
-    return encode(item.source), address, item.bytes, caption, text, 2048
+    fields = None if item.table_fields is None else encode(item.table_fields)
+    return encode(item.source), address, item.bytes, caption, text, 2048, fields
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
@@ -61,3 +63,15 @@ def test_inputs_are_read_back_from_any_row_on(
         inputs = PlannedInputs(files, "in/", first, count)
         assert len(inputs) == count
         assert list(inputs) == items[first : first + count]
+
+
+def test_plans_of_earlier_versions_have_no_fields_of_a_table(tmp_path: Path) -> None:
+    items = [planned(number) for number in (0, 2, 5)]
+    schema = pa.schema([field for field in INPUT_SCHEMA if field.name != "table_fields"])
+    with PartitionWriter(tmp_path, INPUTS, schema) as writer:
+        rows = zip(*(row(item)[:-1] for item in items), strict=True)
+        cells = [pa.array(cell, field.type) for cell, field in zip(rows, schema, strict=True)]
+        writer.write(pa.RecordBatch.from_arrays(cells, schema=schema))
+    read = list(PlannedInputs(PlanFiles(str(tmp_path)), "in/", 0, 3))
+    assert [item.source for item in read] == [item.source for item in items]
+    assert {item.table_fields for item in read} == {None}

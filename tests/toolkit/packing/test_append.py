@@ -144,8 +144,8 @@ def test_changed_and_missing_images_are_reported(cli: Cli, tmp_path: Path) -> No
             "missing": 1,
         }
         assert (
-            "error: 2 images not packed, because another size or caption is packed under the same "
-            "name: 001.jpg, 003.jpg; rename them to append them\n"
+            "error: 2 images not packed, because another size, caption or column is packed under "
+            "the same name: 001.jpg, 003.jpg; rename them to append them\n"
             "1 packed image not in the source: the pack keeps it\n"
         ) in run.stderr
     assert sources(tmp_path / "out") == [*packed, *new]

@@ -181,7 +181,7 @@ def test_times_with_a_time_zone_select_the_same_rows_everywhere(
 
 def test_a_condition_requires_a_table(tmp_path: Path) -> None:
     write_album(tmp_path / "in", 1)
-    with pytest.raises(UserError, match="--where: filters the rows of a table"):
+    with pytest.raises(UserError, match="--where: needs a table"):
         find_inputs(InputSource(str(tmp_path / "in"), table=TableOptions(where="x > 1")), tmp_path)
 
 

@@ -1,10 +1,10 @@
-"""Selects the rows of a table by an SQL condition on its columns, with DuckDB.
+"""Selects the rows of a table, or the samples of an index, by an SQL condition, with DuckDB.
 
 The condition is an expression, not a statement, and reaches nothing but the table's columns: access
 to files and the network is disabled. It is evaluated in bounded memory, before any row is used.
 
 A condition that may select other rows of the same table later is refused: a pack that is
-interrupted evaluates it again, perhaps on another day.
+interrupted, and a job that resumes, evaluate it again, perhaps on another day.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
-from sm_train.entrypoints.packing.plan_files import record_batch
-from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.extras import require_extra
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,19 +33,36 @@ NUMBER = "row number"
 DOCUMENT_SCHEMA = pa.schema([pa.field(NUMBER, pa.int64()), pa.field("document", pa.string())])
 
 
+class ConditionError(ValueError):
+    """A condition cannot be used; the message is one line that names the option."""
+
+
 class RowFilter:
     """The condition ``where`` on the columns of the table ``name``; a context manager.
 
     ``columns`` are the names in the condition, in lower case. One of the ``use_`` methods names the
-    rows. The database lies in a temporary folder.
+    rows. The database lies in a temporary folder. ``option`` names the condition in messages, and
+    ``fix`` says why it must select the same rows every time.
 
     Raises:
-        UserError: DuckDB is not installed.
+        ConditionError: DuckDB is not installed.
     """
 
-    def __init__(self, name: str, where: str) -> None:
-        require_extra("where", "duckdb", purpose="--where")
+    def __init__(
+        self,
+        name: str,
+        where: str,
+        *,
+        option: str = "--where",
+        fix: str = "an interrupted pack could not be resumed",
+    ) -> None:
+        if find_spec("duckdb") is None:
+            raise ConditionError(
+                f'duckdb: is not installed; {option} needs it: pip install "sm-train[where]"'
+            )
         self._name, self._where = name, where
+        self._option, self._fix = option, fix
+        self._is_checked = False
         self._folder = TemporaryDirectory(prefix="sm-train-where-")
         self._connection = _connect(Path(self._folder.name))
         self.columns, _ = _names_in(self._connection, where)
@@ -107,19 +125,106 @@ class RowFilter:
         ``columns`` are all columns of the table, for messages.
 
         Raises:
-            UserError: the condition is invalid, or may select other rows later.
+            ConditionError: the condition is invalid, or may select other rows later.
         """
+        with self._explained(columns):
+            numbers = self._matching().order(_quoted(NUMBER))
+            for batch in _read(numbers):
+                yield from batch.column(0).to_pylist()
+
+    def mask(self, rows: pa.Table, columns: Sequence[str]) -> NDArray[np.bool_]:
+        """Return whether each of ``rows``, numbered from 0, fulfils the condition.
+
+        ``columns`` are all columns, for messages.
+
+        Raises:
+            ConditionError: as in :meth:`matching`.
+        """
+        with self._explained(columns):
+            self._connection.register("rows", rows)
+            fulfilled = np.zeros(rows.num_rows, np.bool_)
+            for batch in _read(self._matching()):
+                fulfilled[batch.column(0).to_numpy()] = True
+        return fulfilled
+
+    def _matching(self) -> duckdb.DuckDBPyRelation:
+        """Return the numbers of the rows that fulfil the condition, in any order."""
+        view = self._connection.view("rows")
+        found = view.filter(self._where)
+        if not self._is_checked:
+            self._require_reproducible(view)
+            self._is_checked = True
+        return found.project(_quoted(NUMBER))
+
+    @contextmanager
+    def _explained(self, columns: Sequence[str]) -> Iterator[None]:
         import duckdb
 
         try:
-            view = self._connection.view("rows")
-            rows = view.filter(self._where)
-            _require_reproducible(self._connection, self._where, view)
-            numbers = rows.project(_quoted(NUMBER)).order(_quoted(NUMBER))
-            for batch in _read(numbers):
-                yield from batch.column(0).to_pylist()
+            yield
         except duckdb.Error as error:
-            raise UserError(f"--where: {self._explain(str(error), columns)}") from None
+            raise ConditionError(f"{self._option}: {self._explain(str(error), columns)}") from None
+
+    def _require_reproducible(self, rows: duckdb.DuckDBPyRelation) -> None:
+        """Check the functions in the condition on the columns of ``rows``, which is not read.
+
+        DuckDB lists for each overload whether it is stable: a subtraction of numbers is, one of
+        times with a time zone is not. So the overloads that it binds for these columns decide. Its
+        binder replaces some constant calls by their values; such a call is refused if no overload
+        of its name is stable. The list calls ``age`` with one argument stable, although it counts
+        from today.
+
+        Raises:
+            ConditionError: a function depends on the time, on chance or on the session.
+        """
+        columns, functions = _names_in(self._connection, self._where)
+        own = {name.lower() for name in rows.columns}
+        # SQL reads CURRENT_TIME without parentheses as the function get_current_time.
+        keywords = {f"get_{name}" for name in columns - own} | (columns - own)
+        overloads = _overloads(self._connection)
+        for name in sorted(functions | keywords):
+            if name == "age/1" or (name in overloads and not any(overloads[name].values())):
+                raise self._refused(name.partition("/")[0])
+        for name, types in self._bound_functions(rows):
+            listed = overloads.get(name, {})
+            # Generic functions, such as those of lists, have no exact match.
+            alike = [listed[known] for known in listed if len(known) == len(types)]
+            if not listed.get(types, all(alike)):
+                raise self._refused(name, types)
+
+    def _refused(self, name: str, types: Collection[str] = ()) -> ConditionError:
+        if not types:
+            return ConditionError(
+                f"{self._option}: {name}() returns another value each time, so {self._fix}; use "
+                "columns of the table"
+            )
+        return ConditionError(
+            f"{self._option}: {name}({', '.join(types)}) depends on the settings of the session, "
+            f"so {self._fix}; cast times to TIMESTAMP"
+        )
+
+    def _bound_functions(
+        self, rows: duckdb.DuckDBPyRelation
+    ) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Yield the name and the types of the arguments of every function that DuckDB would call.
+
+        Raises:
+            ConditionError: DuckDB cannot bind the condition.
+        """
+        columns = ", ".join(
+            f"CAST(NULL AS {kind}) AS {_quoted(name)}"
+            for name, kind in zip(rows.columns, rows.types, strict=True)
+        )
+        query = f"SELECT 1 FROM (SELECT {columns}) WHERE (\n{self._where}\n)"
+        [(text,)] = self._connection.execute("SELECT json_serialize_plan(?)", [query]).fetchall()
+        plan = json.loads(text)
+        if plan["error"]:
+            first, *_ = plan["error_message"].splitlines()
+            raise ConditionError(f"{self._option}: {self._where}: {first}")
+        for node in _nodes(plan):
+            if node.get("expression_class") == "BOUND_FUNCTION":
+                types = tuple(argument["id"] for argument in node["arguments"])
+                yield node["qname"]["path"][-1].lower(), types
 
     def _explain(self, message: str, columns: Sequence[str]) -> str:
         if unknown := re.search(r'Referenced column "(.*?)" not found', message):
@@ -203,7 +308,11 @@ class _ArrowTable:
         """Insert the rows that were added."""
         if not self._rows:
             return
-        rows = pa.Table.from_batches([record_batch(self._rows, self._schema)])
+        cells = zip(*self._rows, strict=True)
+        columns = [
+            pa.array(column, field.type) for column, field in zip(cells, self._schema, strict=True)
+        ]
+        rows = pa.Table.from_arrays(columns, schema=self._schema)
         self._rows.clear()
         self._connection.register("new_rows", rows)
         self._connection.execute(f"INSERT INTO {self._name} SELECT * FROM new_rows")
@@ -231,47 +340,6 @@ def _names_in(connection: duckdb.DuckDBPyConnection, where: str) -> tuple[set[st
     return columns, functions
 
 
-def _require_reproducible(
-    connection: duckdb.DuckDBPyConnection, where: str, rows: duckdb.DuckDBPyRelation
-) -> None:
-    """Check the functions in the condition ``where`` on the columns of ``rows``, which is not read.
-
-    DuckDB lists for each overload whether it is stable: a subtraction of numbers is, one of times
-    with a time zone is not. So the overloads that it binds for these columns decide. Its binder
-    replaces some constant calls by their values; such a call is refused if no overload of its name
-    is stable. The list calls ``age`` with one argument stable, although it counts from today.
-
-    Raises:
-        UserError: a function depends on the time, on chance or on the session.
-    """
-    columns, functions = _names_in(connection, where)
-    own = {name.lower() for name in rows.columns}
-    # SQL reads CURRENT_TIME without parentheses as the function get_current_time.
-    keywords = {f"get_{name}" for name in columns - own} | (columns - own)
-    overloads = _overloads(connection)
-    for name in sorted(functions | keywords):
-        if name == "age/1" or (name in overloads and not any(overloads[name].values())):
-            raise _refused(name.partition("/")[0])
-    for name, types in _bound_functions(connection, where, rows):
-        listed = overloads.get(name, {})
-        # Generic functions, such as those of lists, have no exact match.
-        alike = [listed[known] for known in listed if len(known) == len(types)]
-        if not listed.get(types, all(alike)):
-            raise _refused(name, types)
-
-
-def _refused(name: str, types: Collection[str] = ()) -> UserError:
-    if not types:
-        return UserError(
-            f"--where: {name}() returns another value each time, so an interrupted pack could not "
-            "be resumed; use columns of the table"
-        )
-    return UserError(
-        f"--where: {name}({', '.join(types)}) depends on the settings of the session, so an "
-        "interrupted pack could not be resumed; cast times to TIMESTAMP"
-    )
-
-
 def _overloads(connection: duckdb.DuckDBPyConnection) -> Overloads:
     listed = connection.sql(
         "SELECT lower(function_name), parameter_types, stability = 'CONSISTENT' "
@@ -281,29 +349,6 @@ def _overloads(connection: duckdb.DuckDBPyConnection) -> Overloads:
     for name, types, is_stable in listed:
         found[name][tuple(types)] = is_stable
     return found
-
-
-def _bound_functions(
-    connection: duckdb.DuckDBPyConnection, where: str, rows: duckdb.DuckDBPyRelation
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the name and the types of the arguments of every function that DuckDB would call.
-
-    Raises:
-        UserError: DuckDB cannot bind the condition.
-    """
-    columns = ", ".join(
-        f"CAST(NULL AS {kind}) AS {_quoted(name)}"
-        for name, kind in zip(rows.columns, rows.types, strict=True)
-    )
-    query = f"SELECT 1 FROM (SELECT {columns}) WHERE (\n{where}\n)"
-    [(text,)] = connection.execute("SELECT json_serialize_plan(?)", [query]).fetchall()
-    plan = json.loads(text)
-    if plan["error"]:
-        raise UserError(f"--where: {where}: {plan['error_message'].splitlines()[0]}")
-    for node in _nodes(plan):
-        if node.get("expression_class") == "BOUND_FUNCTION":
-            types = tuple(argument["id"] for argument in node["arguments"])
-            yield node["qname"]["path"][-1].lower(), types
 
 
 def _quoted(name: str) -> str:

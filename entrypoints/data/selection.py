@@ -1,0 +1,93 @@
+"""Which samples of the shards are read: those that fulfil ``data.where``, by the index's columns.
+
+The readers then see shards of the selected samples alone. So the order of samples, and what a
+resumed run continues with, are those of a data set that never had the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_index import SampleGroup, ShardIndex
+from sm_train.entrypoints.sample_metadata.row_filter import NUMBER, ConditionError, RowFilter
+
+OPTION = "data.where"
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The selected samples of each shard of an index, in its order.
+
+    ``counts`` are their numbers and ``sizes`` those of all samples, int64 (num_shards,) each, and
+    ``masks`` a bit for each sample of a shard. ``total_bytes`` is the size of shards of these
+    samples alone. ``digest`` identifies the selection.
+    """
+
+    counts: Ints
+    masks: tuple[NDArray[np.uint8], ...]
+    sizes: Ints
+    total_bytes: int
+    digest: str
+
+    def is_selected(self, row: int) -> NDArray[np.bool_]:
+        """Return whether each sample of the shard in a row of the index is selected."""
+        bits = np.unpackbits(self.masks[row], count=int(self.sizes[row]))
+        return bits.astype(np.bool_)
+
+
+def select_samples(index: ShardIndex, where: str) -> Selection:
+    """Return the samples that fulfil the SQL condition ``where``.
+
+    Memory holds a bit for each sample of the index, and a row group of its columns.
+
+    Raises:
+        ConditionError: the condition is invalid, or selects no sample; or DuckDB is not installed.
+        ShardError: the index is damaged.
+    """
+    columns = list(index.header.columns)
+    if not columns:
+        raise ConditionError(
+            f"{OPTION}: the index has no columns; pack with --index-column, as in "
+            "`sm-train pack … --index-column license`"
+        )
+    counts: list[int] = []
+    masks: list[NDArray[np.uint8]] = []
+    left_out = 0
+    digest = hashlib.sha256()
+    with RowFilter("the index", where, option=OPTION, fix=_FIX) as row_filter:
+        used = [name for name in columns if name.lower() in row_filter.columns]
+        for group in index.samples_by_group(used):
+            mask = row_filter.mask(_numbered(index, group), columns)
+            left_out += int(group.bytes[~mask].sum())
+            for part in np.split(mask, np.cumsum(group.counts)[:-1]):
+                counts.append(int(part.sum()))
+                masks.append(np.packbits(part))
+                digest.update(masks[-1].tobytes())
+    if not any(counts):
+        raise ConditionError(f"{OPTION}: none of {index.header.samples:,} samples fulfils {where}")
+    return Selection(
+        np.array(counts, np.int64),
+        tuple(masks),
+        index.samples,
+        index.header.bytes - left_out,
+        digest.hexdigest(),
+    )
+
+
+_FIX = "a resumed run would read other samples"
+
+
+def _numbered(index: ShardIndex, group: SampleGroup) -> pa.Table:
+    """Return the columns of a group with the numbers of its rows."""
+    numbers = pa.array(np.arange(len(group.bytes)))
+    if not group.columns.num_columns:  # such as "true"
+        return pa.table({NUMBER: numbers})
+    if group.columns.num_rows != len(numbers):
+        raise ShardError(f"{index.path}: damaged: a column lacks values")
+    return group.columns.append_column(NUMBER, numbers)
