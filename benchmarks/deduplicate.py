@@ -92,6 +92,9 @@ def write_digests(plans: list[ShardPlan], destination: LocalFolder) -> None:
     digests = np.zeros(len(hashes), DIGEST)
     digests["sha256"] = rng.integers(0, 2**64, (len(hashes), 4), np.uint64)
     digests["phash"], digests["is_readable"], digests["has_phash"] = hashes, True, True
+    # One of eight palettes, of which each is alike to its neighbors.
+    digests["colors"] = 128
+    digests["colors"][:, 12:36] = (16 * rng.integers(1, 9, len(hashes), np.uint8))[:, None]
     copies = rng.integers(0, len(hashes), len(hashes) // 50)
     digests[copies] = digests[rng.integers(0, len(hashes), len(copies))]
     for number, plan in enumerate(plans):

@@ -46,7 +46,7 @@ def main() -> None:
         return
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.1f}")
-    print(f"{'table':<9}{'rows':>12}  {'step':<15}{'seconds':>9}{'µs/image':>10}{'peak MB':>9}")
+    print(f"{'table':<9}{'rows':>12}  {'step':<23}{'seconds':>9}{'µs/image':>10}{'peak MB':>9}")
     cases = [("parquet", rows) for rows in options.rows] + [("jsonl", options.jsonl_rows)]
     peaks: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
     for kind, rows in cases:
@@ -57,7 +57,7 @@ def main() -> None:
             for step in STEPS:
                 seconds, peak = measure(step, table, Path(folder))
                 print(
-                    f"{kind:<9}{rows:>12,}  {step:<15}{seconds:>9.1f}"
+                    f"{kind:<9}{rows:>12,}  {step:<23}{seconds:>9.1f}"
                     f"{seconds / rows * 1e6:>10.1f}{peak / 1e6:>9.0f}",
                     flush=True,
                 )
@@ -104,6 +104,8 @@ def row(number: int) -> dict[str, object]:
         "caption": f"a photograph of {digest[:6]} and {digest[6:12]}, seen from the left, {number}",
         "bytes": 150_000 + number % 100_000,
         "aesthetic": number % 1000 / 100,
+        "license": ("CC0", "CC-BY", "agency")[number % 3],
+        "contributor": number % 5000,
     }
 
 
@@ -116,20 +118,27 @@ def measure(step: str, table: Path, folder: Path) -> tuple[float, float]:
     return seconds, peak
 
 
-def plan(table: Path, folder: Path, where: str | None = None) -> tuple[float, float]:
+def plan(
+    table: Path, folder: Path, where: str | None = None, columns: tuple[str, ...] = ()
+) -> tuple[float, float]:
     from sm_train.toolkit.packing.pack import PackJob, plan_pack  # the node does not import it
     from sm_train.toolkit.packing.tables import TableOptions
 
     started = time.perf_counter()
-    job = PackJob(str(table), str(folder / "packed"), None, 4 * 10**9, 1, TableOptions(where=where))
+    options = TableOptions(where=where, index_columns=columns)
+    job = PackJob(str(table), str(folder / "packed"), None, 4 * 10**9, 1, options)
     with plan_pack(job) as (inputs, pack):
-        if where is None:
+        if options == TableOptions():
             store_plan(pack, inputs.folder, LocalFolder(folder / "packed"), S3Access(), 0)
     return time.perf_counter() - started, getrusage(RUSAGE_SELF).ru_maxrss * 1024
 
 
 def filtered(table: Path, folder: Path) -> tuple[float, float]:
     return plan(table, folder, WHERE)
+
+
+def indexed(table: Path, folder: Path) -> tuple[float, float]:
+    return plan(table, folder, columns=("license", "contributor"))
 
 
 def node(table: Path, folder: Path) -> tuple[float, float]:
@@ -140,7 +149,12 @@ def node(table: Path, folder: Path) -> tuple[float, float]:
     return time.perf_counter() - started, getrusage(RUSAGE_SELF).ru_maxrss * 1024
 
 
-STEPS = {"laptop": plan, "laptop, --where": filtered, "node": node}
+STEPS = {
+    "laptop": plan,
+    "laptop, --where": filtered,
+    "laptop, --index-column": indexed,
+    "node": node,
+}
 
 
 if __name__ == "__main__":

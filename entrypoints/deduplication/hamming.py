@@ -1,4 +1,6 @@
-"""Finds, for each of many 64-bit hashes, the first earlier one that differs in few bits.
+"""Finds, for each of many images, the first earlier one whose 64-bit hash differs in few bits.
+
+A pair with such hashes is near if it is also alike in color (``colors.py``).
 
 Multi-index hashing (Manku, Jain, Das Sarma, "Detecting Near-Duplicates for Web Crawling", WWW 2007)
 on whole arrays. The bits are split into blocks. Two hashes that differ in at most ``bits`` bits
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sm_train.entrypoints.deduplication.colors import Signatures, are_alike
 
 HASH_BITS = 64
 
@@ -148,41 +151,67 @@ def _equal_fraction(keys: Hashes) -> float:
     return float((counts * (counts - 1)).sum() / pairs) if pairs else 0.0
 
 
-@dataclass(frozen=True)
-class Search:
-    """Which hashes are looked for among which, all in order.
-
-    ``is_query`` and ``is_candidate`` have the shape (n,) of ``hashes``; a hash may be both.
-    """
+@dataclass(frozen=True, eq=False)
+class Images:
+    """What is compared of images: their hashes (n,) and the signatures (n, 48) of their colors."""
 
     hashes: Hashes
+    colors: Signatures
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def take(self, rows: Positions | NDArray[np.bool_] | slice) -> Images:
+        """Return the images in ``rows``."""
+        return Images(self.hashes[rows], self.colors[rows])
+
+    def all_near(self, bits: int) -> NDArray[np.bool_]:
+        """Return whether each pair of images is near, bool (n, n)."""
+        near = is_within(self.hashes[:, None], self.hashes[None, :], bits)
+        left, right = np.nonzero(np.triu(near, 1))
+        alike = are_alike(self.colors[left], self.colors[right])
+        near[left, right] = near[right, left] = alike
+        return near
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """Which images are looked for among which, all in order.
+
+    ``is_query`` and ``is_candidate`` have the shape (n,) of ``images``; an image may be both.
+    """
+
+    images: Images
     is_query: NDArray[np.bool_]
     is_candidate: NDArray[np.bool_]
     bits: int
 
     def subset(self, rows: Positions) -> Search:
-        """Return the search in the hashes of ``rows``, which ascend."""
-        return Search(self.hashes[rows], self.is_query[rows], self.is_candidate[rows], self.bits)
+        """Return the search in the images of ``rows``, which ascend."""
+        images = self.images.take(rows)
+        return Search(images, self.is_query[rows], self.is_candidate[rows], self.bits)
 
     def first_earlier(self) -> Positions:
-        """Return for each query the first earlier candidate within ``bits``; shape (n,).
+        """Return for each query the first earlier candidate that is near; shape (n,).
 
-        It is NONE for queries without one, and for all other hashes.
+        It is NONE for queries without one, and for all other images.
         """
-        first = np.full(len(self.hashes), NONE)
+        hashes = self.images.hashes
+        first = np.full(len(hashes), NONE)
         if not self.is_query.any() or not self.is_candidate.any():
             return first
-        if len(self.hashes) <= _BRUTE_FORCE_ROWS:
+        if len(hashes) <= _BRUTE_FORCE_ROWS:
             return self._compare_all()
-        for table in choose_tables(self.hashes, self.bits):
+        for table in choose_tables(hashes, self.bits):
             self.search_table(table, first)
         return first
 
     def search_table(self, table: KeyTable, first: Positions) -> None:
         """Lower ``first`` (n,) to the first candidate with the same key in ``table``."""
-        n = len(self.hashes)
+        hashes = self.images.hashes
+        n = len(hashes)
         # Sorting the key and the position as one number is twice as fast as argsort, and stable.
-        packed = (table.keys(self.hashes) << np.uint64(_KEY_BITS)) | np.arange(n, dtype=np.uint64)
+        packed = (table.keys(hashes) << np.uint64(_KEY_BITS)) | np.arange(n, dtype=np.uint64)
         packed.sort()
         keys = packed >> np.uint64(_KEY_BITS)
         rows = (packed & np.uint64(2**_KEY_BITS - 1)).astype(np.int64)
@@ -214,16 +243,19 @@ class Search:
         # Number of candidates before each row: those of its bucket are a range of all candidates.
         before: Positions = np.cumsum(is_candidate) - is_candidate
         candidates = rows[is_candidate]
-        candidate_hashes = self.hashes[candidates]
+        hashes, colors = self.images.hashes, self.images.colors
+        candidate_hashes = hashes[candidates]
         at = np.flatnonzero(is_small & self.is_query[rows] & (before > before[starts]))
         cursor: Positions = before[starts[at]]
         stop, queries = before[at], rows[at]
-        wanted = self.hashes[queries]
+        wanted = hashes[queries]
         best = first[queries]
         while len(queries):
             candidate = candidates[cursor]
             is_near = is_within(candidate_hashes[cursor], wanted, self.bits)
             is_near &= candidate < best
+            pairs = np.flatnonzero(is_near)
+            is_near[pairs] = are_alike(colors[candidate[pairs]], colors[queries[pairs]])
             first[queries[is_near]] = candidate[is_near]
             cursor += 1
             # A query ends at its first hit, and at the one that another table has found.
@@ -232,7 +264,7 @@ class Search:
             cursor, stop = cursor[rest], stop[rest]
 
     def _compare_all(self) -> Positions:
-        is_pair = is_within(self.hashes[:, None], self.hashes[None, :], self.bits)
+        is_pair = self.images.all_near(self.bits)
         is_pair &= self.is_query[:, None] & self.is_candidate[None, :]
-        is_pair &= np.tri(len(self.hashes), k=-1, dtype=np.bool_)
+        is_pair &= np.tri(len(self.images), k=-1, dtype=np.bool_)
         return np.where(is_pair.any(axis=1), is_pair.argmax(axis=1), NONE)

@@ -1,16 +1,17 @@
-"""Finds images whose perceptual hashes differ in few bits from an earlier one that is kept.
+"""Finds images that are near an earlier one that is kept, by perceptual hash and color.
 
-Images are visited in order. One is dropped if its hash differs in at most ``bits`` bits from that
-of an image that was kept, and the first such image is named. So whether an image is kept depends on
-those before it; yet most of the work is one search that does not (:func:`resolve`):
+Images are visited in order. One is dropped if it is near an image that was kept: their hashes
+differ in at most ``bits`` bits, and their colors are alike. The first such image is named. So
+whether an image is kept depends on those before it; yet most of the work is one search that does
+not (:func:`resolve`):
 
-1. For each hash, find the first earlier hash within ``bits``, whether kept or not.
-2. A hash without one is kept. A hash whose first earlier hash is kept by this rule is dropped.
-3. The others are near a hash that may be dropped itself, as the frames of a video are. They alone
+1. For each image, find the first earlier near one, whether kept or not.
+2. An image without one is kept. An image whose first earlier one is kept by this rule is dropped.
+3. The others are near an image that may be dropped itself, as the frames of a video are. They alone
    are visited in order: halves of the range are compared as a whole (:func:`visit_in_order`).
 
-Memory is proportional to the number of hashes, whatever their distribution. In a dense group only
-kept hashes are compared with, and these are far apart.
+Memory is proportional to the number of images, whatever their distribution. In a dense group only
+kept images are compared with, and these are far apart.
 """
 
 from __future__ import annotations
@@ -18,35 +19,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from sm_train.entrypoints.deduplication.hamming import NONE, Hashes, Positions, Search, is_within
+from sm_train.entrypoints.deduplication.equal_rows import equal_rows
+from sm_train.entrypoints.deduplication.hamming import NONE, Images, Positions, Search
 
 _LEAF_ROWS = 256
 
 
-@dataclass(frozen=True)
-class DistinctHashes:
-    """The distinct hashes (m,) of images (n,) in the order of their first images.
+@dataclass(frozen=True, eq=False)
+class DistinctImages:
+    """The images (m,) that differ in hash or color from all earlier ones of images (n,), in order.
 
-    ``firsts`` (m,) is the first image with each hash, ``group`` (n,) the hash of each image.
+    ``firsts`` (m,) are their rows, ``group`` (n,) is the distinct one that each image equals.
     """
 
-    in_order: Hashes
+    in_order: Images
     firsts: Positions
     group: Positions
 
     @classmethod
-    def of(cls, hashes: Hashes) -> DistinctHashes:
-        """Return the distinct ones of the hashes of images (n,)."""
-        distinct, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        order = np.argsort(firsts)
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        return cls(distinct[order], firsts[order], rank[inverse])
+    def of(cls, images: Images) -> DistinctImages:
+        """Return the distinct ones of images (n,)."""
+        colors = np.ascontiguousarray(images.colors).view(np.uint64)
+        equal, first = equal_rows(np.column_stack([images.hashes, colors]))
+        first_row = np.arange(len(images))
+        first_row[equal] = first
+        firsts = np.flatnonzero(first_row == np.arange(len(images)))
+        rank = np.zeros(len(images), np.int64)
+        rank[firsts] = np.arange(len(firsts))
+        return cls(images.take(firsts), firsts, rank[first_row])
 
     def name_all(self, duplicate_of: Positions) -> Positions:
-        """Return the result (n,) of all images from that of the distinct hashes (m,).
+        """Return the result (n,) of all images from that of the distinct ones (m,).
 
-        Of images with equal hashes, the first decides for all: it is kept, or all are dropped for
+        Of equal images, the first decides for all: it is kept, or all are dropped for
         the same reason.
         """
         is_kept = duplicate_of == NONE
@@ -57,75 +62,75 @@ class DistinctHashes:
         return result
 
 
-def near_duplicates(hashes: Hashes, bits: int) -> Positions:
-    """Return for each hash (n,) the kept one that it duplicates; NONE if it is kept itself."""
-    if not len(hashes):
+def near_duplicates(images: Images, bits: int) -> Positions:
+    """Return for each image (n,) the kept one that it duplicates; NONE if it is kept itself."""
+    if not len(images):
         return np.zeros(0, np.int64)
-    distinct = DistinctHashes.of(hashes)
+    distinct = DistinctImages.of(images)
     every = np.ones(len(distinct.in_order), np.bool_)
     earlier = Search(distinct.in_order, every, every, bits).first_earlier()
     return distinct.name_all(resolve(distinct.in_order, earlier, bits))
 
 
-def resolve(hashes: Hashes, earlier: Positions, bits: int) -> Positions:
-    """Return :func:`near_duplicates` of distinct hashes (n,) in order.
+def resolve(images: Images, earlier: Positions, bits: int) -> Positions:
+    """Return :func:`near_duplicates` of distinct images (n,) in order.
 
-    ``earlier`` (n,) is the first earlier hash within ``bits`` of each, or NONE.
+    ``earlier`` (n,) is the first earlier near image of each, or NONE.
     """
     is_root = earlier == NONE
     has_earlier = np.flatnonzero(~is_root)
-    result = np.full(len(hashes), NONE)
+    result = np.full(len(images), NONE)
     by_root = has_earlier[is_root[earlier[has_earlier]]]
     result[by_root] = earlier[by_root]
     open_rows = has_earlier[~is_root[earlier[has_earlier]]]
     if not len(open_rows):
         return result
-    is_open = np.zeros(len(hashes), np.bool_)
+    is_open = np.zeros(len(images), np.bool_)
     is_open[open_rows] = True
-    of_root = Search(hashes, is_open, is_root, bits).first_earlier()[open_rows]
+    of_root = Search(images, is_open, is_root, bits).first_earlier()[open_rows]
     result[open_rows] = of_root
     unrooted = open_rows[of_root == NONE]
-    duplicate_of = visit_in_order(hashes[unrooted], bits)
+    duplicate_of = visit_in_order(images.take(unrooted), bits)
     is_kept = duplicate_of == NONE
     result[unrooted[~is_kept]] = unrooted[duplicate_of[~is_kept]]
     # The others may be near one that was just kept and that is before the root.
     rooted = open_rows[of_root != NONE]
     rows = np.sort(np.concatenate([rooted, unrooted[is_kept]]))
     is_query = result[rows] != NONE
-    found = Search(hashes[rows], is_query, ~is_query, bits).first_earlier()
+    found = Search(images.take(rows), is_query, ~is_query, bits).first_earlier()
     has_found = found != NONE
     queries = rows[has_found]
     result[queries] = np.minimum(result[queries], rows[found[has_found]])
     return result
 
 
-def visit_in_order(hashes: Hashes, bits: int) -> Positions:
-    """Return :func:`near_duplicates` of distinct hashes (n,), whatever their distribution.
+def visit_in_order(images: Images, bits: int) -> Positions:
+    """Return :func:`near_duplicates` of distinct images (n,), whatever their distribution.
 
-    The first half is decided first. What is near a hash kept in it is dropped as a whole; the rest
-    of the second half depends on no hash of the first.
+    The first half is decided first. What is near an image kept in it is dropped as a whole; the
+    rest of the second half depends on no image of the first.
     """
-    if len(hashes) <= _LEAF_ROWS:
-        return _visit_one_by_one(hashes, bits)
-    middle = len(hashes) // 2
-    result = np.full(len(hashes), NONE)
-    result[:middle] = visit_in_order(hashes[:middle], bits)
+    if len(images) <= _LEAF_ROWS:
+        return _visit_one_by_one(images, bits)
+    middle = len(images) // 2
+    result = np.full(len(images), NONE)
+    result[:middle] = visit_in_order(images.take(slice(middle)), bits)
     kept = np.flatnonzero(result[:middle] == NONE)
-    rows = np.concatenate([kept, np.arange(middle, len(hashes))])
+    rows = np.concatenate([kept, np.arange(middle, len(images))])
     is_query = rows >= middle
-    found = Search(hashes[rows], is_query, ~is_query, bits).first_earlier()[len(kept) :]
+    found = Search(images.take(rows), is_query, ~is_query, bits).first_earlier()[len(kept) :]
     has_found = found != NONE
     result[middle:][has_found] = kept[found[has_found]]
     rest = middle + np.flatnonzero(~has_found)
-    inner = visit_in_order(hashes[rest], bits)
+    inner = visit_in_order(images.take(rest), bits)
     is_dropped = inner != NONE
     result[rest[is_dropped]] = rest[inner[is_dropped]]
     return result
 
 
-def _visit_one_by_one(hashes: Hashes, bits: int) -> Positions:
-    near = is_within(hashes[:, None], hashes[None, :], bits)
-    result = np.full(len(hashes), NONE)
+def _visit_one_by_one(images: Images, bits: int) -> Positions:
+    near = images.all_near(bits)
+    result = np.full(len(images), NONE)
     for row in np.flatnonzero(near.sum(axis=1) > 1).tolist():
         if result[row] == NONE:
             later = result[row + 1 :]

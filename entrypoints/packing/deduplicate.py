@@ -21,17 +21,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.deduplication.colors import SIGNATURE_BYTES
 from sm_train.entrypoints.deduplication.equal_rows import equal_rows, part_of
 from sm_train.entrypoints.deduplication.hamming import (
     NONE,
-    Hashes,
+    Images,
     KeyTable,
     Positions,
     Search,
     choose_tables,
 )
 from sm_train.entrypoints.deduplication.near_duplicates import (
-    DistinctHashes,
+    DistinctImages,
     near_duplicates,
     resolve,
 )
@@ -53,9 +54,16 @@ from sm_train.entrypoints.packing.worker_pool import (
 )
 
 DIGEST = np.dtype(
-    [("sha256", "<u8", (4,)), ("phash", "<u8"), ("is_readable", "?"), ("has_phash", "?")]
+    [
+        ("sha256", "<u8", (4,)),
+        ("phash", "<u8"),
+        ("colors", "u1", (SIGNATURE_BYTES,)),
+        ("is_readable", "?"),
+        ("has_phash", "?"),
+    ]
 )
-"""An image's digests: 42 bytes. Those of an unreadable image match no other."""
+"""An image's digests: 90 bytes. Those of an unreadable image match no other. The colors are unknown
+if near-duplicates are kept, and in packs of earlier versions."""
 
 DROPPED = np.dtype([("row", "<i8"), ("first", "<i8"), ("is_equal", "?")])
 """An image to leave out: its row among all inputs, that of the image that it duplicates, and
@@ -69,7 +77,10 @@ _PART_ROWS = 2**22
 """Images of a part of the search: a process needs some hundred megabytes for it."""
 
 _SHARED_BYTES = 2**33
-"""Memory for the perceptual hashes of all images in all processes of a node."""
+"""Memory for the perceptual hashes and colors of all images in all processes of a node."""
+
+_SEARCH_BYTES = 80
+"""Of these for each image: a hash, its colors and three positions."""
 
 
 def digest_shards(
@@ -93,14 +104,17 @@ def _digest_shard(
     decoders: Decoders,
 ) -> None:
     reader = InputReader(access, decoders)
+    is_near_dropped = plan.options.near_bits is not None
+    unknown = np.zeros(SIGNATURE_BYTES, np.uint8)
 
     def digest_input(item: PackInput) -> tuple[Any, ...]:
         try:
-            _, metadata = read_metadata(item, plan.options, reader)
+            _, metadata = read_metadata(item, plan.options, reader, colors=is_near_dropped)
         except DecodeError:
-            return (0, 0, 0, 0), 0, False, False
+            return (0, 0, 0, 0), 0, unknown, False, False
         words = np.frombuffer(bytes.fromhex(metadata.sha256), "<u8")
-        return words, metadata.phash or 0, True, metadata.phash is not None
+        colors = np.frombuffer(metadata.colors, np.uint8) if metadata.colors else unknown
+        return words, metadata.phash or 0, colors, True, metadata.phash is not None
 
     digests = np.zeros(len(plan.inputs), DIGEST)
     with ThreadPoolExecutor(threads) as pool:
@@ -134,7 +148,7 @@ class DuplicateSearch:
 
     def processes(self, workers: int) -> int:
         """Return how many processes have enough memory for the search."""
-        return max(1, min(workers, _SHARED_BYTES // (32 * max(1, self.rows))))
+        return max(1, min(workers, _SHARED_BYTES // (_SEARCH_BYTES * max(1, self.rows))))
 
     @property
     def _num_parts(self) -> int:
@@ -186,10 +200,10 @@ class DuplicateSearch:
     def _near(self, table: int, part: int) -> tuple[Positions, Positions]:
         """Return the hashes of a part with an earlier one nearby, and the first such one each."""
         assert self.near_bits is not None
-        hashes, chosen = _distinct_hashes(self).in_order, _tables(self)[table]
-        rows = np.flatnonzero(part_of(chosen.keys(hashes), self._num_parts) == part)
+        images, chosen = _distinct_images(self).in_order, _tables(self)[table]
+        rows = np.flatnonzero(part_of(chosen.keys(images.hashes), self._num_parts) == part)
         every, first = np.ones(len(rows), np.bool_), np.full(len(rows), NONE)
-        Search(hashes[rows], every, every, self.near_bits).search_table(chosen, first)
+        Search(images.take(rows), every, every, self.near_bits).search_table(chosen, first)
         found = first != NONE
         return rows[found], rows[first[found]]
 
@@ -203,10 +217,10 @@ class DuplicateSearch:
             rows, firsts = self._equal_bytes(0)
             near = None
             if self.near_bits is not None:
-                near = near_duplicates(_phashes(self)[0], self.near_bits)
+                near = near_duplicates(_hashed_images(self)[0], self.near_bits)
         duplicate_of = np.full(self.rows, NONE)
         if near is not None:
-            hashed, is_near = _phashes(self)[1], near != NONE
+            hashed, is_near = _hashed_images(self)[1], near != NONE
             duplicate_of[hashed[is_near]] = hashed[near[is_near]]
         duplicate_of[rows] = firsts
         is_equal = np.zeros(self.rows, np.bool_)
@@ -219,7 +233,7 @@ class DuplicateSearch:
 
     def _resolve_near(self, names: Sequence[str]) -> Positions:
         assert self.near_bits is not None
-        distinct = _distinct_hashes(self)
+        distinct = _distinct_images(self)
         earlier = np.full(len(distinct.in_order), NONE)
         for name in names:
             rows, firsts = self._read_pairs([name])
@@ -233,39 +247,46 @@ class DuplicateSearch:
     def read_digests(self) -> Iterator[NDArray[Any]]:
         """Yield the digests of each shard."""
         for name in self.digests:
-            yield _load(self.destination, name)
+            stored = _load(self.destination, name)
+            if stored.dtype != DIGEST:  # of an earlier version
+                digests = np.zeros(len(stored), DIGEST)
+                for field in stored.dtype.names or ():
+                    digests[field] = stored[field]
+                stored = digests
+            yield stored
 
 
 # Each process reads these once, whatever number of parts it searches.
 
 
 @lru_cache(maxsize=1)
-def _phashes(search: DuplicateSearch) -> tuple[Hashes, Positions]:
-    """Return the perceptual hashes of all images that have one, and the rows of these."""
-    hashes, rows, first_row = [], [], 0
+def _hashed_images(search: DuplicateSearch) -> tuple[Images, Positions]:
+    """Return all images that have a perceptual hash, and their rows."""
+    hashes, colors, rows, first_row = [], [], [], 0
     for digests in search.read_digests():
         with_hash = np.flatnonzero(digests["has_phash"])
         hashes.append(digests["phash"][with_hash])
+        colors.append(digests["colors"][with_hash])
         rows.append(first_row + with_hash)
         first_row += len(digests)
-    return np.concatenate(hashes), np.concatenate(rows)
+    return Images(np.concatenate(hashes), np.concatenate(colors)), np.concatenate(rows)
 
 
 @lru_cache(maxsize=1)
-def _distinct_hashes(search: DuplicateSearch) -> DistinctHashes:
-    return DistinctHashes.of(_phashes(search)[0])
+def _distinct_images(search: DuplicateSearch) -> DistinctImages:
+    return DistinctImages.of(_hashed_images(search)[0])
 
 
 @lru_cache(maxsize=1)
 def _tables(search: DuplicateSearch) -> list[KeyTable]:
     assert search.near_bits is not None
-    return choose_tables(_distinct_hashes(search).in_order, search.near_bits)
+    return choose_tables(_distinct_images(search).in_order.hashes, search.near_bits)
 
 
 def forget_hashes() -> None:
     """Free the memory of a search in this process."""
-    _phashes.cache_clear()
-    _distinct_hashes.cache_clear()
+    _hashed_images.cache_clear()
+    _distinct_images.cache_clear()
 
 
 class DroppedInputs:

@@ -10,6 +10,8 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
+from sm_train.entrypoints.deduplication.colors import signature
+from sm_train.entrypoints.images.color import to_rgb
 from sm_train.entrypoints.images.image_header import (
     DecodeError,
     ImageHeader,
@@ -35,7 +37,8 @@ class ImageMetadata:
     """An image's ``format`` is "jpeg", "png" or "webp".
 
     ``width`` and ``height`` are pixels as displayed, with the EXIF ``orientation`` (1 to 8)
-    applied. ``phash`` is None if the image was not decoded.
+    applied. ``phash`` is None if the image was not decoded, and ``colors``, the signature of its
+    colors, unless it was asked for.
     """
 
     format: str
@@ -44,10 +47,15 @@ class ImageMetadata:
     orientation: int
     sha256: str
     phash: int | None
+    colors: bytes | None = None
 
 
-def read_image_metadata(content: BytesLike, *, pixels: bool = True) -> ImageMetadata:
+def read_image_metadata(
+    content: BytesLike, *, pixels: bool = True, colors: bool = False
+) -> ImageMetadata:
     """Return an image's metadata. With ``pixels``, decode all of it, which detects any corruption.
+
+    ``colors`` decodes it once more, to tell near-duplicates from images of other colors.
 
     Raises:
         DecodeError: it is empty, corrupt, too large, or not a JPEG, PNG or WebP.
@@ -61,7 +69,39 @@ def read_image_metadata(content: BytesLike, *, pixels: bool = True) -> ImageMeta
     phash = _hash(content, header) if pixels else None
     height, width = header.displayed_size
     digest = hashlib.sha256(content).hexdigest()
-    return ImageMetadata(header.format, width, height, header.orientation, digest, phash)
+    found = _colors(content, header) if colors and pixels else None
+    return ImageMetadata(header.format, width, height, header.orientation, digest, phash, found)
+
+
+def _colors(content: BytesLike, header: ImageHeader) -> bytes:
+    """Return the signature of an image that can be decoded."""
+    if header.is_scalable:
+        factor = _reduction(header)
+        try:
+            rgb = simplejpeg.decode_jpeg(
+                content,
+                "RGB",
+                min_height=-(-header.height // factor),
+                min_width=-(-header.width // factor),
+                min_factor=factor,
+            )
+        except (ValueError, KeyError):
+            pass
+        else:
+            return signature(rgb, header.height / factor, header.width / factor)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with open_image(content) as image:
+            pixels = np.asarray(to_rgb(image))
+    return signature(pixels, *pixels.shape[:2])
+
+
+def _reduction(header: ImageHeader) -> int:
+    """Return how many times smaller a JPEG is decoded."""
+    factor = 8
+    while factor > 1 and min(header.height, header.width) < factor * _MIN_REDUCED_SIDE:
+        factor //= 2
+    return factor
 
 
 def _hash(content: BytesLike, header: ImageHeader) -> int:
@@ -70,9 +110,7 @@ def _hash(content: BytesLike, header: ImageHeader) -> int:
     if header.is_scalable:
         # Decode at up to an eighth of the size: the decoder still reads everything, but its
         # inverse DCT computes fewer pixels.
-        factor = 8
-        while factor > 1 and min(height, width) < factor * _MIN_REDUCED_SIDE:
-            factor //= 2
+        factor = _reduction(header)
         try:
             grey = simplejpeg.decode_jpeg(
                 content,

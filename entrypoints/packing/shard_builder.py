@@ -61,6 +61,10 @@ ProgressCallback = Callable[[int, int, int], None]
 """Progress callback ``(inputs_done, packed_bytes, inputs_rejected)``, all since the last call."""
 
 
+_Check = Callable[[BytesLike], ImageMetadata]
+"""Decodes an image and returns its metadata."""
+
+
 class StoppedError(Exception):
     """The parent process stopped this worker."""
 
@@ -303,43 +307,43 @@ def _load_encoder(folder: str, resolution: int) -> LatentEncoder:
 
 
 def read_metadata(
-    item: PackInput, options: PackOptions, reader: InputReader
+    item: PackInput, options: PackOptions, reader: InputReader, *, colors: bool = False
 ) -> tuple[BytesLike, ImageMetadata]:
-    """Return an input's image as it will be packed, and its metadata.
+    """Return an input's image as it will be packed, and its metadata, on request with its colors.
 
     Raises:
         DecodeError: it is missing, corrupt, or filtered out.
     """
     content = _read("image", item.address, item.bytes, reader.access)
+    check = partial(read_image_metadata, pixels=options.pixels, colors=colors)
     if options.convert and is_convertible(content):
-        return _convert(content, options, reader.decoders)
+        return _convert(content, options, reader.decoders, check)
     decoders = reader.decoders if options.pixels else InProcessDecoders()  # headers need no decoder
-    check = partial(read_image_metadata, pixels=options.pixels)
     metadata = decoders.call(check, content)
     _apply_filters(metadata.height, metadata.width, options)
     if options.quality is None and (
         options.max_side is None or max(metadata.width, metadata.height) <= options.max_side
     ):
         return content, metadata
-    return _reencode(content, options, reader.decoders)
+    return _reencode(content, options, reader.decoders, check)
 
 
 def _convert(
-    content: BytesLike, options: PackOptions, decoders: Decoders
+    content: BytesLike, options: PackOptions, decoders: Decoders, check: _Check
 ) -> tuple[BytesLike, ImageMetadata]:
     """Return an image of another format as JPEG, at its full size unless it is filtered out."""
     full_size = decoders.call(measure, content)
     _apply_filters(*full_size, options)
-    return _reencode(content, options, decoders)
+    return _reencode(content, options, decoders, check)
 
 
 def _reencode(
-    content: BytesLike, options: PackOptions, decoders: Decoders
+    content: BytesLike, options: PackOptions, decoders: Decoders, check: _Check
 ) -> tuple[BytesLike, ImageMetadata]:
     quality = options.quality or DEFAULT_QUALITY
     encode = partial(reencode, max_side=options.max_side, quality=quality)
     encoded = decoders.call(encode, content)
-    return encoded, decoders.call(partial(read_image_metadata, pixels=options.pixels), encoded)
+    return encoded, decoders.call(check, encoded)
 
 
 def _apply_filters(height: int, width: int, options: PackOptions) -> None:

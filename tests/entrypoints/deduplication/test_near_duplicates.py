@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.deduplication import hamming, near_duplicates
+from sm_train.entrypoints.deduplication.colors import SIGNATURE_BYTES, are_alike
 from sm_train.entrypoints.deduplication.hamming import (
     NONE,
     Hashes,
+    Images,
     KeyTable,
     Search,
     choose_tables,
@@ -22,12 +24,26 @@ from sm_train.entrypoints.deduplication.near_duplicates import (
 )
 
 
-def one_by_one(hashes: Sequence[int], bits: int) -> dict[int, int]:
-    """Return the definition: dropped image → first kept image within ``bits``."""
+def images_of(hashes: Sequence[int] | Hashes, palettes: Sequence[int] | None = None) -> Images:
+    """Return images of one palette each; images of different palettes are not alike."""
+    colors = np.full((len(hashes), SIGNATURE_BYTES), 200, np.uint8)
+    for row, palette in enumerate(palettes or ()):
+        colors[row, 15:33] = 60 * palette
+    return Images(np.array(hashes, np.uint64), colors)
+
+
+def one_by_one(images: Images, bits: int) -> dict[int, int]:
+    """Return the definition: dropped image → first kept image that is near."""
     kept: list[int] = []
     dropped = {}
-    for number, value in enumerate(hashes):
-        near = (other for other in kept if (value ^ hashes[other]).bit_count() <= bits)
+    for number, value in enumerate(images.hashes.tolist()):
+        own = images.colors[number : number + 1]
+        near = (
+            other
+            for other in kept
+            if (value ^ int(images.hashes[other])).bit_count() <= bits
+            and are_alike(images.colors[other : other + 1], own)[0]
+        )
         if (first := next(near, None)) is None:
             kept.append(number)
         else:
@@ -56,8 +72,8 @@ HASHES = st.one_of(
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[list[int], int]:
-    """Draw hashes with copies that differ in about as many bits as near-duplicates may."""
+def clusters(draw: st.DrawFn) -> tuple[Images, int]:
+    """Draw images of some palettes, with copies that differ in about as many bits as they may."""
     bits = draw(st.sampled_from([0, 1, 2, 3, 3, 3, 5, 8, 12, 16]))
     hashes = draw(st.lists(HASHES, max_size=30))
     for number in draw(st.lists(st.integers(0, max(0, len(hashes) - 1)), max_size=40)):
@@ -66,15 +82,15 @@ def clusters(draw: st.DrawFn) -> tuple[list[int], int]:
             for flip in draw(st.lists(st.integers(0, 63), max_size=bits + 2)):
                 copy ^= 1 << flip
             hashes.append(copy)
-    return draw(st.permutations(hashes)), bits
+    palettes = [draw(st.sampled_from([0, 0, 0, 1, 2])) for _ in hashes]
+    return images_of(draw(st.permutations(hashes)), palettes), bits
 
 
 @settings(max_examples=60, deadline=None)
 @given(clusters())
-def test_near_duplicates_are_those_of_the_definition(drawn: tuple[list[int], int]) -> None:
-    hashes, bits = drawn
-    found = find_near_duplicates(np.array(hashes, np.uint64), bits)
-    assert as_dict(found) == one_by_one(hashes, bits)
+def test_near_duplicates_are_those_of_the_definition(drawn: tuple[Images, int]) -> None:
+    images, bits = drawn
+    assert as_dict(find_near_duplicates(images, bits)) == one_by_one(images, bits)
 
 
 def flipped(rng: np.random.Generator, hashes: Hashes, flips: int) -> Hashes:
@@ -106,14 +122,15 @@ def test_distributions_with_clusters(bits: int, monkeypatch: pytest.MonkeyPatch)
             chain(rng, 120),
         ]
     )
+    palettes = rng.choice([0, 0, 1], len(hashes)).tolist()
     for ordered in (hashes, rng.permutation(hashes)):
-        found = as_dict(find_near_duplicates(ordered, bits))
-        assert found == one_by_one([int(value) for value in ordered], bits)
+        for images in (images_of(ordered), images_of(ordered, palettes)):
+            assert as_dict(find_near_duplicates(images, bits)) == one_by_one(images, bits)
 
 
 def test_no_hash_and_one_hash() -> None:
-    assert as_dict(find_near_duplicates(np.zeros(0, np.uint64), 3)) == {}
-    assert as_dict(find_near_duplicates(np.zeros(1, np.uint64), 3)) == {}
+    assert as_dict(find_near_duplicates(images_of([]), 3)) == {}
+    assert as_dict(find_near_duplicates(images_of([0]), 3)) == {}
 
 
 def test_bits_are_counted_alike_with_every_version_of_numpy() -> None:
@@ -132,14 +149,15 @@ def test_parts_of_the_tables_together_find_what_all_find(bits: int) -> None:
     hashes = np.unique(flipped(rng, np.repeat(rng.integers(0, 2**64, 50, np.uint64), 20), 4))
     rng.shuffle(hashes)
     every = np.ones(len(hashes), np.bool_)
-    whole = Search(hashes, every, every, bits).first_earlier()
+    images = images_of(hashes, rng.choice([0, 0, 1], len(hashes)).tolist())
+    whole = Search(images, every, every, bits).first_earlier()
     first = np.full(len(hashes), NONE)
     for table in choose_tables(hashes, bits):
         keys = table.keys(hashes)
         for part in range(3):
             rows = np.flatnonzero(keys % np.uint64(3) == part)
             found = np.full(len(rows), NONE)
-            Search(hashes, every, every, bits).subset(rows).search_table(table, found)
+            Search(images, every, every, bits).subset(rows).search_table(table, found)
             has_found = found != NONE
             queries = rows[has_found]
             first[queries] = np.minimum(first[queries], rows[found[has_found]])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sm_train.entrypoints.deduplication.colors import are_alike
 from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.packing import deduplicate
 from sm_train.entrypoints.packing.deduplicate import (
@@ -31,6 +32,8 @@ def random_digests(count: int) -> Any:
     for _ in range(3):
         flips = np.uint64(1) << rng.integers(0, 64, count).astype(np.uint64)
         digests["phash"] ^= np.where(rng.random(count) < 0.5, flips, np.uint64(0))
+    digests["colors"] = 200
+    digests["colors"][:, :24] = rng.choice([0, 100], count)[:, None]
     digests["is_readable"] = digests["has_phash"] = rng.random(count) < 0.9
     digests["has_phash"] &= rng.random(count) < 0.9
     copies = rng.integers(0, count, count // 5)
@@ -54,6 +57,7 @@ def by_definition(digests: Any) -> list[tuple[int, int, bool]]:
                 other
                 for other in kept
                 if (value ^ int(digests[other]["phash"])).bit_count() <= BITS
+                and are_alike(digests["colors"][[other]], digests["colors"][[row]])[0]
             )
             if (first := next(near, row)) != row:
                 dropped.append((row, first, False))
@@ -97,3 +101,28 @@ def test_duplicates_are_those_of_the_definition(
         else (row, f"{row}.jpg", "near-duplicate", f"looks like {first}.jpg")
         for row, first, is_equal in expected
     ]
+
+
+def test_digests_of_earlier_versions_have_unknown_colors(tmp_path: Path) -> None:
+    """Their images are compared by the hash alone."""
+    digests = np.zeros(4, DIGEST)
+    digests["phash"], digests["is_readable"], digests["has_phash"] = 7, True, True
+    digests["sha256"][:, 0] = range(4)
+    digests["colors"][2:, :] = [[9], [200]]
+    fields = [name for name in DIGEST.names or () if name != "colors"]
+    earlier = np.zeros(2, [(name, DIGEST[name]) for name in fields])
+    for name in fields:
+        earlier[name] = digests[name][:2]
+    plans = []
+    for number, stored in enumerate((earlier, digests[2:])):
+        np.save(tmp_path / f"{number}.npy", stored)
+        inputs = [PackInput(2 * number + row, f"{row}.jpg", "", 0) for row in range(2)]
+        options = PackOptions(duplicates=True, near_bits=BITS)
+        plans.append(
+            ShardPlan(number, f"{number}.tar", inputs, options, 2 * number, f"{number}.npy")
+        )
+    search = DuplicateSearch.of(plans, LocalFolder(tmp_path), BITS)
+    search.find_dropped(DROPPED_NAME, lambda *_: None, InProcessDecoders())
+    dropped = np.load(tmp_path / DROPPED_NAME)
+    assert dropped["row"].tolist() == [1, 2, 3]
+    assert dropped["first"].tolist() == [0, 0, 0]
