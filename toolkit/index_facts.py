@@ -74,8 +74,9 @@ def read_stored_header(session: boto3.Session, uri: str) -> IndexHeader:
         ShardError: it is not an index, is damaged, or has another version.
     """
     from sm_train.entrypoints.data.shard_index import read_header
+    from sm_train.entrypoints.object_store.object_file import S3File
     from sm_train.entrypoints.object_store.store import store_of
-    from sm_train.toolkit.aws.s3 import S3File, split_uri
+    from sm_train.toolkit.aws.s3 import split_uri
 
     bucket, key = split_uri(uri)
     store = store_of(session)

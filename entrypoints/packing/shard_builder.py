@@ -32,6 +32,7 @@ from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.object_store.stream_upload import BytesLike
+from sm_train.entrypoints.packing.embedded_images import file_of, is_embedded, read_embedded
 from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
 from sm_train.entrypoints.packing.reencode import DEFAULT_QUALITY, is_convertible, measure, reencode
@@ -400,6 +401,8 @@ def _read(part: str, address: str, size: int, access: S3Access) -> BytesLike:
     _require_size(part, size)
     name = address.rpartition("/")[2]
     try:
+        if is_embedded(address):
+            return read_embedded(address, access)
         if address.startswith("s3://"):
             return read_uri(address, access)
         return _read_file(part, address)
@@ -409,7 +412,7 @@ def _read(part: str, address: str, size: int, access: S3Access) -> BytesLike:
         # ValueError: the name contains a zero byte, which no file name can.
         raise DecodeError(f"{part}-missing", f"no file {name}") from None
     except OSError as error:
-        if address.startswith("s3://") and not isinstance(error, PermissionError):
+        if file_of(address).startswith("s3://") and not isinstance(error, PermissionError):
             raise  # perhaps transient: a rejected input would stay out of the finished pack
         raise DecodeError(f"{part}-unreadable", error.strerror or str(error)) from None
 

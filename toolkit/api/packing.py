@@ -50,7 +50,7 @@ def pack(
     Args:
         source: A folder of images with ``.txt`` captions, a pattern such as ``"photos/**/*.jpg"``,
             an S3 prefix, the ``manifest.json`` of an S3 Inventory, or a table of images and
-            captions.
+            captions: a file, a folder of Parquet parts or a Hugging Face image folder.
         destination: The folder or S3 prefix that receives ``shards/``, ``index.parquet`` and
             ``inputs/``, the list of images.
         captions: A CSV, JSONL or Parquet table with captions, instead of ``.txt`` files. Its column
@@ -93,7 +93,7 @@ def pack(
     arguments = PackArguments(
         source=str(source),
         destination=str(destination),
-        captions=None if captions is None else Path(captions),
+        captions=None if captions is None else str(captions),
         shard_size=shard_size,
         instances=instances,
         image_column=image_column,

@@ -1,12 +1,10 @@
-"""S3 URIs, buckets, and objects as seekable files."""
+"""S3 URIs, buckets and objects."""
 
 from __future__ import annotations
 
-import io
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.object_store.store import ObjectStore, store_of
+from sm_train.entrypoints.object_store.store import store_of
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -111,37 +109,3 @@ def require_bucket(session: boto3.Session, uri: str, region: str, field: str) ->
             "use a bucket in the job's region, or run there",
             ExitCode.PREFLIGHT,
         )
-
-
-class S3File(io.RawIOBase):
-    """A read-only, seekable view of an S3 object; each read is one ranged request, nothing is
-    cached. ``read`` raises S3's errors unchanged.
-    """
-
-    def __init__(self, store: ObjectStore, bucket: str, key: str, size: int) -> None:
-        self._store, self._bucket, self._key = store, bucket, key
-        self._size, self._offset = size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._offset
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._offset = (
-            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
-        )
-        return self._offset
-
-    def readinto(self, buffer: Any) -> int:
-        length = min(len(buffer), self._size - self._offset)
-        if length <= 0:
-            return 0
-        content = self._store.get_range(self._bucket, self._key, self._offset, length)
-        buffer[: len(content)] = content
-        self._offset += len(content)
-        return len(content)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.packing.embedded_images import file_of
 from sm_train.entrypoints.packing.plan_files import (
     REJECTED_SCHEMA,
     caption_next_to,
@@ -158,8 +159,8 @@ class InputSorter:
         )
         self.images += 1
         self.newest_ns = max(self.newest_ns, image.modified_ns)
-        if self.local is None and not address.startswith("s3://"):
-            self.local = address
+        if self.local is None and not (file := file_of(address)).startswith("s3://"):
+            self.local = file
         self.has_heic = self.has_heic or image.source.lower().endswith(_HEIC)
 
     def add_text(self, name: str, size: int, modified_ns: int) -> None:

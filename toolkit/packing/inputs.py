@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -52,7 +52,13 @@ from sm_train.toolkit.packing.links import SourceFolder, images_inside
 from sm_train.toolkit.packing.s3_inventory import MANIFEST_NAME, list_inventory, read_manifest
 from sm_train.toolkit.packing.s3_listing import collect_objects, listing_root
 from sm_train.toolkit.packing.source_image import SourceImage, local_image
-from sm_train.toolkit.packing.tables import ImageTable, TableOptions, collect_table
+from sm_train.toolkit.packing.table_files import (
+    KINDS,
+    TableFile,
+    find_image_folder,
+    find_tables,
+)
+from sm_train.toolkit.packing.tables import TableOptions, collect_tables
 
 _WILDCARDS = "*?["
 
@@ -69,7 +75,7 @@ class InputSource:
     """
 
     source: str
-    captions: Path | None = None
+    captions: str | None = None
     table: TableOptions = field(default_factory=TableOptions)
     convert: bool = False
     access: S3Access = field(default_factory=S3Access)
@@ -141,8 +147,11 @@ def _find_inputs(
     source: InputSource, temporary: Path, folder: Path, packed: PackedInputs | None
 ) -> PackInputs:
     selection = FileSelection(convert=source.convert)
-    with InputSorter(temporary, _root(source)) as sorter:
-        _collect(source, sorter, selection)
+    downloads = temporary / "tables"
+    downloads.mkdir()
+    tables = _find_tables(source, downloads)
+    with InputSorter(temporary, _root(source, tables)) as sorter:
+        _collect(source, tables, sorter, selection)
         sorter.flush()
         selection.skip_texts(*sorter.stray_texts(MAX_NAMED))
         if not sorter.images and not sorter.rejected:
@@ -152,10 +161,10 @@ def _find_inputs(
         return _write_inputs(sorter, folder, selection.skipped, packed, types)
 
 
-def _root(source: InputSource) -> str:
+def _root(source: InputSource, tables: Sequence[TableFile]) -> str:
     """Return what precedes the path of an image below the source, in most addresses."""
     if source.source.startswith("s3://"):
-        return "" if source.captions else listing_root(source.source)
+        return "" if tables else listing_root(source.source)
     if source.captions is not None:
         folder = Path(source.source)
     elif _is_pattern(source.source):
@@ -170,24 +179,48 @@ def _is_pattern(source: str) -> bool:
     return any(wildcard in source for wildcard in _WILDCARDS)
 
 
-def _is_table(source: str) -> bool:
-    return not source.startswith("s3://") and not _is_pattern(source) and not Path(source).is_dir()
+def _find_tables(source: InputSource, folder: Path) -> list[TableFile]:
+    """Return the tables of the source, none if it is images with ``.txt`` captions.
 
-
-def _collect(source: InputSource, sorter: InputSorter, selection: FileSelection) -> None:
-    """Add all images of the source to ``sorter``."""
-    name = source.source
-    if source.captions is None and not _is_table(name):
-        table = source.table
-        kept = ("--keep", table.keep), ("--index-column", {*table.index_columns} - {SOURCE})
-        for option, value in (("--where", table.where), *kept):
-            if value:
-                raise UserError(f"{option}: needs a table; pass one as SRC or --captions")
+    Raises:
+        UserError: ``captions`` is no table.
+    """
+    name, access = source.source, source.access
     if source.captions is not None:
         if not name.startswith("s3://") and not Path(name).is_dir():
             raise UserError(f"{name}: with --captions, SRC must be the folder of the images")
-        collect_table(_table(source, source.captions), name, source.access, sorter)
-    elif name.endswith(MANIFEST_NAME) and name.startswith("s3://"):
+        tables = find_tables(source.captions, access, folder)
+        if not tables:
+            exists = source.captions.startswith("s3://") or Path(source.captions).exists()
+            reason = f"not a table ({', '.join(KINDS)})" if exists else "no such table"
+            raise UserError(f"{source.captions}: {reason}")
+        return tables
+    if name.endswith(MANIFEST_NAME) and name.startswith("s3://"):
+        return []
+    is_folder = not name.startswith("s3://") and Path(name).is_dir()
+    of_folder = find_image_folder(Path(name), access) if is_folder else []
+    return of_folder or find_tables(name, access, folder)
+
+
+def _collect(
+    source: InputSource, tables: Sequence[TableFile], sorter: InputSorter, selection: FileSelection
+) -> None:
+    """Add all images of the source to ``sorter``."""
+    name = source.source
+    if tables:
+        is_below_source = source.captions is not None or tables[0].of_image_folder
+        root = name if is_below_source else None
+        collect_tables(source.table, tables, root, source.access, sorter)
+        return
+    table = source.table
+    for option, value in (
+        ("--where", table.where),
+        ("--keep", table.keep),
+        ("--index-column", {*table.index_columns} - {SOURCE}),
+    ):
+        if value:
+            raise UserError(f"{option}: needs a table; pass one as SRC or --captions")
+    if name.endswith(MANIFEST_NAME) and name.startswith("s3://"):
         inventory = read_manifest(name, source.access)
         sorter.root = f"s3://{inventory.bucket}/"
         list_inventory(inventory, source.access, selection, sorter)
@@ -198,13 +231,9 @@ def _collect(source: InputSource, sorter: InputSorter, selection: FileSelection)
     elif Path(name).is_dir():
         _add_all(sorter, _walk_images(Path(name), selection, sorter.reject))
     elif Path(name).exists():
-        collect_table(_table(source, Path(name)), str(Path(name).parent), source.access, sorter)
+        raise UserError(f"{name}: neither a folder of images nor a table ({', '.join(KINDS)})")
     else:
         raise UserError(f"{name}: no such folder or table")
-
-
-def _table(source: InputSource, path: Path) -> ImageTable:
-    return ImageTable(**vars(source.table), path=path)
 
 
 def _add_all(sorter: InputSorter, images: Iterable[SourceImage]) -> None:

@@ -90,7 +90,7 @@ class PackJob:
 
     source: str
     destination: str
-    captions: Path | None
+    captions: str | None
     shard_bytes: int
     workers: int
     table: TableOptions = field(default_factory=TableOptions)

@@ -15,8 +15,6 @@ from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.packing.pack import PackJob, parse_size
 from sm_train.toolkit.packing.tables import TableOptions
 
-_TABLES = (".csv", ".jsonl", ".parquet")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PackArguments(TableOptions):
@@ -27,7 +25,7 @@ class PackArguments(TableOptions):
 
     source: str
     destination: str
-    captions: Path | None = None
+    captions: str | None = None
     shard_size: str | int = "4GB"
     instances: int = 1
     min_side: int | None = None
@@ -85,10 +83,9 @@ class PackArguments(TableOptions):
 
     def _access(self) -> S3Access:
         """Return how to reach S3; require credentials and a region only for an address in S3."""
-        if not any(address.startswith("s3://") for address in (self.source, self.destination)):
-            if not str(self.captions or self.source).endswith(_TABLES):
-                return S3Access()
-            return S3Access(self.profile, self.region)  # the table may name s3:// URIs
+        addresses = (self.source, self.destination, self.captions or "")
+        if not any(address.startswith("s3://") for address in addresses):
+            return S3Access(self.profile, self.region)  # a table may name s3:// URIs
 
         region = resolve_region(self.region, None, self.profile)
         open_session(self.profile, region)

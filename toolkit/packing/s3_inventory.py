@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -26,6 +25,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.file_kinds import FileSelection
 from sm_train.toolkit.packing.input_sorter import InputSorter
 from sm_train.toolkit.packing.s3_listing import ObjectCollector
+from sm_train.toolkit.packing.table_files import TableFile
 from sm_train.toolkit.packing.tables import open_parquet
 
 MANIFEST_NAME = "/manifest.json"
@@ -132,11 +132,8 @@ def _read_csv(inventory: Inventory, key: str, access: S3Access) -> Iterator[dict
 
 
 def _read_parquet(inventory: Inventory, key: str, access: S3Access) -> Iterator[dict[str, Any]]:
-    with TemporaryDirectory(prefix="sm-train-inventory-") as folder:
-        path = Path(folder) / "inventory.parquet"
-        open_store(access).download(inventory.files_bucket, key, path)
-        with open_parquet(path) as file:
-            names = [name for name in _COLUMNS if name in file.schema_arrow.names]
-            for batch in file.iter_batches(_ROWS, columns=names, use_threads=False):
-                for row in batch.to_pylist():
-                    yield {_COLUMNS[name]: value for name, value in row.items()}
+    with open_parquet(TableFile(f"s3://{inventory.files_bucket}/{key}", Path(), access)) as file:
+        names = [name for name in _COLUMNS if name in file.schema_arrow.names]
+        for batch in file.iter_batches(_ROWS, columns=names, use_threads=False):
+            for row in batch.to_pylist():
+                yield {_COLUMNS[name]: value for name, value in row.items()}

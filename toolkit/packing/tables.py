@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
 import posixpath
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.object_store.store import S3Access, open_store
+from sm_train.entrypoints.packing.embedded_images import embedded_address
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.sample_metadata.row_filter import NUMBER, ConditionError, RowFilter
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
@@ -26,12 +30,16 @@ from sm_train.toolkit.packing.input_sorter import InputSorter
 from sm_train.toolkit.packing.links import SourceFolder, images_inside
 from sm_train.toolkit.packing.source_image import SourceImage, local_image
 from sm_train.toolkit.packing.table_columns import CsvTypes, table_fields, unique
+from sm_train.toolkit.packing.table_files import TableFile
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 HEAD_REQUESTS = 32
 """HEAD requests that are in flight at the same time."""
+
+FILE_NAME, FOLDER_CAPTION = "file_name", "text"
+"""Columns of images and captions in the tables of Hugging Face's image folders."""
 
 SIZE_COLUMN = "bytes"
 """The column of sizes in bytes that a table may have."""
@@ -60,9 +68,24 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class ImageTable(TableOptions):
-    """A CSV, JSONL or Parquet table of images and captions."""
+    """A file of a CSV, JSONL or Parquet table of images and captions."""
 
-    path: Path = field(kw_only=True)
+    file: TableFile = field(kw_only=True)
+
+    def images(self, present: Iterable[str]) -> str:
+        """Return the column of images of a table with the columns ``present``."""
+        is_default = self.image_column == TableOptions.image_column
+        if self.file.of_image_folder and is_default and FILE_NAME in {*present}:
+            return FILE_NAME
+        return self.image_column
+
+    def captions(self, present: Iterable[str]) -> tuple[str, ...]:
+        """Return the columns of captions of a table with the columns ``present``."""
+        is_default = self.caption_columns == TableOptions.caption_columns
+        names = {*present}
+        if self.file.of_image_folder and is_default and names.isdisjoint(self.caption_columns):
+            return (FOLDER_CAPTION,) if FOLDER_CAPTION in names else self.caption_columns
+        return self.caption_columns
 
     def kept(self, present: Iterable[str]) -> tuple[str, ...]:
         """Return the columns of a sample's JSON file, of a table with the columns ``present``."""
@@ -74,7 +97,8 @@ class ImageTable(TableOptions):
 class ImageRow:
     """A row of a table, numbered from 1; the cells may have any type.
 
-    ``kept`` are the cells of the sample's JSON file.
+    ``kept`` are the cells of the sample's JSON file. ``embedded`` is the address of an image that
+    is in the table itself.
     """
 
     number: int
@@ -82,16 +106,39 @@ class ImageRow:
     captions: dict[str, Any]
     size: Any
     kept: dict[str, Any]
+    embedded: str | None = None
 
 
-def collect_table(table: ImageTable, root: str, access: S3Access, sorter: InputSorter) -> None:
-    """Add the images of a table, which are relative to ``root`` or ``s3://`` URIs.
+def collect_tables(
+    options: TableOptions,
+    files: Sequence[TableFile],
+    root: str | None,
+    access: S3Access,
+    sorter: InputSorter,
+) -> None:
+    """Add the images of a table of several files, ``s3://`` URIs or relative to ``root``.
 
-    An object whose size is not in the table costs one HEAD request.
+    Without one they are relative to the folder of their file. An object whose size is not in the
+    table costs one HEAD request.
 
     Raises:
         UserError: the table or its condition is invalid, or no row is left.
     """
+    is_empty = True
+    for file in files:
+        table = ImageTable(**vars(options), file=file)
+        found = _collect_table(table, root or file.parent, access, sorter)
+        is_empty = is_empty and not found
+    if not is_empty:
+        return
+    name = files[0].location if len(files) == 1 else f"{files[0].location} and others"
+    if sorter.filtered:
+        raise UserError(f"{name}: none of {sorter.filtered:,} rows fulfils --where")
+    raise UserError(f"{name}: the table has no rows")
+
+
+def _collect_table(table: ImageTable, root: str, access: S3Access, sorter: InputSorter) -> bool:
+    """Add the images of a file; return whether any of its rows is wanted."""
     folder = None if root.startswith("s3://") else SourceFolder(Path(root))
     rows = _selected_rows(table, sorter)
     is_empty = True
@@ -102,7 +149,11 @@ def collect_table(table: ImageTable, root: str, access: S3Access, sorter: InputS
             if (found := _source(table, row, root, sorter.reject)) is None:
                 continue
             source, caption, fields = found
-            if not source.startswith("s3://"):
+            if row.embedded is not None:
+                mean = _size(row) or 0
+                image = SourceImage(source, row.embedded, mean, 0, caption, table_fields=fields)
+                sorter.add(image)
+            elif not source.startswith("s3://"):
                 assert folder is not None
                 image = local_image(source, Path(root) / source, caption, fields)
                 for accepted in images_inside([image], folder, sorter.reject):
@@ -113,10 +164,7 @@ def collect_table(table: ImageTable, root: str, access: S3Access, sorter: InputS
                 remote.append(found)
         for image in _head_objects(remote, access):
             sorter.add(image)
-    if is_empty and sorter.filtered:
-        raise UserError(f"{table.path}: none of {sorter.filtered:,} rows fulfils --where")
-    if is_empty:
-        raise UserError(f"{table.path}: the table has no rows")
+    return not is_empty
 
 
 def _selected_rows(table: ImageTable, sorter: InputSorter) -> Iterator[ImageRow]:
@@ -126,7 +174,7 @@ def _selected_rows(table: ImageTable, sorter: InputSorter) -> Iterator[ImageRow]
         yield from rows
         return
     try:
-        with RowFilter(str(table.path), table.where) as row_filter:
+        with RowFilter(table.file.location, table.where) as row_filter:
             numbers = _matching_numbers(table, row_filter)
             wanted = next(numbers, None)
             for row in rows:
@@ -141,8 +189,8 @@ def _selected_rows(table: ImageTable, sorter: InputSorter) -> Iterator[ImageRow]
 
 def _matching_numbers(table: ImageTable, row_filter: RowFilter) -> Iterator[int]:
     """Yield the numbers of the rows that fulfil the condition."""
-    if table.path.suffix.lower() == ".parquet":
-        with open_parquet(table.path) as file:
+    if table.file.kind == ".parquet":
+        with open_parquet(table.file) as file:
             names = file.schema_arrow.names
             used = [name for name in names if name.lower() in row_filter.columns]
             schema = pa.schema(
@@ -150,14 +198,14 @@ def _matching_numbers(table: ImageTable, row_filter: RowFilter) -> Iterator[int]
             )
             row_filter.use_batches(schema, _numbered_batches(file, used, schema))
             yield from row_filter.matching(names)
-    elif table.path.suffix.lower() == ".csv":
-        with open_csv(table.path) as reader:
+    elif table.file.kind == ".csv":
+        with open_csv(table.file) as reader:
             names = list(reader.fieldnames or ())
             row_filter.use_texts(names, enumerate(reader, start=1))
         yield from row_filter.matching(names)
     else:
         present: dict[str, None] = {}
-        row_filter.use_documents(_json_rows(table.path, present))
+        row_filter.use_documents(_json_rows(table.file, present))
         yield from row_filter.matching(list(present))
 
 
@@ -181,17 +229,34 @@ class _Found(NamedTuple):
 
 def _source(table: ImageTable, row: ImageRow, root: str, reject: Reject) -> _Found | None:
     """Return the image and the caption of a row; None if it is rejected."""
-    row_name = f"{table.path.name} row {row.number}"
+    row_name = f"{table.file.name} row {row.number}"
+    if row.embedded is not None:
+        # The order of the rows, in which row groups are read once.
+        name = f"{table.file.folder}{table.file.name}/{row.number:09d}"
+        return _found(table, row, row_name, name, reject)
     if not isinstance(row.image, str) or not row.image:
         reject(RejectedInput(row_name, "image-missing", "the row names no image"))
         return None
     source = row.image
+    if source.startswith(("http://", "https://")):
+        detail = f"{row_name}: addresses of the web are not downloaded; use img2dataset first"
+        reject(RejectedInput(source, "image-address", detail))
+        return None
     if not source.startswith("s3://"):
-        source = _relative_path(root, row.image)
+        source = _relative_path(root, table.file.folder + row.image)
     if source == ".." or source.startswith("../"):
         detail = f"{row_name} is outside the folder"
         reject(RejectedInput(row.image, "outside-source", detail))
         return None
+    if root.startswith("s3://") and not source.startswith("s3://"):
+        source = f"{root.rstrip('/')}/{source}"
+    return _found(table, row, row_name, source, reject)
+
+
+def _found(
+    table: ImageTable, row: ImageRow, row_name: str, source: str, reject: Reject
+) -> _Found | None:
+    """Return an image with its caption; None if the row has none."""
     present = {name: text for name, text in row.captions.items() if text is not None}
     not_text = [value for value in present.values() if not _is_caption(value)]
     if not present:
@@ -203,8 +268,6 @@ def _source(table: ImageTable, row: ImageRow, root: str, reject: Reject) -> _Fou
     captions = {name: str(value) for name, value in present.items()}
     # A blank caption is rejected when it is packed.
     caption = next(filter(str.strip, captions.values()), "")
-    if root.startswith("s3://") and not source.startswith("s3://"):
-        source = f"{root.rstrip('/')}/{source}"
     several = captions if len(row.captions) > 1 else {}
     return _Found(source, caption, table_fields(several, row.kept))
 
@@ -258,77 +321,76 @@ def _read_table(table: ImageTable) -> Iterator[ImageRow]:
         ".jsonl": _read_jsonl,
         ".parquet": _read_parquet,
     }
-    if not table.path.is_file():
-        raise UserError(f"{table.path}: no such table")
-    reader = readers.get(table.path.suffix.lower())
-    if reader is None:
-        raise UserError(
-            f"{table.path}: neither a folder of images nor a table ({', '.join(readers)})"
-        )
-    return reader(table)
+    return readers[table.file.kind](table)
 
 
 def _require_columns(table: ImageTable, present: Iterable[str]) -> None:
     present = list(present)
     for options, named in (
-        ("--image-column, --caption-column", (table.image_column, *table.caption_columns)),
+        (
+            "--image-column, --caption-column",
+            (table.images(present), *table.captions(present)),
+        ),
         ("--keep, --index-column", table.kept(present)),
     ):
         missing = [column for column in named if column not in present]
         if missing:
             raise UserError(
-                f"{table.path}: no column {' and no column '.join(map(repr, missing))}; it has "
-                f"{', '.join(present) or 'none'} ({options})"
+                f"{table.file.location}: no column {' and no column '.join(map(repr, missing))}; "
+                f"it has {', '.join(present) or 'none'} ({options})"
             )
 
 
 def _read_csv(table: ImageTable) -> Iterator[ImageRow]:
-    with open_csv(table.path) as reader:
+    with open_csv(table.file) as reader:
         names = reader.fieldnames or ()
         _require_columns(table, names)
         kept = table.kept(names)
         types = CsvTypes(reader, kept) if kept else None
-    with open_csv(table.path) as reader:
+    with open_csv(table.file) as reader:
         for number, row in enumerate(reader, start=1):
             cells = {} if types is None else {name: types.cell(name, row[name]) for name in kept}
             yield _row(table, number, row, cells)
 
 
 @contextmanager
-def open_csv(path: Path) -> Iterator[csv.DictReader[str]]:
+def open_csv(table: TableFile) -> Iterator[csv.DictReader[str]]:
     """Open a CSV table.
 
     Raises:
         UserError: it is invalid, also while it is read.
     """
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with table.open_text() as file:
         # strict: an unclosed quote would swallow all rows after it.
         reader = csv.DictReader(file, strict=True)
         try:
             yield reader
         except csv.Error as error:
-            raise UserError(f"{path}:{reader.reader.line_num}: not CSV: {error}") from None
+            line = reader.reader.line_num
+            raise UserError(f"{table.location}:{line}: not CSV: {error}") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(f"{table.location}: not gzip: {error}") from None
 
 
 def _row(table: ImageTable, number: int, row: dict[str, Any], kept: dict[str, Any]) -> ImageRow:
-    captions = {name: row.get(name) for name in table.caption_columns}
-    return ImageRow(number, row.get(table.image_column), captions, row.get(SIZE_COLUMN), kept)
+    captions = {name: row.get(name) for name in table.captions(row)}
+    return ImageRow(number, row.get(table.images(row)), captions, row.get(SIZE_COLUMN), kept)
 
 
 def _read_jsonl(table: ImageTable) -> Iterator[ImageRow]:
     present: dict[str, None] = {}
     number = 0
-    for number, row in _json_rows(table.path, present):
+    for number, row in _json_rows(table.file, present):
         yield _row(table, number, row, {name: row.get(name) for name in table.kept(row)})
     if number:
         _require_columns(table, present)
 
 
-def _json_rows(path: Path, present: dict[str, None]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(table: TableFile, present: dict[str, None]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the numbered objects of a JSONL table; add their keys to ``present``."""
-    count = 0
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-        for number, line in enumerate(file, start=1):
+    count, path = 0, table.location
+    with table.open_text() as file:
+        for number, line in enumerate(_lines(file, path), start=1):
             if not line.strip():
                 continue
             try:
@@ -342,32 +404,94 @@ def _json_rows(path: Path, present: dict[str, None]) -> Iterator[tuple[int, dict
             yield count, row
 
 
+def _lines(file: IO[str], name: str) -> Iterator[str]:
+    try:
+        yield from file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{name}: not gzip: {error}") from None
+
+
 @contextmanager
-def open_parquet(path: Path) -> Iterator[ParquetFile]:
+def open_parquet(table: TableFile) -> Iterator[ParquetFile]:
     """Open a Parquet table.
 
     Raises:
-        UserError: it is invalid, also while it is read.
+        UserError: it is invalid or does not exist, also while it is read.
     """
     from pyarrow import ArrowException, parquet
 
     try:
         # Reading ahead would keep all row groups in memory.
-        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
+        source = table.open_parquet()
+        with parquet.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file:
             yield file
+    except FileNotFoundError:
+        raise UserError(f"{table.location}: no such table") from None
     except ArrowException as error:
-        raise UserError(f"{path}: not parquet: {str(error).splitlines()[0]}") from None
+        first, *_ = str(error).splitlines()
+        raise UserError(f"{table.location}: not parquet: {first}") from None
 
 
 def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:
     number = 0
-    with open_parquet(table.path) as file:
-        names = file.schema_arrow.names
+    with open_parquet(table.file) as file:
+        schema = file.schema_arrow
+        names = schema.names
         _require_columns(table, names)
-        kept = table.kept(names)
-        columns = unique([table.image_column, *table.caption_columns, *kept])
-        columns += (SIZE_COLUMN,) if SIZE_COLUMN in names and SIZE_COLUMN not in columns else ()
-        for batch in file.iter_batches(_ROWS, columns=list(columns), use_threads=False):
-            for row in batch.to_pylist():
-                number += 1
-                yield _row(table, number, row, {name: row[name] for name in kept})
+        kept, image = table.kept(names), table.images(names)
+        embedded = _embedded_column(schema.field(image))
+        wanted = unique([*table.captions(names), *kept, SIZE_COLUMN, *_paths(schema.field(image))])
+        columns = [name for name in wanted if name.partition(".")[0] in names]
+        for group in range(file.num_row_groups):
+            sizes = None if embedded is None else _embedded_sizes(file, group, embedded)
+            first = number
+            batches = file.iter_batches(
+                _ROWS, columns=columns, row_groups=[group], use_threads=False
+            )
+            for batch in batches:
+                for row in batch.to_pylist():
+                    number += 1
+                    size = None if sizes is None else sizes[number - 1 - first]
+                    if isinstance(row.get(image), dict):
+                        row[image] = row[image].get("path")
+                    found = _row(table, number, row, {name: row[name] for name in kept})
+                    if size is not None:
+                        assert embedded is not None
+                        address = embedded_address(table.file.location, embedded, number - 1)
+                        found = replace(found, size=size, embedded=address)
+                    yield found
+
+
+def _embedded_column(image: pa.Field) -> str | None:
+    """Return the column with the bytes of images; None if a table names files."""
+    if pa.types.is_binary(image.type) or pa.types.is_large_binary(image.type):
+        return str(image.name)
+    if pa.types.is_struct(image.type) and image.type.get_field_index("bytes") >= 0:
+        return f"{image.name}.bytes"
+    return None
+
+
+def _paths(image: pa.Field) -> list[str]:
+    """Return the columns with the paths of images, without their bytes."""
+    if pa.types.is_struct(image.type):
+        return [f"{image.name}.path"] if image.type.get_field_index("path") >= 0 else []
+    return [] if _embedded_column(image) else [image.name]
+
+
+def _embedded_sizes(file: ParquetFile, group: int, column: str) -> list[int | None]:
+    """Return the sizes of a row group's images, None for rows without bytes.
+
+    If none is missing, it is the mean: the images themselves need not be read.
+    """
+    metadata = file.metadata.row_group(group)
+    chunks = [metadata.column(number) for number in range(metadata.num_columns)]
+    [chunk] = [chunk for chunk in chunks if chunk.path_in_schema == column]
+    statistics = chunk.statistics
+    if statistics is not None and statistics.has_null_count and not statistics.null_count:
+        mean = chunk.total_uncompressed_size // max(1, metadata.num_rows)
+        return [mean] * metadata.num_rows
+    values = file.read_row_group(group, columns=[column], use_threads=False).column(0)
+    for name in column.split(".")[1:]:
+        values = pc.struct_field(values, name)
+    sizes: list[int | None] = pc.binary_length(values).to_pylist()
+    return sizes
