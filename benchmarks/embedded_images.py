@@ -18,8 +18,8 @@ from resource import RUSAGE_CHILDREN, getrusage
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import sm_train
 from photos import photo
+from sm_train.toolkit.api.packing import pack
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
         seconds = {}
         for name, source in (("files", folder / "files"), ("table", table)):
             started = time.perf_counter()
-            sm_train.pack(source, folder / f"packed-{name}", workers=2)
+            pack(source, folder / f"packed-{name}", workers=2)
             seconds[name] = time.perf_counter() - started
             peak = getrusage(RUSAGE_CHILDREN).ru_maxrss * 1024
             speed = options.images / seconds[name]

@@ -55,11 +55,11 @@ def read_embedded(address: str, access: S3Access) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def _open_table(location: str, access: S3Access) -> _Table:
-    return _Table(location, access)
+def _open_table(location: str, access: S3Access) -> _EmbeddedTable:
+    return _EmbeddedTable(location, access)
 
 
-class _Table:
+class _EmbeddedTable:
     """An open table, whose row groups the threads of this process share."""
 
     def __init__(self, location: str, access: S3Access) -> None:
