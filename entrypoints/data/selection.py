@@ -7,6 +7,7 @@ resumed run continues with, are those of a data set that never had the others.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import SampleGroup, ShardIndex
+from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes, arrow_type
 from sm_train.entrypoints.sample_metadata.row_filter import NUMBER, ConditionError, RowFilter
 
 OPTION = "data.where"
@@ -51,11 +53,7 @@ def select_samples(index: ShardIndex, where: str) -> Selection:
         ShardError: the index is damaged.
     """
     columns = list(index.header.columns)
-    if not columns:
-        raise ConditionError(
-            f"{OPTION}: the index has no columns; pack with --index-column, as in "
-            "`sm-train pack … --index-column license`"
-        )
+    require_columns(columns)
     counts: list[int] = []
     masks: list[NDArray[np.uint8]] = []
     left_out = 0
@@ -81,6 +79,33 @@ def select_samples(index: ShardIndex, where: str) -> Selection:
 
 
 _FIX = "a resumed run would read other samples"
+
+
+def require_columns(columns: Iterable[str]) -> None:
+    """Refuse a condition on an index without columns of samples.
+
+    Raises:
+        ConditionError: there are none.
+    """
+    if not [*columns]:
+        raise ConditionError(
+            f"{OPTION}: the index has no columns; pack with --index-column, as in "
+            "`sm-train pack … --index-column license`"
+        )
+
+
+def require_valid(where: str, columns: ColumnTypes) -> None:
+    """Refuse a condition that cannot be used on an index with these columns; no sample is read.
+
+    Raises:
+        ConditionError: it is invalid, or may select other samples later; or DuckDB is not
+            installed.
+    """
+    require_columns(columns)
+    fields = [pa.field(name, arrow_type(kind)) for name, kind in columns.items()]
+    rows = pa.schema([*fields, pa.field(NUMBER, pa.int64())]).empty_table()
+    with RowFilter("the index", where, option=OPTION, fix=_FIX) as row_filter:
+        row_filter.mask(rows, list(columns))
 
 
 def _numbered(index: ShardIndex, group: SampleGroup) -> pa.Table:

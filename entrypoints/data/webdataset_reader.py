@@ -124,7 +124,8 @@ def list_stream(
             raise DataError(f"{channel}: {rank.hosts[node]} sees no .tar file")
         names.update(listed)
     numbers = {name: number for number, name in enumerate(sorted(names))}
-    digest = hashlib.sha256("\n".join(numbers).encode()).hexdigest()[:16]
+    selections = {keys.selection.digest for keys in selected.values()}
+    digest = hashlib.sha256("\n".join([*numbers, *selections]).encode()).hexdigest()[:16]
     paths = {numbers[name]: path for name, path in visible.items()}
     own = {numbers[name]: name for name in visible}
     return ShardStream(

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sm_train.entrypoints.common.bucket_settings import bucket_key
 from sm_train.entrypoints.common.index_location import staged_uri
+from sm_train.entrypoints.data.selection import require_columns, require_valid
 from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_index import IndexHeader
 from sm_train.entrypoints.object_store.store import store_of
+from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.bucket_policy import denies_unencrypted, may_be_same_key
@@ -17,6 +20,7 @@ from sm_train.toolkit.aws.s3 import bucket_region, split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
 from sm_train.toolkit.checks.shards import Shards, of_listing
+from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.index_facts import read_stored_header
 from sm_train.toolkit.packing.shard_listing import ShardListing, list_prefix
 
@@ -34,6 +38,7 @@ SINGLE_OBJECT = Check("single-object", ("error",))
 NOT_SHARDS = Check("not-shards", ("warning",))
 TOO_MANY_OBJECTS = Check("too-many-objects", ("warning",))
 INDEX_MISSING = Check("index-missing", ("error",))
+CONDITION_INVALID = Check("condition-invalid", ("error",))
 INDEX_UNREADABLE = Check("index-unreadable", ("error",))
 
 STAGED_IMAGES = Check("staged-images", ("warning",))
@@ -252,6 +257,7 @@ def _index_in_s3(
     except ShardError as error:
         yield INDEX_UNREADABLE.found("error", "data.index", str(error), fix)
         return
+    yield from _condition(config, header)
     total = sum(shard.bytes for shard in listing.shards)
     if not listing.truncated and (header.shards, header.bytes) != (len(listing.shards), total):
         yield INDEX_STALE.found(
@@ -261,6 +267,22 @@ def _index_in_s3(
             f"{config.data.uri} has {len(listing.shards):,} with {total:,}",
             fix,
         )
+
+
+def _condition(config: RunConfig, header: IndexHeader) -> Iterator[Finding]:
+    """Check ``data.where`` against the columns of the index, as far as this machine can."""
+    where = config.data.where
+    if where is None:
+        return
+    try:
+        if is_installed("duckdb"):
+            require_valid(where, header.columns)
+        else:
+            require_columns(header.columns)
+    except ConditionError as error:
+        reason = str(error).removeprefix("data.where: ")
+        fix = "correct it, or pack the columns that it names with --index-column"
+        yield CONDITION_INVALID.found("error", "data.where", reason, fix)
 
 
 def shards_in_s3(config: RunConfig, listing: ShardListing, local: Shards | None) -> Shards:

@@ -292,7 +292,7 @@ def _write_inputs(
         sorter.local,
         sorter.has_heic,
         sorter.filtered,
-        types.found(),
+        types.by_column(),
         None if new is None else new.comparison,
     )
 
@@ -342,7 +342,7 @@ class _IndexTypes:
                         "booleans: use --keep"
                     ) from None
 
-    def found(self) -> dict[str, ColumnType | None]:
+    def by_column(self) -> dict[str, ColumnType | None]:
         """Return the types; None for a column without any value."""
         return self._types
 

@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sm_train
 from sm_train.entrypoints.data import shard_reader
-from sm_train.entrypoints.data.indexed_reader import IndexedReader
 from sm_train.entrypoints.data.loader import Loader, open_loader
 from sm_train.entrypoints.data.selection import select_samples
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_reader import ShardReader, run_inline
 from sm_train.entrypoints.data.webdataset_reader import list_stream
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 from sm_train.estimators.bundle.bundle import job_requirements
@@ -128,8 +129,11 @@ def test_another_selection_is_other_data(packed: Path, tmp_path: Path) -> None:
 def test_bytes_between_selected_samples_are_not_read(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the size of a request."""
-    monkeypatch.setattr(shard_reader, "MAX_GAP", 0)
+    """Beyond the size of a request; gaps below it are read, and the samples are the same."""
+    [(_, catalog)] = cluster(packed / "shards", tmp_path, 1, WHERE).build_catalogs()
+    reader = ShardReader(catalog.paths, catalog.offsets)
+    shards = np.repeat(np.arange(len(catalog.shard_sizes)), catalog.shard_sizes)
+    samples = np.concatenate([np.arange(count) for count in catalog.shard_sizes])
     read: list[int] = []
     read_fully = shard_reader._read_fully
 
@@ -138,16 +142,14 @@ def test_bytes_between_selected_samples_are_not_read(
         return read_fully(descriptor, start, size)
 
     monkeypatch.setattr(shard_reader, "_read_fully", count_bytes)
-    [(_, catalog)] = cluster(packed / "shards", tmp_path, 1, WHERE).build_catalogs()
-    loader = open_loader(
-        catalog, DataRank(("algo-1",), 0, 0, 1), DATA_CONFIG,
-        resolution=8, batch_size=1, seed=0, decode_workers=0,
-    )  # fmt: skip
-    assert isinstance(loader.reader, IndexedReader)
-    rest_of_epoch(loader)
+    at_once = reader.read_async(shards, samples, run_inline)()
+    with_gaps = sum(read)
+    read.clear()
+    monkeypatch.setattr(shard_reader, "MAX_GAP", 0)
+    apart = reader.read_async(shards, samples, run_inline)()
     ends = 1024 * len(catalog.shard_sizes)
-    # The next epoch may have begun.
-    assert catalog.total_bytes - ends in (sum(read[:end]) for end in range(len(read) + 1))
+    assert sum(read) == catalog.total_bytes - ends < with_gaps
+    assert [bytes(content) for content in at_once] == [bytes(content) for content in apart]  # type: ignore[arg-type]
 
 
 def stream(packed: Path, where: str | None, index: bool = True) -> Loader:

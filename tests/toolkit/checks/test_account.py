@@ -12,7 +12,7 @@ import boto3
 import pytest
 from sm_train.entrypoints.common.checkpoint_layout import FORMAT_VERSION
 from sm_train.entrypoints.data.shard_format import Shard
-from sm_train.entrypoints.data.shard_index import write_index
+from sm_train.entrypoints.data.shard_index import IndexWriter, write_index
 from sm_train.entrypoints.object_store.store import ObjectStore
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.bucket_policy import denies_unencrypted
@@ -288,6 +288,28 @@ def test_index_in_s3_is_compared_with_the_shards(check: Check, aws: Aws, tmp_pat
     s3.delete_object(Bucket="ai-bucket", Key="index.parquet")
     assert check()["index-missing"].level == "error"
     assert "index-missing" not in check(data={"uri": "s3://ai-bucket/shards/", "index": False})
+
+
+def test_a_condition_is_checked_against_the_columns_of_the_index(
+    check: Check, aws: Aws, tmp_path: Path
+) -> None:
+    data = {"uri": "s3://ai-bucket/shards/", "where": "license = 'CC0' AND score > 5"}
+    found = check(data=data)["condition-invalid"]
+    assert (found.level, found.where) == ("error", "data.where")
+    assert found.message.startswith("the index has no columns; pack with --index-column")
+    path = tmp_path / "with-columns.parquet"
+    columns: dict[str, tuple[Any, ...]] = {"license": ("CC0", None), "score": (6.5, 7.0)}
+    with (
+        path.open("wb") as file,
+        IndexWriter(file, columns={"license": "text", "score": "number"}) as writer,
+    ):
+        for number in range(4):
+            shard = Shard(f"{number}.tar", 1, "00" * 32, ("0", "1"), (0, 1, 2), columns=columns)
+            writer.add(shard)
+    aws.client("s3").put_object(Bucket="ai-bucket", Key="index.parquet", Body=path.read_bytes())
+    assert "condition-invalid" not in check(data=data)
+    wrong = check(data=data | {"where": "licence = 'CC0'"})["condition-invalid"]
+    assert "has no column licence (did you mean license?)" in wrong.message
 
 
 def test_local_index_names_differing_shards_and_provides_sample_counts(
