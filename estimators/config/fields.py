@@ -63,6 +63,7 @@ NonNegativeFloat = Annotated[float, BeforeValidator(reject_bool), Field(ge=0, al
 Fraction = Annotated[float, BeforeValidator(reject_bool), Field(ge=0, lt=1, allow_inf_nan=False)]
 
 # A quote breaks the container's start script, a line break its environment file.
+_ONE_LINE = r"^[^\x00-\x1f\x7f]+$"
 _PLAIN = r"^[^'\"\\\x00-\x1f\x7f]*$"
 NAME_PATTERN = r"^[a-zA-Z0-9](-?[a-zA-Z0-9])*$"
 S3_URI_PATTERN = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\\\x00-\x1f\x7f]*)?$"
@@ -115,6 +116,7 @@ SLURM_NAME_PATTERN = r"^[a-z][a-z0-9-]*$"
 MODULE_PATTERN = r"^[a-zA-Z0-9_./+-]+$"
 
 _PATTERN_MESSAGES = {
+    _ONE_LINE: "must be one line without control characters",
     _PLAIN: "must not contain quotes, backslashes, line breaks or control characters",
     NAME_PATTERN: "must be letters and digits with single hyphens between them",
     S3_URI_PATTERN: "must be an S3 URI such as s3://bucket/prefix/, without quotes",
@@ -227,7 +229,7 @@ def _end_folder_with_slash(uri: str) -> str:
 
 
 PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
-SqlText = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000)]
+SqlText = Annotated[str, Field(pattern=_ONE_LINE, max_length=1000)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_JOB_NAME)]
 PromptText = Annotated[str, Field(min_length=1, max_length=1000)]
 # The service takes 1,024; the file name of the index is appended to the prefix.
