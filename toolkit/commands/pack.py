@@ -192,8 +192,8 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     of other formats are skipped, counted and named; --convert packs some of them. To resume an
     interrupted pack, run the same command again.
 
-    --append compares the images of SRC with the packed ones by path, size and caption. The exit
-    code is 3 if an image differs from the packed one of the same name.
+    --append compares the images of SRC with the packed ones by path, size, caption and kept
+    columns. The exit code is 3 if an image differs from the packed one of the same name.
     """
     from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.packing.pack import pack

@@ -232,6 +232,8 @@ def _collect(
         _add_all(sorter, _walk_images(Path(name), selection, sorter.reject))
     elif Path(name).exists():
         raise UserError(f"{name}: neither a folder of images nor a table ({', '.join(KINDS)})")
+    elif name.startswith(("http://", "https://")):
+        raise UserError(f"{name}: addresses of the web are not read; download it first")
     else:
         raise UserError(f"{name}: no such folder or table")
 

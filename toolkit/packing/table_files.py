@@ -6,6 +6,7 @@ import gzip
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -48,6 +49,11 @@ class TableFile:
         if self.location.startswith("s3://"):
             return self.location.rpartition("/")[0]
         return str(Path(self.location).parent)
+
+    @cached_property
+    def modified_ns(self) -> int:
+        """When it was last modified, Unix nanoseconds; 0 in S3, where its size reveals a change."""
+        return 0 if self.location.startswith("s3://") else self.local.stat().st_mtime_ns
 
     @property
     def kind(self) -> str:

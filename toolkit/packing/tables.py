@@ -150,8 +150,10 @@ def _collect_table(table: ImageTable, root: str, access: S3Access, sorter: Input
                 continue
             source, caption, fields = found
             if row.embedded is not None:
-                mean = _size(row) or 0
-                image = SourceImage(source, row.embedded, mean, 0, caption, table_fields=fields)
+                mean, modified = _size(row) or 0, table.file.modified_ns
+                image = SourceImage(
+                    source, row.embedded, mean, modified, caption, table_fields=fields
+                )
                 sorter.add(image)
             elif not source.startswith("s3://"):
                 assert folder is not None

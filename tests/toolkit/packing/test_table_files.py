@@ -152,6 +152,19 @@ def test_images_inside_a_table_are_packed(tmp_path: Path, column: str, workers: 
     )
 
 
+def test_an_edited_table_of_images_is_another_source(tmp_path: Path) -> None:
+    """Also if its images have as many bytes as before."""
+    rows = embedded_rows("bytes")
+    table = tmp_path / "in.parquet"
+    table.write_bytes(parquet(rows))
+    sm_train.pack(table, tmp_path / "out")
+    assert sm_train.pack(table, tmp_path / "out").up_to_date
+    rows[0]["image"], rows[1]["image"] = rows[1]["image"], rows[0]["image"]
+    table.write_bytes(parquet(rows))
+    with pytest.raises(sm_train.UsageError):
+        sm_train.pack(table, tmp_path / "out")
+
+
 def test_rows_without_bytes_name_a_file(album: Path, tmp_path: Path) -> None:
     """A row with neither is rejected, with its number."""
     rows = embedded_rows("object")
@@ -193,6 +206,9 @@ def test_addresses_of_the_web_are_refused_with_the_reason(
     album: Path, tmp_path: Path, cli: Cli
 ) -> None:
     rows = [*ROWS, {"image": "https://example.com/a.jpg", "caption": "x", "score": 1}]
+    refused = cli("pack", "https://example.com/list.csv", str(tmp_path / "out"))
+    assert refused.returncode == 2
+    assert "addresses of the web are not read; download it first" in refused.stderr
     (album / "list.jsonl").write_bytes(jsonl(rows))
     result = cli("pack", str(album / "list.jsonl"), str(tmp_path / "out"), "-v")
     assert result.returncode == 0
