@@ -15,6 +15,7 @@ from pathlib import Path
 from sm_train.cost.speed_model import BF16_PRECISIONS, GpuFigures
 
 _WITH_FP8 = ("H100", "H200", "B200", "B300", "GB200", "L4", "RTX PRO")
+"""Beginnings of the names of GPUs whose tensor cores multiply fp8; L4 is also that of an L40S."""
 
 _TABLE = Path(__file__).parent / "data" / "accelerators.csv"
 
@@ -38,13 +39,11 @@ class Accelerator:
     def gpu(self, precision: str) -> GpuFigures | None:
         """Return the figures of the speed model; None if one is unknown."""
         peak = self.bf16_tflops if precision in BF16_PRECISIONS else self.fp32_tflops
-        if peak is None or self.memory_gbytes is None:
+        fp8 = self.fp8_tflops if precision == "fp8" else None
+        if peak is None or self.memory_gbytes is None or (precision == "fp8" and fp8 is None):
             return None
-        if precision != "fp8":
-            return GpuFigures(self.name, peak * 1e12, self.memory_gbytes * 1e9)
-        if self.fp8_tflops is None:
-            return None
-        return GpuFigures(self.name, peak * 1e12, self.memory_gbytes * 1e9, self.fp8_tflops * 1e12)
+        fp8_flops = None if fp8 is None else fp8 * 1e12
+        return GpuFigures(self.name, peak * 1e12, self.memory_gbytes * 1e9, fp8_flops)
 
     @property
     def has_fp8(self) -> bool:

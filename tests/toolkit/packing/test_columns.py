@@ -16,7 +16,9 @@ import pytest
 import sm_train
 from hypothesis import given
 from hypothesis import strategies as st
+from sm_train.entrypoints.common.job_config import CaptionSource
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.sample_metadata.captions import choose_caption
 from sm_train.toolkit.packing.table_columns import CsvTypes
 
 from tests.conftest import Cli
@@ -119,6 +121,21 @@ def test_several_captions_stay_and_the_first_that_is_not_blank_is_the_text(
     captions = [document["captions"] for document in documents(tmp_path / "out")]
     assert captions[0] == {"caption": "picture 0", "made": "a made caption 0"}
     assert captions[1] == {"made": "a made caption 1"}
+
+
+def test_a_job_chooses_one_of_several_captions(album: Path, tmp_path: Path) -> None:
+    """By its weight, of those that the sample has."""
+    table = write_table(album, "jsonl", ROWS)
+    sm_train.pack(table, tmp_path / "out", caption_column=("caption", "made"))
+    with tarfile.open(next((tmp_path / "out" / "shards").iterdir())) as tar:
+        files = [
+            memoryview(tar.extractfile(member).read())  # type: ignore[union-attr]
+            for member in tar
+            if member.name.endswith(".json")
+        ]
+    sources = [CaptionSource("json", f"captions.{name}", 1.0) for name in ("caption", "made")]
+    chosen = [choose_caption({"json": content}, sources, 0.2) for content in files[:2]]
+    assert chosen == ["picture 0", "a made caption 1"]
 
 
 def test_a_pack_without_columns_is_unchanged(album: Path, tmp_path: Path) -> None:
