@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,14 @@ _FILE_TYPES = (b"0", b"\0", b"7")
 _EXTENSION_TYPES = (b"L", b"K", b"x", b"X", b"g")
 """Headers that describe the next member: GNU long names, and POSIX extended (pax) headers."""
 
+_GNU_SPARSE = b"S"
+_IS_EXTENDED, _IS_CONTINUED = 482, 504
+"""Bytes of a GNU sparse header, and of the blocks of its map that follow it, which say whether
+another block follows (GNU tar manual, "Storing Sparse Files")."""
+
+_AFTER_END = 1 << 20
+"""Bytes after the end mark that are searched for another archive; tar pads to 10 KiB at most."""
+
 
 class TarError(ValueError):
     """A part of a tar cannot be used; ``reason`` is a fixed code, the message adds the detail."""
@@ -41,11 +49,15 @@ class TarError(ValueError):
 
 @dataclass(frozen=True)
 class MemberHeader:
-    """One member's header: its name, its POSIX type flag, and the size of its data."""
+    """One member's header: its name, its POSIX type flag, and the size of its data.
+
+    ``has_sparse_map`` if blocks with the map of a sparse file lie between it and the data.
+    """
 
     name: str
     typeflag: bytes
     size: int
+    has_sparse_map: bool = False
 
     @property
     def padded_size(self) -> int:
@@ -64,6 +76,7 @@ class TarScan:
 
     ``damage`` has a line for each place where something was lost. ``irregularities`` has a line
     for each fault that loses nothing: a file name used twice in a row, half an end mark.
+    ``sparse`` are the names of files that are stored without their zeros, and not read.
     """
 
     keys: tuple[str, ...]
@@ -75,6 +88,7 @@ class TarScan:
     damage: tuple[str, ...]
     irregularities: tuple[str, ...]
     extensions: tuple[tuple[str, ...], ...]
+    sparse: tuple[str, ...] = ()
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -85,6 +99,14 @@ def split_name(name: str) -> tuple[str, str]:
     folder, slash, file_name = name.rpartition("/")
     stem, _, extension = file_name.partition(".")
     return folder + slash + stem, extension.lower()
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file belongs to no sample: WebDataset skips names that begin with a dot.
+
+    macOS's tar stores attributes of each file next to it, in one whose name begins with ``._``.
+    """
+    return name.rpartition("/")[2].startswith(".")
 
 
 def parse_header(block: bytes) -> MemberHeader | None:
@@ -106,7 +128,8 @@ def parse_header(block: bytes) -> MemberHeader | None:
     name = _decode_text(block[:100])
     if block[257:263] == b"ustar\0" and block[345]:  # USTAR splits long names at a slash
         name = f"{_decode_text(block[345:500])}/{name}"
-    return MemberHeader(name, block[156:157], size)
+    is_sparse = block[156:157] == _GNU_SPARSE
+    return MemberHeader(name, block[156:157], size, is_sparse and bool(block[_IS_EXTENDED]))
 
 
 def _parse_number(field: bytes) -> int:
@@ -130,7 +153,7 @@ def sample_members(content: memoryview) -> tuple[str, dict[str, memoryview]]:
     """
     key, offset = "", 0
     members: dict[str, memoryview] = {}
-    long_name: str | None = None
+    override = NO_OVERRIDE
     while offset + BLOCK <= len(content):
         try:
             header = parse_header(bytes(content[offset : offset + BLOCK]))
@@ -140,46 +163,83 @@ def sample_members(content: memoryview) -> tuple[str, dict[str, memoryview]]:
             raise
         if header is None:
             break
+        if header.typeflag == _GNU_SPARSE or override.is_sparse:
+            if members:  # of this sample or the next one; the scan has named it
+                break
+            raise TarError("tar-sparse", f"{printable_name(header.name)} is stored sparsely")
+        header = override.apply(header)
         stop = offset + BLOCK + header.size
         if stop > len(content):
             raise TarError("tar-truncated", f"{printable_name(header.name)} is cut short")
         data = content[offset + BLOCK : stop]
         if header.typeflag in _EXTENSION_TYPES:
-            long_name = name_override(header.typeflag, bytes(data)) or long_name
+            override = override.updated(header.typeflag, bytes(data))
         else:
-            if header.typeflag in _FILE_TYPES:
-                key, extension = split_name(long_name or header.name)
+            if header.typeflag in _FILE_TYPES and not is_hidden(header.name):
+                key, extension = split_name(header.name)
                 members.setdefault(extension, data)
-            long_name = None
+            override = NO_OVERRIDE
         offset += BLOCK + header.padded_size
     if not members:
         raise TarError("tar-truncated", "nothing is left of the sample")
     return key, members
 
 
-def name_override(typeflag: bytes, data: bytes) -> str | None:
-    """Return the name that an extension header gives the next member, or None.
+@dataclass(frozen=True)
+class Override:
+    """What extension headers say of the next member: its name and its size, None for its own.
 
-    GNU's ``L`` holds the name. POSIX's ``x`` (pax) holds records ``LENGTH KEY=VALUE\\n``, where
-    LENGTH counts the whole record (POSIX.1-2017, pax, "pax Extended Header").
+    ``is_sparse`` if its data are a map and the parts between its zeros.
     """
-    if typeflag == b"L":
-        return _decode_text(data)
-    if typeflag != b"x":
-        return None
+
+    name: str | None = None
+    size: int | None = None
+    is_sparse: bool = False
+
+    def updated(self, typeflag: bytes, data: bytes) -> Override:
+        """Return this with what another extension header says.
+
+        GNU's ``L`` holds the name. POSIX's ``x`` (pax) holds records ``LENGTH KEY=VALUE\\n``,
+        where LENGTH counts the whole record (POSIX.1-2017, pax, "pax Extended Header").
+        """
+        if typeflag == b"L":
+            return replace(self, name=_decode_text(data))
+        if typeflag != b"x":
+            return self
+        found = self
+        for key, value in _pax_records(data):
+            if key == b"path":
+                found = replace(found, name=_decode_text(value))
+            elif key == b"size" and value.isdigit():
+                found = replace(found, size=int(value))
+            elif key.startswith(b"GNU.sparse."):
+                found = replace(found, is_sparse=True)
+        return found
+
+    def apply(self, header: MemberHeader) -> MemberHeader:
+        """Return the header of the next member; extension headers have sizes of their own."""
+        if header.typeflag in _EXTENSION_TYPES:
+            return header
+        name = header.name if self.name is None else self.name
+        return replace(header, name=name, size=header.size if self.size is None else self.size)
+
+
+NO_OVERRIDE = Override()
+
+
+def _pax_records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys and values of a pax header, up to the first damaged record."""
     start = 0
     while (space := data.find(b" ", start)) > 0:
         try:
             stop = start + int(data[start:space])
         except ValueError:
-            return None
-        record = data[space + 1 : stop - 1]
-        if record.startswith(b"path="):
-            return _decode_text(record.removeprefix(b"path="))
-        if stop <= space:  # a damaged length, which would not advance
-            return None
+            return
+        key, equals, value = data[space + 1 : stop - 1].partition(b"=")
+        if stop <= space or not equals:  # a damaged length, which would not advance
+            return
+        yield key, value
         start = stop
-    return None
 
 
 def printable_name(name: str) -> str:
@@ -224,6 +284,7 @@ class _Scanner:
         self._buffer, self._buffer_start = b"", 0
         self._damage: list[str] = []
         self._irregularities: list[str] = []
+        self._sparse: list[str] = []
         self._last_name: str | None = None
         self._end = 0
 
@@ -271,40 +332,57 @@ class _Scanner:
             tuple(self._damage),
             tuple(self._irregularities),
             tuple(of_samples),
+            tuple(self._sparse),
         )
 
     def _files(self) -> Iterator[_Member]:
         """Yield the files in order, past damage, up to the end mark or the end of the file."""
-        offset = start = 0  # of this header, and of the first extension header that belongs to it
-        long_name: str | None = None
+        offset = start = 0  # of this header, and of the first one that belongs to its file
+        override = NO_OVERRIDE
         while offset + BLOCK <= self._size:
             try:
                 header = parse_header(self._read(offset, BLOCK))
             except TarError:
                 start = offset = self._end = self._find_header(offset)
-                long_name = None
+                override = NO_OVERRIDE
                 if offset + BLOCK > self._size:
                     return
                 continue
             if header is None:
                 self._check_end_mark(offset)
                 return
-            stop = offset + BLOCK + header.padded_size
+            header = override.apply(header)
+            first = offset + BLOCK + self._sparse_map_bytes(offset, header)
+            stop = first + header.padded_size
             if stop > self._size:
-                name = printable_name(long_name or header.name)
+                name = printable_name(header.name)
                 self._damage.append(self._locate(offset, f"{name} is cut short"))
                 return
             if header.typeflag in _EXTENSION_TYPES:
-                extension = os.pread(self._descriptor, header.size, offset + BLOCK)
-                long_name = name_override(header.typeflag, extension) or long_name
+                extension = os.pread(self._descriptor, header.size, first)
+                override = override.updated(header.typeflag, extension)
             else:
-                self._last_name = long_name or header.name
-                if header.typeflag in _FILE_TYPES:
-                    data = offset + BLOCK, offset + BLOCK + header.size
-                    yield _Member(self._last_name, start, stop, data)
-                start, long_name = stop, None
+                self._last_name = header.name
+                is_file = header.typeflag in _FILE_TYPES and not override.is_sparse
+                if header.typeflag == _GNU_SPARSE or override.is_sparse:
+                    self._sparse.append(printable_name(header.name))
+                if is_file and not is_hidden(header.name):
+                    yield _Member(header.name, start, stop, (first, first + header.size))
+                    start = stop
+                elif not is_file:
+                    start = stop
+                override = NO_OVERRIDE
             offset = self._end = stop
         self._damage.append(self._locate(offset, "cut short, the end mark is missing"))
+
+    def _sparse_map_bytes(self, offset: int, header: MemberHeader) -> int:
+        """Return the size of the blocks between a GNU sparse header and its data."""
+        blocks, is_continued = 0, header.has_sparse_map
+        while is_continued:
+            blocks += 1
+            block = self._read(offset + blocks * BLOCK, BLOCK)
+            is_continued = len(block) == BLOCK and bool(block[_IS_CONTINUED])
+        return blocks * BLOCK
 
     def _check_end_mark(self, offset: int) -> None:
         """Record an end mark of one block instead of two; readers stop at the first."""
@@ -313,6 +391,13 @@ class _Scanner:
             is_short = len(mark) < len(END_MARK)
             fault = "cut short, the end mark is incomplete" if is_short else "damaged end mark"
             self._irregularities.append(self._locate(offset, fault))
+        first = offset + len(END_MARK)
+        rest = os.pread(self._descriptor, _AFTER_END, first)
+        used = len(rest) - len(rest.lstrip(b"\0"))
+        start = used // BLOCK * BLOCK
+        if rest[start + 257 : start + 262] == b"ustar":
+            fault = "another archive follows the end mark, and is not read; join shards by tar -A"
+            self._damage.append(self._locate(first + start, fault))
 
     def _find_header(self, damaged: int) -> int:
         """Return the offset of the next intact header, or one past the last whole block.

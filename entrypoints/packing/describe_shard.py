@@ -12,7 +12,7 @@ from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.data.tar_reader import TarScan, printable_name, scan_tar
 from sm_train.entrypoints.images.image_header import DecodeError, image_size, is_png
 from sm_train.entrypoints.packing.unusable_samples import (
-    GZIP,
+    COMPRESSED,
     IMAGE_AND_TEXT,
     UNREADABLE,
     SampleFiles,
@@ -71,7 +71,9 @@ def describe_shard(
     if unreadable:
         unusable[UNREADABLE] = UnusableSamples()
         unusable[UNREADABLE].add(len(unreadable), unreadable)
-    damage = () if GZIP in unusable else scan.damage  # a compressed shard has no header at all
+    damage = (
+        () if COMPRESSED in unusable else scan.damage
+    )  # a compressed shard has no header at all
     rejected = tuple(RejectedInput(name, "shard-damaged", line) for line in damage)
     return ShardDescription(shard, rejected, unusable)
 

@@ -13,10 +13,11 @@ from sm_train.entrypoints.common.job_config import CaptionSource
 from sm_train.entrypoints.data.tar_reader import TarError, TarScan, printable_name, sample_members
 from sm_train.entrypoints.sample_metadata.captions import choose_caption
 
-GZIP = "gzip"
+COMPRESSED, SPARSE = "compressed", "sparse"
 UNREADABLE = "image-unreadable"
 _NAMED = 3
-_GZIP_MAGIC = b"\x1f\x8b"
+_MAGIC = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd")
+"""How files begin that gzip, xz, bzip2 and zstd have compressed."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class UnusableSamples:
 
 
 Unusable = dict[str, UnusableSamples]
-"""Unusable samples by reason: no-image, image-unreadable, no-caption, dotted-name, separated or
-gzip."""
+"""Unusable samples by reason: no-image, image-unreadable, no-caption, dotted-name, separated,
+compressed or sparse."""
 
 
 def merge_unusable(total: Unusable, found: Unusable) -> None:
@@ -68,19 +69,22 @@ def find_unusable(path: Path, name: str, scan: TarScan, files: SampleFiles | Non
         OSError: the shard cannot be read.
     """
     unusable: Unusable = {}
-    if is_gzip(path):
-        unusable[GZIP] = UnusableSamples(1, [name])
+    if is_compressed(path):
+        unusable[COMPRESSED] = UnusableSamples(1, [name])
     elif files is not None:
+        if scan.sparse:
+            unusable[SPARSE] = UnusableSamples()
+            unusable[SPARSE].add(len(scan.sparse), [f"{name} {file}" for file in scan.sparse])
         for reason, sample in _unusable(path, scan, files):
             names = [f"{name} {printable_name(sample)}"]
             unusable.setdefault(reason, UnusableSamples()).add(1, names)
     return unusable
 
 
-def is_gzip(path: Path) -> bool:
-    """Return whether a file is compressed with gzip."""
+def is_compressed(path: Path) -> bool:
+    """Return whether a file is a compressed archive."""
     with path.open("rb") as file:
-        return file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        return file.read(max(map(len, _MAGIC))).startswith(_MAGIC)
 
 
 def _unusable(path: Path, scan: TarScan, files: SampleFiles) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ from sm_train.entrypoints.packing.describe_shard import ShardDescription, descri
 from sm_train.entrypoints.packing.shared_work import PLAN_NAME
 from sm_train.entrypoints.packing.storage import open_storage
 from sm_train.entrypoints.packing.unusable_samples import (
-    GZIP,
+    COMPRESSED,
     IMAGE_AND_TEXT,
     SampleFiles,
     Unusable,
@@ -261,13 +261,15 @@ def _write(
         if compressed:
             raise UserError(
                 f"{contents.source}: {compressed[0]} is compressed, as are all of its "
-                f"{len(compressed):,} shards; decompress them with gunzip"
+                f"{len(compressed):,} shards; decompress them, as with gunzip"
             )
         raise UserError(f"{contents.source}: no .tar in it; create shards with `sm-train pack`")
     damage: list[RejectedInput] = []
     unusable: Unusable = {}
     if compressed:
-        merge_unusable(unusable, {GZIP: UnusableSamples(len(compressed), list(compressed[:3]))})
+        merge_unusable(
+            unusable, {COMPRESSED: UnusableSamples(len(compressed), list(compressed[:3]))}
+        )
     options = contents.options()
     total, done = sum(shard.bytes for shard in listed), 0
 

@@ -294,7 +294,8 @@ _UNUSABLE = {
     "no-caption": "sample{s} without a caption",
     "dotted-name": "image{s} with a dot in the name",
     "separated": "part{s} of samples whose files do not follow each other",
-    "gzip": "compressed shard{s}",
+    "compressed": "compressed shard{s}",
+    "sparse": "file{s} that tar stored without their zeros",
 }
 _UNUSABLE_FIXES = {
     "no-image": "name the image's extension in data.image_key and pass --for RUN",
@@ -303,7 +304,8 @@ _UNUSABLE_FIXES = {
     "no-caption": "name the caption's extension or JSON field in data.caption and pass --for RUN",
     "dotted-name": "a sample's key ends at the first dot: rename the files, or run `sm-train pack`",
     "separated": "write the shards with sorted names: tar --sort=name",
-    "gzip": "decompress them with gunzip",
+    "compressed": "decompress them, as with gunzip",
+    "sparse": "write the shards without tar's --sparse",
 }
 
 

@@ -158,7 +158,7 @@ def test_samples_that_cannot_be_trained_on_are_counted_and_named(cli: Cli, tmp_p
     first = cli("index", "shards", "--json")
     assert first.returncode == 3
     unusable = {
-        "gzip": {"count": 2, "first": ["other.tar.gz", "inside.tar"]},
+        "compressed": {"count": 2, "first": ["other.tar.gz", "inside.tar"]},
         "dotted-name": {"count": 5, "first": [f"dotted.tar v1.{n}.png" for n in range(3)]},
         "separated": {"count": 4, "first": ["apart.tar a", "apart.tar b", "apart.tar a"]},
         "no-caption": {"count": 2, "first": ["fields.tar a", "partial.tar b"]},
@@ -185,7 +185,7 @@ def test_samples_that_cannot_be_trained_on_are_counted_and_named(cli: Cli, tmp_p
     long = {"json": [{"field": "alt.long"}], "txt": 1}
     assert counts({"caption": long})["no-caption"] == 1
     assert counts({"caption": {"json": [{"field": "empty"}], "txt": 1}})["no-caption"] == 2
-    assert counts({"caption": long, "transform": "samples:prepare"}) == {"gzip": 2}
+    assert counts({"caption": long, "transform": "samples:prepare"}) == {"compressed": 2}
 
 
 def write_tar(path: Path, files: list[tuple[str, bytes]]) -> None:
