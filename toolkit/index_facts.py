@@ -74,16 +74,10 @@ def read_stored_header(session: boto3.Session, uri: str) -> IndexHeader:
         ShardError: it is not an index, is damaged, or has another version.
     """
     from sm_train.entrypoints.data.shard_index import read_header
-    from sm_train.entrypoints.object_store.object_file import S3File
+    from sm_train.entrypoints.object_store.object_file import open_object
     from sm_train.entrypoints.object_store.store import store_of
-    from sm_train.toolkit.aws.s3 import split_uri
 
-    bucket, key = split_uri(uri)
-    store = store_of(session)
-    head = store.head(bucket, key)
-    if head is None:
-        raise FileNotFoundError(2, "no such object", uri)
-    return read_header(S3File(store, bucket, key, head.bytes), uri)
+    return read_header(open_object(store_of(session), uri), uri)
 
 
 def latents_of(header: IndexHeader) -> int | None:

@@ -7,7 +7,7 @@ resumed run continues with, are those of a data set that never had the others.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,13 +81,13 @@ def select_samples(index: ShardIndex, where: str) -> Selection:
 _FIX = "a resumed run would read other samples"
 
 
-def require_columns(columns: Iterable[str]) -> None:
+def require_columns(columns: Collection[str]) -> None:
     """Refuse a condition on an index without columns of samples.
 
     Raises:
         ConditionError: there are none.
     """
-    if not [*columns]:
+    if not columns:
         raise ConditionError(
             f"{OPTION}: the index has no columns; pack with --index-column, as in "
             "`sm-train pack … --index-column license`"

@@ -118,7 +118,8 @@ def build_catalog(
     """
     started = time.monotonic()
     visible = find_shards(channel)
-    raise_on_all_ranks(all_gather, missing_index(index, where))
+    if where is not None:
+        raise_on_all_ranks(all_gather, missing_index(index))
     if index:
         listing = _list_by_index(index, visible, where, all_gather)
     else:
@@ -333,9 +334,9 @@ class IndexedShapes:
             )
 
 
-def missing_index(index: Path | None, where: str | None) -> str | None:
-    """Return why samples cannot be selected; None if they can, or need not be."""
-    if where is None or index is not None:
+def missing_index(index: Path | None) -> str | None:
+    """Return why samples cannot be selected without an index; None with one."""
+    if index is not None:
         return None
     return "data.where: selects samples by columns of the index, and the shards have none"
 

@@ -109,10 +109,8 @@ class ShardReader:
             first, last = starts[in_range], stops[in_range]
             # Between selected samples there may be others, of any number of bytes.
             gaps = np.flatnonzero(first[1:] - last[:-1] > MAX_GAP) + 1
-            for rows, begin, end in zip(
-                np.split(request_rows, gaps), np.split(first, gaps), np.split(last, gaps),
-                strict=True,
-            ):  # fmt: skip
+            parts = (np.split(values, gaps) for values in (first, last, request_rows))
+            for begin, end, rows in zip(*parts, strict=True):
                 yield _ReadRange(number, begin, end, rows)
 
     def _read(self, read_range: _ReadRange) -> list[SampleBytes]:

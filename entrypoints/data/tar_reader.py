@@ -51,12 +51,14 @@ class TarError(ValueError):
 class MemberHeader:
     """One member's header: its name, its POSIX type flag, and the size of its data.
 
-    ``has_sparse_map`` if blocks with the map of a sparse file lie between it and the data.
+    ``is_sparse`` if the data are a file without its zeros, and ``has_sparse_map`` if blocks with
+    the map of these lie between header and data.
     """
 
     name: str
     typeflag: bytes
     size: int
+    is_sparse: bool = False
     has_sparse_map: bool = False
 
     @property
@@ -128,8 +130,9 @@ def parse_header(block: bytes) -> MemberHeader | None:
     name = _decode_text(block[:100])
     if block[257:263] == b"ustar\0" and block[345]:  # USTAR splits long names at a slash
         name = f"{_decode_text(block[345:500])}/{name}"
-    is_sparse = block[156:157] == _GNU_SPARSE
-    return MemberHeader(name, block[156:157], size, is_sparse and bool(block[_IS_EXTENDED]))
+    typeflag = block[156:157]
+    is_sparse = typeflag == _GNU_SPARSE
+    return MemberHeader(name, typeflag, size, is_sparse, is_sparse and bool(block[_IS_EXTENDED]))
 
 
 def _parse_number(field: bytes) -> int:
@@ -163,11 +166,11 @@ def sample_members(content: memoryview) -> tuple[str, dict[str, memoryview]]:
             raise
         if header is None:
             break
-        if header.typeflag == _GNU_SPARSE or override.is_sparse:
+        header = override.apply(header)
+        if header.is_sparse:
             if members:  # of this sample or the next one; the scan has named it
                 break
             raise TarError("tar-sparse", f"{printable_name(header.name)} is stored sparsely")
-        header = override.apply(header)
         stop = offset + BLOCK + header.size
         if stop > len(content):
             raise TarError("tar-truncated", f"{printable_name(header.name)} is cut short")
@@ -218,10 +221,14 @@ class Override:
 
     def apply(self, header: MemberHeader) -> MemberHeader:
         """Return the header of the next member; extension headers have sizes of their own."""
-        if header.typeflag in _EXTENSION_TYPES:
+        if self is NO_OVERRIDE or header.typeflag in _EXTENSION_TYPES:
             return header
-        name = header.name if self.name is None else self.name
-        return replace(header, name=name, size=header.size if self.size is None else self.size)
+        return replace(
+            header,
+            name=header.name if self.name is None else self.name,
+            size=header.size if self.size is None else self.size,
+            is_sparse=header.is_sparse or self.is_sparse,
+        )
 
 
 NO_OVERRIDE = Override()
@@ -363,13 +370,13 @@ class _Scanner:
                 override = override.updated(header.typeflag, extension)
             else:
                 self._last_name = header.name
-                is_file = header.typeflag in _FILE_TYPES and not override.is_sparse
-                if header.typeflag == _GNU_SPARSE or override.is_sparse:
+                if header.is_sparse:
                     self._sparse.append(printable_name(header.name))
-                if is_file and not is_hidden(header.name):
+                is_file = header.typeflag in _FILE_TYPES and not header.is_sparse
+                is_skipped = is_file and is_hidden(header.name)
+                if is_file and not is_skipped:
                     yield _Member(header.name, start, stop, (first, first + header.size))
-                    start = stop
-                elif not is_file:
+                if not is_skipped:  # otherwise it belongs to the next file
                     start = stop
                 override = NO_OVERRIDE
             offset = self._end = stop

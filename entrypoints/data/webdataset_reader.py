@@ -113,8 +113,10 @@ def list_stream(
         DataError: a node sees no shard, or the condition selects nothing; raised on all ranks.
     """
     visible = find_shards(channel)
-    selected, problem = _selected(visible, index, where)
-    raise_on_all_ranks(all_gather, problem)
+    selected: dict[str, SelectedKeys] = {}
+    if where is not None:
+        selected, problem = _selected(visible, index, where)
+        raise_on_all_ranks(all_gather, problem)
     listings = all_gather((rank.node_rank, sorted(visible) if rank.local_rank == 0 else None))
     names: set[str] = set()
     for node, listed in listings:
@@ -138,11 +140,11 @@ def list_stream(
 
 
 def _selected(
-    visible: Mapping[str, Path], index: Path | None, where: str | None
+    visible: Mapping[str, Path], index: Path | None, where: str
 ) -> tuple[dict[str, SelectedKeys], str | None]:
     """Return the selected samples of visible shards by name, or why there are none."""
-    if where is None or index is None:
-        return {}, missing_index(index, where)
+    if index is None:
+        return {}, missing_index(index)
     try:
         opened = ShardIndex(index)
         selection = select_samples(opened, where)
@@ -381,7 +383,7 @@ def _samples(
         errors.watch,
         webdataset.tarfile_to_samples(handler=errors.handle),
         errors.found,
-        webdataset.select(is_selected),
+        *([webdataset.select(is_selected)] if selected else []),
         webdataset.shuffle(buffer, initial=1, seed=seed),
     )
     for sample in pipeline:

@@ -6,17 +6,16 @@ import io
 import os
 from typing import Any
 
-from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, open_store
+from sm_train.entrypoints.object_store.store import ObjectStore
 
 
-def open_object(uri: str, access: S3Access) -> S3File:
+def open_object(store: ObjectStore, uri: str) -> S3File:
     """Open an object; only its size is requested.
 
     Raises:
         FileNotFoundError: it does not exist.
     """
     bucket, _, key = uri.removeprefix("s3://").partition("/")
-    store = open_store(access)
     head = store.head(bucket, key)
     if head is None:
         raise FileNotFoundError(2, "no such object", uri)

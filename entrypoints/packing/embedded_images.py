@@ -9,18 +9,18 @@ from __future__ import annotations
 import io
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.object_store.object_file import open_object
-from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.object_store.store import S3Access, open_store
 
 _SCHEME = "row:"
 
@@ -65,13 +65,13 @@ class _EmbeddedTable:
     def __init__(self, location: str, access: S3Access) -> None:
         source: Any = Path(location)
         if location.startswith("s3://"):
-            source = io.BufferedReader(open_object(location, access), 2**20)
+            source = io.BufferedReader(open_object(open_store(access), location), 2**20)
         self._file = pq.ParquetFile(source)
         metadata = self._file.metadata
         counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._ends = list(accumulate(counts))
-        self._groups: OrderedDict[tuple[str, int], pa.Array] = OrderedDict()
         self._lock = threading.Lock()
+        self._values = lru_cache(maxsize=_KEPT_GROUPS)(partial(nested_column, self._file))
 
     def read(self, column: str, row: int) -> bytes:
         """Return the bytes in a row."""
@@ -79,7 +79,7 @@ class _EmbeddedTable:
         first = self._ends[group - 1] if group else 0
         try:
             with self._lock:
-                content = self._group(column, group)[row - first].as_py()
+                content = self._values(group, column)[row - first].as_py()
         except (pa.ArrowException, IndexError) as error:
             first_line, *_ = str(error).splitlines() or [""]
             raise DecodeError("image-unreadable", f"the table is damaged: {first_line}") from None
@@ -87,13 +87,11 @@ class _EmbeddedTable:
             raise DecodeError("image-missing", "the row has no bytes")
         return content
 
-    def _group(self, column: str, group: int) -> pa.Array:
-        if (column, group) not in self._groups:
-            table = self._file.read_row_group(group, columns=[column], use_threads=False)
-            values = table.column(0).combine_chunks()
-            for name in column.split(".")[1:]:
-                values = values.field(name)
-            self._groups[column, group] = values
-            while len(self._groups) > _KEPT_GROUPS:
-                self._groups.popitem(last=False)
-        return self._groups[column, group]
+
+def nested_column(file: pq.ParquetFile, group: int, column: str) -> pa.Array:
+    """Return the values of a column in a row group; dots in its name lead into objects."""
+    table = file.read_row_group(group, columns=[column], use_threads=False)
+    values = table.column(0).combine_chunks()
+    for name in column.split(".")[1:]:
+        values = pc.struct_field(values, name)
+    return values

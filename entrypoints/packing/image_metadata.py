@@ -75,20 +75,8 @@ def read_image_metadata(
 
 def _colors(content: BytesLike, header: ImageHeader) -> bytes:
     """Return the signature of an image that can be decoded."""
-    if header.is_scalable:
-        factor = _reduction(header)
-        try:
-            rgb = simplejpeg.decode_jpeg(
-                content,
-                "RGB",
-                min_height=-(-header.height // factor),
-                min_width=-(-header.width // factor),
-                min_factor=factor,
-            )
-        except (ValueError, KeyError):
-            pass
-        else:
-            return signature(rgb, header.height / factor, header.width / factor)
+    if (reduced := _decode_reduced(content, header, "RGB")) is not None:
+        return signature(*reduced)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with open_image(content) as image:
@@ -96,38 +84,43 @@ def _colors(content: BytesLike, header: ImageHeader) -> bytes:
     return signature(pixels, *pixels.shape[:2])
 
 
-def _reduction(header: ImageHeader) -> int:
-    """Return how many times smaller a JPEG is decoded."""
-    factor = 8
-    while factor > 1 and min(header.height, header.width) < factor * _MIN_REDUCED_SIDE:
-        factor //= 2
-    return factor
-
-
 def _hash(content: BytesLike, header: ImageHeader) -> int:
     """Return the perceptual hash, which decodes every bit of the image."""
-    height, width = header.height, header.width
-    if header.is_scalable:
-        # Decode at up to an eighth of the size: the decoder still reads everything, but its
-        # inverse DCT computes fewer pixels.
-        factor = _reduction(header)
-        try:
-            grey = simplejpeg.decode_jpeg(
-                content,
-                "GRAY",
-                min_height=-(-height // factor),
-                min_width=-(-width // factor),
-                min_factor=factor,
-            )
-        except (ValueError, KeyError):
-            pass  # corrupt or merely unusual: Pillow decides
-        else:
-            return perceptual_hash(shrink(grey[..., 0], height / factor, width / factor))
+    if (reduced := _decode_reduced(content, header, "GRAY")) is not None:
+        grey, height, width = reduced
+        return perceptual_hash(shrink(grey[..., 0], height, width))
     small = _shrink_any(content)
     if header.format == "png" and _PNG_END not in bytes(content):
         # Pillow stops reading after the last pixel; stricter decoders do not.
         raise DecodeError("image-corrupt", "the end of the PNG is missing")
     return perceptual_hash(small)
+
+
+def _decode_reduced(
+    content: BytesLike, header: ImageHeader, colorspace: str
+) -> tuple[NDArray[np.uint8], float, float] | None:
+    """Return a JPEG at up to an eighth of its size, with the height and width of the image in it.
+
+    The decoder still reads everything, but its inverse DCT computes fewer pixels. None for other
+    formats, and for a JPEG that is corrupt or merely unusual: Pillow decides.
+    """
+    if not header.is_scalable:
+        return None
+    height, width = header.height, header.width
+    factor = 8
+    while factor > 1 and min(height, width) < factor * _MIN_REDUCED_SIDE:
+        factor //= 2
+    try:
+        pixels = simplejpeg.decode_jpeg(
+            content,
+            colorspace,
+            min_height=-(-height // factor),
+            min_width=-(-width // factor),
+            min_factor=factor,
+        )
+    except (ValueError, KeyError):
+        return None
+    return pixels, height / factor, width / factor
 
 
 def _shrink_any(content: BytesLike) -> Grey:

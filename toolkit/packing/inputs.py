@@ -49,6 +49,7 @@ from sm_train.toolkit.packing.file_kinds import (
 )
 from sm_train.toolkit.packing.input_sorter import InputSorter
 from sm_train.toolkit.packing.links import SourceFolder, images_inside
+from sm_train.toolkit.packing.patterns import fixed_part, is_pattern, matching_files
 from sm_train.toolkit.packing.s3_inventory import MANIFEST_NAME, list_inventory, read_manifest
 from sm_train.toolkit.packing.s3_listing import collect_objects, listing_root
 from sm_train.toolkit.packing.source_image import SourceImage, local_image
@@ -59,8 +60,6 @@ from sm_train.toolkit.packing.table_files import (
     find_tables,
 )
 from sm_train.toolkit.packing.tables import TableOptions, collect_tables
-
-_WILDCARDS = "*?["
 
 
 @dataclass(frozen=True)
@@ -167,16 +166,12 @@ def _root(source: InputSource, tables: Sequence[TableFile]) -> str:
         return "" if tables else listing_root(source.source)
     if source.captions is not None:
         folder = Path(source.source)
-    elif _is_pattern(source.source):
-        folder = _fixed_part(Path(source.source))
+    elif is_pattern(source.source):
+        folder = fixed_part(source.source)
     else:
         path = Path(source.source)
         folder = path if path.is_dir() else path.parent
     return "" if folder == Path() else f"{folder}/".replace("//", "/")
-
-
-def _is_pattern(source: str) -> bool:
-    return any(wildcard in source for wildcard in _WILDCARDS)
 
 
 def _find_tables(source: InputSource, folder: Path) -> list[TableFile]:
@@ -226,7 +221,7 @@ def _collect(
         list_inventory(inventory, source.access, selection, sorter)
     elif name.startswith("s3://"):
         collect_objects(name, source.access, selection, sorter)
-    elif _is_pattern(name):
+    elif is_pattern(name):
         _add_all(sorter, _glob_images(name, selection, sorter.reject))
     elif Path(name).is_dir():
         _add_all(sorter, _walk_images(Path(name), selection, sorter.reject))
@@ -262,18 +257,13 @@ def _write_inputs(
             digest.update(_describe(batch))
             fields = batch.column("table_fields")
             types.add(fields)
+            columns = batch.column("bytes"), batch.column("caption_bytes"), pc.binary_length(fields)
             sizes, text_sizes, field_sizes = (
-                column.fill_null(0).to_numpy().astype(np.int64)
-                for column in (
-                    batch.column("bytes"), batch.column("caption_bytes"), pc.binary_length(fields)
-                )
-            )  # fmt: skip
+                column.fill_null(0).to_numpy().astype(np.int64) for column in columns
+            )
             sample_bytes = packed_bytes(sizes, text_sizes, field_sizes)
-            columns = [
-                pa.array(sample_bytes) if name == "packed_bytes" else batch.column(name)
-                for name in INPUT_SCHEMA.names
-            ]
-            writer.write(pa.RecordBatch.from_arrays(columns, schema=INPUT_SCHEMA))
+            planned = batch.append_column("packed_bytes", pa.array(sample_bytes))
+            writer.write(planned.select(INPUT_SCHEMA.names))
             image_bytes += int(sizes.sum())
             all_packed += int(sample_bytes.sum())
     with PartitionWriter(folder, REJECTED, REJECTED_SCHEMA) as rejected_writer:
@@ -383,22 +373,15 @@ def _glob_images(
 
     ``reject`` is called with those that lie outside that part.
     """
-    path = Path(pattern)
-    root = _fixed_part(path)
+    root = fixed_part(pattern)
     source_folder = SourceFolder(root)
-    found = root.glob(str(path.relative_to(root)))
+    found = matching_files(pattern)
     # One folder at a time: a caption lies next to its image.
     for _, group in groupby(found, key=lambda path: path.parent):
         files = [entry for entry in group if entry.is_file()]
         paths = selection.images([(file.relative_to(root).as_posix(), file) for file in files])
         images = (local_image(path.relative_to(root).as_posix(), path) for path in paths)
         yield from images_inside(images, source_folder, reject)
-
-
-def _fixed_part(pattern: Path) -> Path:
-    """Return the folder above the first wildcard of a pattern."""
-    parts = pattern.parts
-    return Path(*parts[: next(n for n, part in enumerate(parts) if _is_pattern(part))])
 
 
 def _raise(error: OSError) -> None:

@@ -16,6 +16,7 @@ from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.file_kinds import IMAGE_SUFFIXES
+from sm_train.toolkit.packing.patterns import is_pattern, matching_files
 
 KINDS = (".csv", ".jsonl", ".parquet")
 _COMPRESSED = ".gz"
@@ -72,7 +73,7 @@ class TableFile:
     def open_parquet(self) -> Any:
         """Return what pyarrow reads a Parquet table from: the object itself, if it is in S3."""
         if self.location.startswith("s3://"):
-            return open_object(self.location, self.access)
+            return open_object(open_store(self.access), self.location)
         return self.local
 
 
@@ -95,9 +96,9 @@ def find_tables(address: str, access: S3Access, folder: Path) -> list[TableFile]
     if address.startswith("s3://"):
         return _find_in_s3(address, access, folder)
     path = Path(address)
-    if any(wildcard in address for wildcard in "*?["):
-        found = sorted(Path().glob(address)) if not path.is_absolute() else _glob_absolute(path)
-        return [_local(path, access) for path in found] if table_kind(address) else []
+    if is_pattern(address):
+        found = sorted(matching_files(address)) if table_kind(address) else []
+        return [_local(path, access) for path in found]
     if path.is_dir():
         with os.scandir(path) as entries:
             names = _parts(entry.name for entry in entries)
@@ -121,10 +122,6 @@ def find_image_folder(folder: Path, access: S3Access) -> list[TableFile]:
 
 def _prefix(folder: Path) -> str:
     return "" if folder == Path() else f"{folder.as_posix()}/"
-
-
-def _glob_absolute(pattern: Path) -> list[Path]:
-    return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
 def _local(path: Path, access: S3Access) -> TableFile:

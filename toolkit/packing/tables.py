@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.object_store.store import S3Access, open_store
-from sm_train.entrypoints.packing.embedded_images import embedded_address
+from sm_train.entrypoints.packing.embedded_images import embedded_address, nested_column
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.sample_metadata.row_filter import NUMBER, ConditionError, RowFilter
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
@@ -492,8 +492,5 @@ def _embedded_sizes(file: ParquetFile, group: int, column: str) -> list[int | No
     if statistics is not None and statistics.has_null_count and not statistics.null_count:
         mean = chunk.total_uncompressed_size // max(1, metadata.num_rows)
         return [mean] * metadata.num_rows
-    values = file.read_row_group(group, columns=[column], use_threads=False).column(0)
-    for name in column.split(".")[1:]:
-        values = pc.struct_field(values, name)
-    sizes: list[int | None] = pc.binary_length(values).to_pylist()
+    sizes: list[int | None] = pc.binary_length(nested_column(file, group, column)).to_pylist()
     return sizes

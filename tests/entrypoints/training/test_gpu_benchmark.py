@@ -41,9 +41,20 @@ def run_parts(folder: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
 def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     """But for the compiled ones, which take minutes."""
     listed = (
-        "families", "sync", "sd2", "snapshot", "resume", "mmdit", "fsdp", "nan", "rollback",
-        "optimizers", "loader", "node", "encoders",
-    )  # fmt: skip
+        "families",
+        "sync",
+        "sd2",
+        "snapshot",
+        "resume",
+        "mmdit",
+        "fsdp",
+        "nan",
+        "rollback",
+        "optimizers",
+        "loader",
+        "node",
+        "encoders",
+    )
     arguments = [word for name in listed for word in ("--part", name)]
     code, output, document = run_parts(tmp_path, "--seconds", "600", *arguments)
     outcomes = {name: part["outcome"] for name, part in document["parts"].items()}

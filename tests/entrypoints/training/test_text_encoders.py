@@ -84,7 +84,7 @@ def test_transfers_are_priced() -> None:
 
 
 class Doubled(nn.Module):
-    """A module with one weight that can be told to fail in its forward pass."""
+    """A module with one weight, whose forward pass fails for the factor 0."""
 
     def __init__(self) -> None:
         super().__init__()

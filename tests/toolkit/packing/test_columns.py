@@ -10,8 +10,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import sm_train
 from hypothesis import given
@@ -23,6 +21,7 @@ from sm_train.toolkit.packing.table_columns import CsvTypes
 
 from tests.conftest import Cli
 from tests.support.image_files import write_album
+from tests.support.tables import write_table
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -37,20 +36,6 @@ ROWS: list[dict[str, Any]] = [
     for number in range(6)
 ]
 COLUMNS = ("license", "contributor", "score", "released")
-
-
-def write_table(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
-    path = folder / f"list.{kind}"
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif kind == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    return path
 
 
 @pytest.fixture
@@ -152,9 +137,13 @@ def test_workers_and_resumes_give_the_same_bytes(album: Path, tmp_path: Path) ->
     for workers in (1, 3):
         out = tmp_path / str(workers)
         sm_train.pack(
-            table, out, caption_column="made", index_column=COLUMNS, shard_size=20_000,
+            table,
+            out,
+            caption_column="made",
+            index_column=COLUMNS,
+            shard_size=20_000,
             workers=workers,
-        )  # fmt: skip
+        )
         names = sorted(path.relative_to(out) for path in out.rglob("*.*") if path.is_file())
         contents.append({str(name): (out / name).read_bytes() for name in names})
     assert len([name for name in contents[0] if name.endswith(".tar")]) > 1

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import json
 import tarfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import sm_train
 from sm_train.entrypoints.data.shard_index import ShardIndex
@@ -19,6 +15,7 @@ from sm_train.entrypoints.object_store.store import S3Access, open_store
 
 from tests.conftest import Aws, Cli
 from tests.support.image_files import image_bytes, read_tree, write_album
+from tests.support.tables import encode_table
 
 ROWS = [
     {"image": f"{number:03}.jpg", "caption": f"picture {number}", "score": number}
@@ -31,24 +28,6 @@ def album(tmp_path: Path) -> Path:
     """Return a folder of images without a table."""
     write_album(tmp_path / "in", len(ROWS), flat=True)
     return tmp_path / "in"
-
-
-def jsonl(rows: list[dict[str, Any]]) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-def csv_text(rows: list[dict[str, Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
-
-
-def parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:
-    content = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), content, **options)
-    return content.getvalue()
 
 
 def samples(packed: Path | str) -> list[dict[str, bytes]]:
@@ -68,12 +47,10 @@ def captions(packed: Path) -> list[str]:
     return [sample["txt"].decode() for sample in samples(packed)]
 
 
-@pytest.mark.parametrize(("kind", "encode"), [("jsonl", jsonl), ("csv", csv_text)])
-def test_a_compressed_table_is_that_of_its_content(
-    album: Path, tmp_path: Path, kind: str, encode: Any
-) -> None:
-    (album / f"a.{kind}").write_bytes(encode(ROWS))
-    (album / f"b.{kind}.gz").write_bytes(gzip.compress(encode(ROWS)))
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_compressed_table_is_that_of_its_content(album: Path, tmp_path: Path, kind: str) -> None:
+    (album / f"a.{kind}").write_bytes(encode_table(kind, ROWS))
+    (album / f"b.{kind}.gz").write_bytes(gzip.compress(encode_table(kind, ROWS)))
     options: dict[str, Any] = {"keep": "score", "where": "score > 2"}
     sm_train.pack(album / f"a.{kind}", tmp_path / "a", **options)
     sm_train.pack(album / f"b.{kind}.gz", tmp_path / "b", **options)
@@ -82,12 +59,12 @@ def test_a_compressed_table_is_that_of_its_content(
 
 
 def test_a_damaged_compressed_table_is_one_line(album: Path, tmp_path: Path, cli: Cli) -> None:
-    content = gzip.compress(jsonl(ROWS * 100))
+    content = gzip.compress(encode_table("jsonl", ROWS * 100))
     (album / "list.jsonl.gz").write_bytes(content[: len(content) // 2])
     result = cli("pack", str(album / "list.jsonl.gz"), str(tmp_path / "out"))
     assert result.returncode == 2
     assert "list.jsonl.gz: not gzip: Compressed file ended before" in result.stderr
-    (album / "list.csv.gz").write_bytes(csv_text(ROWS))
+    (album / "list.csv.gz").write_bytes(encode_table("csv", ROWS))
     result = cli("pack", str(album / "list.csv.gz"), str(tmp_path / "out"))
     assert "list.csv.gz: not gzip: Not a gzipped file" in result.stderr
 
@@ -100,7 +77,7 @@ def test_a_folder_of_parquet_parts_is_one_table(album: Path, tmp_path: Path) -> 
     (parts / "_metadata.parquet").write_bytes(b"")
     rows = [row | {"image": str(album / str(row["image"]))} for row in ROWS]
     for number, part in enumerate((rows[:3], rows[3:4], rows[4:])):
-        (parts / f"part-{number:05}.parquet").write_bytes(parquet(part))
+        (parts / f"part-{number:05}.parquet").write_bytes(encode_table("parquet", part))
     expected = [row["caption"] for row in ROWS if int(str(row["score"])) > 2]
     pattern = str(parts / "part-*.parquet")
     for number, source in enumerate((parts, pattern)):
@@ -112,7 +89,7 @@ def test_a_folder_of_parquet_parts_is_one_table(album: Path, tmp_path: Path) -> 
 
 
 def test_parts_next_to_images_are_no_table(album: Path, tmp_path: Path) -> None:
-    (album / "part.parquet").write_bytes(parquet(ROWS[:1]))
+    (album / "part.parquet").write_bytes(encode_table("parquet", ROWS[:1]))
     sm_train.pack(album, tmp_path / "out")
     assert len(captions(tmp_path / "out")) == len(ROWS)
 
@@ -135,11 +112,16 @@ def test_images_inside_a_table_are_packed(tmp_path: Path, column: str, workers: 
     """Whatever their row groups are, in the order of the rows, with duplicates dropped."""
     rows = embedded_rows(column)
     rows[5] = rows[5] | {"image": rows[1]["image"]}
-    (tmp_path / "in.parquet").write_bytes(parquet(rows, row_group_size=3))
+    (tmp_path / "in.parquet").write_bytes(encode_table("parquet", rows, row_group_size=3))
     result = sm_train.pack(
-        tmp_path / "in.parquet", tmp_path / "out", keep="score", index_column="source",
-        workers=workers, shard_size=20_000, drop_duplicates=True,
-    )  # fmt: skip
+        tmp_path / "in.parquet",
+        tmp_path / "out",
+        keep="score",
+        index_column="source",
+        workers=workers,
+        shard_size=20_000,
+        drop_duplicates=True,
+    )
     assert result.shards > 1
     assert result.rejected_by_reason == {"duplicate": 1}
     kept = [number for number in range(8) if number != 5]
@@ -156,11 +138,11 @@ def test_an_edited_table_of_images_is_another_source(tmp_path: Path) -> None:
     """Also if its images have as many bytes as before."""
     rows = embedded_rows("bytes")
     table = tmp_path / "in.parquet"
-    table.write_bytes(parquet(rows))
+    table.write_bytes(encode_table("parquet", rows))
     sm_train.pack(table, tmp_path / "out")
     assert sm_train.pack(table, tmp_path / "out").up_to_date
     rows[0]["image"], rows[1]["image"] = rows[1]["image"], rows[0]["image"]
-    table.write_bytes(parquet(rows))
+    table.write_bytes(encode_table("parquet", rows))
     with pytest.raises(sm_train.UsageError):
         sm_train.pack(table, tmp_path / "out")
 
@@ -171,7 +153,7 @@ def test_rows_without_bytes_name_a_file(album: Path, tmp_path: Path) -> None:
     rows[2]["image"] = {"bytes": None, "path": "002.jpg"}
     rows[3]["image"] = {"bytes": None, "path": None}
     rows[4]["image"] = None
-    (album / "in.parquet").write_bytes(parquet(rows, row_group_size=3))
+    (album / "in.parquet").write_bytes(encode_table("parquet", rows, row_group_size=3))
     sm_train.pack(album / "in.parquet", tmp_path / "out")
     index = ShardIndex(tmp_path / "out" / "index.parquet")
     assert [(item.source, item.reason) for item in index.rejected()] == [
@@ -184,14 +166,12 @@ def test_rows_without_bytes_name_a_file(album: Path, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("kind", "encode"), [("jsonl", jsonl), ("csv", csv_text)])
-def test_an_image_folder_has_its_captions_in_metadata(
-    tmp_path: Path, kind: str, encode: Any
-) -> None:
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_an_image_folder_has_its_captions_in_metadata(tmp_path: Path, kind: str) -> None:
     for split in ("train", "test"):
         write_album(tmp_path / "in" / split, 4, flat=True)
         rows = [{"file_name": f"{n:03}.jpg", "text": f"{split} {n}", "n": n} for n in range(4)]
-        (tmp_path / "in" / split / f"metadata.{kind}").write_bytes(encode(rows))
+        (tmp_path / "in" / split / f"metadata.{kind}").write_bytes(encode_table(kind, rows))
     sm_train.pack(tmp_path / "in", tmp_path / "out", keep="n", where="n > 0")
     assert captions(tmp_path / "out") == [
         f"{split} {n}" for split in ("test", "train") for n in (1, 2, 3)
@@ -209,7 +189,7 @@ def test_addresses_of_the_web_are_refused_with_the_reason(
     refused = cli("pack", "https://example.com/list.csv", str(tmp_path / "out"))
     assert refused.returncode == 2
     assert "addresses of the web are not read; download it first" in refused.stderr
-    (album / "list.jsonl").write_bytes(jsonl(rows))
+    (album / "list.jsonl").write_bytes(encode_table("jsonl", rows))
     result = cli("pack", str(album / "list.jsonl"), str(tmp_path / "out"), "-v")
     assert result.returncode == 0
     assert "image-address" in result.stderr
@@ -218,7 +198,7 @@ def test_addresses_of_the_web_are_refused_with_the_reason(
 
 def test_a_caption_that_is_true_is_no_text(album: Path, tmp_path: Path) -> None:
     rows = [row | {"caption": (True, None, "a", 5)[number % 4]} for number, row in enumerate(ROWS)]
-    (album / "list.jsonl").write_bytes(jsonl(rows))
+    (album / "list.jsonl").write_bytes(encode_table("jsonl", rows))
     result = sm_train.pack(album / "list.jsonl", tmp_path / "out", keep="score")
     assert result.rejected_by_reason == {"caption-missing": 2, "caption-not-text": 2}
     assert captions(tmp_path / "out") == ["a", "5", "a", "5"]
@@ -244,10 +224,10 @@ def bucket(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.integration
 def test_tables_in_s3_are_read(bucket: Any, tmp_path: Path) -> None:
     """A file, a compressed one, parts, and an image folder; as a source and as captions."""
-    bucket("photos/list.csv", csv_text(ROWS))
-    bucket("lists/list.jsonl.gz", gzip.compress(jsonl(ROWS)))
-    bucket("parts/part-0.parquet", parquet(ROWS[:5]))
-    bucket("parts/part-1.parquet", parquet(ROWS[5:]))
+    bucket("photos/list.csv", encode_table("csv", ROWS))
+    bucket("lists/list.jsonl.gz", gzip.compress(encode_table("jsonl", ROWS)))
+    bucket("parts/part-0.parquet", encode_table("parquet", ROWS[:5]))
+    bucket("parts/part-1.parquet", encode_table("parquet", ROWS[5:]))
     bucket("parts/_SUCCESS", b"")
     for number, (source, table) in enumerate(
         [
@@ -262,7 +242,7 @@ def test_tables_in_s3_are_read(bucket: Any, tmp_path: Path) -> None:
     trees = [samples(tmp_path / str(number)) for number in range(3)]
     assert trees[0] == trees[1] == trees[2]
     names = [{"file_name": row["image"], "text": f"of S3 {row['score']}"} for row in ROWS]
-    bucket("photos/metadata.jsonl", jsonl(names))
+    bucket("photos/metadata.jsonl", encode_table("jsonl", names))
     sm_train.pack("s3://raw/photos/", tmp_path / "folder")
     assert captions(tmp_path / "folder") == [f"of S3 {number}" for number in range(8)]
 
@@ -270,7 +250,7 @@ def test_tables_in_s3_are_read(bucket: Any, tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_images_inside_a_table_in_s3_are_packed(bucket: Any, tmp_path: Path) -> None:
     """Without a download of the table: row groups are read by range."""
-    bucket("set/in.parquet", parquet(embedded_rows("object"), row_group_size=3))
+    bucket("set/in.parquet", encode_table("parquet", embedded_rows("object"), row_group_size=3))
     sm_train.pack("s3://raw/set/in.parquet", tmp_path / "out", workers=2)
     assert [sample["jpg"] for sample in samples(tmp_path / "out")] == list(
         map(image_bytes, range(8))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan_files import PlannedInputs
@@ -21,6 +18,7 @@ from sm_train.toolkit.packing.tables import TableOptions
 
 from tests.conftest import Cli
 from tests.support.image_files import write_album
+from tests.support.tables import write_table
 
 KINDS = pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 NESTED = pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -37,20 +35,6 @@ def row(number: int) -> dict[str, Any]:
         "faces": number,
         "meta": {"width": number * 100, "tags": ["old"] if number % 3 == 0 else []},
     }
-
-
-def write_table(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
-    path = folder / f"list.{kind}"
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif kind == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    return path
 
 
 def find(
