@@ -7,11 +7,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.tar_reader import (
     BLOCK,
     TarError,
+    is_hidden,
     parse_header,
     sample_members,
     scan_tar,
@@ -58,6 +59,7 @@ names = st.text(
 
 
 @settings(max_examples=60, deadline=None)
+@example(keys=[".", "a"], folder="", tar_format=tarfile.GNU_FORMAT, sizes=[0, 9])
 @given(
     keys=st.lists(names, min_size=1, max_size=6),
     folder=st.sampled_from(["", "a/", "../", "/etc/", "x.y/", "deep/" * 40]),
@@ -71,7 +73,7 @@ def test_scan_agrees_with_tarfile(
     tar_format: int,
     sizes: list[int],
 ) -> None:
-    """For long names, names with dots, spaces or line ends, repeated ones, and outside paths."""
+    """For long names, names with dots, spaces or line ends, repeated, hidden and outside ones."""
     path = tmp_path_factory.mktemp("tar") / "a.tar"
     write_tar(
         path,
@@ -83,7 +85,11 @@ def test_scan_agrees_with_tarfile(
         tar_format,
     )
     with tarfile.open(path) as tar:
-        expected = [(split_name(member.name), tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
+        expected = [
+            (split_name(member.name), tar.extractfile(member).read())  # type: ignore[union-attr]
+            for member in tar
+            if not is_hidden(member.name)
+        ]
     samples = read_samples(path)
     members = [
         ((key, extension), content)
@@ -91,7 +97,7 @@ def test_scan_agrees_with_tarfile(
         for extension, content in sample.items()
     ]
     assert members == expected
-    assert len(samples) == len(keys)
+    assert len(samples) == sum(not key.startswith(".") for key in keys)
     assert scan_tar(path).damage == ()
 
 
