@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.index_location import find_index, index_channel
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.distributed import backend as backends
@@ -85,10 +84,10 @@ def _train(process: TrainingProcess) -> None:
     if backend.warning and accelerator.is_main_process:
         events.warn("smddp-unavailable", backend.warning)
     data_rank = _data_rank(accelerator, resources)
-    folder = paths.channel("train")
+    synthetic = None
     if config.data.synthetic_samples:
-        folder = _generate_shards(config, paths, accelerator, resources, events)
-    shards = _training_shards(config, paths, folder, data_rank, events)
+        synthetic = _generate_shards(config, paths, accelerator, resources, events)
+    shards = _training_shards(config, paths, synthetic, data_rank, events)
     validation = _validation_set(accelerator, paths, data_rank, events)
     # The start before the first step may take long. Entering the phase again grants each part of
     # it the full timeout.
@@ -224,41 +223,31 @@ def _data_rank(accelerator: Accelerator, resources: ResourceConfig) -> DataRank:
 def _training_shards(
     config: JobConfig,
     paths: SageMakerPaths,
-    folder: Path,
+    synthetic: Path | None,
     data_rank: DataRank,
     events: EventLog,
 ) -> ShardCatalog | ShardStream:
-    """Return the shards in ``folder``, as the reader of the run file needs them."""
-    from sm_train.entrypoints.data.shard_catalog import mix_catalogs
-    from sm_train.entrypoints.data.webdataset_reader import list_stream, mix_streams
+    """Return the training data, as the reader of the run file needs it.
 
-    data = config.data
-    sources = () if data.synthetic_samples else data.sources
-    folders = {source.channel: paths.channel(source.channel) for source in sources} or {
-        "train": folder
-    }
-    stated = [None] if data.synthetic_samples else data.conditions
-    conditions = dict(zip(folders, stated, strict=True))
-    indexes = {channel: find_index(paths.channel(index_channel(channel))) for channel in folders}
-    if data.reader == "webdataset":
-        streams = [
-            list_stream(shards, data_rank, all_gather, indexes[channel], conditions[channel])
-            for channel, shards in folders.items()
-        ]
-        return mix_streams(streams, sources)
-    catalogs = []
-    for channel, shards in folders.items():
-        index, where = indexes[channel], conditions[channel]
-        catalog = _build_catalog(paths, channel, shards, index, data_rank, events, where)
-        catalogs.append(catalog)
+    That is the folder of ``synthetic`` shards, if there is one.
+    """
+    from sm_train.entrypoints.data.shard_channels import ShardChannel, job_channels, list_channels
+
+    def check(channel: ShardChannel, catalog: ShardCatalog) -> ShardCatalog:
         is_first_rank = data_rank.node_rank == data_rank.local_rank == 0
-        if index is None and not data.synthetic_samples and is_first_rank:
+        if channel.index is None and synthetic is None and is_first_rank:
             message = (
                 f"the shards have no index: reading their headers took {catalog.seconds:.1f} s, at "
                 "every start; `sm-train index` avoids that"
             )
             events.warn("no-index", message)
-    return mix_catalogs(catalogs, sources)
+        return _checked(catalog, paths, events)
+
+    data, channels = config.data, job_channels(config.data, paths)
+    if synthetic is not None:
+        data = replace(data, sources=())
+        channels = [ShardChannel("train", synthetic, None, None, channels[0].scans)]
+    return list_channels(channels, data, data_rank, all_gather, check)
 
 
 def _validation_set(
@@ -266,37 +255,20 @@ def _validation_set(
 ) -> ValidationSet | None:
     """Return the validation channel, if there is one, partitioned over all ranks."""
     from sm_train.entrypoints.data.shard_catalog import DataRank
+    from sm_train.entrypoints.data.shard_channels import job_channel, list_channel
     from sm_train.entrypoints.training.evaluator import ValidationSet
 
-    folder = paths.channel("validation")
-    if not folder.is_dir():
+    channel = job_channel("validation", paths)
+    if not channel.folder.is_dir():
         return None
-    catalog = _build_catalog(paths, "validation", folder, None, data_rank, events)
+    catalog = _checked(list_channel(channel, data_rank, all_gather), paths, events)
     # Every instance has a copy of the channel, so all ranks count as those of a single node.
     single_node = DataRank(("all",), 0, accelerator.process_index, accelerator.num_processes)
     return ValidationSet(catalog, single_node)
 
 
-def _build_catalog(
-    paths: SageMakerPaths,
-    channel: str,
-    folder: Path,
-    index: Path | None,
-    data_rank: DataRank,
-    events: EventLog,
-    where: str | None = None,
-) -> ShardCatalog:
-    """Agree with all ranks on the shards in a channel's ``folder``; warn about damaged ones."""
-    from sm_train.entrypoints.data.shard_catalog import build_catalog
-
-    catalog = build_catalog(
-        folder,
-        index,
-        data_rank,
-        all_gather,
-        paths.base / "walk" / channel,
-        where,
-    )
+def _checked(catalog: ShardCatalog, paths: SageMakerPaths, events: EventLog) -> ShardCatalog:
+    """Warn about damaged shards, and return the catalog to use."""
     for shard, reason in catalog.damage:
         events.warn("shard-damaged", f"{shard}: {reason}")
     return _ignore_mismatched_latents(catalog, paths, events)

@@ -35,6 +35,7 @@ LEVELS = {
     "entrypoints": [
         {"common"},
         {"images", "object_store", "sample_metadata", "uploads"},
+        {"removal"},
         {"data", "deduplication", "distributed", "leases", "monitoring"},
         {"checkpointing", "tracking", "watchdog"},
         {"models"},
@@ -94,6 +95,7 @@ OWNERS = {
     "entrypoints/distributed/messages.py": r"\bdef job_key\b|\bclass KeyValueStore\b",
     "entrypoints/sample_metadata/row_filter.py": r"\bimport duckdb\b",
     "entrypoints/data/selection.py": r"\bclass Selection\b",
+    "entrypoints/removal/": r"\bclass RemovalList\b",
     "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
     "toolkit/targets/": r"\bdef parse_target\b|\bclass ResolvedRun\b",
     "toolkit/runs/next_command.py": r"\bdef _?next_command\b|\bdef resume_command\b",

@@ -16,6 +16,9 @@ INDEX_NAME = "index.parquet"
 INDEX_CHANNEL = "index"
 SHARDS_FOLDER = "shards"
 """Name of the folder that ``sm-train pack`` writes shards to."""
+LISTS_VARIABLE = "SM_TRAIN_REMOVALS"
+"""Environment variable of a job: JSON, channel → path or S3 address of its list of removed samples.
+The list may not exist."""
 STAGED_FOLDER = ".streaming/staged"
 """Folder next to it of images that arrived one by one and are in no shard yet."""
 
@@ -40,6 +43,20 @@ def index_path(shards: Path) -> Path:
     if shards.name in ("", ".."):
         shards = shards.resolve()
     return shards.with_name(index_name(shards.name))
+
+
+def removal_list(index: str) -> str:
+    """Return where the list of removed samples lies, next to the index at a path or URI.
+
+    Its name starts with that of the index, so a channel with the index holds it, too.
+    """
+    return f"{index}.removed"
+
+
+def removal_list_uri(shards_uri: str) -> str | None:
+    """Return where the list of samples removed from an S3 prefix lies; None for a whole bucket."""
+    index = index_uri(shards_uri)
+    return None if index is None else removal_list(index)
 
 
 def staged_uri(shards_uri: str) -> str:

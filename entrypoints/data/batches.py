@@ -28,12 +28,13 @@ from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.data.shard_catalog import DataError
 from sm_train.entrypoints.data.shard_reader import BadSample, SampleBytes, Submit
 from sm_train.entrypoints.data.tar_reader import TarError, sample_members
-from sm_train.entrypoints.data.transform import TransformError, apply_transform
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.images.extra_decoder import decode_extra, extra_layout
 from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.images.image_header import DecodeError
+from sm_train.entrypoints.removal.removed_samples import RemovalNotice, RemovedSamples
 from sm_train.entrypoints.sample_metadata.captions import choose_caption, describe_source
+from sm_train.entrypoints.sample_metadata.transform import TransformError, apply_transform
 from torch import Tensor
 
 Tokenize = Callable[[Sequence[str]], Sequence[Tensor]]
@@ -44,6 +45,11 @@ _SLICE_SAMPLES = 4
 
 _MAX_REPLACEMENTS = 64
 _EMPTY = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class Removed(BadSample):
+    """A sample that a user has removed: it is replaced like a bad one, and no fault."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +140,8 @@ class Batch:
     ``extras`` are further files of the samples, by name (:mod:`extra_decoder
     <sm_train.entrypoints.images.extra_decoder>`).
 
+    ``removals`` is set in the first batch of an epoch, if samples are removed or may be.
+
     ``noise`` (kinds, B, C, h, w) is the model's. ``timestep_uniform`` and ``dropout_uniform``
     (B,), in (0, 1), choose the timesteps and the captions to drop:
     :mod:`sm_train.entrypoints.common.sample_rng`.
@@ -155,6 +163,7 @@ class Batch:
     pooled: Tensor | None = None
     tokens: tuple[NDArray[np.int64], ...] = ()
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    removals: tuple[RemovalNotice, ...] = ()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -222,6 +231,7 @@ class _PendingBatch:
     raw: RawBatch
     slot: _BatchSlot
     slices: list[Future[list[_Decoded | BadSample]]]
+    removals: tuple[RemovalNotice, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,6 +249,7 @@ class BatchPipeline:
     precomputed: PrecomputedLatents | None = None
     tokenize: Tokenize | None = None
     decoders: Decoders = field(default_factory=InProcessDecoders)
+    removed: RemovedSamples = field(default_factory=RemovedSamples)
 
     def layout(self, shape: int) -> BufferLayout:
         """Return the memory layout of a batch of this ``shape``."""
@@ -271,6 +282,7 @@ class BatchPipeline:
 
     def _start(self, raw: RawBatch, decode: Submit, allocate: BufferPool) -> _PendingBatch:
         """Start to decode a batch, in slices of a few samples."""
+        removals = self.removed.enter(raw.position.epoch)
         pixels, noise, sizes, *others = allocate(self.layout(raw.shape))
         # Either extras or latents.
         extras, latents = (others, []) if self.precomputed is None else ([], others)
@@ -287,13 +299,17 @@ class BatchPipeline:
             )
             for first in range(0, len(raw.samples), _SLICE_SAMPLES)
         ]
-        return _PendingBatch(raw, slot, slices)
+        return _PendingBatch(raw, slot, slices, removals)
 
     def _finish(self, pending: _PendingBatch) -> Batch:
         """Wait for a batch and replace its bad samples."""
         raw, slot = pending.raw, pending.slot
         outcomes = [outcome for part in pending.slices for outcome in part.result()]
-        bad_samples = [outcome for outcome in outcomes if isinstance(outcome, BadSample)]
+        bad_samples = [
+            outcome
+            for outcome in outcomes
+            if isinstance(outcome, BadSample) and not isinstance(outcome, Removed)
+        ]
         samples, decoded = list(raw.samples), []
         for row, outcome in enumerate(outcomes):
             if isinstance(outcome, BadSample):
@@ -321,6 +337,7 @@ class BatchPipeline:
             self.rng.uniform(Purpose.CAPTION_DROPOUT, raw.epoch, origins),
             tokens=self._tokens(captions),
             extras={extra.name: _EMPTY for extra in self.config.extras},
+            removals=pending.removals,
         )
         others = (*slot.extras, *slot.latents)
         return batch.with_tensors(slot.pixels, slot.noise, slot.sizes, *others)
@@ -355,6 +372,8 @@ class BatchPipeline:
         key, shard = "", self.reader.shard_name(sample.shard)
         try:
             key, members = _members(sample.content)
+            if self.removed.contains(sample.shard, key):
+                return Removed(shard, key, "sample-removed", "it was removed from the data set")
             if self.config.transform is not None:
                 members = apply_transform(self.config.transform, key, members)
             text = self._caption(epoch, sample, members)
@@ -435,6 +454,11 @@ class BatchPipeline:
             outcome = self._decode(raw.epoch, candidate, slot)
             if isinstance(outcome, _Decoded):
                 return candidate, outcome
+        if isinstance(bad, Removed):
+            raise DataError(
+                f"{bad.shard}: {bad.key} was removed, and none of {_MAX_REPLACEMENTS} replacement "
+                "samples can be used; complete `sm-train remove`, then start again"
+            )
         raise DataError(
             f"{bad.shard}: {bad.reason}: {bad.detail}; none of {_MAX_REPLACEMENTS} replacement "
             "samples can be used; pack these shards again"

@@ -52,6 +52,7 @@ from sm_train.entrypoints.data.webdataset_reader import (
 )
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
+from sm_train.entrypoints.removal.removed_samples import RemovedSamples
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 READ_THREADS = 16
@@ -75,6 +76,9 @@ while libjpeg-turbo decodes the next."""
 
 BadSampleReport = Callable[[str, dict[str, int], int], None]
 """Takes a message about bad samples, their number by reason, and the number of all samples."""
+
+Warn = Callable[[str, str], None]
+"""Takes the code of an event and a message."""
 
 _EMPTY = torch.empty(0)
 _link_ids = count()
@@ -217,6 +221,7 @@ def open_loader(
     tokenize: Tokenize | None = None,
     pin_memory: bool = False,
     report: BadSampleReport | None = None,
+    warn: Warn | None = None,
 ) -> Loader:
     """Plan the reading of ``shards`` and return the loader; nothing is read yet.
 
@@ -225,6 +230,7 @@ def open_loader(
     number of ranks; else ``order_note`` of the reader says why not. Without ``decode_workers`` (0)
     everything runs in this process. ``state`` is what :meth:`Loader.state_bytes` returned.
     ``report`` is called with bad samples: at the first, and whenever their number has doubled.
+    ``warn`` is called at the beginning of an epoch if samples are removed, or if that is unknown.
 
     Raises:
         DataError: the configuration does not fit the shards, or ``state`` is of another reader.
@@ -270,14 +276,30 @@ def open_loader(
         for height, width in shapes or ((resolution, resolution),)
     )
     pipeline = BatchPipeline(
-        reader, config, batch_size, decode_specs, rng or SampleRng(seed), precomputed, tokenize
+        reader,
+        config,
+        batch_size,
+        decode_specs,
+        rng or SampleRng(seed),
+        precomputed,
+        tokenize,
+        removed=RemovedSamples(shards.removals),
     )
     if decode_workers:
         start_fork_server()
     affordable = _PREFETCH_BYTES // (batch_size * resolution * resolution * 3)
     max_depth = max(FIRST_DEPTH, min(MAX_DEPTH, affordable))
     bad_samples = BadSampleTracker(config.max_bad_fraction)
-    return Loader(pipeline, decode_workers, max_depth, bad_samples, report, pin_memory=pin_memory)
+    is_first_rank = rank.node_rank == rank.local_rank == 0
+    return Loader(
+        pipeline,
+        decode_workers,
+        max_depth,
+        bad_samples,
+        report,
+        warn if is_first_rank else None,
+        pin_memory=pin_memory,
+    )
 
 
 class Loader:
@@ -298,10 +320,11 @@ class Loader:
         max_depth: int,
         bad_samples: BadSampleTracker,
         report: BadSampleReport | None,
+        warn: Warn | None,
         *,
         pin_memory: bool,
     ) -> None:
-        self.bad_samples, self._report = bad_samples, report
+        self.bad_samples, self._report, self._warn = bad_samples, report, warn
         self._pipeline, self._decode_workers = pipeline, decode_workers
         self._max_depth, self._pin_memory = max_depth, pin_memory
         self.reader = pipeline.reader
@@ -369,6 +392,9 @@ class Loader:
             if isinstance(batch, _SharedBatch):  # not opened yet, because it was not pinned
                 batch = batch.open()
             is_first = False
+            if self._warn is not None:
+                for notice in batch.removals:
+                    self._warn(notice.code, notice.message)
             self.bad_samples.add(batch)
             if self.bad_samples.report_is_due:
                 self.report_bad_samples()

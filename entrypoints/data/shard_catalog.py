@@ -14,15 +14,16 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.index_location import removal_list
 from sm_train.entrypoints.common.job_config import DataSource
 from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.data.aspect_buckets import SampleShapes, nearest_shape
@@ -33,6 +34,13 @@ from sm_train.entrypoints.data.selection import Selection, select_samples
 from sm_train.entrypoints.data.shard_format import ShardError, find_shards
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.tar_reader import scan_tar
+from sm_train.entrypoints.removal.removal_list import RemovalListError
+from sm_train.entrypoints.removal.removed_samples import (
+    ChannelRemovals,
+    ShardNames,
+    mix_removals,
+    read_list_file,
+)
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 
 AllGather = Callable[[Any], list[Any]]
@@ -77,7 +85,8 @@ class ShardCatalog:
     ``paths`` has the shards that this node reads. ``damage`` is what this rank's scan found: a
     shard's name and a line. ``seconds`` is the time that building took. ``digest`` identifies the
     data set; ``options`` are those that it was packed with. The shards of several sources are a
-    ``mixture``.
+    ``mixture``. ``names`` are those of all shards by number, and ``removals`` say where the removed
+    samples of each source are listed.
     """
 
     shard_sizes: Ints
@@ -92,6 +101,8 @@ class ShardCatalog:
     indexed: bool
     options: dict[str, Any]
     mixture: Mixture | None = None
+    names: ShardNames = field(default_factory=list)
+    removals: tuple[ChannelRemovals, ...] = ()
 
     @property
     def digest_covers(self) -> str:
@@ -144,6 +155,7 @@ def build_catalog(
         seconds=time.monotonic() - started,
         indexed=index is not None,
         options=listing.options,
+        names=listing.names,
     )
 
 
@@ -188,6 +200,14 @@ def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]
             "latents": latents[0] if all(latent == latents[0] for latent in latents) else None
         },
         mixture=mixture,
+        removals=tuple(
+            removals
+            for catalog, copies, first in each
+            for removals in mix_removals(
+                catalog.removals,
+                tuple(first + copy * len(catalog.shard_sizes) for copy in range(copies)),
+            )
+        ),
     )
 
 
@@ -224,10 +244,6 @@ class _MixedShapes:
             numbers.append(found.numbers)
             end += len(found.numbers)
         return SampleShapes(first, np.concatenate(numbers), len(topology.shapes))
-
-
-ShardNames: TypeAlias = list[str] | pa.Array
-"""An Arrow array if there may be hundreds of thousands: it takes a tenth of a list's memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,6 +350,21 @@ class IndexedShapes:
             )
 
 
+def without_replaced(visible: Mapping[str, Path], index: ShardIndex) -> dict[str, Path]:
+    """Return the shards without those that `sm-train remove` replaces, or has replaced.
+
+    It leaves both a shard and its successor for a while; one of them is in the index.
+
+    Raises:
+        RemovalListError: the list of removed samples is damaged.
+    """
+    unfinished = read_list_file(Path(removal_list(str(index.path)))).unfinished
+    indexed = unfinished and unfinished.intersection(index.names)
+    return {
+        name: path for name, path in visible.items() if name not in unfinished or name in indexed
+    }
+
+
 def missing_index(index: Path | None) -> str | None:
     """Return why samples cannot be selected without an index; None with one."""
     if index is not None:
@@ -350,6 +381,9 @@ def _list_by_index(
         names, shard_sizes = index.name_column(), index.samples
         content = index.content_hashes()
         selection = None if where is None else select_samples(index, where)
+        visible = without_replaced(visible, index)
+    except RemovalListError as error:
+        problem = str(error)
     except (OSError, ShardError) as error:
         problem = f"{error}; run `sm-train index` again, or set data.index to false"
     except ConditionError as error:

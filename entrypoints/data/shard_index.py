@@ -15,16 +15,17 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
 from io import RawIOBase
 from operator import index
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
@@ -106,15 +107,17 @@ class IndexHeader:
 
 @dataclass(frozen=True, eq=False)
 class SampleGroup:
-    """The samples of consecutive shards of an index.
+    """The samples of consecutive shards of an index, from the one in row ``first`` on.
 
     ``counts`` are their numbers in each shard, int64 (num_shards,), ``bytes`` their sizes, int64
-    (num_samples,), and ``columns`` has a row for each of them.
+    (num_samples,), and ``columns`` has a row for each of them. ``keys`` are theirs, on request.
     """
 
+    first: int
     counts: NDArray[np.int64]
     bytes: NDArray[np.int64]
     columns: pa.Table
+    keys: pa.Array | None = None
 
 
 class IndexWriter:
@@ -192,6 +195,21 @@ class IndexWriter:
         if self._pending_samples >= GROUP_SAMPLES or len(self._shards) >= GROUP_ROWS:
             self._flush()
 
+    def add_rows(self, rows: pa.Table, replaced: Mapping[str, Shard | None] | None = None) -> None:
+        """Write rows of another index with the same columns, as a row group.
+
+        Shards in ``replaced`` are written as these, or left out.
+        """
+        self._flush()
+        rows = _replace(rows, replaced or {}, self._schema)
+        rejected = rows["name"].null_count
+        self._totals["shards"] += len(rows) - rejected
+        self._totals["rejected"] += rejected
+        for total in ("samples", "bytes"):
+            self._totals[total] += pc.sum(rows[total]).as_py() or 0
+        if len(rows):
+            self._writer.write_table(rows, row_group_size=len(rows))
+
     def reject(self, rejected: RejectedInput) -> None:
         """Write the next rejected input."""
         if self._shards:
@@ -221,6 +239,19 @@ def _schema(columns: ColumnTypes) -> pa.Schema:
         for name, kind in columns.items()
     )
     return pa.schema([*_SCHEMA, *added])
+
+
+def _replace(rows: pa.Table, replaced: Mapping[str, Shard | None], schema: pa.Schema) -> pa.Table:
+    """Return ``rows`` with other shards in place of those in ``replaced``."""
+    rows = rows.select(schema.names).cast(schema)
+    parts, done = [], 0
+    for number, name in enumerate(rows["name"].to_pylist()):
+        if name in replaced:
+            parts.append(rows.slice(done, number - done))
+            shard, done = replaced[name], number + 1
+            if shard is not None:
+                parts.append(pa.Table.from_pylist([_shard_row(shard)], schema))
+    return pa.concat_tables([*parts, rows.slice(done)]).combine_chunks()
 
 
 def _shard_row(shard: Shard) -> dict[str, Any]:
@@ -387,14 +418,17 @@ class ShardIndex:
             },
         )
 
-    def samples_by_group(self, names: Sequence[str]) -> Iterator[SampleGroup]:
-        """Yield all samples with their columns ``names``, row group by row group.
+    def samples_by_group(
+        self, names: Sequence[str], *, keys: bool = False
+    ) -> Iterator[SampleGroup]:
+        """Yield all samples with their columns ``names``, and ``keys``, row group by row group.
 
         Nothing is kept in memory.
         """
         stored = [_COLUMN_PREFIX + name for name in names]
+        first = 0
         for group in self._shard_groups():
-            table = self._read(("samples", "offsets", *stored), [group])
+            table = self._read(("samples", "offsets", *["keys"] * keys, *stored), [group])
             counts = table["samples"].to_numpy().astype(np.int64)
             offsets = table["offsets"].combine_chunks().flatten().to_numpy()
             # Each shard has an offset more than samples: that of its end.
@@ -403,7 +437,37 @@ class ShardIndex:
                 name: table[column].combine_chunks().flatten()
                 for name, column in zip(names, stored, strict=True)
             }
-            yield SampleGroup(counts, np.delete(np.diff(offsets), ends[:-1]), pa.table(columns))
+            yield SampleGroup(
+                first,
+                counts,
+                np.delete(np.diff(offsets), ends[:-1]),
+                pa.table(columns),
+                table["keys"].combine_chunks().flatten() if keys else None,
+            )
+            first += len(counts)
+
+    def shard_rows(self) -> Iterator[pa.Table]:
+        """Yield all rows of shards, for :meth:`IndexWriter.add_rows`, row group by row group."""
+        for group in self._shard_groups():
+            yield self._read(None, [group])
+
+    def write_with(self, file: BinaryIO, replaced: Mapping[str, Shard | None]) -> None:
+        """Write the same index to ``file``, with other shards in place of some, by name.
+
+        None leaves a shard out. Memory holds a row group.
+        """
+        header = self.header
+        with IndexWriter(
+            file,
+            target_bytes=header.target_bytes,
+            inputs=header.inputs,
+            options=header.options,
+            appended=header.appended,
+            prefix=header.prefix,
+            columns=header.columns,
+        ) as writer:
+            for group in range(self._file.num_row_groups):
+                writer.add_rows(self._read(None, [group]), replaced)
 
     def rejected(self) -> Iterator[RejectedInput]:
         """Yield the rejected inputs, in the order in which they were written."""
@@ -440,9 +504,11 @@ class ShardIndex:
     def _read_column(self, column: str, group: int) -> Any:
         return self._read((column,), [group])[column].combine_chunks()
 
-    def _read(self, columns: Sequence[str], groups: Sequence[int] | range) -> Any:
+    def _read(self, columns: Sequence[str] | None, groups: Sequence[int] | range) -> Any:
+        """Return columns, or all of them, of row groups."""
+        names = None if columns is None else list(columns)
         try:
-            return self._file.read_row_groups(list(groups), columns=list(columns))
+            return self._file.read_row_groups(list(groups), columns=names)
         except (pa.ArrowException, OSError) as error:
             raise _damaged_error(self.path, error) from None
 

@@ -39,10 +39,13 @@ from sm_train.entrypoints.data.shard_catalog import (
     DataRank,
     missing_index,
     raise_on_all_ranks,
+    without_replaced,
 )
 from sm_train.entrypoints.data.shard_format import END_MARK, ShardError, find_shards
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.shard_reader import BadSample, Submit
+from sm_train.entrypoints.removal.removal_list import RemovalListError
+from sm_train.entrypoints.removal.removed_samples import ChannelRemovals, mix_removals
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 
 STREAMS = 8
@@ -71,7 +74,8 @@ class ShardStream:
     All nodes number the shards of all nodes alike, ``count`` in total. ``digest`` identifies their
     names. ``options`` are empty: what the shards were packed with is in the index. A mixture has
     the first shard of each of its ``sources``; there are none without one. ``selected`` finds the
-    samples to read of those shards of which not all are read.
+    samples to read of those shards of which not all are read. ``all_names`` are the names of all
+    shards by number, and ``removals`` say where the removed samples of each source are listed.
     """
 
     paths: dict[int, Path]
@@ -81,6 +85,8 @@ class ShardStream:
     options: dict[str, Any] = field(default_factory=dict)
     sources: tuple[tuple[int, DataSource], ...] = ()
     selected: dict[int, SelectedKeys] = field(default_factory=dict)
+    all_names: list[str] = field(default_factory=list)
+    removals: tuple[ChannelRemovals, ...] = ()
     digest_covers: ClassVar[str] = "names of the shards"
     """What two data sets with equal digests have in common."""
 
@@ -114,8 +120,8 @@ def list_stream(
     """
     visible = find_shards(channel)
     selected: dict[str, SelectedKeys] = {}
-    if where is not None:
-        selected, problem = _selected(visible, index, where)
+    if where is not None or index is not None:
+        visible, selected, problem = _selected(visible, index, where)
         raise_on_all_ranks(all_gather, problem)
     listings = all_gather((rank.node_rank, sorted(visible) if rank.local_rank == 0 else None))
     names: set[str] = set()
@@ -136,26 +142,34 @@ def list_stream(
         len(numbers),
         digest,
         selected={numbers[name]: keys for name, keys in selected.items()},
+        all_names=list(numbers),
     )
 
 
 def _selected(
-    visible: Mapping[str, Path], index: Path | None, where: str
-) -> tuple[dict[str, SelectedKeys], str | None]:
-    """Return the selected samples of visible shards by name, or why there are none."""
+    visible: dict[str, Path], index: Path | None, where: str | None
+) -> tuple[dict[str, Path], dict[str, SelectedKeys], str | None]:
+    """Return the visible shards that count, and the selected samples of each by name.
+
+    The last is why there are none; None without a problem.
+    """
     if index is None:
-        return {}, missing_index(index)
+        return {}, {}, missing_index(index)
     try:
         opened = ShardIndex(index)
+        visible = without_replaced(visible, opened)
+        if where is None:
+            return visible, {}, None
         selection = select_samples(opened, where)
-    except (OSError, ShardError, ConditionError) as error:
-        return {}, str(error)
+    except (OSError, ShardError, ConditionError, RemovalListError) as error:
+        return {}, {}, str(error)
     rows = {name: row for row, name in enumerate(opened.names) if name in visible}
     if unknown := visible.keys() - rows.keys():
-        return {}, f"data.where: {min(unknown)} is not in the index; run `sm-train index`"
+        return {}, {}, f"data.where: {min(unknown)} is not in the index; run `sm-train index`"
     if not selection.counts[list(rows.values())].any():
-        return {}, f"data.where: no sample of this node's {len(rows)} shards fulfils {where}"
-    return {name: SelectedKeys(opened, selection, row) for name, row in rows.items()}, None
+        return {}, {}, f"data.where: no sample of this node's {len(rows)} shards fulfils {where}"
+    selected = {name: SelectedKeys(opened, selection, row) for name, row in rows.items()}
+    return visible, selected, None
 
 
 def mix_streams(streams: Sequence[ShardStream], sources: Sequence[DataSource]) -> ShardStream:
@@ -188,6 +202,11 @@ def mix_streams(streams: Sequence[ShardStream], sources: Sequence[DataSource]) -
             for stream, first in numbered
             for number, keys in stream.selected.items()
         },
+        removals=tuple(
+            removals
+            for stream, first in numbered
+            for removals in mix_removals(stream.removals, (first,))
+        ),
     )
 
 

@@ -96,6 +96,13 @@ class LocalLeaseFiles:
         finally:
             temporary.unlink(missing_ok=True)
 
+    def version(self, name: str) -> str | None:
+        """Return a file's version; None if it does not exist."""
+        try:
+            return _version((self.folder / name).stat())
+        except FileNotFoundError:
+            return None
+
     def remove(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
 from sm_train.entrypoints.object_store.parallel_read import ParallelReader
@@ -203,14 +203,15 @@ class ObjectStore:
         self,
         bucket: str,
         key: str,
-        content: bytes,
+        content: bytes | IO[bytes],
         *,
         etag: str | None,
         content_type: str | None = None,
     ) -> str | None:
         """Write an object if it has ``etag``, or if it does not exist and ``etag`` is None.
 
-        Exactly one of several concurrent writers succeeds (S3 user guide, Conditional writes).
+        Exactly one of several concurrent writers succeeds (S3 user guide, Conditional writes). The
+        content is sent in one request, which may have 5 GB.
         Return the new ETag; None if another writer was faster.
         """
         from botocore.exceptions import ClientError
@@ -252,6 +253,23 @@ class ObjectStore:
     def delete(self, bucket: str, key: str) -> None:
         """Delete an object if it exists."""
         self._client.delete_object(Bucket=bucket, Key=key)
+
+    def delete_versions(self, bucket: str, key: str) -> int:
+        """Delete all versions of an object, and what marks it as deleted; return their number.
+
+        A bucket without versioning has one version of each object.
+        """
+        found = [
+            version["VersionId"]
+            for page in self._client.get_paginator("list_object_versions").paginate(
+                Bucket=bucket, Prefix=key
+            )
+            for version in [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
+            if version["Key"] == key
+        ]
+        for version in found:
+            self._client.delete_object(Bucket=bucket, Key=key, VersionId=version)
+        return len(found)
 
     def abort_uploads(
         self,

@@ -239,8 +239,8 @@ def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
             columns=pack.index_columns,
         ) as writer:
             if packed is not None:
-                for number in range(len(packed)):
-                    writer.add(packed.shard(number))
+                for rows in packed.shard_rows():
+                    writer.add_rows(rows)
                 samples = packed.header.samples
             for plan in pack.plans:
                 record = read_record(plan, destination)

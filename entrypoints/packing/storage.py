@@ -12,15 +12,14 @@ from collections.abc import Container, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from io import RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, Protocol
 
 from sm_train.entrypoints.leases.lease_files import LeaseFiles, LocalLeaseFiles, S3LeaseFiles
+from sm_train.entrypoints.object_store.object_file import open_object
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, open_store
 from sm_train.entrypoints.object_store.stream_upload import DescriptorSink, ShardSink
-
-if TYPE_CHECKING:
-    pass
 
 
 class Storage(Protocol):
@@ -42,6 +41,22 @@ class Storage(Protocol):
 
     def remove_folder(self, folder: str) -> None:
         """Remove all files below ``folder``; a local folder above it, too, if it is then empty."""
+
+    def remove_versions(self, name: str) -> None:
+        """Remove a file if it exists, and earlier versions of it that the storage keeps."""
+
+    def open(self, name: str) -> RawIOBase:
+        """Open a file to read parts of it.
+
+        Raises:
+            FileNotFoundError: no such file.
+        """
+
+    def version(self, name: str) -> str | None:
+        """Return what changes with a file's content; None if it does not exist."""
+
+    def replace_if(self, name: str, file: IO[bytes], version: str) -> bool:
+        """Replace a file by what is left in ``file`` if it has ``version``; return whether."""
 
     def atomic_writer(self, name: str) -> AbstractContextManager[ShardSink]:
         """Open a sink whose content gets the name when the context exits without an error."""
@@ -108,6 +123,18 @@ class LocalFolder:
 
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
+
+    def remove_versions(self, name: str) -> None:
+        self.remove(name)
+
+    def open(self, name: str) -> RawIOBase:
+        return (self.path / name).open("rb", buffering=0)
+
+    def version(self, name: str) -> str | None:
+        return self.lease_files.version(name)
+
+    def replace_if(self, name: str, file: IO[bytes], version: str) -> bool:
+        return self.lease_files.write_if(name, file.read(), version=version) is not None
 
     def remove_folder(self, folder: str) -> None:
         path = self.path / folder
@@ -184,6 +211,20 @@ class S3Prefix:
 
     def remove(self, name: str) -> None:
         self._store.delete(self.bucket, self.prefix + name)
+
+    def remove_versions(self, name: str) -> None:
+        self._store.delete_versions(self.bucket, self.prefix + name)
+
+    def open(self, name: str) -> RawIOBase:
+        return open_object(self._store, self.address(name))
+
+    def version(self, name: str) -> str | None:
+        head = self._store.head(self.bucket, self.prefix + name)
+        return None if head is None else head.etag
+
+    def replace_if(self, name: str, file: IO[bytes], version: str) -> bool:
+        key = self.prefix + name
+        return self._store.put_if(self.bucket, key, file, etag=version) is not None
 
     def remove_folder(self, folder: str) -> None:
         for name in self.list_sizes(folder):

@@ -12,16 +12,11 @@ from typing import Any, TypedDict
 
 import torch
 from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.common.index_location import find_index, index_channel, index_path
+from sm_train.entrypoints.common.index_location import index_path, removal_list
 from sm_train.entrypoints.common.job_config import DataConfig, ExtraKind
 from sm_train.entrypoints.data.loader import Loader, open_loader
-from sm_train.entrypoints.data.shard_catalog import (
-    DataRank,
-    ShardCatalog,
-    build_catalog,
-    mix_catalogs,
-)
-from sm_train.entrypoints.data.webdataset_reader import ShardStream, list_stream, mix_streams
+from sm_train.entrypoints.data.shard_catalog import DataRank
+from sm_train.entrypoints.data.shard_channels import ShardChannel, job_channels, list_channels
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.script.current_job import ScriptProcess, script_process
 from torch import Tensor
@@ -42,12 +37,11 @@ class ImageBatch(TypedDict):
 
 @dataclass(frozen=True)
 class _Source:
-    """Folders of shards with their indexes, the rank that reads them, and their observer."""
+    """Channels of shards, the rank that reads them, and their observer."""
 
-    folders: list[tuple[Path, Path | None]]
+    channels: list[ShardChannel]
     rank: DataRank
     config: DataConfig
-    scans: Path
     process: ScriptProcess | None
 
 
@@ -137,7 +131,7 @@ class ShardDataset(IterableDataset[ImageBatch]):
     def _open(self) -> Loader:
         """List the shards, a collective, and return the loader at the present position."""
         source = self._source
-        shards = self._shards()
+        shards = list_channels(source.channels, source.config, source.rank, all_gather)
         # Images, even if the shards hold latents for the built-in training.
         shards = replace(shards, options={**shards.options, "latents": None})
         loader = open_loader(
@@ -147,6 +141,7 @@ class ShardDataset(IterableDataset[ImageBatch]):
             state=self._state,
             pin_memory=torch.cuda.is_available(),
             report=_warn if source.process is None else source.process.events.warn_of_bad_samples,
+            warn=_warn_of_code if source.process is None else source.process.events.warn,
             **self._options,
         )
         process = source.process
@@ -154,26 +149,6 @@ class ShardDataset(IterableDataset[ImageBatch]):
         if reader.resume_warning and process is not None and process.rank.rank == 0:
             process.events.warn(reader.resume_code, reader.resume_warning)
         return loader
-
-    def _shards(self) -> ShardCatalog | ShardStream:
-        """List the shards of all sources, a collective."""
-        source = self._source
-        mixed, conditions = source.config.sources, source.config.conditions
-        folders = [
-            (folder, index, where)
-            for (folder, index), where in zip(source.folders, conditions, strict=True)
-        ]
-        if source.config.reader == "webdataset":
-            streams = [
-                list_stream(folder, source.rank, all_gather, index, where)
-                for folder, index, where in folders
-            ]
-            return mix_streams(streams, mixed)
-        catalogs = [
-            build_catalog(folder, index, source.rank, all_gather, source.scans / str(number), where)
-            for number, (folder, index, where) in enumerate(folders)
-        ]
-        return mix_catalogs(catalogs, mixed)
 
     @property
     def epoch(self) -> int:
@@ -203,6 +178,10 @@ def _warn(message: str, reasons: dict[str, int], samples: int) -> None:
     warnings.warn(message, stacklevel=2)
 
 
+def _warn_of_code(code: str, message: str) -> None:
+    warnings.warn(f"{code}: {message}", stacklevel=2)
+
+
 def _channels_first(kind: ExtraKind, tensor: Tensor) -> Tensor:
     if kind == "image":
         return tensor.permute(0, 3, 1, 2)
@@ -212,14 +191,10 @@ def _channels_first(kind: ExtraKind, tensor: Tensor) -> Tensor:
 def _job_source() -> _Source:
     process = script_process()
     paths, rank = process.paths, process.rank
-    channels = [source.channel for source in process.config.data.sources] or ["train"]
-    folders = [
-        (paths.channel(name), find_index(paths.channel(index_channel(name)))) for name in channels
-    ]
     local_world_size = rank.world_size // rank.nodes
     data_rank = DataRank(process.resources.hosts, rank.node, rank.local_rank, local_world_size)
-    scans = paths.base / "walk" / "train"
-    return _Source(folders, data_rank, process.config.data, scans, process)
+    data = process.config.data
+    return _Source(job_channels(data, paths), data_rank, data, process)
 
 
 def _folder_source(folder: Path) -> _Source:
@@ -236,8 +211,10 @@ def _folder_source(folder: Path) -> _Source:
         max_bad_fraction=0.01,
     )
     rank = DataRank(("localhost",), 0, local_rank, ranks)
-    folders = [(folder, index if index.exists() else None)]
-    return _Source(folders, rank, config, folder.parent / ".scans", None)
+    found = index if index.exists() else None
+    scans = folder.parent / ".scans"
+    channel = ShardChannel("train", folder, found, None, scans, removal_list(str(index)))
+    return _Source([channel], rank, config, None)
 
 
 _LOCAL = (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))

@@ -144,6 +144,7 @@ class Trainer:
             tokenize=components.text_encoders.tokenize,
             pin_memory=self.device.type == "cuda",
             report=events.warn_of_bad_samples,
+            warn=events.warn,
         )
         self.metrics = MetricsLogger(config, accelerator, events, self.loader)
         self.evaluator = Evaluator(

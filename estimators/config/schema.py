@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from sm_train.cost.instances import instance_type
-from sm_train.entrypoints.common.index_location import index_uri
+from sm_train.entrypoints.common.index_location import index_uri, removal_list_uri
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import cross_section_problems
 from sm_train.estimators.config.data import ChannelSection, DataSection, SourceSection
@@ -230,6 +230,16 @@ class RunConfig(Section):
             return {}
         found = {name: index_uri(channel.uri) for name, channel in self.source_channels.items()}
         return {name: uri for name, uri in found.items() if uri is not None}
+
+    @property
+    def removal_lists(self) -> dict[str, str]:
+        """Return where the samples removed from each channel of shards are listed, by channel."""
+        if self.data.synthetic_samples:
+            return {}
+        shards = {"train": self.data.uri, "validation": self.data.validation}
+        shards |= {name: channel.uri for name, channel in self.source_channels.items()}
+        lists = {name: removal_list_uri(uri) for name, uri in shards.items() if uri is not None}
+        return {name: uri for name, uri in lists.items() if uri is not None}
 
     @field_validator("entry")
     @classmethod

@@ -226,6 +226,9 @@ def _scope(config: RunConfig, region: str) -> _Scope:
         *(channel.uri for channel in config.channels.values()),
         *config.source_indexes.values(),
     ]
+    # A prefix of the index covers its list of removed samples.
+    lists = config.removal_lists.values()
+    inputs += [uri for uri in lists if uri.removesuffix(".removed") not in inputs]
     bucket = staging_bucket(config, region)
     return _Scope(config.name, partition, account, region, bucket, tuple(inputs))
 

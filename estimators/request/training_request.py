@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from sm_train.entrypoints.common.bucket_settings import bucket_key
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
-from sm_train.entrypoints.common.index_location import index_channel
+from sm_train.entrypoints.common.index_location import LISTS_VARIABLE, index_channel
 from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.cluster import ClusterSection
@@ -151,8 +151,18 @@ def job_environment(config: RunConfig, bundle: SourceBundle, commit: str | None)
         # For the model card of the final model.
         BUNDLE_VARIABLE: bundle.sha256,
         **({COMMIT_VARIABLE: commit} if commit is not None else {}),
+        **_removals(config),
         **config.cluster.environment,
     }
+
+
+def _removals(config: RunConfig) -> dict[str, str]:
+    """Return the variable that says where removed samples are listed.
+
+    A job without network gets the lists that exist when it starts, with the indexes.
+    """
+    lists = {} if config.cluster.network_isolation else config.removal_lists
+    return {LISTS_VARIABLE: json.dumps(lists)} if lists else {}
 
 
 def _set_optional_fields(request: TrainingRequest, cluster: ClusterSection) -> None:

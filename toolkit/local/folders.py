@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
-from sm_train.entrypoints.common.index_location import index_channel, index_path
+from sm_train.entrypoints.common.index_location import index_channel, index_path, removal_list
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths, host_names
 from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.estimators.bundle.bundle import Bundle
@@ -65,6 +65,15 @@ class LocalFolders:
             paths += [channel.folder] if is_folder else channel.node_files(0, 1).values()
         root = self.root.resolve()
         return tuple(path for path in paths if not root.is_relative_to(path.resolve()))
+
+    @property
+    def removal_lists(self) -> dict[str, str]:
+        """Where the samples that were removed from each channel of shards are listed."""
+        return {
+            channel.name: removal_list(str(index_path(channel.folder.absolute())))
+            for channel in self.channels
+            if channel.mode == "FastFile"
+        }
 
     @property
     def log(self) -> Path:

@@ -6,6 +6,7 @@ Each emulated node has its own launcher, as on SageMaker; the launchers rendezvo
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import psutil
+from sm_train.entrypoints.common.index_location import LISTS_VARIABLE
 from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.estimators.config.stage import StageSection
@@ -189,7 +191,7 @@ def _launch(
     return subprocess.Popen(
         command,
         cwd=folders.bundle,
-        env=_environment(folders.nodes[rank], cpu=cpu, world_size=world_size)
+        env=_environment(folders.nodes[rank], folders.removal_lists, cpu=cpu, world_size=world_size)
         | {BUNDLE_VARIABLE: folders.bundle_sha256},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -201,7 +203,9 @@ def _launch(
     )
 
 
-def _environment(node: SageMakerPaths, *, cpu: bool, world_size: int) -> dict[str, str]:
+def _environment(
+    node: SageMakerPaths, lists: dict[str, str], *, cpu: bool, world_size: int
+) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // world_size)
     environment = {
         **os.environ,
@@ -213,6 +217,7 @@ def _environment(node: SageMakerPaths, *, cpu: bool, world_size: int) -> dict[st
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
+        LISTS_VARIABLE: json.dumps(lists),
     }
     if cpu:
         environment |= {"ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo"}

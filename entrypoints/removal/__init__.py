@@ -1,0 +1,1 @@
+"""Samples that a user has removed from a set of shards."""
