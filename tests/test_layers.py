@@ -60,7 +60,7 @@ LEVELS = {
         {"jobs"},
         {"targets"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
-        {"checks", "runs"},
+        {"checks", "removal", "runs"},
         {"init", "models", "submit"},
         {"short_jobs"},
         {"doctor", "measuring", "watch"},

@@ -10,15 +10,18 @@ This module has no dependencies, because ``estimators`` imports it too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 INDEX_NAME = "index.parquet"
 INDEX_CHANNEL = "index"
 SHARDS_FOLDER = "shards"
 """Name of the folder that ``sm-train pack`` writes shards to."""
-LISTS_VARIABLE = "SM_TRAIN_REMOVALS"
-"""Environment variable of a job: JSON, channel → path or S3 address of its list of removed samples.
-The list may not exist."""
+_LIST_VARIABLE = "SM_TRAIN_REMOVALS_"
+"""Begins the names of a job's environment variables that say where removed samples are listed."""
+
+_VARIABLE_LENGTH = 512
+"""Longest value of a variable of a training job (CreateTrainingJob, Environment)."""
 STAGED_FOLDER = ".streaming/staged"
 """Folder next to it of images that arrived one by one and are in no shard yet."""
 
@@ -51,6 +54,27 @@ def removal_list(index: str) -> str:
     Its name starts with that of the index, so a channel with the index holds it, too.
     """
     return f"{index}.removed"
+
+
+def removal_variables(lists: Mapping[str, str]) -> dict[str, str]:
+    """Return a job's environment variables with the path or URI of each channel's list.
+
+    The lists need not exist. One whose address is too long is known from the channel of its index
+    alone, as it is when the job starts.
+    """
+    values = [f"{channel}={address}" for channel, address in lists.items()]
+    return {
+        f"{_LIST_VARIABLE}{number}": value
+        for number, value in enumerate(values)
+        if len(value) <= _VARIABLE_LENGTH
+    }
+
+
+def removal_addresses(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what :func:`removal_variables` put into ``environment``."""
+    values = (value for name, value in environment.items() if name.startswith(_LIST_VARIABLE))
+    pairs = (value.partition("=") for value in values)
+    return {channel: address for channel, _, address in pairs if channel}
 
 
 def removal_list_uri(shards_uri: str) -> str | None:

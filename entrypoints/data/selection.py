@@ -43,8 +43,8 @@ class Selection:
         return bits.astype(np.bool_)
 
 
-def select_samples(index: ShardIndex, where: str) -> Selection:
-    """Return the samples that fulfil the SQL condition ``where``.
+def select_samples(index: ShardIndex, where: str, *, option: str = OPTION) -> Selection:
+    """Return the samples that fulfil the SQL condition ``where``, which ``option`` states.
 
     Memory holds a bit for each sample of the index, and a row group of its columns.
 
@@ -53,12 +53,12 @@ def select_samples(index: ShardIndex, where: str) -> Selection:
         ShardError: the index is damaged.
     """
     columns = list(index.header.columns)
-    require_columns(columns)
+    require_columns(columns, option)
     counts: list[int] = []
     masks: list[NDArray[np.uint8]] = []
     left_out = 0
     digest = hashlib.sha256()
-    with RowFilter("the index", where, option=OPTION, fix=_FIX) as row_filter:
+    with RowFilter("the index", where, option=option, fix=_FIX) as row_filter:
         used = [name for name in columns if name.lower() in row_filter.columns]
         for group in index.samples_by_group(used):
             mask = row_filter.mask(_numbered(index, group), columns)
@@ -68,7 +68,7 @@ def select_samples(index: ShardIndex, where: str) -> Selection:
                 masks.append(np.packbits(part))
                 digest.update(masks[-1].tobytes())
     if not any(counts):
-        raise ConditionError(f"{OPTION}: none of {index.header.samples:,} samples fulfils {where}")
+        raise ConditionError(f"{option}: none of {index.header.samples:,} samples fulfils {where}")
     return Selection(
         np.array(counts, np.int64),
         tuple(masks),
@@ -81,7 +81,7 @@ def select_samples(index: ShardIndex, where: str) -> Selection:
 _FIX = "a resumed run would read other samples"
 
 
-def require_columns(columns: Collection[str]) -> None:
+def require_columns(columns: Collection[str], option: str = OPTION) -> None:
     """Refuse a condition on an index without columns of samples.
 
     Raises:
@@ -89,7 +89,7 @@ def require_columns(columns: Collection[str]) -> None:
     """
     if not columns:
         raise ConditionError(
-            f"{OPTION}: the index has no columns; pack with --index-column, as in "
+            f"{option}: the index has no columns; pack with --index-column, as in "
             "`sm-train pack … --index-column license`"
         )
 

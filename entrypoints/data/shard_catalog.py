@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.index_location import removal_list
 from sm_train.entrypoints.common.job_config import DataSource
 from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.data.aspect_buckets import SampleShapes, nearest_shape
@@ -39,7 +38,7 @@ from sm_train.entrypoints.removal.removed_samples import (
     ChannelRemovals,
     ShardNames,
     mix_removals,
-    read_list_file,
+    without_replaced,
 )
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 
@@ -350,21 +349,6 @@ class IndexedShapes:
             )
 
 
-def without_replaced(visible: Mapping[str, Path], index: ShardIndex) -> dict[str, Path]:
-    """Return the shards without those that `sm-train remove` replaces, or has replaced.
-
-    It leaves both a shard and its successor for a while; one of them is in the index.
-
-    Raises:
-        RemovalListError: the list of removed samples is damaged.
-    """
-    unfinished = read_list_file(Path(removal_list(str(index.path)))).unfinished
-    indexed = unfinished and unfinished.intersection(index.names)
-    return {
-        name: path for name, path in visible.items() if name not in unfinished or name in indexed
-    }
-
-
 def missing_index(index: Path | None) -> str | None:
     """Return why samples cannot be selected without an index; None with one."""
     if index is not None:
@@ -381,7 +365,7 @@ def _list_by_index(
         names, shard_sizes = index.name_column(), index.samples
         content = index.content_hashes()
         selection = None if where is None else select_samples(index, where)
-        visible = without_replaced(visible, index)
+        visible = without_replaced(visible, index_file, index.names)
     except RemovalListError as error:
         problem = str(error)
     except (OSError, ShardError) as error:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm_train.entrypoints.common.index_location import find_index, index_channel
+from sm_train.entrypoints.common.index_location import (
+    find_index,
+    index_channel,
+    removal_addresses,
+)
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.shard_catalog import (
@@ -17,7 +22,7 @@ from sm_train.entrypoints.data.shard_catalog import (
     mix_catalogs,
 )
 from sm_train.entrypoints.data.webdataset_reader import ShardStream, list_stream, mix_streams
-from sm_train.entrypoints.removal.removed_samples import channel_removals, removal_addresses
+from sm_train.entrypoints.removal.removed_samples import channel_removals
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def job_channel(name: str, paths: SageMakerPaths, where: str | None = None) -> S
         find_index(paths.channel(index_channel(name))),
         where,
         paths.base / "walk" / name,
-        removal_addresses().get(name),
+        removal_addresses(os.environ).get(name),
     )
 
 

@@ -39,13 +39,16 @@ from sm_train.entrypoints.data.shard_catalog import (
     DataRank,
     missing_index,
     raise_on_all_ranks,
-    without_replaced,
 )
 from sm_train.entrypoints.data.shard_format import END_MARK, ShardError, find_shards
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.shard_reader import BadSample, Submit
 from sm_train.entrypoints.removal.removal_list import RemovalListError
-from sm_train.entrypoints.removal.removed_samples import ChannelRemovals, mix_removals
+from sm_train.entrypoints.removal.removed_samples import (
+    ChannelRemovals,
+    mix_removals,
+    without_replaced,
+)
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 
 STREAMS = 8
@@ -157,7 +160,7 @@ def _selected(
         return {}, {}, missing_index(index)
     try:
         opened = ShardIndex(index)
-        visible = without_replaced(visible, opened)
+        visible = without_replaced(visible, index, opened.names)
         if where is None:
             return visible, {}, None
         selection = select_samples(opened, where)

@@ -24,6 +24,9 @@ from sm_train.entrypoints.packing.unusable_samples import (
 _ABSENT, _UNKNOWN_SIZE = (0, 0), (0, 0)
 """Place of an image that a sample lacks; height and width of one that cannot be read."""
 
+DAMAGED = "shard-damaged"
+"""Reason of a rejected part of a shard."""
+
 _HEAD_BYTES = 1 << 16
 """Usually contains the image's dimensions; large EXIF data ahead of them need a longer read."""
 
@@ -74,7 +77,7 @@ def describe_shard(
     damage = (
         () if COMPRESSED in unusable else scan.damage
     )  # a compressed shard has no header at all
-    rejected = tuple(RejectedInput(name, "shard-damaged", line) for line in damage)
+    rejected = tuple(RejectedInput(name, DAMAGED, line) for line in damage)
     return ShardDescription(shard, rejected, unusable)
 
 

@@ -118,7 +118,7 @@ class LocalFolder:
     def size(self, name: str) -> int | None:
         try:
             return (self.path / name).stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def remove(self, name: str) -> None:

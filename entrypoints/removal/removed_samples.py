@@ -1,26 +1,30 @@
 """Which samples a job skips because they were removed; read at its start and at each epoch.
 
-Each process reads the lists by itself: it replaces a removed sample by another one of the epoch, so
-the number of samples and their order stay the same, and ranks need not agree on a moment.
+Each process reads the lists without the others: it replaces a removed sample by another one of the
+epoch, so the number of samples and their order stay the same, and ranks need not agree on a moment.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sm_train.entrypoints.common.index_location import LISTS_VARIABLE, removal_list
-from sm_train.entrypoints.object_store.store import S3Access, open_store
+from sm_train.entrypoints.common.index_location import removal_list
+from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
+from sm_train.entrypoints.object_store.store import ObjectStore, store_of
 from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
 
 ShardNames: TypeAlias = list[str] | pa.Array
 """An Arrow array if there may be hundreds of thousands: it takes a tenth of a list's memory."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +120,20 @@ def _read_address(address: str) -> RemovalList:
     if not address.startswith("s3://"):
         return read_list_file(Path(address))
     bucket, _, key = address.removeprefix("s3://").partition("/")
-    stored = open_store(S3Access()).get_if_exists(bucket, key)
+    stored = _open_store().get_if_exists(bucket, key)
     return RemovalList() if stored is None else decode_list(stored.content, address)
+
+
+@cache
+def _open_store() -> ObjectStore:
+    """Return S3 with time limits: a job without a route to it must not wait for minutes."""
+    import boto3
+    from botocore.config import Config
+
+    session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
+    send_bucket_parameters(session)
+    retries: Any = {"mode": "standard", "total_max_attempts": 3}
+    return store_of(session, config=Config(connect_timeout=5, read_timeout=30, retries=retries))
 
 
 def read_list_file(path: Path) -> RemovalList:
@@ -146,10 +162,20 @@ def _keys_by_number(channel: ChannelRemovals, listed: RemovalList) -> dict[int, 
     }
 
 
-def removal_addresses(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return where the list of each channel of this job lies."""
-    addresses: dict[str, str] = json.loads(environment.get(LISTS_VARIABLE, "{}"))
-    return addresses
+def without_replaced(
+    shards: Mapping[str, T], index: Path, indexed: Collection[str]
+) -> dict[str, T]:
+    """Return ``shards``, by name, without those that `sm-train remove` replaces or has replaced.
+
+    It leaves both a shard and its successor for a while; one of them is in the index, which lists
+    the names ``indexed``.
+
+    Raises:
+        RemovalListError: the list of removed samples is damaged.
+    """
+    replaced = read_list_file(Path(removal_list(str(index)))).unfinished
+    replaced = replaced and replaced.difference(indexed)
+    return {name: value for name, value in shards.items() if name not in replaced}
 
 
 def channel_removals(

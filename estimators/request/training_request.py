@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
-from sm_train.entrypoints.common.bucket_settings import bucket_key
+from sm_train.entrypoints.common.bucket_settings import (
+    ACCOUNT_VARIABLE,
+    bucket_key,
+    bucket_variables,
+)
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
-from sm_train.entrypoints.common.index_location import LISTS_VARIABLE, index_channel
+from sm_train.entrypoints.common.index_location import index_channel, removal_variables
 from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.cluster import ClusterSection
@@ -128,7 +132,12 @@ def training_request(
         "ResourceConfig": _resources(config, stage),
         "ProfilerConfig": {"DisableProfiler": True},
         "StoppingCondition": _stopping_condition(config),
-        "Environment": job_environment(config, bundle, commit),
+        "Environment": {
+            # A job in a VPC may not reach STS, which would tell its account.
+            ACCOUNT_VARIABLE: (config.role or ROLE_NOT_SET).split(":")[4],
+            **bucket_variables(config.bucket_owners, {}),
+            **job_environment(config, bundle, commit),
+        },
         "Tags": _tags(config, stage, bundle, region, commit),
     }
     _set_optional_fields(request, config.cluster)
@@ -157,12 +166,12 @@ def job_environment(config: RunConfig, bundle: SourceBundle, commit: str | None)
 
 
 def _removals(config: RunConfig) -> dict[str, str]:
-    """Return the variable that says where removed samples are listed.
+    """Return the variables that say where removed samples are listed.
 
     A job without network gets the lists that exist when it starts, with the indexes.
     """
     lists = {} if config.cluster.network_isolation else config.removal_lists
-    return {LISTS_VARIABLE: json.dumps(lists)} if lists else {}
+    return removal_variables(lists)
 
 
 def _set_optional_fields(request: TrainingRequest, cluster: ClusterSection) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import parse_qs
 
 from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
 
@@ -52,6 +53,8 @@ class Aws:
     """Bucket → the account that owns it, if not :data:`ACCOUNT`."""
     required_keys: dict[str, str] = field(default_factory=dict)
     """Bucket → the KMS key without which its policy denies every new object."""
+    denied_queries: set[str] = field(default_factory=set)
+    """Subresources of S3, such as ``versions``, that the caller's policy denies."""
     error_codes: dict[str, str] = field(default_factory=dict)
     """Operation → the error code that the server returns."""
     response_filters: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = field(
@@ -159,7 +162,8 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
     if not target:
         query = environ.get("QUERY_STRING", "")
         aws.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], query))
-        if not (_expects_the_owners(aws, environ) and _names_the_key(aws, environ)):
+        is_denied = not aws.denied_queries.isdisjoint(parse_qs(query, keep_blank_values=True))
+        if is_denied or not (_expects_the_owners(aws, environ) and _names_the_key(aws, environ)):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
             return [b"" if environ["REQUEST_METHOD"] == "HEAD" else _DENIED]

@@ -37,6 +37,7 @@ def pack(
     resolution: int | None = None,
     headers_only: bool = False,
     append: bool = False,
+    removed: str | Path | Sequence[str | Path] = (),
     workers: int | None = None,
     region: str | None = None,
     profile: str | None = None,
@@ -76,6 +77,8 @@ def pack(
         resolution: The resolution of the latents, in pixels.
         headers_only: Skip decoding: faster, but corrupt images are not detected.
         append: Add the images that the pack in ``destination`` does not have, in new shards.
+        removed: Packs, of which images that `sm-train remove` removed are left out, as are those
+            removed from ``destination``.
         workers: Worker processes; default: one per CPU.
         region: The AWS region of S3 addresses.
         profile: The AWS profile for credentials.
@@ -112,6 +115,7 @@ def pack(
         resolution=resolution,
         headers_only=headers_only,
         append=append,
+        removed=[str(removed)] if isinstance(removed, str | Path) else [*map(str, removed)],
         workers=workers,
         region=region,
         profile=profile,

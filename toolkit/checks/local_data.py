@@ -9,6 +9,7 @@ from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.packing.shard_verification import verify_shard
+from sm_train.entrypoints.removal.removed_samples import without_replaced
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.shards import Shards, of_index, of_listing
 from sm_train.toolkit.packing.shard_listing import list_folder
@@ -33,6 +34,7 @@ def read_local(folder: Path) -> tuple[Shards | None, list[Finding]]:
     except (OSError, ShardError):
         return of_listing(listed, "data.local", str(folder)), list(_broken(folder))
     sizes = {shard.name: shard.bytes for shard in listed}
+    sizes = without_replaced(sizes, index.path, index.names)
     if sizes == indexed:
         return from_index, []
     stale = list(index_differences(sizes, indexed, "data.local"))

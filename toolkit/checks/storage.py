@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from sm_train.entrypoints.common.bucket_settings import bucket_key
-from sm_train.entrypoints.common.index_location import staged_uri
+from sm_train.entrypoints.common.index_location import removal_list, staged_uri
 from sm_train.entrypoints.data.selection import require_columns, require_valid
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import IndexHeader
 from sm_train.entrypoints.object_store.store import store_of
+from sm_train.entrypoints.removal.removal_list import decode_list
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
@@ -259,7 +260,8 @@ def _index_in_s3(
         return
     yield from _condition(config, header)
     total = sum(shard.bytes for shard in listing.shards)
-    if not listing.truncated and (header.shards, header.bytes) != (len(listing.shards), total):
+    totals = (header.shards, header.bytes)
+    if not listing.truncated and totals not in _totals(session, uri, listing):
         yield INDEX_STALE.found(
             "error",
             "data.index",
@@ -267,6 +269,18 @@ def _index_in_s3(
             f"{config.data.uri} has {len(listing.shards):,} with {total:,}",
             fix,
         )
+
+
+def _totals(session: boto3.Session, index: str, listing: ShardListing) -> Iterator[tuple[int, int]]:
+    """Yield the numbers and bytes of shards that an index may have: without those that
+    `sm-train remove` replaces, or without their successors.
+    """
+    bucket, key = split_uri(removal_list(index))
+    stored = store_of(session).get_if_exists(bucket, key)
+    rewrites = {} if stored is None else decode_list(stored.content, index).rewrites
+    for ignored in ({}, rewrites, {*rewrites.values()}):
+        sizes = [shard.bytes for shard in listing.shards if shard.name not in ignored]
+        yield len(sizes), sum(sizes)
 
 
 def _condition(config: RunConfig, header: IndexHeader) -> Iterator[Finding]:

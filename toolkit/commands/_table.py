@@ -9,6 +9,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Data": {
         "pack": "Pack images and captions into WebDataset shards.",
         "index": "Build the index of existing shards.",
+        "remove": "Remove samples from shards, and never train on them again.",
         "fetch-model": "Copy a pretrained model from the Hugging Face Hub.",
     },
     "Plan": {

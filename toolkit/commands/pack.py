@@ -29,7 +29,7 @@ _SIDE = click.IntRange(min=1)
         ],
         "What is rejected": [
             *("--min-side", "--max-aspect", "--drop-duplicates", "--near-duplicates"),
-            "--headers-only",
+            *("--headers-only", "--removed"),
         ],
         "What is encoded": ["--max-side", "--quality", "--convert", "--latents", "--resolution"],
         "On SageMaker Processing": [
@@ -148,6 +148,13 @@ _SIDE = click.IntRange(min=1)
     "--append",
     is_flag=True,
     help="Add the images that the pack in DST does not have, in new shards.",
+)
+@click.option(
+    "--removed",
+    metavar="PACK",
+    multiple=True,
+    help="Leave out the images that `sm-train remove` removed from PACK, as from DST. Repeat it "
+    "for several.",
 )
 @click.option(
     "--workers",

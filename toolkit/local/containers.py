@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from sm_train.entrypoints.common.index_location import LISTS_VARIABLE
+from sm_train.entrypoints.common.index_location import removal_variables
 from sm_train.estimators.bundle.bundle import LAUNCHER, Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
@@ -68,7 +68,8 @@ class LocalContainers:
             channels={name: str(path.absolute()) for name, path in folders.channels.items()},
             environment={
                 "BASH_ENV": PREPARE,
-                LISTS_VARIABLE: "{}",  # those of the channels on this machine
+                # Lists of removed samples are in the channels, which are folders of this machine.
+                **dict.fromkeys(removal_variables(config.removal_lists), ""),
                 "ACCELERATE_USE_CPU": "true",
                 # The SDK's local mode sets an interface that docker's containers do not have.
                 "GLOO_SOCKET_IFNAME": "eth0",

@@ -6,7 +6,6 @@ Each emulated node has its own launcher, as on SageMaker; the launchers rendezvo
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import signal
@@ -19,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import psutil
-from sm_train.entrypoints.common.index_location import LISTS_VARIABLE
+from sm_train.entrypoints.common.index_location import removal_variables
 from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.estimators.config.stage import StageSection
@@ -217,7 +216,7 @@ def _environment(
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
-        LISTS_VARIABLE: json.dumps(lists),
+        **removal_variables(lists),
     }
     if cpu:
         environment |= {"ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo"}

@@ -53,12 +53,13 @@ class Comparison:
 class NewInputs:
     """Selects the images and the rejected inputs that a pack does not have.
 
-    ``comparison`` is complete when all images have been read.
+    ``comparison`` is complete when all images have been read. Images with a source in ``removed``
+    are not in the pack any more.
     """
 
-    def __init__(self, packed: PackedInputs) -> None:
+    def __init__(self, packed: PackedInputs, removed: frozenset[str] = frozenset()) -> None:
         self.comparison = Comparison()
-        self._packed = packed
+        self._packed, self._removed = packed, removed
 
     def images(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the new images of ``batches``, which are those of a sorter, sorted by source."""
@@ -70,6 +71,8 @@ class NewInputs:
             unmatched, replaced = _unmatched(new, old, _identity)
             self.comparison.known += len(new) - len(unmatched)
             # An image with the source of a packed one that is gone is a new version of it.
+            if decode(source) in self._removed:
+                continue
             changed = min(len(unmatched), replaced)
             self.comparison.changed += changed
             self.comparison.missing += replaced - changed

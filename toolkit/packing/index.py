@@ -30,7 +30,7 @@ from sm_train.entrypoints.data.shard_index import (
 )
 from sm_train.entrypoints.object_store.s3_errors import is_missing
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, store_of
-from sm_train.entrypoints.packing.describe_shard import ShardDescription, describe_shard
+from sm_train.entrypoints.packing.describe_shard import DAMAGED, ShardDescription, describe_shard
 from sm_train.entrypoints.packing.shared_work import PLAN_NAME
 from sm_train.entrypoints.packing.storage import open_storage
 from sm_train.entrypoints.packing.unusable_samples import (
@@ -52,6 +52,7 @@ from sm_train.toolkit.packing.shard_listing import (
     list_folder,
     list_prefix,
 )
+from sm_train.toolkit.packing.shard_set import ShardSet
 from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def index_folder(folder: Path, check: SampleCheck, workers: int, progress: Progr
     location = index_path(folder)
     if location.exists() and not location.is_file():
         raise UserError(f"{location}: is no file; remove it")
-    _require_no_unfinished_pack(str(location.parent), S3Access())
+    _require_settled(str(location.parent), folder.resolve().name, S3Access())
     contents = _Contents(str(folder), folder.resolve().name, listed, compressed, check)
     if (current := _load_if_current(location, contents, str(location))) is not None:
         return _up_to_date(str(location), current)
@@ -159,12 +160,12 @@ def index_prefix(
     _, key = split_uri(location)
     store = store_of(open_session(profile, region))
     with translate_aws_errors(uri), tempfile.TemporaryDirectory() as folder:
-        _require_no_unfinished_pack(location.rpartition("/")[0], S3Access(profile, region))
+        name = prefix.rstrip("/").rpartition("/")[2]
+        _require_settled(location.rpartition("/")[0], name, S3Access(profile, region))
         listing = list_prefix(store, f"s3://{bucket}/{prefix}")
         compressed = [
             key.removeprefix(prefix) for key in listing.others if key.endswith(COMPRESSED_SUFFIXES)
         ]
-        name = prefix.rstrip("/").rpartition("/")[2]
         contents = _Contents(uri, name, listing.shards, compressed, check)
         path = Path(folder) / INDEX_NAME
         if _download_if_exists(store, bucket, key, path):
@@ -177,17 +178,23 @@ def index_prefix(
     return IndexResult(location, *result, up_to_date=False)
 
 
-def _require_no_unfinished_pack(address: str, access: S3Access) -> None:
-    """Require that all shards are those of a finished pack: its index has more than ours.
+def _require_settled(address: str, shards: str, access: S3Access) -> None:
+    """Require that no shard in the folder ``shards`` of ``address`` is to be written or deleted.
+
+    The index of a finished pack has more than ours.
 
     Raises:
-        UserError: `sm-train pack` writes to it, or was interrupted.
+        UserError: `sm-train pack` or `remove` writes to it, or was interrupted.
     """
     destination = open_storage(address, access)
     if destination.size(PLAN_NAME) is not None:
         raise UserError(
             f"{address}: contains an unfinished pack; finish it with `sm-train pack`, or remove "
             f"{destination.address(PLAN_NAME)} to index the shards that it wrote"
+        )
+    if ShardSet(destination, shards, access).read_list().rewrites:
+        raise UserError(
+            f"{address}: samples are being removed from it; finish that with `sm-train remove`"
         )
 
 
@@ -242,7 +249,9 @@ def _load_if_current(path: Path, contents: _Contents, location: str) -> ShardInd
 def _up_to_date(location: str, index: ShardIndex) -> IndexResult:
     stored = index.header.options.get("unusable", {})
     unusable = {reason: UnusableSamples(**samples) for reason, samples in stored.items()}
-    return IndexResult(location, index.header, tuple(index.rejected()), unusable, up_to_date=True)
+    # A pack also lists the images that it rejected.
+    damage = tuple(item for item in index.rejected() if item.reason == DAMAGED)
+    return IndexResult(location, index.header, damage, unusable, up_to_date=True)
 
 
 def _write(

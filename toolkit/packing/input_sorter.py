@@ -118,11 +118,12 @@ class InputSorter:
     ``root`` precedes a source in most addresses, which are then not stored. Images with equal
     sources keep the order in which they were added. ``newest_ns`` is the latest modification of
     any of them, ``local`` the address of one that is a local file, and ``filtered`` the number of
-    rows of a table that do not fulfil its condition.
+    rows of a table that do not fulfil its condition. Images with a source in ``removed`` are
+    rejected.
     """
 
-    def __init__(self, folder: Path, root: str) -> None:
-        self.root = root
+    def __init__(self, folder: Path, root: str, removed: frozenset[str] = frozenset()) -> None:
+        self.root, self._removed = root, removed
         self.images = self.rejected = self.filtered = self.newest_ns = 0
         self.local: str | None = None
         self.has_heic = False
@@ -140,6 +141,11 @@ class InputSorter:
 
     def add(self, image: SourceImage, text: str | None = None) -> None:
         """Add an image; ``text`` is the name of its caption, if that is added as well."""
+        if image.source in self._removed:
+            self.reject(RejectedInput(image.source, "image-removed", "see `sm-train remove`"))
+            if text is not None:
+                self.add_other(text)
+            return
         address, caption_address = image.address, image.caption_address
         caption = None if image.caption is None else encode(image.caption)
         self._images.add(

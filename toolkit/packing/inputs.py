@@ -70,7 +70,8 @@ class InputSource:
     prefix, the ``manifest.json`` of an S3 Inventory, or a table of images and captions with
     ``s3://`` URIs or paths relative to the table. A ``captions`` table selects the images of the
     source to pack; an image that it lists twice is packed twice. ``table`` selects
-    columns and rows of a table. With ``convert``, images of more formats are packed.
+    columns and rows of a table. With ``convert``, images of more formats are packed. ``removed``
+    are the sources of images that must not be packed.
     """
 
     source: str
@@ -78,6 +79,7 @@ class InputSource:
     table: TableOptions = field(default_factory=TableOptions)
     convert: bool = False
     access: S3Access = field(default_factory=S3Access)
+    removed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _find_inputs(
     downloads = temporary / "tables"
     downloads.mkdir()
     tables = _find_tables(source, downloads)
-    with InputSorter(temporary, _root(source, tables)) as sorter:
+    with InputSorter(temporary, _root(source, tables), source.removed) as sorter:
         _collect(source, tables, sorter, selection)
         sorter.flush()
         selection.skip_texts(*sorter.stray_texts(MAX_NAMED))
@@ -157,7 +159,8 @@ def _find_inputs(
             reasons = [f"{source.source}: no images in it (jpg, jpeg, png, webp)"]
             raise UserError("; ".join([*reasons, *describe_skipped(selection.skipped)]))
         types = _IndexTypes(source.table.index_columns)
-        return _write_inputs(sorter, folder, selection.skipped, packed, types)
+        new = None if packed is None else NewInputs(packed, source.removed)
+        return _write_inputs(sorter, folder, selection.skipped, new, types)
 
 
 def _root(source: InputSource, tables: Sequence[TableFile]) -> str:
@@ -242,11 +245,10 @@ def _write_inputs(
     sorter: InputSorter,
     folder: Path,
     skipped: dict[str, SkippedKind],
-    packed: PackedInputs | None,
+    new: NewInputs | None,
     types: _IndexTypes,
 ) -> PackInputs:
-    """Write all inputs in order and compute their digest and their size."""
-    new = None if packed is None else NewInputs(packed)
+    """Write all inputs, or the ``new`` ones, in order; compute their digest and their size."""
     images, rejected = sorter.sorted_images(), sorter.sorted_rejected()
     if new is not None:
         images, rejected = new.images(images), new.rejected(rejected)

@@ -59,6 +59,7 @@ from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import SkippedKind
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.lock import lock_destination
+from sm_train.toolkit.packing.shard_set import ShardSet, find_shard_set
 from sm_train.toolkit.packing.tables import TableOptions
 
 MIN_SHARD_BYTES = 1000
@@ -86,6 +87,7 @@ class PackJob:
 
     ``source`` and ``destination`` are local paths or ``s3://`` URIs. The number of shards is a
     multiple of ``instances``. ``append`` adds the images that a finished pack does not have.
+    Images that were removed from a pack in ``removed`` are left out.
     """
 
     source: str
@@ -98,6 +100,7 @@ class PackJob:
     append: bool = False
     options: PackOptions = field(default_factory=PackOptions)
     access: S3Access = field(default_factory=S3Access)
+    removed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -342,10 +345,28 @@ def plan_pack(
         job.table,
         job.options.convert,
         job.access,
+        _removed_sources(job),
     )
     with TemporaryDirectory(prefix="sm-train-plan-") as folder:
         inputs = find_inputs(source, Path(folder), None if packed is None else packed.inputs)
         yield inputs, _assign(job, inputs, packed)
+
+
+def _removed_sources(job: PackJob) -> frozenset[str]:
+    """Return the images that must not be packed.
+
+    Those removed from the destination count for an append, and after it was emptied. Packing again
+    what is in it changes nothing.
+    """
+    destination = open_storage(job.destination, job.access)
+    own = destination.size(INDEX_NAME) is None or job.append
+    lists = [ShardSet(destination, SHARDS_FOLDER, job.access).read_list()] if own else []
+    for address in job.removed:
+        shards = find_shard_set(address, job.access)
+        lists.append(shards.read_list())
+        if shards.storage.size(shards.list_file) is None:
+            raise UserError(f"--removed: {address}: no image was removed from it")
+    return frozenset().union(*(removals.sources for removals in lists))
 
 
 def _clean_up(plan: PackPlan, destination: Storage, started_ns: int) -> None:

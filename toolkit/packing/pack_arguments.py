@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class PackArguments(TableOptions):
     resolution: int | None = None
     headers_only: bool = False
     append: bool = False
+    removed: Sequence[str] = ()
     workers: int | None = None
     region: str | None = None
     profile: str | None = None
@@ -66,6 +68,7 @@ class PackArguments(TableOptions):
             workers=self.workers or os.cpu_count() or 1,
             instances=self.instances,
             append=self.append,
+            removed=tuple(self.removed),
             options=PackOptions(
                 pixels=not self.headers_only,
                 min_side=self.min_side,
@@ -83,7 +86,7 @@ class PackArguments(TableOptions):
 
     def _access(self) -> S3Access:
         """Return how to reach S3; require credentials and a region only for an address in S3."""
-        addresses = (self.source, self.destination, self.captions or "")
+        addresses = (self.source, self.destination, self.captions or "", *self.removed)
         if not any(address.startswith("s3://") for address in addresses):
             return S3Access(self.profile, self.region)  # a table may name s3:// URIs
 

@@ -14,6 +14,7 @@ from sm_train.toolkit.packing.file_kinds import describe_skipped
 from sm_train.toolkit.packing.index import IndexResult
 from sm_train.toolkit.packing.pack import Appended, PackResult
 from sm_train.toolkit.terminal.console import stderr_console
+from sm_train.toolkit.terminal.formatting import plural
 
 FASTFILE_BYTES = 150_000_000
 """FastFile reads few large objects best; AWS recommends at least 150 MB."""
@@ -166,7 +167,7 @@ def pack_summary(result: PackResult) -> list[str]:
 
 def _describe_pack(result: PackResult) -> str:
     header, appended = result.index.header, result.appended
-    samples, shards = _count(header.samples, "sample"), _count(header.shards, "shard")
+    samples, shards = plural(header.samples, "sample"), plural(header.shards, "shard")
     where = f"({header.bytes / 1e6:,.1f} MB) in {result.shards_path}"
     if appended is None:
         verb = "already packed" if result.up_to_date else "packed"
@@ -174,7 +175,7 @@ def _describe_pack(result: PackResult) -> str:
     if result.up_to_date:
         return f"nothing to append: {samples} in {shards} {where}"
     return (
-        f"appended {_count(appended.samples, 'sample')} in {_count(appended.shards, 'shard')}: "
+        f"appended {plural(appended.samples, 'sample')} in {plural(appended.shards, 'shard')}: "
         f"now {samples} in {shards} {where}"
     )
 
@@ -186,13 +187,13 @@ def describe_comparison(comparison: Comparison) -> list[str]:
         first = ", ".join(comparison.first_changed)
         more = ", …" if count > len(comparison.first_changed) else ""
         lines.append(
-            f"error: {_count(count, 'image')} not packed, because another size, caption or column "
+            f"error: {plural(count, 'image')} not packed, because another size, caption or column "
             f"is packed under the same name: {first}{more}; rename them to append them"
         )
     if comparison.missing:
         pronoun = "it" if comparison.missing == 1 else "them"
         lines.append(
-            f"{_count(comparison.missing, 'packed image')} not in the source: "
+            f"{plural(comparison.missing, 'packed image')} not in the source: "
             f"the pack keeps {pronoun}"
         )
     return lines
@@ -200,7 +201,7 @@ def describe_comparison(comparison: Comparison) -> list[str]:
 
 def describe_filtered(count: int) -> str:
     """Return one line: the number of rows that do not fulfil the condition."""
-    return f"filtered {_count(count, 'row')} by --where"
+    return f"filtered {plural(count, 'row')} by --where"
 
 
 def _describe_rejected(result: PackResult) -> str:
@@ -314,7 +315,3 @@ def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         # Paths may contain brackets, which must not be read as markup.
         console.print(line, markup=False, soft_wrap=True)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -38,6 +38,7 @@ from sm_train.toolkit.terminal.formatting import (
     format_percent,
     format_projection,
     format_usd,
+    plural,
 )
 
 _LEVEL_LABELS: dict[Level, str] = {
@@ -126,11 +127,11 @@ def _headline(jobs: Sequence[JobReview]) -> str:
     """Summarize the number of problems, the cost and the duration of all jobs."""
     counts = Counter(verdict.level for job in jobs for verdict in job.verdicts)
     nouns: dict[Level, str] = {"bad": "problem", "warning": "warning", "unknown": "open question"}
-    problems = [_count(counts[level], noun) for level, noun in nouns.items() if counts[level]]
+    problems = [plural(counts[level], noun) for level, noun in nouns.items() if counts[level]]
     if not problems:
         problems = ["no problems" if counts else "no verdicts"]
     elapsed = format_duration(sum(job.passed_seconds for job in jobs))
-    return f"{_count(len(jobs), 'job')}: {', '.join(problems)} · {_spent(jobs)} · {elapsed}"
+    return f"{plural(len(jobs), 'job')}: {', '.join(problems)} · {_spent(jobs)} · {elapsed}"
 
 
 def _spent(jobs: Sequence[JobReview]) -> str:
@@ -142,10 +143,6 @@ def _spent(jobs: Sequence[JobReview]) -> str:
     qualifier = "at least " if len(paid) < len(jobs) else ""
     qualifier += "about " if any(job.figures.billable_seconds is None for job in paid) else ""
     return qualifier + format_usd(total)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _questions(
@@ -287,4 +284,4 @@ def _interruption(mark: Mark, number: str) -> _Interruption:
 def _routine(marks: Sequence[Mark]) -> str:
     """Describe the number of the marks at the bottom of the charts."""
     counts = Counter(mark.kind for mark in marks)
-    return " and ".join(_count(counts[kind], kind) for kind in _ROUTINE if counts[kind])
+    return " and ".join(plural(counts[kind], kind) for kind in _ROUTINE if counts[kind])

@@ -24,6 +24,7 @@ from sm_train.toolkit.local.folders import LocalFolders, has_model
 from sm_train.toolkit.local.launcher import default_nodes, exclusive_run, run_stage
 from sm_train.toolkit.submit.submission import choose_stages
 from sm_train.toolkit.terminal.console import stderr_console
+from sm_train.toolkit.terminal.formatting import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,8 +122,8 @@ def _train(
     finished.unlink(missing_ok=True)
     per_process = stage.per_device_batch_size * stage.gradient_accumulation_steps
     console.print(
-        f"{stage.name}: emulating {nodes} of {_count(stage.instances, 'node')}, "
-        f"{_count(processes, 'process')} each; effective batch "
+        f"{stage.name}: emulating {nodes} of {plural(stage.instances, 'node')}, "
+        f"{plural(processes, 'process')} each; effective batch "
         f"{per_process * nodes * processes} here"
     )
     try:
@@ -146,11 +147,6 @@ def _train(
     )
     model = folders.model if has_model(folders) else None
     return LocalStage(stage.name, model, folders.checkpoints, folders.log)
-
-
-def _count(number: int, noun: str) -> str:
-    plural = "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _print_stopped(folder: Path) -> None:

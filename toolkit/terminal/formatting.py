@@ -20,6 +20,12 @@ def parse_duration(option: str, text: str) -> float:
     return seconds
 
 
+def plural(number: int, noun: str) -> str:
+    """Return ``1 sample``, ``2 samples`` or ``2 processes``."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
+
+
 def format_days(seconds: float | None) -> str:
     """Format as days with one decimal; below a day as hours, minutes or seconds."""
     if seconds is None:

@@ -15,6 +15,7 @@ from sm_train.cost.prices import shipped_prices
 from sm_train.toolkit.submit.run_bundle import bundle_of
 
 from tests.support.cluster.training_jobs import tiny_run, write_shards
+from tests.support.data_channels import write_folder_index
 from tests.support.job_log_lines import SimulatedJob
 from tests.support.run_documents import run, stage
 from tests.toolkit.diagnose.log_corpus import log_folder
@@ -47,6 +48,8 @@ def write_inputs(folder: Path) -> None:
     (folder / "prompts.txt").write_text("a cat\n")
     _write_images(folder / "photos")
     write_shards(folder / "photos-packed" / "shards", shards=2, each=2)
+    write_shards(folder / "photos-indexed", shards=3, each=2)
+    write_folder_index(folder / "photos-indexed")
     _write_local_run(folder / "local-runs" / "tiny", seed=0, speed=1.8)
     _write_local_run(folder / "local-runs" / "other", seed=1, speed=2.1)
     shutil.copy(log_folder() / "accelerate-cuda-oom-sdscripts.log", folder / "failed.log")

@@ -25,6 +25,7 @@ SCREENS: dict[str, list[str]] = {
     "init": ["init", "new.yaml", "--no-input", "--data", "s3://photos/shards/"],
     "pack": ["pack", "photos", "packed"],
     "index": ["index", "photos-packed/shards"],
+    "remove": ["remove", "photos-indexed", "0001", "0002", "--dry-run"],
     "check": ["check", "owned.yaml", "--offline"],
     "cost": ["cost", "run.yaml"],
     "cost-explain": ["cost", "run.yaml", "--stage", "512px", "--explain"],

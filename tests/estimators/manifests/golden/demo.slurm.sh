@@ -36,6 +36,7 @@ export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/sm-train-nccl-
 export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/sm-train-nccl-
 export SM_TRAIN_BUNDLE=5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f
 export SM_TRAIN_COMMIT=0000000000000000000000000000000000000000
+export SM_TRAIN_REMOVALS_0=train=s3://my-bucket/digits/index.parquet.removed
 export SAGEMAKER_BASE_DIR=/tmp/sm-train-$SLURM_JOB_ID
 
 # HyperPod repeats the step on replaced nodes; only its srun has this option.

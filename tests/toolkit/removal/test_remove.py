@@ -1,0 +1,401 @@
+"""``sm-train remove``: the images leave the shards, the others keep their keys and bytes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tarfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.packing.shard_verification import verify_shard
+from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.packing.shard_set import find_shard_set
+from sm_train.toolkit.removal.remove_samples import plan_removal, remove_samples
+from sm_train.toolkit.removal.rewrite_shards import successor
+
+from tests.conftest import Aws, Cli
+from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
+from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
+
+IMAGES = 30
+SIZE = ("--shard-size", "20KB")
+Members = dict[str, bytes]
+
+
+@pytest.fixture
+def packed(cli: Cli, tmp_path: Path) -> Path:
+    """Return a pack with a column ``owner`` in its index."""
+    write_album(tmp_path / "in", IMAGES, flat=True)
+    rows = [
+        {"image": f"{n:03}.jpg", "caption": f"{n}", "owner": "ada" if n < 9 else "bob"}
+        for n in range(IMAGES)
+    ]
+    (tmp_path / "in" / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = cli("pack", "in/list.jsonl", "out", *SIZE, "--index-column", "owner")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "out"
+
+
+def members(folder: Path) -> Members:
+    """Return the content of every file in the shards that the index lists."""
+    index = ShardIndex(folder / "index.parquet")
+    found = {}
+    for row, name in enumerate(index.names):
+        verify_shard(folder / "shards" / name, index.shard(row))
+        with tarfile.open(folder / "shards" / name) as tar:
+            for member in tar:
+                assert member.name not in found
+                found[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    return found
+
+
+def without(content: Members, *numbers: int) -> Members:
+    keys = {f"{number:09}" for number in numbers}
+    return {name: text for name, text in content.items() if name.partition(".")[0] not in keys}
+
+
+def removals(folder: Path) -> RemovalList:
+    path = folder / "index.parquet.removed"
+    return decode_list(path.read_bytes(), str(path))
+
+
+def test_others_keep_their_keys_bytes_and_columns(cli: Cli, packed: Path) -> None:
+    """By key, by the image's name, and by a condition on the index; repeatedly."""
+    before = members(packed)
+    removed = []
+    for arguments, numbers in (
+        (("000000012", "020.jpg"), (12, 20)),
+        (("--where", "owner = 'ada'"), tuple(range(9))),
+        (("013.jpg",), (13,)),
+    ):
+        done = cli("remove", "out", *arguments, "--yes")
+        assert done.returncode == 0, done.stderr
+        removed += numbers
+        assert members(packed) == without(before, *removed)
+    assert sorted(removals(packed).sources) == sorted(f"{number:03}.jpg" for number in removed)
+    index = ShardIndex(packed / "index.parquet")
+    assert {owner for row in range(len(index)) for owner in index.shard(row).columns["owner"]} == {
+        "bob"
+    }
+    # Nothing else is left behind.
+    assert sorted(path.name for path in (packed / "shards").iterdir()) == sorted(index.names)
+    names = ["index.parquet", "index.parquet.removed", "inputs", "shards"]
+    assert sorted(path.name for path in packed.iterdir()) == names
+
+
+def test_what_is_removed_is_shown_and_confirmed(cli: Cli, packed: Path) -> None:
+    before = read_tree(packed)
+    shown = cli("remove", "out", "004.jpg", "000000005", "--dry-run")
+    assert shown.returncode == 0
+    assert shown.stderr == (
+        "removes 2 of 30 samples from out/shards:\n"
+        "  000000004 in shard-000001.tar (004.jpg)\n"
+        "  000000005 in shard-000001.tar (005.jpg)\n"
+        "rewrites 1 of 7 shards under new names: 0.0 MB are read and written through this "
+        "computer\n"
+    )
+    unanswered = cli("remove", "out", "004.jpg")
+    assert unanswered.returncode == 2
+    assert "not confirmed; --yes starts without asking" in unanswered.stderr
+    declined = cli("remove", "out", "004.jpg", stdin="n\n")
+    assert declined.returncode == 130
+    assert read_tree(packed) == before
+    agreed = cli("remove", "out", "004.jpg", "--json", stdin="y\n")
+    assert agreed.returncode == 0
+    document = json.loads(agreed.stdout)
+    assert document["rewritten"] == {"shard-000001.tar": "shard-000001-r1.tar"}
+    assert document["deleted"] == ["shard-000001.tar"]
+    assert (document["kept"], document["used_by"], document["versions_kept"]) == ([], [], None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nope", "004.jpg"), "nope: neither a key nor an image of shards"),
+        (("x", "y", "z"), "x and 2 others: neither a key nor an image of shards"),
+        (("--where", "licence = 'x'"), "--where: the index has no column licence"),
+        (("--where", "owner = 'eve'"), "--where: none of 30 samples fulfils owner = 'eve'"),
+        (("--where", "TRUE"), "out/shards: no sample would be left; delete the whole set"),
+        (("004.jpg", "--where", "TRUE"), "--where: is given with KEYS; use one of them"),
+    ],
+)
+def test_mistakes_change_nothing(
+    cli: Cli, packed: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    before = read_tree(packed)
+    done = cli("remove", "out", *arguments, "--yes")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert read_tree(packed) == before
+
+
+def test_keys_may_come_from_a_file_and_without_any_there_is_nothing_to_do(
+    cli: Cli, packed: Path
+) -> None:
+    assert "nothing to remove" in cli("remove", "out").stderr
+    done = cli("remove", "out", "--from", "-", "--yes", stdin="004.jpg\n\n000000005\n")
+    assert done.returncode == 0, done.stderr
+    assert removals(packed).sources == {"004.jpg", "005.jpg"}
+    assert "no such index" in cli("remove", "elsewhere", "004.jpg").stderr
+
+
+def test_shards_of_others_lose_samples_by_their_keys(cli: Cli, packed: Path) -> None:
+    """The index of any folder lies next to it, as does the list."""
+    folder = packed.parent / "data" / "train"
+    folder.parent.mkdir()
+    (packed / "shards").rename(folder)
+    assert cli("index", "data/train").returncode == 0
+    done = cli("remove", "data/train", "000000003", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in folder.parent.iterdir()) == [
+        "train",
+        "train.index.parquet",
+        "train.index.parquet.removed",
+    ]
+    assert "000000003" not in ShardIndex(folder.parent / "train.index.parquet").keys(0)
+
+
+def test_packing_never_adds_them_again(cli: Cli, packed: Path, tmp_path: Path) -> None:
+    """Neither with --append, also as changed images, nor into an emptied or another folder."""
+    assert cli("remove", "out", "004.jpg", "020.jpg", "--yes").returncode == 0
+    write_pair(tmp_path / "in", "004.jpg", image_bytes(999), "another picture")
+    write_pair(tmp_path / "in", "new.jpg", image_bytes(998), "new")
+    rows = [{"image": f"{n:03}.jpg", "caption": f"{n}", "owner": "bob"} for n in (4, 20)]
+    rows += [{"image": "new.jpg", "caption": "new", "owner": "bob"}]
+    (tmp_path / "in" / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = members(packed)
+    columns = ("--index-column", "owner")
+    done = cli("pack", "in/more.jsonl", "out", *SIZE, *columns, "--append")
+    assert done.returncode == 0, done.stderr
+    assert "rejected 2: 2 image-removed (004.jpg, 020.jpg)" in done.stderr
+    after = members(packed)
+    assert {name.partition(".")[0] for name in after.keys() - before.keys()} == {f"{IMAGES:09}"}
+    assert after | before == after
+    again = cli("pack", "in/more.jsonl", "out", *SIZE, *columns, "--append")
+    assert "nothing to append" in again.stderr
+    other = cli("pack", "in/more.jsonl", "other", *SIZE, *columns, "--removed", "out")
+    assert other.returncode == 0, other.stderr
+    assert len(members(tmp_path / "other")) == 3
+    for name in ("shards", "inputs"):
+        (packed / name).rename(tmp_path / name)
+    (packed / "index.parquet").unlink()
+    emptied = cli("pack", "in/more.jsonl", "out", *SIZE, *columns)
+    assert emptied.returncode == 0, emptied.stderr
+    assert len(members(packed)) == 3
+
+
+def test_a_shard_without_other_samples_disappears(cli: Cli, packed: Path) -> None:
+    index = ShardIndex(packed / "index.parquet")
+    names, keys = index.names, index.keys(1)
+    done = cli("remove", "out", *keys, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert ShardIndex(packed / "index.parquet").names == [names[0], *names[2:]]
+    assert not (packed / "shards" / names[1]).exists()
+
+
+# ------------------------------------------------------------------ interruptions
+
+
+def run_and_die(folder: Path, keys: tuple[str, ...], writes: int) -> None:
+    """Remove samples; kill this process at the first rename or deletion after ``writes`` others."""
+
+    def count(event: str, _: Any) -> None:
+        nonlocal writes
+        if event in ("os.rename", "os.remove", "os.link"):
+            if not writes:
+                os.kill(os.getpid(), signal.SIGKILL)
+            writes -= 1
+
+    plan = plan_removal(find_shard_set(str(folder), S3Access()), keys, None)
+    sys.addaudithook(count)
+    remove_samples(plan, lambda done, total: None, None)
+    os._exit(0)
+
+
+def test_a_removal_that_is_killed_at_any_write_is_finished_by_the_next(
+    packed: Path, tmp_path: Path
+) -> None:
+    """From the list on, the samples are removed; the end does not depend on where it was killed."""
+    before = members(packed)
+    keys = ("004.jpg", "005.jpg", "020.jpg")
+    context = multiprocessing.get_context("fork")
+    for writes in range(100):
+        folder = tmp_path / f"copy-{writes}"
+        os.system(f"cp -a {packed} {folder}")
+        process = context.Process(target=run_and_die, args=(folder, keys, writes))
+        process.start()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        # Whatever is there can be read; a job sees all samples, or those that are left.
+        assert members(folder) in (before, without(before, 4, 5, 20))
+        shards = find_shard_set(str(folder), S3Access())
+        is_listed = (folder / "index.parquet.removed").exists()
+        plan = plan_removal(shards, (*(() if is_listed else keys), "006.jpg"), None)
+        remove_samples(plan, lambda done, total: None, None)
+        assert members(folder) == without(before, 4, 5, 6, 20)
+        assert removals(folder).sources == {*keys, "006.jpg"}
+        assert removals(folder).rewrites == {}
+        assert sorted(path.name for path in (folder / "shards").iterdir()) == sorted(
+            ShardIndex(folder / "index.parquet").names
+        )
+    assert writes > 10
+
+
+def test_an_index_that_another_command_wrote_is_not_overwritten(packed: Path) -> None:
+    shards = find_shard_set(str(packed), S3Access())
+    plan = plan_removal(shards, ("004.jpg",), None)
+
+    def meddle(done: int, total: int) -> None:
+        if done == total:
+            content = (packed / "index.parquet").read_bytes()
+            (packed / "other").write_bytes(content)
+            (packed / "other").rename(packed / "index.parquet")
+
+    before = members(packed)
+    with pytest.raises(UserError, match="another command has written it; run this again"):
+        remove_samples(plan, meddle, None)
+    assert members(packed) == before
+    remove_samples(plan_removal(shards, (), None), lambda done, total: None, None)
+    assert members(packed) == without(before, 4)
+
+
+def test_a_shard_that_is_not_as_its_index_says_is_not_rewritten(cli: Cli, packed: Path) -> None:
+    index = ShardIndex(packed / "index.parquet")
+    path = packed / "shards" / index.names[0]
+    start, stop = index.offsets(0)[2:4].tolist()
+    content = bytearray(path.read_bytes())
+    content[start:stop] = bytes(stop - start)
+    path.write_bytes(content)
+    done = cli("remove", "out", "001.jpg", "--yes")
+    assert done.returncode == 2
+    assert "shard-000000.tar: is not as in the index; run `sm-train index` again" in done.stderr
+
+
+def test_new_names_are_free() -> None:
+    assert successor("a.tar", []) == "a-r1.tar"
+    assert successor("a-r1.tar", ["a-r2.tar"]) == "a-r3.tar"
+    assert successor("x/a.tar", ["a-r1.tar"]) == "x/a-r1.tar"
+
+
+# ------------------------------------------------------------------ S3
+
+
+@pytest.fixture
+def stored(packed: Path, aws: Aws) -> Aws:
+    """Put the pack into a bucket with versioning."""
+    client = aws.client("s3")
+    client.create_bucket(Bucket="raw")
+    client.put_bucket_versioning(Bucket="raw", VersioningConfiguration={"Status": "Enabled"})
+    upload_folder(aws, packed, "set/")
+    return aws
+
+
+def remove_in_s3(cli: Cli, aws: Aws, *arguments: str) -> Any:
+    options = ("--region", "us-east-1", "remove", "s3://raw/set", *arguments, "--yes")
+    return cli(*options, network="loopback", env=aws.environment)
+
+
+def test_old_shards_in_s3_are_deleted_with_their_versions(cli: Cli, stored: Aws) -> None:
+    done = remove_in_s3(cli, stored, "004.jpg")
+    assert done.returncode == 0, done.stderr
+    objects = read_objects(stored, "raw", "set/")
+    assert "shards/shard-000001.tar" not in objects
+    assert "shards/shard-000001-r1.tar" in objects
+    versions = stored.client("s3").list_object_versions(Bucket="raw", Prefix="set/shards/")
+    assert "DeleteMarkers" not in versions
+    assert {version["Key"] for version in versions["Versions"]} == {
+        f"set/{name}" for name in objects if name.startswith("shards/")
+    }
+    assert stored.without_owner == []
+
+
+def test_versions_that_may_not_be_deleted_are_named(cli: Cli, stored: Aws) -> None:
+    stored.denied_queries.add("versions")
+    done = remove_in_s3(cli, stored, "004.jpg")
+    assert done.returncode == 0, done.stderr
+    assert "earlier versions of the deleted shards remain in s3://raw/set/shards" in done.stderr
+    stored.denied_queries.clear()
+    assert "shards/shard-000001.tar" not in read_objects(stored, "raw", "set/")
+
+
+def start_job(aws: Aws, name: str, uri: str) -> None:
+    """Start a training job that reads ``uri``."""
+    aws.client("sagemaker").create_training_job(
+        TrainingJobName=name,
+        AlgorithmSpecification={"TrainingImage": "x", "TrainingInputMode": "FastFile"},
+        RoleArn="arn:aws:iam::123456789012:role/own",
+        InputDataConfig=[
+            {
+                "ChannelName": "train",
+                "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri}},
+            }
+        ],
+        OutputDataConfig={"S3OutputPath": "s3://raw/out"},
+        ResourceConfig={"InstanceType": "ml.g5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 10},
+        StoppingCondition={"MaxRuntimeInSeconds": 100},
+    )
+
+
+def describe_as(aws: Aws, statuses: dict[str, str]) -> None:
+    """Let SageMaker list jobs with these statuses; moto's end at once."""
+    created = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+
+    def listed(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        found = [
+            {
+                "TrainingJobName": name,
+                "TrainingJobArn": f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}",
+                "CreationTime": created,
+                "TrainingJobStatus": status,
+            }
+            for name, status in statuses.items()
+            if status == body["StatusEquals"]
+        ]
+        return 200, {"TrainingJobSummaries": found}
+
+    aws.responses["ListTrainingJobs"] = listed
+
+
+def test_shards_that_a_live_job_reads_are_kept_until_it_ends(cli: Cli, stored: Aws) -> None:
+    """Only those of jobs that read the prefix, and started before the index switched."""
+    start_job(stored, "reads", "s3://raw/set/shards/")
+    start_job(stored, "other", "s3://raw/set-old/shards/")
+    describe_as(stored, {"reads": "InProgress", "other": "Stopping"})
+    done = remove_in_s3(cli, stored, "004.jpg")
+    assert done.returncode == 3, done.stderr
+    assert (
+        "kept 1 old shard with the images, because they may be read by reads: shard-000001.tar; "
+        "run `sm-train remove s3://raw/set` again to delete them"
+    ) in done.stderr
+    assert "shards/shard-000001.tar" in read_objects(stored, "raw", "set/")
+    index = cli(
+        *("--region", "us-east-1", "index", "s3://raw/set/shards"),
+        network="loopback",
+        env=stored.environment,
+    )
+    assert index.returncode == 2
+    assert "samples are being removed from it; finish that with `sm-train remove`" in index.stderr
+    describe_as(stored, {"reads": "Stopped"})
+    done = remove_in_s3(cli, stored)
+    assert done.returncode == 0, done.stderr
+    assert "deleted 1 old shard" in done.stderr
+    assert "shards/shard-000001.tar" not in read_objects(stored, "raw", "set/")
+
+
+def test_unknown_jobs_are_not_taken_for_none(cli: Cli, stored: Aws) -> None:
+    stored.error_codes["ListTrainingJobs"] = "AccessDeniedException"
+    done = remove_in_s3(cli, stored, "004.jpg")
+    assert done.returncode == 3
+    assert "because jobs are unknown (An error occurred (AccessDeniedException)" in done.stderr
+    assert "shards/shard-000001.tar" in read_objects(stored, "raw", "set/")

@@ -1,0 +1,115 @@
+"""The set of shards that a user names: its shards, its index and its list of removed samples."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm_train.entrypoints.common.index_location import (
+    INDEX_NAME,
+    SHARDS_FOLDER,
+    index_name,
+    removal_list,
+)
+from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.packing.storage import Storage, open_storage, write_file
+from sm_train.entrypoints.removal.removal_list import RemovalList, RemovalListError, decode_list
+from sm_train.toolkit.errors import UserError
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """Shards in the folder ``name`` of ``storage``, with their index next to it."""
+
+    storage: Storage
+    name: str
+    access: S3Access
+
+    @property
+    def address(self) -> str:
+        """The path or URI of the shards."""
+        return self.storage.address(self.name)
+
+    @property
+    def index_file(self) -> str:
+        """The index's name in the storage."""
+        return index_name(self.name)
+
+    @property
+    def list_file(self) -> str:
+        """The name of the list of removed samples in the storage."""
+        return removal_list(self.index_file)
+
+    def shard_file(self, shard: str) -> str:
+        """Return the name of a shard in the storage."""
+        return f"{self.name}/{shard}"
+
+    def read_list(self) -> RemovalList:
+        """Return the list of removed samples, an empty one if there is none.
+
+        Raises:
+            UserError: it is damaged.
+        """
+        try:
+            content = self.storage.read(self.list_file)
+        except (FileNotFoundError, NotADirectoryError):
+            return RemovalList()
+        try:
+            return decode_list(content, self.storage.address(self.list_file))
+        except RemovalListError as error:
+            raise UserError(str(error)) from None
+
+    def write_list(self, removals: RemovalList) -> None:
+        """Write the list of removed samples; the destination must be locked."""
+        write_file(self.storage, self.list_file, removals.encode())
+
+    @contextmanager
+    def open_index(self) -> Iterator[tuple[ShardIndex, str]]:
+        """Open the index, and return its version.
+
+        Raises:
+            UserError: there is none, or it is damaged.
+        """
+        version = self.storage.version(self.index_file)
+        location = self.storage.address(self.index_file)
+        if version is None:
+            raise UserError(f"{location}: no such index; `sm-train index {self.address}` writes it")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / INDEX_NAME
+            path.write_bytes(self.storage.read(self.index_file))
+            try:
+                index = ShardIndex(path)
+            except ShardError as error:
+                raise UserError(f"{location}: {str(error).partition(': ')[2]}") from None
+            yield index, version
+
+
+def find_shard_set(address: str, access: S3Access) -> ShardSet:
+    """Return the shards of a pack in ``address``, or those in the folder ``address`` itself."""
+    storage = open_storage(address, access)
+    if storage.size(INDEX_NAME) is not None:
+        return ShardSet(storage, SHARDS_FOLDER, access)
+    parent, name = _split(address)
+    return ShardSet(open_storage(parent, access), name, access)
+
+
+def _split(address: str) -> tuple[str, str]:
+    """Return the folder or prefix that holds ``address``, and the last part of it.
+
+    Raises:
+        UserError: it is a bucket.
+    """
+    if not address.startswith("s3://"):
+        path = Path(address)
+        if path.name in ("", ".."):
+            path = path.resolve()
+        return str(path.parent), path.name
+    parent, _, name = address.rstrip("/").rpartition("/")
+    if parent.count("/") < 2:
+        raise UserError(f"{address}: no pack in it; name the prefix of the shards")
+    return parent, name

@@ -1,0 +1,1 @@
+"""Removes samples from a set of shards for good."""

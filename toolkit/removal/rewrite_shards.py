@@ -1,0 +1,197 @@
+"""Rewrites shards without some of their samples, under new names; the others keep their bytes.
+
+A shard is streamed: memory holds a few samples. Each new shard has a record, an index of this shard
+alone, so an interrupted rewrite resumes with the missing ones.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+
+from sm_train.entrypoints.data.shard_format import SUFFIX, Shard, ShardError
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.tar_reader import TarError, sample_members
+from sm_train.entrypoints.packing.shard_builder import encode_record, open_index
+from sm_train.entrypoints.packing.shard_writer import ShardWriter
+from sm_train.entrypoints.packing.storage import write_file
+from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.packing.shard_set import ShardSet
+
+RECORDS = ".removing"
+"""Folder next to the index that holds the records of new shards."""
+
+_THREADS = 4
+"""Shards that are rewritten at the same time."""
+
+_READ_BYTES = 16 * 2**20
+"""Bytes of neighboring samples that are read with one request."""
+
+Progress = Callable[[int], None]
+"""Takes the number of bytes of old shards that have been read since the last call."""
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A shard to write as ``new``, without the samples with the keys ``removed``.
+
+    ``new`` is empty if nothing is left of it.
+    """
+
+    old: str
+    new: str
+    removed: frozenset[str]
+
+
+def successor(shard: str, taken: Iterable[str]) -> str:
+    """Return a new name for a shard, as ``shard-000001-r1.tar`` for ``shard-000001.tar``."""
+    match = re.fullmatch(rf"(.*?)(?:-r(\d+))?{re.escape(SUFFIX)}", shard)
+    assert match is not None
+    number, names = int(match[2] or 0) + 1, set(taken)
+    while (name := f"{match[1]}-r{number}{SUFFIX}") in names:
+        number += 1
+    return name
+
+
+def rewrite_shards(
+    shards: ShardSet, index: ShardIndex, rewrites: Sequence[Rewrite], progress: Progress
+) -> dict[str, Shard | None]:
+    """Write the new shards that do not exist yet; return them by the names of the old ones.
+
+    Raises:
+        UserError: a shard is not as its index says.
+        OSError: it cannot be read, or the new one not be written.
+    """
+    rows = {name: row for row, name in enumerate(index.names)}
+    reading = Lock()
+
+    def write(rewrite: Rewrite) -> Shard | None:
+        with reading:
+            old = index.shard(rows[rewrite.old])
+        columns = index.header.columns
+        return _rewrite(shards, old, rewrite, columns, progress)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        written = list(pool.map(write, rewrites))
+    return {rewrite.old: shard for rewrite, shard in zip(rewrites, written, strict=True)}
+
+
+def _rewrite(
+    shards: ShardSet, old: Shard, rewrite: Rewrite, columns: ColumnTypes, progress: Progress
+) -> Shard | None:
+    if not rewrite.new:
+        progress(old.bytes)
+        return None
+    finished = _read_record(shards, rewrite.new)
+    # Since an interrupted attempt, more samples of the shard may have been removed.
+    if finished is not None and rewrite.removed.isdisjoint(finished.keys):
+        progress(old.bytes)
+        return finished
+    kept = [number for number, key in enumerate(old.keys) if key not in rewrite.removed]
+    with (
+        shards.storage.atomic_writer(shards.shard_file(rewrite.new)) as sink,
+        ShardWriter(sink, rewrite.new) as writer,
+    ):
+        for number, content in _contents(shards, old, kept, progress):
+            writer.append(old.keys[number], content)
+        shard = writer.finish(
+            [old.widths[number] for number in kept if old.widths],
+            [old.heights[number] for number in kept if old.heights],
+            {name: [values[number] for number in kept] for name, values in old.columns.items()},
+        )
+    record = encode_record(shard, columns=columns)
+    write_file(shards.storage, record_file(rewrite.new), record)
+    return shard
+
+
+def record_file(shard: str) -> str:
+    """Return the name of the record of a new shard in the storage."""
+    return f"{RECORDS}/{shard}.parquet"
+
+
+def _read_record(shards: ShardSet, name: str) -> Shard | None:
+    """Return a shard that an earlier attempt has finished; None if it has not."""
+    try:
+        shard = open_index(shards.storage.read(record_file(name))).shard(0)
+    except (FileNotFoundError, ShardError):
+        return None
+    return shard if shards.storage.size(shards.shard_file(name)) == shard.bytes else None
+
+
+def _contents(
+    shards: ShardSet, old: Shard, kept: Sequence[int], progress: Progress
+) -> Iterator[tuple[int, memoryview]]:
+    """Yield the part of the tar of each of the samples ``kept``.
+
+    Raises:
+        UserError: the shard has another size or other samples than its index says.
+    """
+    name = shards.shard_file(old.name)
+    stale = f"{shards.storage.address(name)}: is not as in the index; run `sm-train index` again"
+    if shards.storage.size(name) != old.bytes:
+        raise UserError(stale)
+    done = 0
+    with shards.storage.open(name) as file:
+        for numbers in _groups(old.offsets, kept):
+            start, stop = old.offsets[numbers[0]], old.offsets[numbers[-1] + 1]
+            file.seek(start)
+            content = memoryview(_read(file.read, stop - start))
+            for number in numbers:
+                part = content[old.offsets[number] - start : old.offsets[number + 1] - start]
+                if _key(part) != old.keys[number]:
+                    raise UserError(stale)
+                yield number, part
+            progress(stop - done)
+            done = stop
+    progress(old.bytes - done)
+
+
+def _groups(offsets: Sequence[int], kept: Sequence[int]) -> Iterator[list[int]]:
+    """Yield neighboring samples that are read at once."""
+    group: list[int] = []
+    for number in kept:
+        is_next = group and number == group[-1] + 1
+        if group and (not is_next or offsets[number + 1] - offsets[group[0]] > _READ_BYTES):
+            yield group
+            group = []
+        group.append(number)
+    if group:
+        yield group
+
+
+def _read(read: Callable[[int], bytes | None], size: int) -> bytes:
+    """Read ``size`` bytes, or fewer at the end of the file; a single call may return less."""
+    parts: list[bytes] = []
+    while size and (part := read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _key(content: memoryview) -> str | None:
+    """Return the key of a sample; None if it is damaged."""
+    try:
+        return sample_members(content)[0]
+    except TarError:
+        return None
+
+
+def switch_index(
+    shards: ShardSet, index: ShardIndex, version: str, written: Mapping[str, Shard | None]
+) -> None:
+    """Replace the index by one with the new shards, if it still has this ``version``.
+
+    Raises:
+        UserError: another command has written it meanwhile.
+    """
+    with tempfile.TemporaryFile() as file:
+        index.write_with(file, written)
+        file.seek(0)
+        if not shards.storage.replace_if(shards.index_file, file, version):
+            location = shards.storage.address(shards.index_file)
+            raise UserError(f"{location}: another command has written it; run this again")

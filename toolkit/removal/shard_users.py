@@ -1,0 +1,97 @@
+"""Which jobs may be reading shards: SageMaker's live training jobs and running local runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sm_train.toolkit.aws.session import open_session
+from sm_train.toolkit.jobs.local_folder import DEFAULT_FOLDER, LocalRunFolder
+from sm_train.toolkit.packing.shard_set import ShardSet
+
+if TYPE_CHECKING:
+    from types_boto3_sagemaker import SageMakerClient
+
+_LIVE: tuple[Literal["InProgress", "Stopping"], ...] = ("InProgress", "Stopping")
+_CONCURRENT_CALLS = 4
+
+
+@dataclass(frozen=True)
+class ShardUsers:
+    """The jobs that may read shards as an earlier index lists them.
+
+    ``problem`` says why others are unknown; None if SageMaker listed all of its jobs.
+    """
+
+    jobs: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def users_since(shards: ShardSet, moment: datetime, region: str | None) -> ShardUsers:
+    """Return the jobs that were created before ``moment``, still run and read ``shards``.
+
+    A job that starts later gets the index of that time. Jobs outside of SageMaker and of this
+    folder's local runs are not recorded anywhere.
+    """
+    if not shards.address.startswith("s3://"):
+        return ShardUsers(tuple(_local_runs(Path(shards.address))))
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    session = open_session(shards.access.profile, region or shards.access.region or "us-east-1")
+    try:
+        jobs = tuple(_jobs(session.client("sagemaker"), f"{shards.address}/", moment))
+    except (BotoCoreError, ClientError) as error:
+        return ShardUsers(problem=" ".join(str(error).split()))
+    return ShardUsers(jobs)
+
+
+def _jobs(client: SageMakerClient, uri: str, moment: datetime) -> Iterator[str]:
+    names = [
+        summary["TrainingJobName"]
+        for status in _LIVE
+        for page in client.get_paginator("list_training_jobs").paginate(StatusEquals=status)
+        for summary in page["TrainingJobSummaries"]
+        if summary["CreationTime"] < moment
+    ]
+
+    def describe(name: str) -> Mapping[str, Any]:
+        return client.describe_training_job(TrainingJobName=name)
+
+    with ThreadPoolExecutor(_CONCURRENT_CALLS) as pool:
+        for name, description in zip(names, pool.map(describe, names), strict=True):
+            if any(uri.startswith(read) or read.startswith(uri) for read in _reads(description)):
+                yield name
+
+
+def _reads(description: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the S3 prefixes that a job reads."""
+    for channel in description.get("InputDataConfig", []):
+        source = channel["DataSource"].get("S3DataSource")
+        if source is not None:
+            yield source["S3Uri"]
+
+
+def _local_runs(folder: Path) -> Iterator[str]:
+    """Yield the local runs below this folder that train on the shards in ``folder``."""
+    shards = folder.resolve()
+    for path in sorted(DEFAULT_FOLDER.glob("*")) if DEFAULT_FOLDER.is_dir() else []:
+        run = LocalRunFolder(path)
+        channels = path.glob("*/nodes/*/input/data/*")
+        if run.is_training() and any(_leads_into(channel, shards) for channel in channels):
+            yield str(path)
+
+
+def _leads_into(channel: Path, shards: Path) -> bool:
+    """Return whether a channel is a link to the folder ``shards``, or holds links to its files."""
+    if channel.is_symlink():
+        return channel.resolve() == shards
+    return any(link.resolve().is_relative_to(shards) for link in channel.rglob("*.tar"))
+
+
+def utc(timestamp_ns: int) -> datetime:
+    """Return a time of the storage as an aware one."""
+    return datetime.fromtimestamp(timestamp_ns / 1e9, UTC)
