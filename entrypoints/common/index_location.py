@@ -20,6 +20,8 @@ SHARDS_FOLDER = "shards"
 _LIST_VARIABLE = "SM_TRAIN_REMOVALS_"
 """Begins the names of a job's environment variables that say where removed samples are listed."""
 
+_LIST_SUFFIX = ".removed"
+
 _VARIABLE_LENGTH = 512
 """Longest value of a variable of a training job (CreateTrainingJob, Environment)."""
 STAGED_FOLDER = ".streaming/staged"
@@ -53,7 +55,12 @@ def removal_list(index: str) -> str:
 
     Its name starts with that of the index, so a channel with the index holds it, too.
     """
-    return f"{index}.removed"
+    return f"{index}{_LIST_SUFFIX}"
+
+
+def indexed_by(removals: str) -> str:
+    """Return the path or URI of the index that a list of removed samples lies next to."""
+    return removals.removesuffix(_LIST_SUFFIX)
 
 
 def removal_variables(lists: Mapping[str, str]) -> dict[str, str]:

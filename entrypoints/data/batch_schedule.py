@@ -49,6 +49,16 @@ class BatchSchedule:
         indices: Ints = self._table[step]
         return indices
 
+    def steps_of(self, indices: Ints) -> list[int]:
+        """Return the batches that take any of ``indices``, also as padding."""
+        if self.shapes is not None:
+            table = np.isin(self._table, indices).any(axis=1)
+            return [int(step) for step in np.flatnonzero(table)]
+        # The last batch continues with the first indices of the partition.
+        padded = np.concatenate([indices, indices + self.partition.num_samples])
+        steps = np.unique(padded // self.batch_size)
+        return [int(step) for step in steps[steps < self.num_steps]]
+
     def num_new(self, step: int) -> int:
         """Return how many samples of the batch no earlier one had; they come first."""
         if self.shapes is None:
@@ -212,6 +222,10 @@ class StreamSchedule:
     def indices(self, step: int) -> Ints:
         """Return the indices of a batch, int64 (batch_size,); repeated samples come last."""
         return np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+
+    def steps_of(self, indices: Ints) -> list[int]:
+        """Return the batches that take any of ``indices``."""
+        return [int(step) for step in np.unique(indices // self.batch_size)]
 
     def num_new(self, step: int) -> int:
         """Return how many samples of the batch no earlier one had; they come first."""

@@ -52,7 +52,7 @@ from sm_train.entrypoints.data.webdataset_reader import (
 )
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
-from sm_train.entrypoints.removal.removed_samples import RemovedSamples
+from sm_train.entrypoints.removal.removed_samples import RemovalNotice, RemovedSamples
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 READ_THREADS = 16
@@ -326,6 +326,7 @@ class Loader:
     ) -> None:
         self.bad_samples, self._report, self._warn = bad_samples, report, warn
         self._pipeline, self._decode_workers = pipeline, decode_workers
+        self._removals: dict[str, RemovalNotice] = {}
         self._max_depth, self._pin_memory = max_depth, pin_memory
         self.reader = pipeline.reader
         self.precomputed = pipeline.precomputed
@@ -392,8 +393,9 @@ class Loader:
             if isinstance(batch, _SharedBatch):  # not opened yet, because it was not pinned
                 batch = batch.open()
             is_first = False
-            if self._warn is not None:
-                for notice in batch.removals:
+            for notice in batch.removals:
+                self._removals[notice.channel] = notice
+                if self._warn is not None:
                     self._warn(notice.code, notice.message)
             self.bad_samples.add(batch)
             if self.bad_samples.report_is_due:
@@ -416,6 +418,18 @@ class Loader:
     def epoch(self) -> int:
         """The current epoch, from 0."""
         return self.position.epoch
+
+    def removed_samples(self) -> dict[str, int | None]:
+        """Return how many removed samples the present epoch skips of each channel.
+
+        None if its list could not be read. A channel that has no place for a list is missing.
+        """
+        found: dict[str, int | None] = {
+            channel.channel: 0 for channel in self._pipeline.removed.channels
+        }
+        for notice in self._removals.values():
+            found[notice.channel] = None if notice.problem is not None else notice.samples
+        return found
 
     def epoch_size(self) -> EpochSize:
         """Return the size of the current epoch."""

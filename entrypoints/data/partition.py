@@ -151,6 +151,15 @@ class RankPartition:
         length = min(self.shuffle_block_size, self.num_samples - first)
         return first + seeded_permutation(length, *self.key, _BLOCK_KEY, block)
 
+    def indices_of(self, shard: int, sample: int) -> Ints:
+        """Return the indices of a sample, int64 (n,); none if the rank does not read it."""
+        found = []
+        for position in self.ranges.positions_of(shard, sample).tolist():
+            block = position // self.shuffle_block_size
+            within = np.flatnonzero(self.block_positions(block) == position)
+            found.append(block * self.shuffle_block_size + within)
+        return np.concatenate([np.zeros(0, np.int64), *found])
+
     def all_positions(self) -> Ints:
         """Return the position for each index of the partition, int64 (num_samples,)."""
         blocks = range(-(-self.num_samples // self.shuffle_block_size))
@@ -231,6 +240,21 @@ class StreamPartition:
         stream, step = self._place(indices)
         is_new = step < self._lengths[stream]
         return self._starts[stream] + np.where(is_new, self._shuffled(stream, step), 0)
+
+    def indices_of(self, shard: int, sample: int) -> Ints:
+        """Return the indices of a sample, int64 (n,); none if the rank does not read it."""
+        found = []
+        for position in self.ranges.positions_of(shard, sample).tolist():
+            stream = int(np.searchsorted(self._starts, position, side="right")) - 1
+            if not 0 <= stream < self.count:
+                continue
+            # Its shuffled block, and the last step, in which a short stream repeats a sample.
+            block = (position - int(self._starts[stream])) // self.stream_block
+            steps = block * self.stream_block + np.arange(self.stream_block)
+            steps = np.union1d(steps[steps < self.depth], [self.depth - 1])
+            indices = (steps[:, None] * self.count + np.arange(self.count)).ravel()
+            found.append(indices[self.positions(indices) == position])
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
     def _shuffled(self, stream: Ints, step: Ints) -> Ints:
         """Return the position within its stream for each step, int64 (n,)."""

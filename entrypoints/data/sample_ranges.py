@@ -57,6 +57,12 @@ class SampleRanges:
         # A position lies as far before its range's end as its sample before the range's stop.
         return self.shard[which], self.stop[which] - (self.ends[which] - positions)
 
+    def positions_of(self, shard: int, sample: int) -> Ints:
+        """Return the positions of a sample, int64 (n,): one for each range that has it."""
+        has = (self.shard == shard) & (self.start <= sample) & (sample < self.stop)
+        which = np.flatnonzero(has)
+        return self.ends[which] - (self.stop[which] - sample)
+
     def take(self, positions: Ints) -> SampleRanges:
         """Return the samples at ascending ``positions``, with adjacent ones merged into ranges."""
         shard, sample = self.locate(positions)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypedDict
@@ -242,6 +242,26 @@ class Sampler:
         while True:
             yield from self._epoch_passes(epoch, step)
             epoch, step = epoch + 1, 0
+
+    def batches_of(
+        self, shards: Sequence[int], sample: int, batches: int
+    ) -> Iterator[tuple[int, int]]:
+        """Yield which of this rank's next ``batches`` batches have a sample, and their epochs.
+
+        ``shards`` are the numbers of its shard: several in a mixture, which has copies of it.
+        Samples that replace bad ones are not known here.
+        """
+        done = 0
+        for epoch_pass in self.passes():
+            if done >= batches:
+                return
+            schedule = epoch_pass.schedule
+            found = [schedule.partition.indices_of(shard, sample) for shard in shards]
+            for step in schedule.steps_of(np.concatenate(found)):
+                number = done + step - epoch_pass.first
+                if epoch_pass.first <= step < epoch_pass.stop and number < batches:
+                    yield number, epoch_pass.epoch
+            done += epoch_pass.stop - epoch_pass.first
 
     def state_at(self, position: DataPosition) -> SamplerState:
         """Return the state to save when the run is at ``position``."""

@@ -68,6 +68,24 @@ class DataRank:
         return len(self.hosts)
 
 
+@dataclass(frozen=True, eq=False)
+class ListedShards:
+    """The shards of a channel as they were listed.
+
+    ``index`` is the path or URI of their index, None without one, and ``digest`` identifies what
+    ``covers`` says. ``names`` are by number, and ``sizes`` the samples to read of each, int64
+    (num_shards,), or None for a reader that does not know them. ``where`` is their condition.
+    """
+
+    channel: str
+    index: str | None
+    digest: str
+    covers: str
+    names: ShardNames
+    sizes: Ints | None
+    where: str | None
+
+
 class SampleOffsets(Protocol):
     """Finds the samples of a shard; sent to the loader's process."""
 
@@ -84,8 +102,8 @@ class ShardCatalog:
     ``paths`` has the shards that this node reads. ``damage`` is what this rank's scan found: a
     shard's name and a line. ``seconds`` is the time that building took. ``digest`` identifies the
     data set; ``options`` are those that it was packed with. The shards of several sources are a
-    ``mixture``. ``names`` are those of all shards by number, and ``removals`` say where the removed
-    samples of each source are listed.
+    ``mixture``. ``names`` are those of all shards of one source by number; ``listed`` has those of
+    each source. ``removals`` say where the removed samples of each are listed.
     """
 
     shard_sizes: Ints
@@ -102,6 +120,7 @@ class ShardCatalog:
     mixture: Mixture | None = None
     names: ShardNames = field(default_factory=list)
     removals: tuple[ChannelRemovals, ...] = ()
+    listed: tuple[ListedShards, ...] = ()
 
     @property
     def digest_covers(self) -> str:
@@ -199,6 +218,7 @@ def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]
             "latents": latents[0] if all(latent == latents[0] for latent in latents) else None
         },
         mixture=mixture,
+        listed=tuple(listed for catalog in catalogs for listed in catalog.listed),
         removals=tuple(
             removals
             for catalog, copies, first in each

@@ -10,19 +10,22 @@ from pathlib import Path
 from sm_train.entrypoints.common.index_location import (
     find_index,
     index_channel,
+    indexed_by,
     removal_addresses,
 )
 from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.shard_catalog import (
     AllGather,
     DataRank,
+    ListedShards,
     ShardCatalog,
     build_catalog,
     mix_catalogs,
 )
 from sm_train.entrypoints.data.webdataset_reader import ShardStream, list_stream, mix_streams
-from sm_train.entrypoints.removal.removed_samples import channel_removals
+from sm_train.entrypoints.removal.removed_samples import ShardNames, channel_removals
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,10 @@ def list_channels(
         for channel in channels:
             index, where = channel.index, channel.where
             stream = list_stream(channel.folder, rank, all_gather, index, where)
-            removals = channel_removals(
-                channel.name, stream.all_names, channel.index, channel.removals
-            )
-            streams.append(replace(stream, removals=removals))
+            names = stream.all_names
+            removals = channel_removals(channel.name, names, index, channel.removals)
+            listed = _listed(channel, stream, names, None)
+            streams.append(replace(stream, removals=removals, listed=(listed,)))
         return mix_streams(streams, data.sources)
     catalogs = [check(channel, list_channel(channel, rank, all_gather)) for channel in channels]
     return mix_catalogs(catalogs, data.sources)
@@ -97,4 +100,18 @@ def list_channel(channel: ShardChannel, rank: DataRank, all_gather: AllGather) -
     index, where = channel.index, channel.where
     catalog = build_catalog(channel.folder, index, rank, all_gather, channel.scans, where)
     removals = channel_removals(channel.name, catalog.names, index, channel.removals)
-    return replace(catalog, removals=removals)
+    listed = _listed(channel, catalog, catalog.names, catalog.shard_sizes)
+    return replace(catalog, removals=removals, listed=(listed,))
+
+
+def _listed(
+    channel: ShardChannel,
+    found: ShardCatalog | ShardStream,
+    names: ShardNames,
+    sizes: Ints | None,
+) -> ListedShards:
+    # The list's address tells that of the index, whose channel has a path of the job alone.
+    address = channel.removals and indexed_by(channel.removals)
+    index = address or (None if channel.index is None else str(channel.index))
+    covers, where = found.digest_covers, channel.where
+    return ListedShards(channel.name, index, found.digest, covers, names, sizes, where)

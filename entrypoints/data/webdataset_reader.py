@@ -37,6 +37,7 @@ from sm_train.entrypoints.data.shard_catalog import (
     AllGather,
     DataError,
     DataRank,
+    ListedShards,
     missing_index,
     raise_on_all_ranks,
 )
@@ -78,7 +79,8 @@ class ShardStream:
     names. ``options`` are empty: what the shards were packed with is in the index. A mixture has
     the first shard of each of its ``sources``; there are none without one. ``selected`` finds the
     samples to read of those shards of which not all are read. ``all_names`` are the names of all
-    shards by number, and ``removals`` say where the removed samples of each source are listed.
+    shards by number, and ``removals`` say where the removed samples of each source are listed;
+    ``listed`` has the shards of each source.
     """
 
     paths: dict[int, Path]
@@ -90,6 +92,7 @@ class ShardStream:
     selected: dict[int, SelectedKeys] = field(default_factory=dict)
     all_names: list[str] = field(default_factory=list)
     removals: tuple[ChannelRemovals, ...] = ()
+    listed: tuple[ListedShards, ...] = ()
     digest_covers: ClassVar[str] = "names of the shards"
     """What two data sets with equal digests have in common."""
 
@@ -205,6 +208,7 @@ def mix_streams(streams: Sequence[ShardStream], sources: Sequence[DataSource]) -
             for stream, first in numbered
             for number, keys in stream.selected.items()
         },
+        listed=tuple(listed for stream in streams for listed in stream.listed),
         removals=tuple(
             removals
             for stream, first in numbered

@@ -18,6 +18,7 @@ from sm_train.entrypoints.data.loader import Loader, open_loader
 from sm_train.entrypoints.data.shard_catalog import DataRank
 from sm_train.entrypoints.data.shard_channels import ShardChannel, job_channels, list_channels
 from sm_train.entrypoints.distributed.object_exchange import all_gather
+from sm_train.entrypoints.lineage.record_log import open_record
 from sm_train.entrypoints.script.current_job import ScriptProcess, script_process
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
@@ -145,6 +146,9 @@ class ShardDataset(IterableDataset[ImageBatch]):
             **self._options,
         )
         process = source.process
+        if process is not None and process.rank.rank == 0 and process.config.checkpoint.save:
+            folder = process.paths.checkpoints
+            open_record(folder, process.config, shards, loader, step=0, accumulation=None)
         reader = loader.reader
         if reader.resume_warning and process is not None and process.rank.rank == 0:
             process.events.warn(reader.resume_code, reader.resume_warning)

@@ -25,6 +25,7 @@ from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.data.webdataset_reader import ShardStream
 from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
+from sm_train.entrypoints.lineage.record_log import RecordLog, open_record
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.model_folders import TrainedWeights
 from sm_train.entrypoints.models.weight_files import TensorSpec
@@ -146,6 +147,19 @@ class Trainer:
             report=events.warn_of_bad_samples,
             warn=events.warn,
         )
+        self.record: RecordLog | None = None
+        records = config.checkpoint.save and not config.data.synthetic_samples
+        if records and accelerator.is_main_process:
+            accumulation = config.stage.gradient_accumulation_steps
+            writer = open_record(
+                paths.checkpoints,
+                config,
+                shards,
+                self.loader,
+                step=self.state.step,
+                accumulation=accumulation,
+            )
+            self.record = RecordLog(writer, self.loader, accumulation)
         self.metrics = MetricsLogger(config, accelerator, events, self.loader)
         self.evaluator = Evaluator(
             config, components, self.state, accelerator, paths, events, validation
@@ -209,6 +223,8 @@ class Trainer:
         reason = "done"
         while state.step < stage.max_steps and reason == "done":
             self._train_step(batches, window, heartbeat, busy)
+            if self.record is not None:
+                self.record.stepped(state.step)
             checking = state.step >= next_check
             if checking:
                 stops = self._exchange_status(stop, heartbeat, window)
@@ -223,6 +239,8 @@ class Trainer:
                 if self.metrics.consecutive_skips > training.max_nonfinite_steps:
                     heartbeat.enter(Phase.START, state.step)
                     self.checkpoints.roll_back(self.metrics)
+                    if self.record is not None:
+                        self.record.rolled_back(state.step)
                     next_check = state.step
                     continue
             # The cause of skipped steps may be in the weights already: do not save them. The last

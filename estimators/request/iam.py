@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NotRequired, TypedDict, cast
 
 from sm_train.entrypoints.common.bucket_settings import BUCKET_DEFAULT
-from sm_train.entrypoints.common.index_location import staged_uri
+from sm_train.entrypoints.common.index_location import indexed_by, staged_uri
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
     canary_prefix,
@@ -228,7 +228,7 @@ def _scope(config: RunConfig, region: str) -> _Scope:
     ]
     # A prefix of the index covers its list of removed samples.
     lists = config.removal_lists.values()
-    inputs += [uri for uri in lists if uri.removesuffix(".removed") not in inputs]
+    inputs += [uri for uri in lists if indexed_by(uri) not in inputs]
     bucket = staging_bucket(config, region)
     return _Scope(config.name, partition, account, region, bucket, tuple(inputs))
 

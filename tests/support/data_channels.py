@@ -94,6 +94,15 @@ class Cluster:
 
     def loaders(self, config: DataConfig = DATA_CONFIG, **options: Any) -> list[Loader]:
         """Return the loader of every rank."""
+        return self.open(self.build_catalogs(), config, **options)
+
+    def open(
+        self,
+        catalogs: Sequence[tuple[DataRank, ShardCatalog]],
+        config: DataConfig,
+        **options: Any,
+    ) -> list[Loader]:
+        """Return the loader of every rank with its catalog."""
         defaults: dict[str, Any] = {
             "resolution": 8,
             "batch_size": 2,
@@ -101,8 +110,7 @@ class Cluster:
             "decode_workers": 0,
         }
         return [
-            open_loader(catalog, rank, config, **(defaults | options))
-            for rank, catalog in self.build_catalogs()
+            open_loader(catalog, rank, config, **(defaults | options)) for rank, catalog in catalogs
         ]
 
 

@@ -10,6 +10,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "pack": "Pack images and captions into WebDataset shards.",
         "index": "Build the index of existing shards.",
         "remove": "Remove samples from shards, and never train on them again.",
+        "lineage": "Show which shards, runs and checkpoints have an image.",
         "fetch-model": "Copy a pretrained model from the Hugging Face Hub.",
     },
     "Plan": {

@@ -45,6 +45,11 @@ class ShardSet:
         """The name of the list of removed samples in the storage."""
         return removal_list(self.index_file)
 
+    @property
+    def replaced_file(self) -> str:
+        """The name of the index of shards that were rewritten without removed samples."""
+        return f"{self.index_file}.replaced"
+
     def shard_file(self, shard: str) -> str:
         """Return the name of a shard in the storage."""
         return f"{self.name}/{shard}"
@@ -69,6 +74,33 @@ class ShardSet:
         write_file(self.storage, self.list_file, removals.encode())
 
     @contextmanager
+    def open_replaced(self) -> Iterator[ShardIndex | None]:
+        """Open the index of replaced shards; None if there is none.
+
+        Raises:
+            UserError: it is damaged.
+        """
+        try:
+            content = self.storage.read(self.replaced_file)
+        except FileNotFoundError:
+            yield None
+            return
+        with self._opened(content, self.replaced_file) as index:
+            yield index
+
+    @contextmanager
+    def _opened(self, content: bytes, name: str) -> Iterator[ShardIndex]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / INDEX_NAME
+            path.write_bytes(content)
+            try:
+                index = ShardIndex(path)
+            except ShardError as error:
+                location = self.storage.address(name)
+                raise UserError(f"{location}: {str(error).partition(': ')[2]}") from None
+            yield index
+
+    @contextmanager
     def open_index(self) -> Iterator[tuple[ShardIndex, str]]:
         """Open the index, and return its version.
 
@@ -79,13 +111,7 @@ class ShardSet:
         location = self.storage.address(self.index_file)
         if version is None:
             raise UserError(f"{location}: no such index; `sm-train index {self.address}` writes it")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / INDEX_NAME
-            path.write_bytes(self.storage.read(self.index_file))
-            try:
-                index = ShardIndex(path)
-            except ShardError as error:
-                raise UserError(f"{location}: {str(error).partition(': ')[2]}") from None
+        with self._opened(self.storage.read(self.index_file), self.index_file) as index:
             yield index, version
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
@@ -29,9 +29,10 @@ from sm_train.toolkit.packing.shard_set import ShardSet
 
 @dataclass(frozen=True)
 class FoundSample:
-    """A sample: its shard, its key, and its image's name or address if that is known."""
+    """A sample: its shard, its number there, its key, and its image's name if that is known."""
 
     shard: str
+    number: int
     key: str
     source: str | None = None
 
@@ -46,10 +47,29 @@ def find_samples(
     """
     sources = PackedSources.of(shards, index)
     if where is not None:
-        found = list(_by_condition(index, where))
-    else:
-        found = list(_by_name(index, names, sources))
-    return list(_with_sources(found, sources))
+        return list(_with_sources([*_by_condition(index, where)], sources))
+    found = find_by_name(index, names, sources)
+    require_found(names, found, index.header.prefix)
+    return found
+
+
+def find_by_name(
+    index: ShardIndex, names: Collection[str], sources: PackedSources | None
+) -> list[FoundSample]:
+    """Return the samples with these keys, or whose images have these names."""
+    return list(_with_sources([*_by_name(index, names, sources)], sources))
+
+
+def require_found(names: Collection[str], found: Iterable[FoundSample], prefix: str) -> None:
+    """Require that each of ``names`` is the key or the image of a sample.
+
+    Raises:
+        UserError: one is not.
+    """
+    known = {name for sample in found for name in (sample.key, sample.source)}
+    if missing := [name for name in names if name not in known]:
+        more = f" and {len(missing) - 1:,} others" if len(missing) > 1 else ""
+        raise UserError(f"{missing[0]}{more}: neither a key nor an image of {prefix}")
 
 
 def _by_condition(index: ShardIndex, where: str) -> Iterator[FoundSample]:
@@ -65,10 +85,10 @@ def _by_condition(index: ShardIndex, where: str) -> Iterator[FoundSample]:
 
 
 def _by_name(
-    index: ShardIndex, names: Sequence[str], sources: PackedSources | None
+    index: ShardIndex, names: Collection[str], sources: PackedSources | None
 ) -> Iterator[FoundSample]:
     """Yield the samples with these keys, or whose images have these names."""
-    wanted, matched = set(names), set[str]()
+    wanted = set(names)
     keys = dict[str, str]()
     if sources is not None:
         keys = {key: name for name, found in sources.keys_of(wanted).items() for key in found}
@@ -80,11 +100,7 @@ def _by_name(
             by_source = pc.is_in(group.columns[SOURCE], value_set=values)
             mask = mask | by_source.fill_null(False).to_numpy()
         for sample in _samples(index, group, mask):
-            matched |= {sample.key, keys.get(sample.key, ""), sample.source or ""} & wanted
-            yield sample
-    if missing := sorted(wanted - matched):
-        more = f" and {len(missing) - 1:,} others" if len(missing) > 1 else ""
-        raise UserError(f"{missing[0]}{more}: neither a key nor an image of {index.header.prefix}")
+            yield replace(sample, source=sample.source or keys.get(sample.key))
 
 
 def _samples(
@@ -101,8 +117,12 @@ def _samples(
     sources: Iterable[str | None] = [None] * len(keys)
     if group.columns.num_columns:
         sources = group.columns[SOURCE].take(pa.array(numbers)).to_pylist()
-    for shard, key, source in zip(shards.tolist(), keys, sources, strict=True):
-        yield FoundSample(index.names[shard], key, source)
+    firsts = np.concatenate([[0], ends])
+    for shard, number, key, source in zip(
+        shards.tolist(), numbers.tolist(), keys, sources, strict=True
+    ):
+        first = int(firsts[shard - group.first])
+        yield FoundSample(index.names[shard], number - first, key, source)
 
 
 def _with_sources(
@@ -112,8 +132,7 @@ def _with_sources(
     unknown = [sample.key for sample in found if sample.source is None]
     names = {} if sources is None else sources.of_keys(unknown)
     for sample in found:
-        source = sample.source or names.get(sample.key)
-        yield FoundSample(sample.shard, sample.key, source)
+        yield replace(sample, source=sample.source or names.get(sample.key))
 
 
 @dataclass(frozen=True)

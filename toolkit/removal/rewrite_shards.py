@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from sm_train.entrypoints.data.shard_format import SUFFIX, Shard, ShardError
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
 from sm_train.entrypoints.data.tar_reader import TarError, sample_members
 from sm_train.entrypoints.packing.shard_builder import encode_record, open_index
 from sm_train.entrypoints.packing.shard_writer import ShardWriter
@@ -181,14 +181,41 @@ def _key(content: memoryview) -> str | None:
         return None
 
 
+def _keep_replaced(
+    shards: ShardSet, index: ShardIndex, written: Mapping[str, Shard | None]
+) -> None:
+    """Add what the index says of old shards to the index of replaced ones."""
+    known = set[str]()
+    with (
+        shards.open_replaced() as earlier,
+        shards.storage.atomic_writer(shards.replaced_file) as sink,
+        tempfile.TemporaryFile() as file,
+    ):
+        with IndexWriter(file, prefix=shards.name, columns=index.header.columns) as writer:
+            if earlier is not None:
+                known |= {*earlier.names}
+                for rows in earlier.shard_rows():
+                    writer.add_rows(rows)
+            for row, name in enumerate(index.names):
+                if name in written and name not in known:
+                    writer.add(index.shard(row))
+        file.seek(0)
+        while content := file.read(_READ_BYTES):
+            sink.write(content)
+
+
 def switch_index(
     shards: ShardSet, index: ShardIndex, version: str, written: Mapping[str, Shard | None]
 ) -> None:
     """Replace the index by one with the new shards, if it still has this ``version``.
 
+    What it says of the old ones is kept next to it: with it the jobs are found that have seen a
+    sample.
+
     Raises:
         UserError: another command has written it meanwhile.
     """
+    _keep_replaced(shards, index, written)
     with tempfile.TemporaryFile() as file:
         index.write_with(file, written)
         file.seek(0)

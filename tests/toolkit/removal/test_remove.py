@@ -88,8 +88,13 @@ def test_others_keep_their_keys_bytes_and_columns(cli: Cli, packed: Path) -> Non
     }
     # Nothing else is left behind.
     assert sorted(path.name for path in (packed / "shards").iterdir()) == sorted(index.names)
-    names = ["index.parquet", "index.parquet.removed", "inputs", "shards"]
-    assert sorted(path.name for path in packed.iterdir()) == names
+    assert sorted(path.name for path in packed.iterdir()) == [
+        "index.parquet",
+        "index.parquet.removed",
+        "index.parquet.replaced",
+        "inputs",
+        "shards",
+    ]
 
 
 def test_what_is_removed_is_shown_and_confirmed(cli: Cli, packed: Path) -> None:
@@ -160,6 +165,7 @@ def test_shards_of_others_lose_samples_by_their_keys(cli: Cli, packed: Path) -> 
         "train",
         "train.index.parquet",
         "train.index.parquet.removed",
+        "train.index.parquet.replaced",
     ]
     assert "000000003" not in ShardIndex(folder.parent / "train.index.parquet").keys(0)
 

@@ -1,0 +1,1 @@
+"""Which data a job trained on, and in which steps."""

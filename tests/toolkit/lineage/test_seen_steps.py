@@ -1,0 +1,205 @@
+"""The steps that saw a sample are those in which the loaders read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sm_train.entrypoints.common.job_config import DataSource
+from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.shard_catalog import ShardCatalog, mix_catalogs
+from sm_train.entrypoints.lineage.data_record import (
+    Anchor,
+    ChannelRecord,
+    DataRecord,
+    RecordError,
+    ShardTable,
+    decode_record,
+    decode_shards,
+    encode_shards,
+)
+from sm_train.toolkit.lineage.seen_steps import Attempt, Place, seen_steps
+
+from tests.entrypoints.data.test_webdataset_reader import write_channel
+from tests.support.data_channels import DATA_CONFIG, Cluster, distribute_shards
+
+ACCUMULATION = 2
+SHARDS, EACH = 3, 20
+
+
+@dataclass
+class Reading:
+    """A stage that is read by loaders, step by step; ``seen`` has the steps of each sample."""
+
+    channel: Path
+    folder: Path
+    sources: tuple[DataSource, ...] = ()
+    seen: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    attempts: list[Attempt] = field(default_factory=list)
+    step: int = 0
+    state: bytes | None = None
+
+    def start(self, channels: Sequence[Path], ranks: int, **options: Any) -> list[Loader]:
+        """Open the loaders of an attempt, and record its start."""
+        cluster = Cluster(channels, ranks, self.folder / f"{len(self.attempts)}")
+        catalogs = cluster.build_catalogs()
+        tables = {"train": _table(catalogs[0][1])}
+        if self.sources:
+            mixed = [
+                (rank, mix_catalogs([catalog] * len(self.sources), self.sources))
+                for rank, catalog in catalogs
+            ]
+            tables = {source.channel: tables["train"] for source in self.sources}
+            catalogs = mixed
+        config = replace(DATA_CONFIG, sources=self.sources)
+        loaders = cluster.open(catalogs, config, state=self.state, **options)
+        weights = {source.channel: source.weight for source in self.sources}
+        records = tuple(
+            ChannelRecord(name, None, "d", "content", None, None, weights.get(name))
+            for name in tables
+        )
+        record = DataRecord(
+            *("run", "8px", None, "indexed", "d", records, ACCUMULATION),
+            (Anchor(0, self.step, 0, f"2026-01-0{len(self.attempts) + 1}T00:00:00+00:00"),),
+            "shards.parquet",
+            loaders[0].state_bytes(),
+        )
+        decoded = decode_shards(encode_shards(tables), list(tables))
+        self.attempts.append(Attempt(decode_record(record.encode(), "r"), decoded))
+        return loaders
+
+    def train(self, batches: Sequence[Any], steps: int, *, counted: bool = True) -> None:
+        """Take optimizer steps; those that are not ``counted`` are dropped later."""
+        for _ in range(steps):
+            self.step += 1
+            for _ in range(ACCUMULATION):
+                for rank in batches:
+                    for name in next(rank).names:
+                        shard, _, key = name.rpartition(" ")
+                        if counted:
+                            self.seen.setdefault((shard, key), []).append(self.step)
+
+    def require_agreement(self, until: int) -> None:
+        """Compare the steps of every sample."""
+        channels = [source.channel for source in self.sources] or ["train"]
+        for channel in channels:
+            for number in range(SHARDS * EACH):
+                shard, sample = divmod(number, EACH)
+                name = f"{channel}/{shard}.tar" if self.sources else f"{shard}.tar"
+                place = Place(channel, f"{shard}.tar", sample)
+                found = seen_steps(self.attempts, place, until, None)
+                expected = sorted(set(self.seen.get((name, f"{shard}-{sample}"), [])))
+                assert (list(found.steps), found.exact) == (expected, True), (name, sample)
+
+
+def _table(catalog: ShardCatalog) -> ShardTable:
+    return ShardTable(list(catalog.names), catalog.shard_sizes)
+
+
+@pytest.fixture
+def channel(tmp_path: Path) -> Path:
+    return write_channel(tmp_path / "shards", SHARDS)
+
+
+@pytest.mark.parametrize("order", ["rank", "global"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_steps_are_those_that_loaders_read(
+    channel: Path, tmp_path: Path, ranks: int, order: str
+) -> None:
+    """For several epochs, whose last batches are padded with samples that were read before."""
+    options = {"gradient_accumulation_steps": ACCUMULATION} if order == "global" else {}
+    reading = Reading(channel, tmp_path)
+    loaders = reading.start([channel], ranks, batch_size=4, **options)
+    reading.train([iter(loader) for loader in loaders], 20)
+    reading.require_agreement(20)
+
+
+def test_nodes_that_see_different_shards(channel: Path, tmp_path: Path) -> None:
+    shards = sorted(channel.iterdir())
+    channels = distribute_shards(shards, 2, tmp_path / "nodes")
+    reading = Reading(channel, tmp_path)
+    loaders = reading.start(channels, 2, batch_size=3)
+    reading.train([iter(loader) for loader in loaders], 17)
+    reading.require_agreement(17)
+
+
+def test_a_mixture_has_copies_of_its_sources(channel: Path, tmp_path: Path) -> None:
+    sources = (DataSource("train", 1.0), DataSource("art", 3.0))
+    reading = Reading(channel, tmp_path, sources)
+    loaders = reading.start([channel], 2, batch_size=3)
+    reading.train([iter(loader) for loader in loaders], 40)
+    reading.require_agreement(40)
+
+
+def test_what_a_later_attempt_repeats_counts_once(channel: Path, tmp_path: Path) -> None:
+    """An attempt resumes at step 6 of the first one's 9, on another number of ranks."""
+    reading = Reading(channel, tmp_path)
+    loaders = reading.start([channel], 1, batch_size=3)
+    batches = [iter(loader) for loader in loaders]
+    reading.train(batches, 6)
+    reading.state = loaders[0].state_bytes()
+    reading.train(batches, 3, counted=False)
+    reading.step = 6
+    later = reading.start([channel], 3, batch_size=2)
+    reading.train([iter(loader) for loader in later], 11)
+    reading.require_agreement(17)
+
+
+def test_a_rollback_continues_with_the_next_data(channel: Path, tmp_path: Path) -> None:
+    """Steps 5 to 8 are dropped; the step after them is step 5 again, with other samples."""
+    reading = Reading(channel, tmp_path)
+    batches = [iter(loader) for loader in reading.start([channel], 2, batch_size=2)]
+    reading.train(batches, 4)
+    reading.train(batches, 4, counted=False)
+    reading.step = 4
+    [attempt] = reading.attempts
+    anchors = (*attempt.record.anchors, Anchor(8 * ACCUMULATION, 4, 0, "2026-01-01T01:00:00+00:00"))
+    reading.attempts = [replace(attempt, record=replace(attempt.record, anchors=anchors))]
+    reading.train(batches, 7)
+    reading.require_agreement(11)
+
+
+def test_epochs_that_began_after_a_removal_skipped_the_sample(
+    channel: Path, tmp_path: Path
+) -> None:
+    reading = Reading(channel, tmp_path)
+    loaders = reading.start([channel], 1, batch_size=4)
+    reading.train([iter(loader) for loader in loaders], 20)
+    [attempt] = reading.attempts
+    times = [f"2026-01-0{day}T00:00:00+00:00" for day in (1, 2, 3)]
+    batches = SHARDS * EACH // 4
+    anchors = tuple(
+        Anchor(epoch * batches, epoch * batches // ACCUMULATION, epoch, time, {"train": 0})
+        for epoch, time in enumerate(times)
+    )
+    attempts = [replace(attempt, record=replace(attempt.record, anchors=anchors))]
+    place = Place("train", "1.tar", 7)
+    every = seen_steps(attempts, place, 20, None).steps
+    assert len(every) == 3
+    assert seen_steps(attempts, place, 20, "2026-01-01T12:00:00+00:00").steps == every[:1]
+    # A list that could not be read has skipped nothing.
+    unread = tuple(replace(anchor, removed={"train": None}) for anchor in anchors)
+    attempts = [replace(attempt, record=replace(attempt.record, anchors=unread))]
+    assert seen_steps(attempts, place, 20, "2026-01-01T12:00:00+00:00").steps == every
+
+
+def test_random_draws_are_an_upper_bound(channel: Path, tmp_path: Path) -> None:
+    reading = Reading(channel, tmp_path)
+    reading.start([channel], 1, batch_size=4)
+    [attempt] = reading.attempts
+    record = replace(attempt.record, state=None, reader="webdataset")
+    attempts = [replace(attempt, record=record)]
+    found = seen_steps(attempts, Place("train", "1.tar", 7), 20, None)
+    assert found.steps == (1, 20)
+    assert found.reason == "data.reader: webdataset draws samples at random"
+    assert seen_steps(attempts, Place("train", "9.tar", 7), 20, None).steps == ()
+    assert seen_steps(attempts, Place("train", "1.tar", 7), 20, "2025-01-01").steps == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"version": 1}', b'{"version": 9}'])
+def test_damaged_records_are_named(content: bytes) -> None:
+    with pytest.raises(RecordError, match=r"^a\.json: "):
+        decode_record(content, "a.json")

@@ -1,0 +1,1 @@
+"""Follows images through data sets and runs."""

@@ -1,0 +1,164 @@
+"""Finds the records of what runs have trained on, on this machine and in S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, MARKER, parse_step_folder
+from sm_train.entrypoints.lineage.data_record import (
+    FOLDER,
+    RecordError,
+    decode_record,
+    decode_shards,
+)
+from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, open_store
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.lineage.seen_steps import Attempt
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedStage:
+    """A stage of a run: its attempts, oldest first, and where its checkpoints are.
+
+    ``checkpoints`` are the steps of those that are complete now; ``final`` is whether its final
+    model exists.
+    """
+
+    run: str
+    stage: str
+    location: str
+    attempts: tuple[Attempt, ...]
+    checkpoints: tuple[int, ...]
+    final: bool
+
+    @property
+    def until(self) -> int:
+        """The last step that is known to have counted."""
+        last = self.attempts[-1].record.anchors[-1].step
+        return max([last, *self.checkpoints])
+
+
+class _Stages(Protocol):
+    """The checkpoint folders of stages in one place."""
+
+    def locations(self) -> Iterator[str]: ...
+    def names(self, location: str, folder: str) -> list[str]: ...
+    def read(self, location: str, name: str) -> bytes: ...
+    def has(self, location: str, name: str) -> bool: ...
+    def folders(self, location: str) -> list[str]: ...
+
+
+def recorded_stages(place: str, access: S3Access) -> Iterator[RecordedStage]:
+    """Yield all stages with records in ``place``.
+
+    That is a folder of local runs or one of them, or a bucket with runs, ``s3://BUCKET`` or
+    ``s3://BUCKET/RUN``.
+
+    Raises:
+        UserError: it does not exist, or a record is damaged.
+    """
+    stages: _Stages
+    if place.startswith("s3://"):
+        bucket, _, run = place.removeprefix("s3://").rstrip("/").partition("/")
+        stages = _InBucket(open_store(access), bucket, run)
+    else:
+        if not Path(place).is_dir():
+            raise UserError(f"--runs: {place}: no such folder of runs")
+        stages = _OnDisk(Path(place))
+    for location in stages.locations():
+        attempts = tuple(_attempts(stages, location))
+        if attempts:
+            yield _stage(stages, location, attempts)
+
+
+def _attempts(stages: _Stages, location: str) -> Iterator[Attempt]:
+    for name in sorted(stages.names(location, FOLDER)):
+        if not name.endswith(".json"):
+            continue
+        try:
+            record = decode_record(stages.read(location, f"{FOLDER}/{name}"), f"{location}/{name}")
+            content = stages.read(location, f"{FOLDER}/{record.shards}")
+            yield Attempt(
+                record, decode_shards(content, [channel.channel for channel in record.channels])
+            )
+        except RecordError as error:
+            raise UserError(str(error)) from None
+
+
+def _stage(stages: _Stages, location: str, attempts: tuple[Attempt, ...]) -> RecordedStage:
+    folders = stages.folders(location)
+    steps = {name: step for name in folders if (step := parse_step_folder(name)) is not None}
+    complete = [step for name, step in steps.items() if stages.has(location, f"{name}/{MARKER}")]
+    record = attempts[0].record
+    return RecordedStage(
+        record.run,
+        record.stage,
+        location,
+        attempts,
+        tuple(sorted(complete)),
+        FINAL_MODEL in folders,
+    )
+
+
+@dataclass(frozen=True)
+class _OnDisk:
+    place: Path
+
+    def locations(self) -> Iterator[str]:
+        depths = (f"{'*/' * depth}checkpoints/{FOLDER}" for depth in range(3))
+        found = (path for pattern in depths for path in self.place.glob(pattern))
+        yield from sorted(str(path.parent) for path in found)
+
+    def names(self, location: str, folder: str) -> list[str]:
+        return [path.name for path in (Path(location) / folder).iterdir()]
+
+    def read(self, location: str, name: str) -> bytes:
+        return (Path(location) / name).read_bytes()
+
+    def has(self, location: str, name: str) -> bool:
+        return (Path(location) / name).exists()
+
+    def folders(self, location: str) -> list[str]:
+        return [path.name for path in Path(location).iterdir() if path.is_dir()]
+
+
+@dataclass(frozen=True)
+class _InBucket:
+    store: ObjectStore
+    bucket: str
+    run: str
+
+    def locations(self) -> Iterator[str]:
+        runs = [f"{self.run}/"] if self.run else self.store.folders(self.bucket, "")
+        for run in runs:
+            for stage in self.store.folders(self.bucket, f"{run}checkpoints/"):
+                yield f"s3://{self.bucket}/{stage.rstrip('/')}"
+
+    def names(self, location: str, folder: str) -> list[str]:
+        prefix = f"{self._key(location)}/{folder}/"
+        return [found.key.removeprefix(prefix) for found in self.store.objects(self.bucket, prefix)]
+
+    def read(self, location: str, name: str) -> bytes:
+        return self.store.read(self.bucket, f"{self._key(location)}/{name}")
+
+    def has(self, location: str, name: str) -> bool:
+        return self.store.head(self.bucket, f"{self._key(location)}/{name}") is not None
+
+    def folders(self, location: str) -> list[str]:
+        prefix = f"{self._key(location)}/"
+        return [
+            folder.removeprefix(prefix).rstrip("/")
+            for folder in self.store.folders(self.bucket, prefix)
+        ]
+
+    def _key(self, location: str) -> str:
+        return location.removeprefix(f"s3://{self.bucket}/")
+
+
+def stages_in(places: Sequence[str], access: S3Access) -> list[RecordedStage]:
+    """Return the stages with records in all of ``places``, oldest first."""
+    found = [stage for place in places for stage in recorded_stages(place, access)]
+    return sorted(found, key=lambda stage: stage.attempts[0].record.started)
