@@ -60,8 +60,8 @@ LEVELS = {
         {"jobs"},
         {"targets"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
-        {"checks", "lineage", "removal", "runs"},
-        {"init", "models", "submit"},
+        {"checks", "removal", "runs"},
+        {"init", "lineage", "models", "submit"},
         {"short_jobs"},
         {"doctor", "measuring", "watch"},
         {"cost_reports", "review"},
@@ -77,7 +77,7 @@ A sub-package imports only lower levels of its own folder. Imports inside functi
 import postpones a dependency, it does not remove it.
 """
 
-MOST_FILES = {"cost": 26, "toolkit/commands": 34}
+MOST_FILES = {"cost": 26, "toolkit/commands": 38}
 """Folders that may hold more than 22 Python files."""
 
 OWNERS = {
