@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.index_location import removal_list
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.distributed import backend as backends
@@ -108,7 +109,7 @@ def _train(process: TrainingProcess) -> None:
     checkpoint = _find_checkpoint(config, components, paths, data_rank, accelerator, events)
     if accelerator.is_main_process:
         source = _existing(paths.channel("model"))
-        record = _training_record(config, components, shards, source)
+        record = _training_record(config, components, shards, source, paths)
         folder = paths.checkpoints / COMPONENTS_FOLDER
         save_components(components, source, record, folder, config.training.seed)
     trainer = Trainer(
@@ -168,6 +169,7 @@ def _training_record(
     components: ModelComponents,
     shards: ShardCatalog | ShardStream,
     source: Path | None,
+    paths: SageMakerPaths,
 ) -> TrainingRecord:
     """Return what the final model's card says about this job."""
     from sm_train.entrypoints.models.model_manifest import read_manifest
@@ -188,7 +190,24 @@ def _training_record(
         commit=commit,
         prompts=config.evaluation.prompts,
         base_model=manifest.repository if manifest and starts_from_source else None,
+        data=_data_facts(config, paths),
     )
+
+
+def _data_facts(config: JobConfig, paths: SageMakerPaths) -> dict[str, list[tuple[str, str]]]:
+    """Return what the index of each channel says of the images that the job trains on."""
+    from sm_train.entrypoints.data.shard_channels import job_channels
+    from sm_train.entrypoints.data.shard_index import ShardIndex
+    from sm_train.entrypoints.lineage.data_facts import data_facts, fact_rows
+    from sm_train.entrypoints.removal.removed_samples import read_list_file
+
+    found = {}
+    for channel in () if config.data.synthetic_samples else job_channels(config.data, paths):
+        if channel.index is not None:
+            removals = read_list_file(Path(removal_list(str(channel.index))))
+            facts = data_facts(ShardIndex(channel.index), removals, where=channel.where)
+            found[channel.name] = fact_rows(facts)
+    return found
 
 
 def _generate_shards(

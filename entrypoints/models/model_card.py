@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
@@ -26,7 +26,8 @@ class TrainingRecord:
     ``data_digest`` identifies the shards by what ``data_digest_covers`` says, ``bundle`` is the
     SHA-256 of the job's source bundle,
     ``commit`` that of the run file's repository. ``base_model`` is the Hub repository of the
-    network that training started from.
+    network that training started from. ``data`` has what the index of each channel says of its
+    images: a name and a text each.
     """
 
     run: str
@@ -41,6 +42,7 @@ class TrainingRecord:
     commit: str | None
     prompts: tuple[str, ...]
     base_model: str | None
+    data: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as plain data, for a components folder's manifest."""
@@ -94,6 +96,9 @@ def model_card(
         "|---|---|",
     ]
     lines += [f"| {name} | {value} |" for name, value in _facts(record, step, weights)]
+    for channel, rows in record.data.items():
+        lines += ["", f"## Data of the channel `{channel}`", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {text} |" for name, text in rows]
     if record.prompts:
         lines += ["", "## Prompts of the samples", ""]
         lines += [f"{number}. {_inline(text)}" for number, text in enumerate(record.prompts, 1)]

@@ -11,6 +11,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "index": "Build the index of existing shards.",
         "remove": "Remove samples from shards, and never train on them again.",
         "lineage": "Show which shards, runs and checkpoints have an image.",
+        "data-report": "Report what data sets consist of.",
         "fetch-model": "Copy a pretrained model from the Hugging Face Hub.",
     },
     "Plan": {

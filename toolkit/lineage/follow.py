@@ -96,7 +96,7 @@ def _seen(
 ) -> Iterator[tuple[RecordedStage, SeenSteps]]:
     """Yield the stages that have trained on the shards, with the steps that saw the sample."""
     places = list(samples)
-    location = _normal(shards.storage.address(shards.index_file))
+    location = normal_address(shards.storage.address(shards.index_file))
     for stage in stages:
         steps: set[int] = set()
         reason, used = None, False
@@ -104,7 +104,7 @@ def _seen(
             channel.channel
             for attempt in stage.attempts
             for channel in attempt.record.channels
-            if channel.index is not None and _normal(channel.index) == location
+            if channel.index is not None and normal_address(channel.index) == location
         }:
             used = True
             attempts = [attempt for attempt in stage.attempts if channel in attempt.shards]
@@ -117,5 +117,6 @@ def _seen(
             yield stage, SeenSteps(tuple(sorted(steps)), stage.until, reason)
 
 
-def _normal(address: str) -> str:
+def normal_address(address: str) -> str:
+    """Return an address in the form that is compared: paths are absolute."""
     return address if address.startswith("s3://") else str(Path(address).resolve())

@@ -27,6 +27,7 @@ SCREENS: dict[str, list[str]] = {
     "index": ["index", "photos-packed/shards"],
     "remove": ["remove", "photos-indexed", "0001", "0002", "--dry-run"],
     "lineage": ["lineage", "photos-indexed", "0001"],
+    "data-report": ["data-report", "photos-indexed"],
     "check": ["check", "owned.yaml", "--offline"],
     "cost": ["cost", "run.yaml"],
     "cost-explain": ["cost", "run.yaml", "--stage", "512px", "--explain"],

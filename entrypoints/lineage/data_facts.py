@@ -1,0 +1,187 @@
+"""What a set of shards consists of, for the model card and ``sm-train data-report``.
+
+The figures come from the index and from the list of removed samples; nothing is read of the shards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sm_train.entrypoints.data.selection import Selection, select_samples
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.removal.removal_list import RemovalList
+from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+
+MOST_VALUES = 20
+"""Values of a column that are counted one by one; the others are counted together."""
+
+_DATE = r"^\d{4}-\d{2}-\d{2}"
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """The values of a column: the most frequent ``counts``, most first, of ``distinct`` ones.
+
+    ``missing`` samples have none. ``first`` and ``last`` are the smallest and the largest value of
+    a column of dates or numbers; None for other texts.
+    """
+
+    counts: dict[str, int]
+    distinct: int
+    missing: int
+    first: str | None = None
+    last: str | None = None
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """The samples of a set of shards, or of those that a condition ``where`` selects.
+
+    ``columns`` are those of the index. ``origins`` are the buckets or top folders of the images by
+    their numbers; None if the index does not have the images' names. ``options`` are those of
+    packing, ``rejected`` the inputs that were not packed, by reason, and ``removed`` the samples
+    that were removed later, by the day.
+    """
+
+    samples: int
+    shards: int
+    bytes: int
+    where: str | None = None
+    columns: dict[str, ColumnFacts] = field(default_factory=dict)
+    origins: dict[str, int] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    removed: dict[str, int] = field(default_factory=dict)
+
+
+def data_facts(
+    index: ShardIndex,
+    removals: RemovalList,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+) -> DataFacts:
+    """Return the facts of the shards of ``index``, counted by ``columns``; default: all.
+
+    Memory grows with the number of distinct values.
+
+    Raises:
+        ConditionError: ``where`` is invalid.
+        ShardError: the index is damaged.
+    """
+    selection = None if where is None else select_samples(index, where)
+    names = [name for name in index.header.columns if columns is None or name in columns]
+    counters = {name: Counter[Any]() for name in names}
+    origins = Counter[str]()
+    for group in index.samples_by_group(names):
+        mask = None if selection is None else pa.array(_mask(selection, group.first, group.counts))
+        for name in names:
+            column = group.columns[name]
+            column = column if mask is None else column.filter(mask)
+            counted = pc.value_counts(column)
+            values, counts = (counted.field(part).to_pylist() for part in ("values", "counts"))
+            counters[name].update(dict(zip(values, counts, strict=True)))
+    if SOURCE in counters:
+        for source, count in counters.pop(SOURCE).items():
+            origins[_origin(source or "")] += count
+    header = index.header
+    samples = header.samples if selection is None else int(selection.counts.sum())
+    return DataFacts(
+        samples,
+        header.shards,
+        header.bytes if selection is None else selection.total_bytes,
+        where,
+        {name: _column(counter) for name, counter in counters.items()},
+        dict(origins.most_common()) if SOURCE in names else None,
+        {name: value for name, value in header.options.items() if name not in _INTERNAL},
+        dict(Counter(item.reason for item in index.rejected()).most_common()),
+        _by_day(removals),
+    )
+
+
+_INTERNAL = ("samples", "versions", "compressed", "unusable", "index_columns", "keep")
+"""Options of an index that say nothing about which images are in it."""
+
+
+def _mask(selection: Selection, first: int, counts: Any) -> Any:
+    rows = range(first, first + len(counts))
+    return np.concatenate([selection.is_selected(row) for row in rows])
+
+
+def _origin(source: str) -> str:
+    """Return the bucket of an address, or the top folder of a path; ``.`` if it has none."""
+    if source.startswith("s3://"):
+        return "/".join(source.split("/")[:3])
+    folder, slash, _ = source.partition("/")
+    return folder if slash else "."
+
+
+def _column(counter: Counter[Any]) -> ColumnFacts:
+    missing = counter.pop(None, 0)
+    values = list(counter)
+    is_ordered = bool(values) and all(
+        isinstance(value, int | float) or re.match(_DATE, str(value)) for value in values
+    )
+    return ColumnFacts(
+        {str(value): count for value, count in counter.most_common(MOST_VALUES)},
+        len(counter),
+        missing,
+        str(min(values)) if is_ordered else None,
+        str(max(values)) if is_ordered else None,
+    )
+
+
+def _by_day(removals: RemovalList) -> dict[str, int]:
+    days = Counter(str(moment)[:10] for moment in removals.samples["removed"].to_pylist())
+    return dict(sorted(days.items()))
+
+
+def fact_rows(facts: DataFacts) -> list[tuple[str, str]]:
+    """Return the facts as rows of a table: a name and a text each."""
+    size = f"{facts.bytes / 1e9:,.3f} GB"
+    rows = [("samples", f"{facts.samples:,} in {facts.shards:,} shards, {size}")]
+    if facts.where is not None:
+        rows.append(("selected by", _inline(facts.where)))
+    if facts.origins is not None:
+        rows.append(("origins of the images", _counts(facts.origins)))
+    for name, column in facts.columns.items():
+        rows.append((f"by `{name}`", _describe(column)))
+    if facts.options:
+        options = sorted(facts.options.items())
+        filters = ", ".join(f"`{name}`: {_inline(str(value))}" for name, value in options)
+        rows.append(("filters and options of packing", filters))
+    if facts.rejected:
+        rows.append(("not packed, by reason", _counts(facts.rejected)))
+    removed = sum(facts.removed.values())
+    when = f": {_counts(facts.removed)}" if removed else ""
+    rows.append(("removed later", f"{removed:,}{when}"))
+    return rows
+
+
+def _describe(column: ColumnFacts) -> str:
+    parts = []
+    if column.first is not None:
+        parts.append(f"from {column.first} to {column.last}")
+    parts.append(_counts(column.counts))
+    if column.distinct > len(column.counts):
+        parts.append(f"and {column.distinct - len(column.counts):,} other values")
+    if column.missing:
+        parts.append(f"{column.missing:,} without a value")
+    return "; ".join(part for part in parts if part)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    shown = list(counts.items())[:MOST_VALUES]
+    more = f", and {len(counts) - len(shown):,} others" if len(counts) > len(shown) else ""
+    return ", ".join(f"{_inline(value)} {count:,}" for value, count in shown) + more
+
+
+def _inline(value: str) -> str:
+    """Return a value as a cell of a Markdown table takes it."""
+    return " ".join(value.split()).replace("|", "\\|").replace("`", "'")
