@@ -148,7 +148,7 @@ class Trainer:
             warn=events.warn,
         )
         self.record: RecordLog | None = None
-        records = config.checkpoint.save and not config.data.synthetic_samples
+        records = config.checkpoint.save and shards.listed and not config.data.synthetic_samples
         if records and accelerator.is_main_process:
             accumulation = config.stage.gradient_accumulation_steps
             writer = open_record(
