@@ -307,7 +307,8 @@ class Loader:
 
     ``position`` is that of the last batch yielded. ``prefetch_depth`` is the number of batches
     made ahead, which grows up to ``max_depth``. ``bad_samples`` counts the samples of the yielded
-    batches that could not be used.
+    batches that could not be used. ``removals`` are the newest notices of channels with removed
+    samples.
 
     Raises:
         DataError: while it iterates, if more samples are bad than ``data.max_bad_fraction`` allows.
@@ -326,7 +327,7 @@ class Loader:
     ) -> None:
         self.bad_samples, self._report, self._warn = bad_samples, report, warn
         self._pipeline, self._decode_workers = pipeline, decode_workers
-        self._removals: dict[str, RemovalNotice] = {}
+        self.removals: dict[str, RemovalNotice] = {}
         self._max_depth, self._pin_memory = max_depth, pin_memory
         self.reader = pipeline.reader
         self.precomputed = pipeline.precomputed
@@ -394,7 +395,7 @@ class Loader:
                 batch = batch.open()
             is_first = False
             for notice in batch.removals:
-                self._removals[notice.channel] = notice
+                self.removals[notice.channel] = notice
                 if self._warn is not None:
                     self._warn(notice.code, notice.message)
             self.bad_samples.add(batch)
@@ -427,7 +428,7 @@ class Loader:
         found: dict[str, int | None] = {
             channel.channel: 0 for channel in self._pipeline.removed.channels
         }
-        for notice in self._removals.values():
+        for notice in self.removals.values():
             found[notice.channel] = None if notice.problem is not None else notice.samples
         return found
 

@@ -54,7 +54,7 @@ class Anchor:
     There is one at the start, one after the first step and at each beginning of an ``epoch``, and
     one after each rollback, whose ``step`` is lower than before. ``removed`` is the number of
     removed samples that the epoch skips of each channel; None if its list could not be read.
-    ``time`` is UTC, in ISO 8601.
+    ``read`` is when the list of a channel that skips any was read. Times are UTC, in ISO 8601.
     """
 
     batches: int
@@ -62,6 +62,7 @@ class Anchor:
     epoch: int
     time: str
     removed: dict[str, int | None] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

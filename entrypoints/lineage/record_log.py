@@ -46,7 +46,13 @@ class RecordLog:
         self.writer.add(self._anchor(step))
 
     def _anchor(self, step: int) -> Anchor:
-        return Anchor(self.batches, step, self.loader.epoch, _now(), self.loader.removed_samples())
+        loader = self.loader
+        read = {
+            channel: notice.read
+            for channel, notice in loader.removals.items()
+            if notice.problem is None
+        }
+        return Anchor(self.batches, step, loader.epoch, _now(), loader.removed_samples(), read)
 
 
 def open_record(

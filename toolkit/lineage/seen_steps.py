@@ -71,7 +71,8 @@ def seen_steps(
 ) -> SeenSteps:
     """Return the steps up to ``until`` of a stage's attempts, oldest first, that read a sample.
 
-    ``removed`` is when the sample was removed, in ISO 8601: epochs that began later skipped it.
+    ``removed`` is when the sample was removed, in ISO 8601: epochs whose list was read later
+    skipped it.
     """
     if any(attempt.record.accumulation is None for attempt in attempts):
         used = any(place.shard in attempt.shards[place.channel].names for attempt in attempts)
@@ -136,22 +137,22 @@ def _exact_steps(
 ) -> Iterator[int]:
     record = attempt.record
     assert record.accumulation is not None
-    begun = _epoch_starts(record, place.channel)
+    read = _lists_read(record, place.channel)
     for batch, epoch in _batches(attempt, place, segments[-1].stop):
         segment = next(part for part in segments if part.first <= batch < part.stop)
         step = segment.step + (batch - segment.first) // record.accumulation + 1
-        skipped = removed is not None and epoch in begun and begun[epoch] > removed
+        skipped = removed is not None and epoch in read and read[epoch] > removed
         if step <= segment.limit and not skipped:
             yield step
 
 
-def _epoch_starts(record: DataRecord, channel: str) -> dict[int, str]:
-    """Return when each epoch began whose list of removed samples could be read."""
-    begun: dict[int, str] = {}
+def _lists_read(record: DataRecord, channel: str) -> dict[int, str]:
+    """Return when the list of removed samples was read for each epoch that skips any of them."""
+    read: dict[int, str] = {}
     for anchor in record.anchors:
-        if anchor.removed.get(channel) is not None:
-            begun.setdefault(anchor.epoch, anchor.time)
-    return begun
+        if channel in anchor.read:
+            read.setdefault(anchor.epoch, anchor.read[channel])
+    return read
 
 
 def _batches(attempt: Attempt, place: Place, batches: int) -> Iterator[tuple[int, int]]:

@@ -162,7 +162,7 @@ def test_a_rollback_continues_with_the_next_data(channel: Path, tmp_path: Path) 
     reading.require_agreement(11)
 
 
-def test_epochs_that_began_after_a_removal_skipped_the_sample(
+def test_epochs_that_read_the_list_after_a_removal_skipped_the_sample(
     channel: Path, tmp_path: Path
 ) -> None:
     reading = Reading(channel, tmp_path)
@@ -172,7 +172,11 @@ def test_epochs_that_began_after_a_removal_skipped_the_sample(
     times = [f"2026-01-0{day}T00:00:00+00:00" for day in (1, 2, 3)]
     batches = SHARDS * EACH // 4
     anchors = tuple(
-        Anchor(epoch * batches, epoch * batches // ACCUMULATION, epoch, time, {"train": 0})
+        Anchor(
+            *(epoch * batches, epoch * batches // ACCUMULATION, epoch, time),
+            {"train": 1},
+            {"train": time},
+        )
         for epoch, time in enumerate(times)
     )
     attempts = [replace(attempt, record=replace(attempt.record, anchors=anchors))]
@@ -181,7 +185,7 @@ def test_epochs_that_began_after_a_removal_skipped_the_sample(
     assert len(every) == 3
     assert seen_steps(attempts, place, 20, "2026-01-01T12:00:00+00:00").steps == every[:1]
     # A list that could not be read has skipped nothing.
-    unread = tuple(replace(anchor, removed={"train": None}) for anchor in anchors)
+    unread = tuple(replace(anchor, removed={"train": None}, read={}) for anchor in anchors)
     attempts = [replace(attempt, record=replace(attempt.record, anchors=unread))]
     assert seen_steps(attempts, place, 20, "2026-01-01T12:00:00+00:00").steps == every
 
