@@ -101,7 +101,7 @@ def data_facts(
         dict(origins.most_common()) if SOURCE in names else None,
         {name: value for name, value in header.options.items() if name not in _INTERNAL},
         dict(Counter(item.reason for item in index.rejected()).most_common()),
-        _by_day(removals),
+        removals.days,
     )
 
 
@@ -135,11 +135,6 @@ def _column(counter: Counter[Any]) -> ColumnFacts:
         str(min(values)) if is_ordered else None,
         str(max(values)) if is_ordered else None,
     )
-
-
-def _by_day(removals: RemovalList) -> dict[str, int]:
-    days = Counter(str(moment)[:10] for moment in removals.samples["removed"].to_pylist())
-    return dict(sorted(days.items()))
 
 
 def fact_rows(facts: DataFacts) -> list[tuple[str, str]]:

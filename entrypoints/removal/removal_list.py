@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +20,9 @@ import pyarrow.parquet as pq
 
 FORMAT = "sm-train-removals"
 VERSION = 1
+
+_VERSION_SUFFIX = r"-r\d+(?=\.tar$)"
+"""Ends the name of a shard that was rewritten."""
 
 _HEADER_KEY = b"sm-train"
 """Key of the header in the file's metadata."""
@@ -61,6 +66,17 @@ class RemovalList:
     def sources(self) -> frozenset[str]:
         """The sources of all images that were removed, as far as they are known."""
         return frozenset(self.samples["source"].drop_null().to_pylist())
+
+    @property
+    def days(self) -> dict[str, int]:
+        """How many samples were removed on each day; one of several versions of a shard counts."""
+        shards, keys, moments = (
+            self.samples[name].to_pylist() for name in ("shard", "key", "removed")
+        )
+        first: dict[tuple[str, str], str] = {}
+        for shard, key, moment in zip(shards, keys, moments, strict=True):
+            first.setdefault((re.sub(_VERSION_SUFFIX, "", shard), key), moment[:10])
+        return dict(sorted(Counter(first.values()).items()))
 
     def keys_by_shard(self, shards: pa.Array) -> dict[str, frozenset[str]]:
         """Return the keys of the removed samples of those of ``shards`` that have any."""

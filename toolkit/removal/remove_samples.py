@@ -132,12 +132,22 @@ def _list(shards: ShardSet, samples: Sequence[FoundSample]) -> RemovalList:
         zip(removals.samples["shard"].to_pylist(), removals.samples["key"].to_pylist(), strict=True)
     )
     added = removals.with_samples(
-        {"shard": sample.shard, "key": sample.key, "source": sample.source, "removed": now}
+        {"shard": shard, "key": sample.key, "source": sample.source, "removed": now}
         for sample in samples
-        if (sample.shard, sample.key) not in listed
+        for shard in _with_predecessors(sample.shard, removals)
+        if (shard, sample.key) not in listed
     )
     shards.write_list(added)
     return added
+
+
+def _with_predecessors(shard: str, removals: RemovalList) -> list[str]:
+    """Return a shard and the ones that it replaced and that were kept: a live job reads those."""
+    found = [shard]
+    olds = {new: old for old, new in removals.rewrites.items()}
+    while (old := olds.get(found[-1])) is not None:
+        found.append(old)
+    return found
 
 
 def _rewrite(shards: ShardSet, removals: RemovalList, progress: Progress) -> dict[str, str]:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.object_store.store import S3Access
@@ -392,10 +393,18 @@ def test_shards_that_a_live_job_reads_are_kept_until_it_ends(cli: Cli, stored: A
     )
     assert index.returncode == 2
     assert "samples are being removed from it; finish that with `sm-train remove`" in index.stderr
+    # The job still reads the old shard: its next epoch skips what is removed now as well.
+    done = remove_in_s3(cli, stored, "005.jpg")
+    assert done.returncode == 3, done.stderr
+    objects = read_objects(stored, "raw", "set/")
+    listed = decode_list(objects["index.parquet.removed"], "list")
+    keys = listed.keys_by_shard(pa.array(["shard-000001.tar"]))
+    assert keys == {"shard-000001.tar": {"000000004", "000000005"}}
+    assert sum(listed.days.values()) == 2
     describe_as(stored, {"reads": "Stopped"})
     done = remove_in_s3(cli, stored)
     assert done.returncode == 0, done.stderr
-    assert "deleted 1 old shard" in done.stderr
+    assert "deleted 2 old shards" in done.stderr
     assert "shards/shard-000001.tar" not in read_objects(stored, "raw", "set/")
 
 
