@@ -58,6 +58,11 @@ def removal_list(index: str) -> str:
     return f"{index}{_LIST_SUFFIX}"
 
 
+def replaced_index(index: str) -> str:
+    """Return where the index of shards lies that were rewritten without removed samples."""
+    return f"{index}.replaced"
+
+
 def indexed_by(removals: str) -> str:
     """Return the path or URI of the index that a list of removed samples lies next to."""
     return removals.removesuffix(_LIST_SUFFIX)

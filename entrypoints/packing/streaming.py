@@ -29,7 +29,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER, STAGED_FOLDER
+from sm_train.entrypoints.common.index_location import (
+    INDEX_NAME,
+    SHARDS_FOLDER,
+    STAGED_FOLDER,
+    replaced_index,
+)
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.data.tar_reader import sample_members
@@ -270,18 +275,24 @@ class StreamingPacker:
     def _write_index(self) -> None:
         """Write an index of all shards that have a record and of those in the current index.
 
-        A concurrent invocation may write the index too, so the last writer checks for new records.
+        Another invocation or `sm-train remove` may write the index too. So it is replaced only if
+        it is the one that was read, and the last writer checks for new records.
         """
         while True:
             records = self.destination.list_sizes(RECORDS)
             rejected = self.destination.list_sizes(REJECTED)
-            self._write_index_of(sorted(records), sorted(rejected))
-            if self.destination.list_sizes(RECORDS).keys() == records.keys():
+            is_written = self._write_index_of(sorted(records), sorted(rejected))
+            if is_written and self.destination.list_sizes(RECORDS).keys() == records.keys():
                 return
 
-    def _write_index_of(self, records: Sequence[str], rejections: Sequence[str]) -> None:
-        current = self._read_index()
+    def _write_index_of(self, records: Sequence[str], rejections: Sequence[str]) -> bool:
+        """Write the index unless another one has been written meanwhile; return whether."""
+        version = self.destination.version(INDEX_NAME)
+        current = self._read_index(INDEX_NAME)
         indexed = set(current.names) if current else set()
+        # What `sm-train remove` has replaced has a record still.
+        replaced = self._read_index(replaced_index(INDEX_NAME))
+        indexed |= set(replaced.names) if replaced else set()
         added = [name for name in records if _shard_name(int(name)) not in indexed]
         read = self.destination.read
         with tempfile.TemporaryFile() as file:
@@ -300,15 +311,17 @@ class StreamingPacker:
                     if rejected not in written:
                         writer.reject(rejected)
             file.seek(0)
-            write_file(self.destination, INDEX_NAME, file.read())
+            if version is None:
+                return self.destination.create_if_absent(INDEX_NAME, file.read())
+            return self.destination.replace_if(INDEX_NAME, file, version)
 
     def abort_abandoned_uploads(self, now: datetime) -> int:
         """Abort uploads that killed invocations left; return their number."""
         return self.destination.abort_uploads(SHARDS_FOLDER, started_before=now - ABANDONED_AFTER)
 
-    def _read_index(self) -> ShardIndex | None:
+    def _read_index(self, name: str) -> ShardIndex | None:
         try:
-            return open_index(self.destination.read(INDEX_NAME))
+            return open_index(self.destination.read(name))
         except FileNotFoundError:
             return None
 

@@ -13,6 +13,7 @@ from sm_train.entrypoints.common.index_location import (
     SHARDS_FOLDER,
     index_name,
     removal_list,
+    replaced_index,
 )
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
@@ -48,7 +49,7 @@ class ShardSet:
     @property
     def replaced_file(self) -> str:
         """The name of the index of shards that were rewritten without removed samples."""
-        return f"{self.index_file}.replaced"
+        return replaced_index(self.index_file)
 
     def shard_file(self, shard: str) -> str:
         """Return the name of a shard in the storage."""

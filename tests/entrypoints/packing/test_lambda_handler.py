@@ -386,6 +386,33 @@ def test_streaming_adds_to_a_pack(deployment: Deployment, aws: Aws, tmp_path: Pa
     assert StreamingPacker(S3Prefix("packed", "set/", S3Access()), 1).seal() == 0
 
 
+def test_a_removed_image_does_not_return_with_the_next_shard(
+    deployment: Deployment, cli: Cli, tmp_path: Path
+) -> None:
+    """The index keeps the rewritten shard, and lists the old one never again."""
+    for number in range(3):
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+    assert deployment.drain() == set()
+    flush()
+    index, seen = deployment.packed(tmp_path / "first")
+    assert seen == Counter({"0.jpg": 1, "1.jpg": 1, "2.jpg": 1})
+    key = index.keys(0)[0]
+    options = ("--region", "us-east-1", "--bucket-kms-key", "packed=alias/packed")
+    removed = cli(
+        *(*options, "remove", "s3://packed/set", key, "--yes"),
+        network="loopback",
+        env=deployment.aws.environment,
+    )
+    assert removed.returncode == 0, removed.stderr
+    deployment.arrive("new.jpg", image_bytes(9))
+    assert deployment.drain() == set()
+    flush()
+    index, seen = deployment.packed(tmp_path / "second")
+    assert index.names == ["streamed-000000-r1.tar", "streamed-000001.tar"]
+    assert key not in {*index.keys(0), *index.keys(1)}
+    assert (seen.total(), seen["new.jpg"]) == (3, 1)
+
+
 class _Runtime(BaseHTTPRequestHandler):
     """Lambda's runtime API: it hands events to the function's process and receives responses."""
 
