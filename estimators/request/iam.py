@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NotRequired, TypedDict, cast
 
 from sm_train.entrypoints.common.bucket_settings import BUCKET_DEFAULT
-from sm_train.entrypoints.common.index_location import indexed_by, staged_uri
+from sm_train.entrypoints.common.index_location import indexed_by, removal_list, staged_uri
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
     canary_prefix,
@@ -284,7 +284,8 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
     ]
     indexes = [*filter(None, [config.index_uri]), *config.source_indexes.values()]
     if indexes:
-        arns = [scope.s3_arn(_bucket_and_key(uri)) for uri in indexes]
+        lists = [removal_list(uri) for uri in indexes]
+        arns = [scope.s3_arn(_bucket_and_key(uri)) for uri in (*indexes, *lists)]
         permissions.append(_allow("ReadIndex", ["s3:GetObject"], arns))
     if config.bucket_keys:
         actions = ["s3:GetBucketPolicy", "s3:GetEncryptionConfiguration"]

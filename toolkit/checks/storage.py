@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from sm_train.entrypoints.data.selection import require_columns, require_valid
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import IndexHeader
 from sm_train.entrypoints.object_store.store import store_of
-from sm_train.entrypoints.removal.removal_list import decode_list
+from sm_train.entrypoints.removal.removal_list import RemovalListError, decode_list
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
@@ -261,7 +261,14 @@ def _index_in_s3(
     yield from _condition(config, header)
     total = sum(shard.bytes for shard in listing.shards)
     totals = (header.shards, header.bytes)
-    if not listing.truncated and totals not in _totals(session, uri, listing):
+    try:
+        is_stale = not listing.truncated and totals not in _totals(session, uri, listing)
+    except RemovalListError as error:
+        yield INDEX_UNREADABLE.found(
+            "error", "data.index", str(error), "restore an earlier version"
+        )
+        return
+    if is_stale:
         yield INDEX_STALE.found(
             "error",
             "data.index",
@@ -275,12 +282,18 @@ def _totals(session: boto3.Session, index: str, listing: ShardListing) -> Iterat
     """Yield the numbers and bytes of shards that an index may have: without those that
     `sm-train remove` replaces, or without their successors.
     """
+    yield _total(listing, {})
     bucket, key = split_uri(removal_list(index))
     stored = store_of(session).get_if_exists(bucket, key)
-    rewrites = {} if stored is None else decode_list(stored.content, index).rewrites
-    for ignored in ({}, rewrites, {*rewrites.values()}):
-        sizes = [shard.bytes for shard in listing.shards if shard.name not in ignored]
-        yield len(sizes), sum(sizes)
+    rewrites = {} if stored is None else decode_list(stored.content, removal_list(index)).rewrites
+    yield _total(listing, rewrites)
+    yield _total(listing, {*rewrites.values()})
+
+
+def _total(listing: ShardListing, ignored: Collection[str]) -> tuple[int, int]:
+    """Return the number and the bytes of the shards that are not ``ignored``."""
+    sizes = [shard.bytes for shard in listing.shards if shard.name not in ignored]
+    return len(sizes), sum(sizes)
 
 
 def _condition(config: RunConfig, header: IndexHeader) -> Iterator[Finding]:

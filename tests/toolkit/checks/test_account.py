@@ -14,6 +14,7 @@ from sm_train.entrypoints.common.checkpoint_layout import FORMAT_VERSION
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import IndexWriter, write_index
 from sm_train.entrypoints.object_store.store import ObjectStore
+from sm_train.entrypoints.removal.removal_list import RemovalList
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.bucket_policy import denies_unencrypted
 from sm_train.toolkit.checks.finding import Finding
@@ -288,6 +289,23 @@ def test_index_in_s3_is_compared_with_the_shards(check: Check, aws: Aws, tmp_pat
     s3.delete_object(Bucket="ai-bucket", Key="index.parquet")
     assert check()["index-missing"].level == "error"
     assert "index-missing" not in check(data={"uri": "s3://ai-bucket/shards/", "index": False})
+
+
+def test_shards_of_an_unfinished_removal_are_no_difference(check: Check, aws: Aws) -> None:
+    """Old shards that are kept for a live job, and new ones that the index does not list yet."""
+    s3 = aws.client("s3")
+    for kept, new in (("old.tar", "3.tar"), ("3.tar", "3-r1.tar")):
+        removals = RemovalList().with_rewrites({kept: new})
+        s3.put_object(Bucket="ai-bucket", Key="index.parquet.removed", Body=removals.encode())
+        extra = kept if kept != "3.tar" else new
+        s3.put_object(Bucket="ai-bucket", Key=f"shards/{extra}", Body=b"x")
+        assert "index-stale" not in check()
+        s3.delete_object(Bucket="ai-bucket", Key=f"shards/{extra}")
+    s3.put_object(Bucket="ai-bucket", Key="shards/4.tar", Body=b"xx")
+    assert "index-stale" in check()
+    s3.put_object(Bucket="ai-bucket", Key="index.parquet.removed", Body=b"no list")
+    unreadable = check()["index-unreadable"]
+    assert "s3://ai-bucket/index.parquet.removed: not a list of removed" in unreadable.message
 
 
 def test_a_condition_is_checked_against_the_columns_of_the_index(
