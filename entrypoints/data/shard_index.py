@@ -446,6 +446,19 @@ class ShardIndex:
             )
             first += len(counts)
 
+    def rewriter(self, file: BinaryIO) -> IndexWriter:
+        """Return the writer of an index with the same columns and parameters of packing."""
+        header = self.header
+        return IndexWriter(
+            file,
+            target_bytes=header.target_bytes,
+            inputs=header.inputs,
+            options=header.options,
+            appended=header.appended,
+            prefix=header.prefix,
+            columns=header.columns,
+        )
+
     def shard_rows(self) -> Iterator[pa.Table]:
         """Yield all rows of shards, for :meth:`IndexWriter.add_rows`, row group by row group."""
         for group in self._shard_groups():
@@ -456,16 +469,7 @@ class ShardIndex:
 
         None leaves a shard out. Memory holds a row group.
         """
-        header = self.header
-        with IndexWriter(
-            file,
-            target_bytes=header.target_bytes,
-            inputs=header.inputs,
-            options=header.options,
-            appended=header.appended,
-            prefix=header.prefix,
-            columns=header.columns,
-        ) as writer:
+        with self.rewriter(file) as writer:
             for group in range(self._file.num_row_groups):
                 writer.add_rows(self._read(None, [group]), replaced)
 

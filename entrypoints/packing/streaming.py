@@ -25,7 +25,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -296,12 +296,16 @@ class StreamingPacker:
         added = [name for name in records if _shard_name(int(name)) not in indexed]
         read = self.destination.read
         with tempfile.TemporaryFile() as file:
-            with IndexWriter(file) as writer, ThreadPoolExecutor(S3_REQUESTS) as pool:
-                if current:
-                    for number in range(len(current)):
-                        writer.add(current.shard(number))
+            opened = current.rewriter(file) if current else IndexWriter(file)
+            # A pack that images are added to may have columns: theirs are unknown.
+            columns = current.header.columns if current else {}
+            with opened as writer, ThreadPoolExecutor(S3_REQUESTS) as pool:
+                for rows in current.shard_rows() if current else ():
+                    writer.add_rows(rows)
                 for record in pool.map(lambda name: read(f"{RECORDS}/{name}"), added):
-                    writer.add(open_index(record).shard(0))
+                    shard = open_index(record).shard(0)
+                    unknown = (None,) * shard.samples
+                    writer.add(replace(shard, columns=dict.fromkeys(columns, unknown)))
                 written = set()
                 for content in pool.map(lambda name: read(f"{REJECTED}/{name}"), rejections):
                     rejected = RejectedInput(**json.loads(content))

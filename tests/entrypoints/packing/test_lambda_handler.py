@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -367,15 +368,17 @@ def test_no_shard_is_started_without_enough_time(deployment: Deployment) -> None
 
 
 def test_streaming_adds_to_a_pack(deployment: Deployment, aws: Aws, tmp_path: Path) -> None:
-    """The index keeps listing the shards of the pack."""
+    """The index keeps the shards of the pack, its columns and what it was packed with."""
     from sm_train.entrypoints.object_store.store import S3Access
     from sm_train.toolkit.packing.pack import PackJob, pack
+    from sm_train.toolkit.packing.tables import TableOptions
 
     from tests.support.image_files import write_album
 
     write_album(tmp_path / "in", 5)
-    job = PackJob(str(tmp_path / "in"), "s3://packed/set", None, 10**6, 1)
-    pack(job, lambda _: None)
+    table = TableOptions(index_columns=("source",))
+    job = PackJob(str(tmp_path / "in"), "s3://packed/set", None, 10**6, 1, table)
+    before = pack(job, lambda _: None).index
     deployment.arrive("new.jpg", image_bytes(9))
     assert deployment.drain() == set()
     flush()
@@ -383,6 +386,15 @@ def test_streaming_adds_to_a_pack(deployment: Deployment, aws: Aws, tmp_path: Pa
     index = ShardIndex(tmp_path / "index.parquet")
     assert index.names == ["shard-000000.tar", "streamed-000000.tar"]
     assert index.header.samples == 6
+    assert index.header.columns == {"source": "text"}
+    assert index.header.inputs == before.header.inputs
+    assert index.shard(0) == before.shard(0)
+    assert index.shard(1).columns == {"source": (None,)}
+    groups = index.samples_by_group(["source"])
+    assert sum(len(group.columns) for group in groups) == 6
+    added = pack(replace(job, append=True), lambda _: None)
+    assert added.appended is not None
+    assert (added.appended.samples, added.samples) == (0, 6)
     assert StreamingPacker(S3Prefix("packed", "set/", S3Access()), 1).seal() == 0
 
 
