@@ -385,7 +385,7 @@ def _list_by_index(
         names, shard_sizes = index.name_column(), index.samples
         content = index.content_hashes()
         selection = None if where is None else select_samples(index, where)
-        visible = without_replaced(visible, index_file, index.names)
+        visible = without_replaced(visible, index_file, lambda: index.names)
     except RemovalListError as error:
         problem = str(error)
     except (OSError, ShardError) as error:

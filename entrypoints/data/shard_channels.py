@@ -110,7 +110,7 @@ def _listed(
     names: ShardNames,
     sizes: Ints | None,
 ) -> ListedShards:
-    # The list's address tells that of the index, whose channel has a path of the job alone.
+    # The index lies next to the list. Its path in the job is that of a downloaded copy.
     address = channel.removals and indexed_by(channel.removals)
     index = address or (None if channel.index is None else str(channel.index))
     covers, where = found.digest_covers, channel.where

@@ -163,7 +163,7 @@ def _selected(
         return {}, {}, missing_index(index)
     try:
         opened = ShardIndex(index)
-        visible = without_replaced(visible, index, opened.names)
+        visible = without_replaced(visible, index, lambda: opened.names)
         if where is None:
             return visible, {}, None
         selection = select_samples(opened, where)

@@ -56,7 +56,10 @@ class Storage(Protocol):
         """Return what changes with a file's content; None if it does not exist."""
 
     def replace_if(self, name: str, file: IO[bytes], version: str) -> bool:
-        """Replace a file by what is left in ``file`` if it has ``version``; return whether."""
+        """Replace a stored file with the content of ``file`` if it still has ``version``.
+
+        Return whether it was replaced.
+        """
 
     def atomic_writer(self, name: str) -> AbstractContextManager[ShardSink]:
         """Open a sink whose content gets the name when the context exits without an error."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 FORMAT = "sm-train-removals"
@@ -54,9 +55,6 @@ class RemovalList:
     samples: pa.Table = field(default_factory=SCHEMA.empty_table)
     rewrites: dict[str, str] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return int(self.samples.num_rows)
-
     @property
     def unfinished(self) -> frozenset[str]:
         """Names of shards that may lie among the others and not be in the index."""
@@ -80,8 +78,6 @@ class RemovalList:
 
     def keys_by_shard(self, shards: pa.Array) -> dict[str, frozenset[str]]:
         """Return the keys of the removed samples of those of ``shards`` that have any."""
-        import pyarrow.compute as pc
-
         here = self.samples.filter(pc.is_in(self.samples["shard"], value_set=shards))
         keys: dict[str, set[str]] = {}
         for shard, key in zip(here["shard"].to_pylist(), here["key"].to_pylist(), strict=True):

@@ -7,7 +7,7 @@ epoch, so the number of samples and their order stay the same, and ranks need no
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -169,18 +169,20 @@ def _keys_by_number(channel: ChannelRemovals, listed: RemovalList) -> dict[int, 
 
 
 def without_replaced(
-    shards: Mapping[str, T], index: Path, indexed: Collection[str]
+    shards: Mapping[str, T], index: Path, indexed: Callable[[], Collection[str]]
 ) -> dict[str, T]:
     """Return ``shards``, by name, without those that `sm-train remove` replaces or has replaced.
 
-    It leaves both a shard and its successor for a while; one of them is in the index, which lists
-    the names ``indexed``.
+    It leaves both a shard and its successor for a while; one of them is among the names that
+    ``indexed`` returns of the index. They are read only if a removal is unfinished.
 
     Raises:
         RemovalListError: the list of removed samples is damaged.
     """
-    replaced = read_list_file(Path(removal_list(str(index)))).unfinished
-    replaced = replaced and replaced.difference(indexed)
+    unfinished = read_list_file(Path(removal_list(str(index)))).unfinished
+    if not unfinished:
+        return dict(shards)
+    replaced = unfinished.difference(indexed())
     return {name: value for name, value in shards.items() if name not in replaced}
 
 

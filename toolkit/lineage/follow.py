@@ -73,6 +73,7 @@ def _find(
 ) -> tuple[list[FoundSample], list[FoundSample]]:
     """Return the samples in present shards, and in those that were replaced."""
     with shards.open_index() as (index, _), shards.open_replaced() as earlier:
+        sources = PackedSources.of(shards, index)
         if where is not None:
             present = find_samples(shards, index, (), where)
             names = [sample.key for sample in present]
@@ -80,8 +81,7 @@ def _find(
             # A removed image may be known by its name in the list alone.
             listed = removals.samples.select(["key", "source"]).to_pylist()
             names = [*names, *(row["key"] for row in listed if row["source"] in set(names))]
-            present = find_by_name(index, names, PackedSources.of(shards, index))
-        sources = PackedSources.of(shards, index)
+            present = find_by_name(index, names, sources)
         replaced = [] if earlier is None else find_by_name(earlier, names, sources)
         if where is None:
             require_found(names, (*present, *replaced), shards.address)
