@@ -36,23 +36,29 @@ def read(made: Job, run: str = "tiny-8px-local") -> EventAccumulator:
 
 
 def test_a_killed_and_resumed_run_has_each_step_once(tmp_path: Path) -> None:
-    evaluation = {"every_steps": 4, "prompts": ["a"], "num_inference_steps": 1}
-    made = job(tmp_path, trackers=["tensorboard"], evaluation=evaluation)
+    evaluation = {"every_steps": 5, "prompts": ["a"], "num_inference_steps": 1}
+    made = job(tmp_path, trackers=["tensorboard"], evaluation=evaluation, max_steps=20)
     with made.start(2) as running:
-        running.wait_for("step", step=5)
+        running.wait_for("checkpoint", step=3)
+        # The save of step 6 waits for that of step 3, so that a step always follows.
+        running.wait_for("step")
         for pid in running.workers():
             os.kill(pid, signal.SIGKILL)
         running.process.wait()
         text = "".join(running.lines())
     code, events, text = made.run(2)
     assert code == 0, text
+    [resumed_from] = {event["resumed_from_step"] for event in events if event["kind"] == "start"}
     resumed = losses(events)
-    assert min(resumed) == 4
+    assert resumed_from >= 3
+    assert min(resumed) == resumed_from + 1
     logged = read(made)
     scalars = logged.Scalars("train/loss")
-    assert [scalar.step for scalar in scalars] == list(range(1, 9))
-    assert {scalar.step: scalar.value for scalar in scalars[3:]} == pytest.approx(resumed)
-    assert [image.step for image in logged.Images("samples")] == [4, 8]
+    assert [scalar.step for scalar in scalars] == list(range(1, 21))
+    assert {scalar.step: scalar.value for scalar in scalars[resumed_from:]} == pytest.approx(
+        resumed
+    )
+    assert [image.step for image in logged.Images("samples")] == [5, 10, 15, 20]
 
 
 @pytest.mark.slow
