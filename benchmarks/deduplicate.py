@@ -28,9 +28,9 @@ from sm_train.entrypoints.packing.deduplicate import (
     DROPPED_NAME,
 )
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
-from sm_train.entrypoints.packing.shared_work import SharedWork
-from sm_train.entrypoints.packing.storage import LocalFolder
-from sm_train.entrypoints.packing.worker_pool import WorkerPlan
+from sm_train.entrypoints.shared_work.storage import LocalFolder
+from sm_train.entrypoints.shared_work.work_stages import SharedWork
+from sm_train.entrypoints.shared_work.worker_pool import WorkerPlan
 
 IMAGES = int(float(sys.argv[1])) if len(sys.argv) > 1 else 10_000_000
 BITS, WORKERS, SHARD_IMAGES = 3, 2, 10_000

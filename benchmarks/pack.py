@@ -32,7 +32,7 @@ from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import InputReader, build_shard
-from sm_train.entrypoints.packing.storage import LocalFolder
+from sm_train.entrypoints.shared_work.storage import LocalFolder
 
 ROUNDS = 7
 DIFFERENT, IMAGES, MANY = 24, 480, 9600

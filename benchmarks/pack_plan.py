@@ -25,8 +25,8 @@ from resource import RUSAGE_SELF, getrusage
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.storage import LocalFolder
 from sm_train.entrypoints.packing.stored_plan import read_plan, store_plan
+from sm_train.entrypoints.shared_work.storage import LocalFolder
 
 CHUNK = 100_000
 FINAL_ROWS = 100_000_000

@@ -5,6 +5,8 @@ this machine. :class:`Job` follows, reviews and diagnoses what was started. :fun
 shards, :func:`sample` and :func:`compare` generate images from checkpoints, and :func:`export`
 writes models for other tools.
 
+A function for ``sm-train enrich`` gets an ``ImageBatch``.
+
 Inside a job, a script of your own (``entry``) builds its loop from ``current_job``,
 ``ShardDataset``, ``Checkpointer``, ``EventLog`` and ``Heartbeat`` (docs/jobs.md).
 
@@ -23,6 +25,7 @@ if __name__ != "sm_train":  # a second copy would have a second of each lazily l
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.common.error import Error
+    from sm_train.entrypoints.enrichment.image_batch import ImageBatch
     from sm_train.entrypoints.script.checkpointer import Checkpointer
     from sm_train.entrypoints.script.current_job import CurrentJob, Heartbeat, current_job
     from sm_train.entrypoints.script.current_job import LoopEventLog as EventLog
@@ -64,6 +67,7 @@ __all__ = [
     "Error",
     "EventLog",
     "Heartbeat",
+    "ImageBatch",
     "Job",
     "JobFailedError",
     "LocalRun",
@@ -98,6 +102,7 @@ _SOURCES = {
     "Error": ("sm_train.entrypoints.common.error", "Error"),
     "EventLog": (f"{_SCRIPT}.current_job", "LoopEventLog"),
     "Heartbeat": (f"{_SCRIPT}.current_job", "Heartbeat"),
+    "ImageBatch": ("sm_train.entrypoints.enrichment.image_batch", "ImageBatch"),
     "Job": (f"{_TOOLKIT}.api.job", "Job"),
     "LocalRun": (f"{_TOOLKIT}.api.local_run", "LocalRun"),
     "Metrics": (f"{_TOOLKIT}.api.metrics", "Metrics"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import json
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -30,55 +29,39 @@ from sm_train.entrypoints.packing.deduplicate import (
     forget_hashes,
 )
 from sm_train.entrypoints.packing.plan import ShardPlan
-from sm_train.entrypoints.packing.shard_builder import (
-    PACK_STATE,
-    open_index,
-    read_record,
-    record_name,
-)
-from sm_train.entrypoints.packing.shared_work import (
+from sm_train.entrypoints.packing.shard_builder import open_index, read_record, record_name
+from sm_train.entrypoints.packing.shard_workers import ShardTask, build_in_parallel, split_cores
+from sm_train.entrypoints.packing.stored_plan import DIGESTS_FOLDER, PackPlan
+from sm_train.entrypoints.shared_work.state_files import StateFiles
+from sm_train.entrypoints.shared_work.storage import S3Prefix, Storage
+from sm_train.entrypoints.shared_work.work_stages import (
     ENDED_NAME,
     LEASES_FOLDER,
     PLAN_NAME,
+    STATE_FOLDER,
     Part,
     SharedWork,
     Stage,
+    split_parts,
 )
-from sm_train.entrypoints.packing.storage import S3Prefix, Storage
-from sm_train.entrypoints.packing.stored_plan import DIGESTS_FOLDER, PackPlan
-from sm_train.entrypoints.packing.worker_pool import (
-    PackProgress,
-    ShardTask,
-    WorkerPlan,
-    build_in_parallel,
-    run_tasks,
-    split_cores,
-)
-
-_PARTS_PER_NODE = 8
-"""Parts of the shards for each node: the last ones to finish are small."""
-
-_MAX_PART_SHARDS = 64
-
-_LIST_SECONDS = 1.0
-"""Age of a listing of S3 at which it is renewed."""
+from sm_train.entrypoints.shared_work.worker_pool import WorkerPlan, WorkProgress, run_tasks
 
 
 def build_shards(
     pack: PackPlan,
     work: WorkerPlan,
     shared: SharedWork,
-    on_progress: Callable[[PackProgress], None],
+    on_progress: Callable[[WorkProgress], None],
 ) -> None:
     """Build the unfinished shards, together with the other nodes of ``shared``.
 
     Raises:
         OSError: the destination cannot be written, or the disk is full.
         WorkerKilledError: a worker process was killed.
-        PackEndedError: another node has written the index.
+        WorkEndedError: another node has written the index.
     """
     total = pack.images
-    state = StateFiles(work.destination, (PACK_STATE, f"{pack.folder}/{DIGESTS_FOLDER}"))
+    state = StateFiles(work.destination, (STATE_FOLDER, f"{pack.folder}/{DIGESTS_FOLDER}"))
     dropped: DroppedInputs | None = None
     with shared.renewed():
         if pack.plans[0].options.deduplicates:
@@ -99,7 +82,7 @@ def find_duplicates(
     shared: SharedWork,
     state: StateFiles,
     packed: Sequence[ShardPlan] = (),
-) -> Iterator[PackProgress]:
+) -> Iterator[WorkProgress]:
     """Store the digests of all inputs, then the images to leave out.
 
     The inputs of ``packed`` have digests, and come first in order.
@@ -107,7 +90,7 @@ def find_duplicates(
     cores = split_cores(plans, work, max_processes=work.workers)
     yield from shared.complete(
         Stage(
-            _parts("digests", plans, shared.num_nodes),
+            split_parts("digests", plans, shared.num_nodes),
             lambda items: [plan for plan in items if not state.has(plan.digests)],
             lambda items: digest_shards(items, work, cores),
         )
@@ -146,13 +129,16 @@ def _building(
         for plan in items:
             if plan.name in built:
                 continue
-            if state.has(record_name(plan)) and read_record(plan, work.destination) is not None:
+            if (
+                state.has(record_name(plan.name))
+                and read_record(plan.name, work.destination) is not None
+            ):
                 built.add(plan.name)
             else:
                 missing.append(plan)
         return missing
 
-    def run(items: Iterable[ShardPlan]) -> Generator[PackProgress]:
+    def run(items: Iterable[ShardPlan]) -> Generator[WorkProgress]:
         def tasks() -> Iterator[ShardTask]:
             for plan in items:
                 _abort_uploads(plan, work.destination)
@@ -160,16 +146,7 @@ def _building(
 
         return build_in_parallel(tasks(), work, plans)
 
-    return Stage(_parts("shards", plans, shared.num_nodes), unfinished, run)
-
-
-def _parts(name: str, plans: Sequence[ShardPlan], num_nodes: int) -> list[Part[ShardPlan]]:
-    """Return the ranges of shards, each of which a node takes a lease for."""
-    size = max(1, min(_MAX_PART_SHARDS, len(plans) // (num_nodes * _PARTS_PER_NODE)))
-    return [
-        Part(f"{name}-{first:06d}", plans[first : first + size])
-        for first in range(0, len(plans), size)
-    ]
+    return Stage(split_parts("shards", plans, shared.num_nodes), unfinished, run)
 
 
 def _abort_uploads(plan: ShardPlan, destination: Storage) -> None:
@@ -180,29 +157,6 @@ def _abort_uploads(plan: ShardPlan, destination: Storage) -> None:
         # Not every role may list them.
         with suppress(ClientError):
             destination.abort_uploads(SHARDS_FOLDER, names={plan.name})
-
-
-class StateFiles:
-    """Which files of the pack's state exist. Those in S3 are listed again after a while."""
-
-    def __init__(self, destination: Storage, folders: Sequence[str]) -> None:
-        self._destination, self._folders = destination, folders
-        self._names: set[str] = set()
-        self._listed = -_LIST_SECONDS
-
-    def has(self, name: str) -> bool:
-        """Return whether a file exists, or existed once."""
-        if name in self._names:
-            return True
-        if isinstance(self._destination, S3Prefix):
-            if time.monotonic() - self._listed >= _LIST_SECONDS:
-                self._listed = time.monotonic()
-                for folder in self._folders:
-                    listed = self._destination.list_sizes(folder)
-                    self._names |= {f"{folder}/{name}" for name in listed}
-        elif self._destination.size(name) is not None:
-            self._names.add(name)
-        return name in self._names
 
 
 @dataclass(frozen=True)
@@ -243,7 +197,7 @@ def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
                     writer.add_rows(rows)
                 samples = packed.header.samples
             for plan in pack.plans:
-                record = read_record(plan, destination)
+                record = read_record(plan.name, destination)
                 if record is None:
                     return None
                 if record.shard is not None:
@@ -282,7 +236,7 @@ def remove_state(pack: PackPlan, destination: Storage) -> None:
     Only the sign that the pack has ended stays longer, for nodes that look for these files.
     """
     for plan in pack.plans:
-        destination.remove(record_name(plan))
+        destination.remove(record_name(plan.name))
     for folder in (DUPLICATES_FOLDER, LEASES_FOLDER):
         destination.remove_folder(folder)
     destination.remove(PLAN_NAME)

@@ -40,16 +40,13 @@ from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import (
-    PACK_STATE,
-    InputReader,
+from sm_train.entrypoints.packing.shard_builder import InputReader, read_metadata
+from sm_train.entrypoints.shared_work.storage import Storage, write_file
+from sm_train.entrypoints.shared_work.work_stages import STATE_FOLDER
+from sm_train.entrypoints.shared_work.worker_pool import (
     ProgressCallback,
-    read_metadata,
-)
-from sm_train.entrypoints.packing.storage import Storage, write_file
-from sm_train.entrypoints.packing.worker_pool import (
-    PackProgress,
     WorkerPlan,
+    WorkProgress,
     run_tasks,
 )
 
@@ -69,7 +66,7 @@ DROPPED = np.dtype([("row", "<i8"), ("first", "<i8"), ("is_equal", "?")])
 """An image to leave out: its row among all inputs, that of the image that it duplicates, and
 whether both have the same bytes."""
 
-DUPLICATES_FOLDER = f"{PACK_STATE}/duplicates"
+DUPLICATES_FOLDER = f"{STATE_FOLDER}/duplicates"
 
 DROPPED_NAME = f"{DUPLICATES_FOLDER}/dropped.npy"
 
@@ -85,7 +82,7 @@ _SEARCH_BYTES = 80
 
 def digest_shards(
     plans: Iterable[ShardPlan], work: WorkerPlan, cores: tuple[int, int]
-) -> Generator[PackProgress]:
+) -> Generator[WorkProgress]:
     """Compute and store the digests of all inputs of ``plans``; yield the progress.
 
     ``cores`` are the processes and the threads in each.

@@ -25,7 +25,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.storage import S3Prefix, open_storage
 from sm_train.entrypoints.packing.streaming import (
     S3_REQUESTS,
     Arrival,
@@ -33,6 +32,7 @@ from sm_train.entrypoints.packing.streaming import (
     StreamingPacker,
     is_image,
 )
+from sm_train.entrypoints.shared_work.storage import S3Prefix, open_storage
 
 TARGET_BYTES = 2 * 10**9
 MIN_REMAINING_SECONDS = 300.0

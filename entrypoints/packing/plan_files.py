@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackInput
-from sm_train.entrypoints.packing.storage import read_uri
+from sm_train.entrypoints.shared_work.storage import read_uri
 
 HEADER_FILE = "plan.json"
 

@@ -1,10 +1,12 @@
-"""Encodes images as JPEG while packing: smaller, at another quality, or from another format."""
+"""Decodes images of many formats upright, and encodes them as JPEG while packing."""
 
 from __future__ import annotations
 
 import io
 from functools import cache
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 from sm_train.entrypoints.images.color import to_rgb
 from sm_train.entrypoints.images.image_header import (
@@ -69,17 +71,50 @@ def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
     Raises:
         DecodeError: the image is corrupt, too large, or of a format that cannot be read here.
     """
+    result, profile = _decode_upright(content, max_side, keeps_profile=True)
+    if max(result.size) > _MAX_JPEG_SIDE:
+        size = f"{result.width} × {result.height} pixels"
+        raise DecodeError("image-large", f"{size}; a side of a JPEG has at most {_MAX_JPEG_SIDE:,}")
+    encoded = io.BytesIO()
+    try:
+        result.save(encoded, "JPEG", quality=quality, subsampling=0, icc_profile=profile)
+    except (OSError, ValueError) as error:  # such as a profile of more than 16 MB
+        raise corrupt_image_error(error) from None
+    return encoded.getvalue()
+
+
+def decode_srgb(content: BytesLike, max_side: int) -> NDArray[np.uint8]:
+    """Return an upright image in sRGB, uint8 (height, width, 3).
+
+    Its longer side has at most ``max_side`` pixels. A much larger JPEG is decoded at a reduced
+    size.
+
+    Raises:
+        DecodeError: the image is corrupt, too large, or of a format that cannot be read here.
+    """
+    image, _ = _decode_upright(content, max_side, keeps_profile=False)
+    return np.asarray(image)
+
+
+def _decode_upright(
+    content: BytesLike, max_side: int | None, *, keeps_profile: bool
+) -> tuple[Image.Image, bytes | None]:
+    """Return an upright RGB image and its ICC profile, None if it is in sRGB."""
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # a process-wide flag that other code may have set
     with _open(content) as image:
         if image.width * image.height > MAX_PIXELS:
             size = f"{image.width} × {image.height} pixels"
             raise DecodeError("image-bomb", f"{size}; {MAX_PIXELS:,} at most")
         try:
+            if not keeps_profile and max_side is not None:
+                image.draft(None, (2 * max_side, 2 * max_side))
             image.load()
             orientation = _orientation(content, image)
             profile = image.info.get("icc_profile")
-            keeps_profile = profile is not None and profile[16:20] == b"RGB "
-            result = to_rgb(image, to_srgb=not keeps_profile)
+            if not keeps_profile or profile is None or profile[16:20] != b"RGB ":
+                result, profile = to_rgb(image, to_srgb=True), None
+            else:
+                result = to_rgb(image)
         except (MemoryError, DecodeError):
             raise
         except Exception as error:  # Pillow's decoders raise almost anything
@@ -88,16 +123,7 @@ def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
         result = result.transpose(_TURNS[orientation])
     if max_side is not None and max(result.size) > max_side:
         result.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
-    if max(result.size) > _MAX_JPEG_SIDE:
-        size = f"{result.width} × {result.height} pixels"
-        raise DecodeError("image-large", f"{size}; a side of a JPEG has at most {_MAX_JPEG_SIDE:,}")
-    encoded = io.BytesIO()
-    kept = profile if keeps_profile else None
-    try:
-        result.save(encoded, "JPEG", quality=quality, subsampling=0, icc_profile=kept)
-    except (OSError, ValueError) as error:  # such as a profile of more than 16 MB
-        raise corrupt_image_error(error) from None
-    return encoded.getvalue()
+    return result, profile
 
 
 def _open(content: BytesLike) -> Image.Image:

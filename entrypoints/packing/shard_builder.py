@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -37,14 +37,13 @@ from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_imag
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
 from sm_train.entrypoints.packing.reencode import DEFAULT_QUALITY, is_convertible, measure, reencode
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
-from sm_train.entrypoints.packing.storage import Storage, read_uri, write_file
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE, ColumnTypes, as_type
+from sm_train.entrypoints.shared_work.storage import Storage, read_uri, write_file
+from sm_train.entrypoints.shared_work.work_stages import STATE_FOLDER
+from sm_train.entrypoints.shared_work.worker_pool import ProgressCallback
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
-
-PACK_STATE = ".packing"
-"""Folder in the destination that holds the records of an unfinished pack."""
 
 MAX_BYTES = 1 << 30
 """Larger images are rejected without reading them: several are in memory at a time."""
@@ -58,24 +57,20 @@ GROUPS_PER_THREAD = 3
 BUCKET_RESOLUTION = 1024
 """Resolution of the aspect bucket in a sample's metadata, as in SDXL's report."""
 
-ProgressCallback = Callable[[int, int, int], None]
-"""Progress callback ``(inputs_done, packed_bytes, inputs_rejected)``, all since the last call."""
-
-
 _Check = Callable[[BytesLike], ImageMetadata]
 """Decodes an image and returns its metadata."""
 
 
-class StoppedError(Exception):
-    """The parent process stopped this worker."""
-
-
 @dataclass(frozen=True)
 class BuiltShard:
-    """A finished shard and its rejected inputs; ``shard`` is None if all inputs were rejected."""
+    """A finished shard and its rejected inputs; ``shard`` is None if all inputs were rejected.
+
+    ``options`` are those of the record's header.
+    """
 
     shard: Shard | None
     rejected: tuple[RejectedInput, ...]
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,28 +113,28 @@ def build_shard(
                 ShardWriter(sink, plan.name), chain([first], accepted), plan.options.index_columns
             )
     record = encode_record(shard, rejected, plan.options.index_columns)
-    write_file(destination, record_name(plan), record)
+    write_file(destination, record_name(plan.name), record)
 
 
-def record_name(plan: ShardPlan) -> str:
+def record_name(shard: str) -> str:
     """Return the name of a shard's record in the destination."""
-    return f"{PACK_STATE}/{plan.name}.parquet"
+    return f"{STATE_FOLDER}/{shard}.parquet"
 
 
-def read_record(plan: ShardPlan, destination: Storage) -> BuiltShard | None:
+def read_record(shard_name: str, destination: Storage) -> BuiltShard | None:
     """Return a finished shard; None if it is unfinished or no longer exists."""
     try:
-        content = destination.read(record_name(plan))
+        content = destination.read(record_name(shard_name))
         index = open_index(content)
     except (FileNotFoundError, ShardError):
         return None
     rejected = tuple(index.rejected())
     if not len(index):
-        return BuiltShard(None, rejected)
+        return BuiltShard(None, rejected, index.header.options)
     shard = index.shard(0)
     if destination.size(f"{SHARDS_FOLDER}/{shard.name}") != shard.bytes:
         return None
-    return BuiltShard(shard, rejected)
+    return BuiltShard(shard, rejected, index.header.options)
 
 
 def open_index(content: bytes) -> ShardIndex:
@@ -158,10 +153,11 @@ def encode_record(
     shard: Shard | None,
     rejected: Iterable[RejectedInput] = (),
     columns: ColumnTypes | None = None,
+    options: dict[str, Any] | None = None,
 ) -> bytes:
     """Return the record of a finished shard, which is an index of this shard alone."""
     content = io.BytesIO()
-    with IndexWriter(content, columns=columns) as writer:
+    with IndexWriter(content, columns=columns, options=options) as writer:
         if shard is not None:
             writer.add(shard)
         for item in rejected:
@@ -261,7 +257,7 @@ def _prepare(
 
 def _make_sample(item: PackInput, key: str, options: PackOptions, reader: InputReader) -> _Sample:
     content, metadata = read_metadata(item, options, reader)
-    caption = _read_caption(item, reader)
+    caption = read_caption(item, reader)
     document = _metadata_document(item, metadata, caption)
     latents = _encode_latents(options, content, caption, reader.decoders)
     encoded = json.dumps(document).encode()
@@ -315,7 +311,7 @@ def read_metadata(
     Raises:
         DecodeError: it is missing, corrupt, or filtered out.
     """
-    content = _read("image", item.address, item.bytes, reader.access)
+    content = read_input("image", item.address, item.bytes, reader.access)
     check = partial(read_image_metadata, pixels=options.pixels, colors=colors)
     if options.convert and is_convertible(content):
         return _convert(content, options, reader.decoders, check)
@@ -379,13 +375,17 @@ def _aspect_bucket(width: int, height: int) -> str:
     return f"{bucket_width}x{bucket_height}"
 
 
-def _read_caption(item: PackInput, reader: InputReader) -> str:
-    """Return the caption without surrounding white space and without a byte order mark."""
+def read_caption(item: PackInput, reader: InputReader) -> str:
+    """Return the caption without surrounding white space and without a byte order mark.
+
+    Raises:
+        DecodeError: there is none, it is blank, or it is not UTF-8.
+    """
     raw = b""
     if item.caption is None:
         if item.caption_address is None:
             raise DecodeError("caption-missing", f"no caption for {item.source}")
-        raw = bytes(_read("caption", item.caption_address, 0, reader.access))
+        raw = bytes(read_input("caption", item.caption_address, 0, reader.access))
     try:
         if item.caption is not None:
             raw = item.caption.encode("utf-8", "surrogateescape")  # the bytes of the table
@@ -397,7 +397,13 @@ def _read_caption(item: PackInput, reader: InputReader) -> str:
     return caption
 
 
-def _read(part: str, address: str, size: int, access: S3Access) -> BytesLike:
+def read_input(part: str, address: str, size: int, access: S3Access) -> BytesLike:
+    """Return the content of an input's ``part``, its image or caption, of about ``size`` bytes.
+
+    Raises:
+        DecodeError: it is missing, too large or unreadable.
+        OSError: S3 failed.
+    """
     _require_size(part, size)
     name = address.rpartition("/")[2]
     try:

@@ -31,8 +31,13 @@ def sample_parts(
     members = {"txt": caption.encode(), "json": metadata, **(extra_members or {})}
     tail = [_padding(image)]
     for extension, content in members.items():
-        tail += [_header(f"{key}.{extension}", len(content)), content, _padding(content)]
+        tail += member_parts(f"{key}.{extension}", content)
     return [_header(f"{key}.{EXTENSIONS[image_format]}", len(image)), image, b"".join(tail)]
+
+
+def member_parts(name: str, content: bytes) -> list[bytes]:
+    """Return a tar member as consecutive buffers."""
+    return [_header(name, len(content)), content, _padding(content)]
 
 
 def _padding(content: BytesLike) -> bytes:

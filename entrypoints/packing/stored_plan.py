@@ -23,9 +23,9 @@ from sm_train.entrypoints.packing.plan_files import (
     PlannedRejections,
     partition_names,
 )
-from sm_train.entrypoints.packing.shared_work import PLAN_NAME
-from sm_train.entrypoints.packing.storage import Storage, write_file
 from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes
+from sm_train.entrypoints.shared_work.storage import Storage, write_file
+from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
 
 INPUTS_FOLDER = "inputs"
 """Folder in the destination with the plan of each pack, in a folder of its own."""
@@ -247,3 +247,25 @@ def read_packed_inputs(
         inputs.append(PlannedInputs(files, "", 0, sum(header["shards"])))
         rejected.append(PlannedRejections(files, header["rejected"]))
     return PackedInputs(tuple(fingerprints), tuple(shards), tuple(inputs), tuple(rejected))
+
+
+def copy_packed_inputs(
+    source: Storage, destination: Storage, access: S3Access, fingerprints: Sequence[str]
+) -> None:
+    """Copy the inputs of a finished pack, by which images are found; nothing if it lacks them."""
+    try:
+        packed = read_packed_inputs(source, access, fingerprints)
+    except FileNotFoundError:
+        return
+    parts = zip(fingerprints, packed.inputs, packed.rejected, strict=True)
+    names = [
+        f"{inputs_folder(fingerprint)}/{name}"
+        for fingerprint, inputs, rejected in parts
+        for name in (
+            *partition_names(INPUTS, len(inputs)),
+            *partition_names(REJECTED, len(rejected)),
+            HEADER_FILE,
+        )
+    ]
+    for name in names:
+        write_file(destination, name, source.read(name))

@@ -51,7 +51,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     open_index,
 )
 from sm_train.entrypoints.packing.shard_writer import ShardWriter
-from sm_train.entrypoints.packing.storage import S3Prefix, write_file
+from sm_train.entrypoints.shared_work.storage import S3Prefix, write_file
 
 STREAM_STATE = ".streaming"
 STAGED = STAGED_FOLDER

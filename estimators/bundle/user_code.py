@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -57,6 +58,29 @@ def read_user_code(folder: Path) -> UserCode:
     files = {name: (folder / name).read_bytes() for name in sorted(_file_names(folder, spec))}
     text = files.pop(REQUIREMENTS, b"").decode("utf-8", "replace")
     return UserCode(files, _parse_requirements(text, folder / REQUIREMENTS))
+
+
+def module_paths(module: str) -> tuple[str, str]:
+    """Return the paths in the folder of code where a module may be, the first one first."""
+    stem = module.replace(".", "/")
+    return f"{stem}.py", f"{stem}/__init__.py"
+
+
+def defined_names(source: bytes) -> set[str] | None:
+    """Return the names that a module defines at its top level; None if it imports any (``*``).
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return None if "*" in names else names
 
 
 def _file_names(folder: Path, spec: GitIgnoreSpec) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Turn a packing job into the CreateProcessingJob request, as boto3 takes it: a pure function.
+"""Turn a processing job into the CreateProcessingJob request, as boto3 takes it: a pure function.
 
 What the SDK sends is compared with it on the wire, as with a training request.
 """
@@ -36,8 +36,16 @@ _INPUT = "/opt/ml/processing/input"
 _START = (
     f"mkdir -p /tmp/code && tar xzf {_INPUT}/code/{ARCHIVE_NAME} -C /tmp/code && cd /tmp/code && "
     "pip install -q --require-hashes -r requirements.txt{more} && "
-    "python -m sm_train.entrypoints.packing.processing_job"
+    "python -m {module}"
 )
+
+WorkName = Literal["pack", "enrich"]
+
+_MODULES: dict[WorkName, str] = {
+    "pack": "sm_train.entrypoints.packing.processing_job",
+    "enrich": "sm_train.entrypoints.enrichment.enrichment_job",
+}
+"""Entry points of processing jobs."""
 
 CONVERT_REQUIREMENTS = "requirements-convert.txt"
 """File of the bundle with what `pack --convert` needs besides the job's requirements."""
@@ -52,18 +60,19 @@ InputName = Literal["code", "model"]
 
 
 @dataclass(frozen=True)
-class PackingJob:
-    """Where to pack to, an S3 prefix, and on which instances.
+class ProcessingJob:
+    """What a job does, the S3 prefix that it writes to, and its instances.
 
-    ``with_model`` stages a model that computes latents. ``converts`` installs decoders of other
-    formats. The disk of ``volume_gb`` holds little but the code.
+    ``with_model`` stages a model. ``requirements`` are files of the bundle with packages to install
+    besides the job's own. The disk of ``volume_gb`` holds little but the code and the model.
     """
 
+    work: WorkName
     destination: str
     instance_type: str
     instances: int
     with_model: bool = False
-    converts: bool = False
+    requirements: tuple[str, ...] = ()
     volume_gb: int = 50
 
 
@@ -86,12 +95,13 @@ def processing_image(instance_type: str, region: str) -> str:
 
 
 def processing_request(
-    config: RunConfig, job: PackingJob, *, region: str, image: str, now: datetime
+    config: RunConfig, job: ProcessingJob, *, region: str, image: str, now: datetime
 ) -> ProcessingRequest:
-    """Return the request of a packing job, whose name ends in ``now`` to the second."""
-    name = f"{config.name}-pack-{now:%Y%m%d%H%M%S}"
+    """Return the request of a job, whose name ends in ``now`` to the second."""
+    name = f"{config.name}-{job.work}-{now:%Y%m%d%H%M%S}"
     staged = f"s3://{staging_bucket(config, region)}/{config.name}/{name}/input"
-    start = _START.format(more=f" -r {CONVERT_REQUIREMENTS}" if job.converts else "")
+    more = "".join(f" -r {name}" for name in job.requirements)
+    start = _START.format(more=more, module=_MODULES[job.work])
     inputs: list[InputName] = ["code"]
     if job.with_model:
         inputs.append("model")

@@ -7,7 +7,7 @@ from pathlib import Path
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.packing.plan import sample_key
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
-from sm_train.entrypoints.packing.storage import LocalFolder
+from sm_train.entrypoints.shared_work.storage import LocalFolder
 
 
 def encoded_sample(

@@ -11,7 +11,7 @@ from sm_train.toolkit.packing.pack import pack as pack_images
 from sm_train.toolkit.packing.pack_arguments import PackArguments
 
 if TYPE_CHECKING:
-    from sm_train.entrypoints.packing.worker_pool import PackProgress
+    from sm_train.entrypoints.shared_work.worker_pool import WorkProgress
 
 
 def pack(
@@ -41,7 +41,7 @@ def pack(
     workers: int | None = None,
     region: str | None = None,
     profile: str | None = None,
-    progress: Callable[[PackProgress], None] = lambda done: None,
+    progress: Callable[[WorkProgress], None] = lambda done: None,
 ) -> PackResult:
     """Pack images and captions into WebDataset shards with an index.
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sm_train.estimators.bundle.bundle import requirements
-from sm_train.estimators.bundle.user_code import UserCode, UserCodeError, read_user_code
+from sm_train.estimators.bundle.user_code import (
+    UserCode,
+    UserCodeError,
+    defined_names,
+    module_paths,
+    read_user_code,
+)
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 
@@ -45,10 +50,10 @@ def user_function_findings(config: RunConfig, base: Path) -> Iterator[Finding]:
 
 def _function_findings(config: RunConfig, key: str, name: str, code: UserCode) -> Iterator[Finding]:
     module, _, function = name.partition(":")
-    path, source = _source(module, code.files)
+    path = next((path for path in module_paths(module) if path in code.files), None)
     if path is not None:
         try:
-            defined = _defined_names(source)
+            defined = defined_names(code.files[path])
         except SyntaxError as error:
             message = f"{name}: {path}:{error.lineno}: {error.msg}"
             yield USER_FUNCTION.found("error", key, message, "correct the file")
@@ -68,28 +73,6 @@ def _function_findings(config: RunConfig, key: str, name: str, code: UserCode) -
         f"{name}: no module {module} in the folder of code",
         "add it to the folder, or its package to the folder's requirements.txt",
     )
-
-
-def _source(module: str, files: Mapping[str, bytes]) -> tuple[str | None, bytes]:
-    """Return the path and content of a module among the user's files."""
-    stem = module.replace(".", "/")
-    for path in (f"{stem}.py", f"{stem}/__init__.py"):
-        if path in files:
-            return path, files[path]
-    return None, b""
-
-
-def _defined_names(source: bytes) -> set[str] | None:
-    """Return the names that a module defines at its top level; None if it imports any (``*``)."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return None if "*" in names else names
 
 
 def _installed(code: UserCode) -> set[str]:

@@ -79,7 +79,8 @@ _SIDE = click.IntRange(min=1)
     "--keep",
     metavar="NAME",
     multiple=True,
-    help="Column of a table to store in each sample's JSON file. Repeat it for several.",
+    help="Column of a table to store in each sample's JSON file, or '*' for all. Repeat it for "
+    "several.",
 )
 @click.option(
     "--index-column",
@@ -225,7 +226,8 @@ def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[st
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.costing.price_table import price_table
     from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.packing.on_sagemaker import ProcessingOptions, pack_on_sagemaker
+    from sm_train.toolkit.packing.on_sagemaker import pack_on_sagemaker
+    from sm_train.toolkit.processing.start_processing import ProcessingOptions
 
     if arguments["run"] is None:
         raise UserError(

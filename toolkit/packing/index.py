@@ -31,8 +31,6 @@ from sm_train.entrypoints.data.shard_index import (
 from sm_train.entrypoints.object_store.s3_errors import is_missing
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, store_of
 from sm_train.entrypoints.packing.describe_shard import DAMAGED, ShardDescription, describe_shard
-from sm_train.entrypoints.packing.shared_work import PLAN_NAME
-from sm_train.entrypoints.packing.storage import open_storage
 from sm_train.entrypoints.packing.unusable_samples import (
     COMPRESSED,
     IMAGE_AND_TEXT,
@@ -41,6 +39,8 @@ from sm_train.entrypoints.packing.unusable_samples import (
     UnusableSamples,
     merge_unusable,
 )
+from sm_train.entrypoints.shared_work.storage import open_storage
+from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.aws.session import open_session

@@ -59,7 +59,7 @@ from sm_train.toolkit.packing.table_files import (
     find_image_folder,
     find_tables,
 )
-from sm_train.toolkit.packing.tables import TableOptions, collect_tables
+from sm_train.toolkit.packing.tables import ALL_COLUMNS, TableOptions, collect_tables
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _collect(
     table = source.table
     for option, value in (
         ("--where", table.where),
-        ("--keep", table.keep),
+        ("--keep", {*table.keep} - {ALL_COLUMNS}),
         ("--index-column", {*table.index_columns} - {SOURCE}),
     ):
         if value:

@@ -38,9 +38,7 @@ from sm_train.entrypoints.packing.plan import (
     shard_count,
 )
 from sm_train.entrypoints.packing.plan_files import INPUTS, PlannedRejections
-from sm_train.entrypoints.packing.shard_builder import PACK_STATE, open_index, record_name
-from sm_train.entrypoints.packing.shared_work import PLAN_NAME, SharedWork
-from sm_train.entrypoints.packing.storage import LocalFolder, Storage, open_storage
+from sm_train.entrypoints.packing.shard_builder import open_index, record_name
 from sm_train.entrypoints.packing.stored_plan import (
     INPUTS_FOLDER,
     PackedInputs,
@@ -51,16 +49,18 @@ from sm_train.entrypoints.packing.stored_plan import (
     remove_incomplete_plan,
     store_plan,
 )
-from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerKilledError, WorkerPlan
 from sm_train.entrypoints.sample_metadata.column_types import ColumnType, common_type
+from sm_train.entrypoints.shared_work.storage import LocalFolder, Storage, open_storage
+from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME, STATE_FOLDER, SharedWork
+from sm_train.entrypoints.shared_work.worker_pool import WorkerKilledError, WorkerPlan, WorkProgress
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import SkippedKind
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
-from sm_train.toolkit.packing.lock import lock_destination
 from sm_train.toolkit.packing.shard_set import ShardSet, find_shard_set
 from sm_train.toolkit.packing.tables import TableOptions
+from sm_train.toolkit.processing.destination_lock import lock_destination
 
 MIN_SHARD_BYTES = 1000
 
@@ -180,7 +180,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResult:
+def pack(job: PackJob, on_progress: Callable[[WorkProgress], None]) -> PackResult:
     """Pack ``job.source`` into ``job.destination``.
 
     Shards are written atomically, and the index comes last. However a run ends before that, the
@@ -198,7 +198,7 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResul
         return _pack(job, on_progress)
 
 
-def _pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResult:
+def _pack(job: PackJob, on_progress: Callable[[WorkProgress], None]) -> PackResult:
     started_ns = time.time_ns()
     destination = open_storage(job.destination, job.access)
     with plan_pack(job) as (inputs, plan):
@@ -217,7 +217,7 @@ def _pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResu
     return PackResult(index, destination, False, inputs.skipped, inputs.filtered)
 
 
-def _append(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResult:
+def _append(job: PackJob, on_progress: Callable[[WorkProgress], None]) -> PackResult:
     """Add the images that the pack does not have, in new shards.
 
     An unfinished append is completed first, with the images that it was started with.
@@ -225,7 +225,7 @@ def _append(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackRe
     started_ns = time.time_ns()
     destination = open_storage(job.destination, job.access)
     before = packed = open_finished(job, destination)
-    if destination.has_files(PACK_STATE):
+    if destination.has_files(STATE_FOLDER):
         with lock_destination(destination):
             remove_stale_state(job, destination)
             if (unfinished := read_unfinished_append(job, packed.index, destination)) is not None:
@@ -302,7 +302,7 @@ def _build(
     job: PackJob,
     plan: PackPlan,
     started_ns: int,
-    on_progress: Callable[[PackProgress], None],
+    on_progress: Callable[[WorkProgress], None],
     *,
     new_inputs: Path | None = None,
 ) -> None:
@@ -445,7 +445,7 @@ def _handle_interruption(destination: Storage, plan: PackPlan, error: BaseExcept
     Raises:
         UserError: the user interrupted a pack with finished shards, or a worker was killed.
     """
-    kept = any(destination.size(record_name(shard)) is not None for shard in plan.plans)
+    kept = any(destination.size(record_name(shard.name)) is not None for shard in plan.plans)
     if not kept:
         remove_plan(plan, destination)
     resumable = "; finished shards are kept, run the same command to resume" if kept else ""
@@ -613,6 +613,11 @@ def open_finished(job: PackJob, destination: Storage) -> FinishedPack:
 
 
 def _require_same_options(job: PackJob, header: IndexHeader) -> None:
+    if "enriched" in header.options:
+        raise UserError(
+            f"--append: {job.destination} has columns of `sm-train enrich`, which new images would "
+            "lack; pack these into another folder, enrich them, and list both in data.sources"
+        )
     packed = header.options | {"shard_bytes": header.target_bytes}
     new = index_options(job) | {"shard_bytes": job.shard_bytes}
     for name in sorted(packed.keys() | new.keys()):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypedDict
 
-from sm_train.entrypoints.packing.worker_pool import PackProgress
+from sm_train.entrypoints.shared_work.worker_pool import WorkProgress
 from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import describe_skipped
 from sm_train.toolkit.packing.index import IndexResult
@@ -96,7 +96,7 @@ class IndexDocument(TypedDict):
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
+def progress_bar() -> Iterator[Callable[[WorkProgress], None]]:
     """Yield a function that updates a progress bar; it does nothing if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield lambda progress: None
@@ -116,7 +116,7 @@ def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
     with bar:
         task = bar.add_task("", total=None, start=True, rate="", rejected=0, visible=False)
 
-        def update(progress: PackProgress) -> None:
+        def update(progress: WorkProgress) -> None:
             seconds = bar.tasks[0].elapsed or 1e-9
             images, megabytes = progress.done / seconds, progress.bytes / seconds / 1e6
             bar.update(

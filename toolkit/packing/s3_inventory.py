@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from sm_train.entrypoints.object_store.store import S3Access, open_store
-from sm_train.entrypoints.packing.storage import read_uri
+from sm_train.entrypoints.shared_work.storage import read_uri
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.file_kinds import FileSelection

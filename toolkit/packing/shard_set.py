@@ -18,8 +18,8 @@ from sm_train.entrypoints.common.index_location import (
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.storage import Storage, open_storage, write_file
 from sm_train.entrypoints.removal.removal_list import RemovalList, RemovalListError, decode_list
+from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
 from sm_train.toolkit.errors import UserError
 
 

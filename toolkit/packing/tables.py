@@ -41,6 +41,9 @@ HEAD_REQUESTS = 32
 FILE_NAME, FOLDER_CAPTION = "file_name", "text"
 """Columns of images and captions in the tables of Hugging Face's image folders."""
 
+ALL_COLUMNS = "*"
+"""Stands for all columns but those of images, captions and sizes."""
+
 SIZE_COLUMN = "bytes"
 """The column of sizes in bytes that a table may have."""
 
@@ -55,8 +58,9 @@ class TableOptions:
     """Which columns and rows of a table are packed.
 
     The first of the ``caption_columns`` that is not blank is an image's caption; with several, the
-    sample's JSON file has them all. It also has the columns ``keep`` and ``index_columns``, and the
-    index has the latter. ``where`` is the SQL condition of the rows to use.
+    sample's JSON file has them all. Without any, images need no caption. The JSON file also has the
+    columns ``keep`` (:data:`ALL_COLUMNS` for all) and ``index_columns``, and the index has the
+    latter. ``where`` is the SQL condition of the rows to use.
     """
 
     image_column: str = "image"
@@ -89,8 +93,13 @@ class ImageTable(TableOptions):
 
     def kept(self, present: Iterable[str]) -> tuple[str, ...]:
         """Return the columns of a sample's JSON file, of a table with the columns ``present``."""
+        present = [*present]
         without = {SOURCE} - {*present}  # every image has a source
-        return unique(name for name in (*self.keep, *self.index_columns) if name not in without)
+        named = self.keep
+        if ALL_COLUMNS in named:
+            own = {self.images(present), *self.captions(present), SIZE_COLUMN}
+            named = tuple(name for name in present if name not in own)
+        return unique(name for name in (*named, *self.index_columns) if name not in without)
 
 
 @dataclass(frozen=True)
@@ -261,7 +270,7 @@ def _found(
     """Return an image with its caption; None if the row has none."""
     present = {name: text for name, text in row.captions.items() if text is not None}
     not_text = [value for value in present.values() if not _is_caption(value)]
-    if not present:
+    if row.captions and not present:
         reject(RejectedInput(source, "caption-missing", f"{row_name} has no caption"))
         return None
     if not_text:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.packing.storage import S3Prefix
 from sm_train.entrypoints.removal.removal_list import RemovalList
+from sm_train.entrypoints.shared_work.storage import S3Prefix
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing.lock import lock_destination
 from sm_train.toolkit.packing.shard_set import ShardSet
+from sm_train.toolkit.processing.destination_lock import lock_destination
 from sm_train.toolkit.removal.find_samples import FoundSample, find_samples
 from sm_train.toolkit.removal.rewrite_shards import (
     RECORDS,

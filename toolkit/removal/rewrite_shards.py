@@ -15,11 +15,11 @@ from threading import Lock
 
 from sm_train.entrypoints.data.shard_format import SUFFIX, Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
-from sm_train.entrypoints.data.tar_reader import TarError, sample_members
 from sm_train.entrypoints.packing.shard_builder import encode_record, open_index
+from sm_train.entrypoints.packing.shard_samples import READ_BYTES, read_samples
 from sm_train.entrypoints.packing.shard_writer import ShardWriter
-from sm_train.entrypoints.packing.storage import write_file
 from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes
+from sm_train.entrypoints.shared_work.storage import write_file
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_set import ShardSet
 
@@ -28,9 +28,6 @@ RECORDS = ".removing"
 
 _THREADS = 4
 """Shards that are rewritten at the same time."""
-
-_READ_BYTES = 16 * 2**20
-"""Bytes of neighboring samples that are read with one request."""
 
 Progress = Callable[[int], None]
 """Takes the number of bytes of old shards that have been read since the last call."""
@@ -97,7 +94,7 @@ def _rewrite(
         shards.storage.atomic_writer(shards.shard_file(rewrite.new)) as sink,
         ShardWriter(sink, rewrite.new) as writer,
     ):
-        for number, content in _contents(shards, old, kept, progress):
+        for number, content in _samples(shards, old, kept, progress):
             writer.append(old.keys[number], content)
         shard = writer.finish(
             [old.widths[number] for number in kept if old.widths],
@@ -107,6 +104,20 @@ def _rewrite(
     record = encode_record(shard, columns=columns)
     write_file(shards.storage, record_file(rewrite.new), record)
     return shard
+
+
+def _samples(
+    shards: ShardSet, old: Shard, kept: Sequence[int], progress: Progress
+) -> Iterator[tuple[int, memoryview]]:
+    """Yield the part of the tar of each of the samples ``kept``.
+
+    Raises:
+        UserError: the shard has another size or other samples than its index says.
+    """
+    try:
+        yield from read_samples(shards.storage, shards.shard_file(old.name), old, kept, progress)
+    except ShardError as error:
+        raise UserError(f"{error}; run `sm-train index` again") from None
 
 
 def record_file(shard: str) -> str:
@@ -121,64 +132,6 @@ def _read_record(shards: ShardSet, name: str) -> Shard | None:
     except (FileNotFoundError, ShardError):
         return None
     return shard if shards.storage.size(shards.shard_file(name)) == shard.bytes else None
-
-
-def _contents(
-    shards: ShardSet, old: Shard, kept: Sequence[int], progress: Progress
-) -> Iterator[tuple[int, memoryview]]:
-    """Yield the part of the tar of each of the samples ``kept``.
-
-    Raises:
-        UserError: the shard has another size or other samples than its index says.
-    """
-    name = shards.shard_file(old.name)
-    stale = f"{shards.storage.address(name)}: is not as in the index; run `sm-train index` again"
-    if shards.storage.size(name) != old.bytes:
-        raise UserError(stale)
-    done = 0
-    with shards.storage.open(name) as file:
-        for numbers in _groups(old.offsets, kept):
-            start, stop = old.offsets[numbers[0]], old.offsets[numbers[-1] + 1]
-            file.seek(start)
-            content = memoryview(_read(file.read, stop - start))
-            for number in numbers:
-                part = content[old.offsets[number] - start : old.offsets[number + 1] - start]
-                if _key(part) != old.keys[number]:
-                    raise UserError(stale)
-                yield number, part
-            progress(stop - done)
-            done = stop
-    progress(old.bytes - done)
-
-
-def _groups(offsets: Sequence[int], kept: Sequence[int]) -> Iterator[list[int]]:
-    """Yield neighboring samples that are read at once."""
-    group: list[int] = []
-    for number in kept:
-        is_next = group and number == group[-1] + 1
-        if group and (not is_next or offsets[number + 1] - offsets[group[0]] > _READ_BYTES):
-            yield group
-            group = []
-        group.append(number)
-    if group:
-        yield group
-
-
-def _read(read: Callable[[int], bytes | None], size: int) -> bytes:
-    """Read ``size`` bytes, or fewer at the end of the file; a single call may return less."""
-    parts: list[bytes] = []
-    while size and (part := read(size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _key(content: memoryview) -> str | None:
-    """Return the key of a sample; None if it is damaged."""
-    try:
-        return sample_members(content)[0]
-    except TarError:
-        return None
 
 
 def _keep_replaced(
@@ -200,7 +153,7 @@ def _keep_replaced(
                 if name in written and name not in known:
                     writer.add(index.shard(row))
         file.seek(0)
-        while content := file.read(_READ_BYTES):
+        while content := file.read(READ_BYTES):
             sink.write(content)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_format import END_MARK
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
-from sm_train.entrypoints.packing.storage import LocalFolder
+from sm_train.entrypoints.shared_work.storage import LocalFolder
 
 from tests.support.shard_files import encoded_sample, write_packed_shard
 

@@ -17,7 +17,7 @@ from sm_train.entrypoints.packing.deduplicate import (
     DuplicateSearch,
 )
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
-from sm_train.entrypoints.packing.storage import LocalFolder
+from sm_train.entrypoints.shared_work.storage import LocalFolder
 
 BITS = 3
 SHARD_INPUTS = 40

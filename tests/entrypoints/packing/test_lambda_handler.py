@@ -24,8 +24,8 @@ from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing import lambda_handler
 from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.packing.storage import S3Prefix
 from sm_train.entrypoints.packing.streaming import STREAM_STATE, StreamingPacker
+from sm_train.entrypoints.shared_work.storage import S3Prefix
 
 from tests.conftest import Aws, Cli
 from tests.support.background_server import serve_in_background

@@ -20,8 +20,8 @@ from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.build_pack import finalize
 from sm_train.entrypoints.packing.plan_files import PlannedInputs, PlannedRejections
 from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.packing.storage import LocalFolder
 from sm_train.entrypoints.packing.stored_plan import PackedInputs, read_plan
+from sm_train.entrypoints.shared_work.storage import LocalFolder
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 
 from tests.conftest import Aws, Cli
@@ -292,7 +292,7 @@ def kill_append(folder: Path, *, after: int) -> bool:
 
 PROGRAM = """
 import os, sys
-from sm_train.entrypoints.packing.storage import LocalFolder
+from sm_train.entrypoints.shared_work.storage import LocalFolder
 from sm_train.toolkit.cli import main
 
 name, left = sys.argv.pop(), int(sys.argv.pop())

@@ -26,7 +26,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     build_shard,
 )
 from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.packing.storage import LocalFolder
+from sm_train.entrypoints.shared_work.storage import LocalFolder
 
 from tests.conftest import Cli, Mount, clean_environment
 from tests.support.deadline import DEADLINE
@@ -216,7 +216,7 @@ def test_a_pack_that_is_killed_after_the_index_is_cleaned_up(cli: Cli, tmp_path:
         assert cli("pack", "in", name, *size).returncode == 0
     program = (
         "import os\n"
-        "from sm_train.entrypoints.packing.storage import LocalFolder\n"
+        "from sm_train.entrypoints.shared_work.storage import LocalFolder\n"
         "LocalFolder.set_modified_ns = lambda *_: os.kill(os.getpid(), 9)\n" + PROGRAM
     )
     shutil.rmtree(tmp_path / "out")
@@ -251,7 +251,7 @@ def test_concurrent_packs_do_not_share_a_destination(cli: Cli, tmp_path: Path) -
         process.wait(DEADLINE)
     assert second.returncode == 2
     holder = f"process {process.pid} on {socket.gethostname()}"
-    expected = f"sm-train: out: another sm-train pack is writing to it: {holder}\n"
+    expected = f"sm-train: out: another sm-train command is writing to it: {holder}\n"
     assert second.stderr == expected
 
 

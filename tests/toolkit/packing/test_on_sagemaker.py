@@ -130,13 +130,13 @@ def test_invalid_arguments_are_one_line(
 
 NODE = """
 import sys
+from importlib import import_module
 from sm_train.entrypoints.leases import lease
-from sm_train.entrypoints.packing import shared_work
+from sm_train.entrypoints.shared_work import work_stages
 if (expires := float(sys.argv.pop())):
     lease.EXPIRES_SECONDS, lease.RENEW_SECONDS = expires, expires / 6
-    shared_work.POLL_SECONDS = 0.5
-from sm_train.entrypoints.packing.processing_job import main
-main()
+    work_stages.POLL_SECONDS = 0.5
+import_module(sys.argv.pop()).main()
 """
 
 
@@ -161,8 +161,9 @@ def start_node(
     archive = base / "processing/input/code/sourcedir.tar.gz"
     with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
         tar.extractall(base / "code", filter="data")
+    module = body["AppSpecification"]["ContainerEntrypoint"][-1].rpartition(" ")[2]
     return subprocess.Popen(
-        [sys.executable, "-c", NODE, "--base", str(base), str(expires)],
+        [sys.executable, "-c", NODE, "--base", str(base), module, str(expires)],
         cwd=base / "code",
         env=clean_environment(folder)
         | aws.environment

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import ShardIndex, write_index
 from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.packing.storage import LocalFolder
-from sm_train.entrypoints.packing.worker_pool import PackProgress
+from sm_train.entrypoints.shared_work.storage import LocalFolder
+from sm_train.entrypoints.shared_work.worker_pool import WorkProgress
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.pack import PackJob, PackResult, pack, parse_size
 from sm_train.toolkit.packing.pack_report import pack_summary
@@ -218,7 +218,7 @@ def test_an_image_that_changes_during_a_pack_is_noticed_by_the_next_one(tmp_path
     write_album(tmp_path / "in", 4)
     job = PackJob(str(tmp_path / "in"), str(tmp_path / "out"), None, 10**6, workers=1)
 
-    def touch_first_image(progress: PackProgress) -> None:
+    def touch_first_image(progress: WorkProgress) -> None:
         os.utime(tmp_path / "in/000.jpg", ns=(0, time.time_ns()))
 
     pack(job, touch_first_image)

@@ -15,10 +15,16 @@ from typing import Any
 import pytest
 from sm_train.entrypoints.leases import lease
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing import shared_work
-from sm_train.entrypoints.packing.shared_work import PLAN_NAME, Part, SharedWork, Stage, WorkLeases
-from sm_train.entrypoints.packing.storage import S3Prefix
-from sm_train.entrypoints.packing.worker_pool import PackProgress
+from sm_train.entrypoints.shared_work import work_stages
+from sm_train.entrypoints.shared_work.storage import S3Prefix
+from sm_train.entrypoints.shared_work.work_stages import (
+    PLAN_NAME,
+    Part,
+    SharedWork,
+    Stage,
+    WorkLeases,
+)
+from sm_train.entrypoints.shared_work.worker_pool import WorkProgress
 
 from tests.conftest import Aws, Cli
 from tests.support.deadline import DEADLINE
@@ -175,7 +181,7 @@ def prefix(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> S3Prefix:
     aws.make_bucket("packed")
     found = S3Prefix("packed", "set/", S3Access(None, "us-east-1"))
     found.create_if_absent(PLAN_NAME, b"{}")
-    monkeypatch.setattr(shared_work, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(work_stages, "POLL_SECONDS", 0.0)
     return found
 
 
@@ -185,7 +191,7 @@ def counting_stage(parts: int, finished: list[str]) -> Stage[str]:
     def run(items: Any) -> Any:
         for item in items:
             finished.append(item)
-            yield PackProgress(1, 1, 0, 0)
+            yield WorkProgress(1, 1, 0, 0)
 
     return Stage(
         [Part(f"part-{number}", [f"item-{number}"]) for number in range(parts)],
@@ -238,7 +244,7 @@ def test_an_idle_node_takes_over_a_part_that_makes_no_progress(
 ) -> None:
     slow = WorkLeases(prefix.lease_files)
     assert slow.acquire("part-0")
-    monkeypatch.setattr(shared_work, "SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(work_stages, "SLOW_SECONDS", 0.01)
     finished: list[str] = []
     list(SharedWork(prefix, is_shared=True).complete(counting_stage(1, finished)))
     assert finished == ["item-0"]
@@ -248,8 +254,8 @@ def test_an_idle_node_takes_over_a_part_that_makes_no_progress(
 def test_a_node_ends_when_another_one_has_written_the_index(prefix: S3Prefix, sign: str) -> None:
     assert WorkLeases(prefix.lease_files).acquire("part-0")
     if sign == "ended":
-        prefix.create_if_absent(shared_work.ENDED_NAME, b"")
+        prefix.create_if_absent(work_stages.ENDED_NAME, b"")
     else:
         prefix.remove(PLAN_NAME)
-    with pytest.raises(shared_work.PackEndedError):
+    with pytest.raises(work_stages.WorkEndedError):
         list(SharedWork(prefix, is_shared=True).complete(counting_stage(1, [])))

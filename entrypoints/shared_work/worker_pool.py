@@ -9,25 +9,16 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sm_train.entrypoints.common.parent_death import exit_with_parent
 from sm_train.entrypoints.common.signals import block_signals, record_signals
-from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.images.decoder_pool import DecoderPool, Decoders, InProcessDecoders
-from sm_train.entrypoints.object_store.s3_errors import is_aborted_upload
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.plan import ShardPlan
-from sm_train.entrypoints.packing.shard_builder import (
-    InputReader,
-    ProgressCallback,
-    StoppedError,
-    build_shard,
-)
-from sm_train.entrypoints.packing.storage import S3Prefix, Storage
+from sm_train.entrypoints.shared_work.storage import Storage
 
 S3_THREADS = 16
 """Minimum number of threads in a process that reads from or writes to S3, to hide its latency."""
@@ -38,10 +29,20 @@ _POLL_SECONDS = 0.2
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 """What a terminal sends to the whole process group, and only the parent handles."""
 
+_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""Devices of NVIDIA's driver on Linux, and in Windows' subsystem for Linux."""
+
 _Item = TypeVar("_Item")
+
+ProgressCallback = Callable[[int, int, int], None]
+"""Progress callback ``(inputs_done, bytes_written, inputs_rejected)``, all since the last call."""
 
 Task = Callable[[_Item, ProgressCallback, Decoders], None]
 """What a worker process does with an item."""
+
+
+class StoppedError(Exception):
+    """The parent process stopped this worker."""
 
 
 class WorkerKilledError(RuntimeError):
@@ -50,7 +51,7 @@ class WorkerKilledError(RuntimeError):
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """Where shards are written, and the number of workers that build them."""
+    """Where results are written, and the number of workers that compute them."""
 
     destination: Storage
     access: S3Access
@@ -62,10 +63,10 @@ class WorkerPlan:
 
 
 @dataclass(frozen=True)
-class PackProgress:
-    """Progress in inputs; ``bytes`` is the size of the accepted samples in the shards.
+class WorkProgress:
+    """Progress in inputs; ``bytes`` is the size of the results.
 
-    ``label`` names the pass over the inputs: with deduplication there are two.
+    ``label`` names the pass over the inputs, of which there may be several.
     """
 
     done: int
@@ -75,63 +76,31 @@ class PackProgress:
     label: str = "packing"
 
 
-ShardTask = tuple[ShardPlan, dict[int, RejectedInput]]
-"""A shard to build, and its inputs to leave out by number."""
+def process_count(work: WorkerPlan, num_items: int, max_processes: int) -> int:
+    """Return the number of processes for items, of which one process does one at a time."""
+    return max(1, min(work.workers, num_items, max_processes))
 
 
-def build_in_parallel(
-    shards: Iterable[ShardTask], work: WorkerPlan, plans: Sequence[ShardPlan]
-) -> Generator[PackProgress]:
-    """Build ``shards``, which are some of ``plans``; yield the progress now and then.
+def thread_count(work: WorkerPlan, processes: int, *, uses_s3: bool) -> int:
+    """Return the number of threads in each of ``processes`` processes."""
+    threads = max(1, work.workers // processes)
+    return max(threads, S3_THREADS) if uses_s3 else threads
 
-    Raises:
-        OSError: the destination cannot be written, or the disk is full.
-        WorkerKilledError: a worker process was killed.
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
+
+    Without PyTorch there are none, nor without a driver: importing PyTorch takes seconds.
     """
-    gpus = _visible_gpus() if plans and plans[0].options.latents is not None else []
-    processes, threads = split_cores(plans, work, max_processes=len(gpus) or work.workers)
-    task = partial(_build_shard, work.destination, work.access, threads)
-    yield from run_tasks(task, shards, processes, work.decoders(processes), gpus)
-
-
-def split_cores(
-    plans: Sequence[ShardPlan], work: WorkerPlan, *, max_processes: int
-) -> tuple[int, int]:
-    """Return the number of processes and the number of threads in each."""
-    processes = max(1, min(work.workers, len(plans), max_processes))
-    threads = work.workers // processes
-    if isinstance(work.destination, S3Prefix) or any(
-        item.address.startswith("s3://") for plan in plans[:1] for item in islice(plan.inputs, 1)
-    ):
-        threads = max(threads, S3_THREADS)
-    return processes, threads
-
-
-def _visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    import torch
-
+    if not any(device.exists() for device in _DRIVERS):
+        return []
+    try:
+        import torch
+    except ImportError:
+        return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
     return (visible.split(",") if visible else list(map(str, range(count))))[:count]
-
-
-def _build_shard(
-    destination: Storage,
-    access: S3Access,
-    threads: int,
-    item: ShardTask,
-    on_progress: ProgressCallback,
-    decoders: Decoders,
-) -> None:
-    plan, dropped = item
-    reader = InputReader(access, decoders)
-    try:
-        build_shard(plan, destination, reader, threads, on_progress, dropped)
-    except Exception as error:
-        # Another node took the shard over from this one, which was paused.
-        if not is_aborted_upload(error):
-            raise
 
 
 def run_tasks(
@@ -140,7 +109,7 @@ def run_tasks(
     processes: int,
     decoders: int,
     gpus: Sequence[str] = (),
-) -> Generator[PackProgress]:
+) -> Generator[WorkProgress]:
     """Call ``task`` with each item in ``processes`` processes; yield their combined progress.
 
     Each process has ``decoders`` decoder processes of its own, so that an image that crashes its
@@ -181,7 +150,7 @@ def run_tasks(
                     future.result()
                 raise_recorded()
                 done, written, rejected = counters[:]
-                yield PackProgress(done, done, written, rejected)
+                yield WorkProgress(done, done, written, rejected)
         except BrokenProcessPool:
             raise WorkerKilledError from None
         finally:

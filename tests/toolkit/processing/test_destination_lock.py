@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.packing.shared_work import LEASE_NAME
-from sm_train.entrypoints.packing.storage import LocalFolder
+from sm_train.entrypoints.shared_work.storage import LocalFolder
+from sm_train.entrypoints.shared_work.work_stages import LEASE_NAME
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing.lock import lock_destination
+from sm_train.toolkit.processing.destination_lock import lock_destination
 
 from tests.conftest import Aws, Cli
 from tests.support.image_files import write_album
@@ -21,7 +21,9 @@ def test_a_folder_is_locked_while_a_pack_runs_and_left_as_it_was(tmp_path: Path)
     folder = LocalFolder(tmp_path / "new" / "packed")
     with lock_destination(folder):
         assert folder.size(LEASE_NAME)
-        refused = pytest.raises(UserError, match="another sm-train pack is writing to it: process")
+        refused = pytest.raises(
+            UserError, match="another sm-train command is writing to it: process"
+        )
         with refused, lock_destination(folder):
             pass
     assert list(folder.path.iterdir()) == []
@@ -49,8 +51,8 @@ def test_a_second_pack_is_refused_before_it_starts(cli: Cli, aws: Aws, tmp_path:
     for second in (pack(), pack(*job)):
         assert (second.returncode, second.stderr.strip().splitlines()[-1]) == (
             2,
-            "sm-train: s3://packed/set: another sm-train pack is writing to it: the processing job "
-            f"{body['ProcessingJobName']}",
+            "sm-train: s3://packed/set: another sm-train command is writing to it: the processing "
+            f"job {body['ProcessingJobName']}",
         )
     assert len(aws.bodies("CreateProcessingJob")) == 1
     assert read_objects(aws, "packed", "") == before

@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 from sm_train.entrypoints.object_store import parallel_read
 from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.object_store.stream_upload import PART_BYTES, UPLOAD_PARTS, ShardSink
-from sm_train.entrypoints.packing.storage import LocalFolder, S3Prefix, open_storage, read_uri
+from sm_train.entrypoints.shared_work.storage import LocalFolder, S3Prefix, open_storage, read_uri
 
 from tests.conftest import Aws
 from tests.support.deadline import DEADLINE
@@ -242,7 +242,7 @@ def test_an_upload_stays_within_bounded_memory(aws: Aws, prefix: S3Prefix) -> No
     program = (
         "import resource\n"
         "from sm_train.entrypoints.object_store.store import S3Access, open_store\n"
-        "from sm_train.entrypoints.packing.storage import S3Prefix\n"
+        "from sm_train.entrypoints.shared_work.storage import S3Prefix\n"
         "open_store(S3Access())\n"
         "limit = 350 * 2**20\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"

@@ -1,4 +1,4 @@
-"""Divides a pack among several nodes, so that none waits for a slow or lost one.
+"""Divides work among several nodes, so that none waits for a slow or lost one.
 
 A node takes a lease for each part that it works on. Leases only avoid double work. The result does
 not depend on them, because two nodes that build the same shard write the same bytes. So a node
@@ -20,20 +20,23 @@ from typing import Generic, TypeVar
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
 from sm_train.entrypoints.leases.lease_files import LeaseFiles
-from sm_train.entrypoints.packing.shard_builder import PACK_STATE
-from sm_train.entrypoints.packing.storage import Storage
-from sm_train.entrypoints.packing.worker_pool import PackProgress
+from sm_train.entrypoints.shared_work.storage import Storage
+from sm_train.entrypoints.shared_work.worker_pool import WorkProgress
 
-LEASE_NAME = f"{PACK_STATE}/lease.json"
-"""Lease of the whole destination, of which one pack at a time writes."""
+STATE_FOLDER = ".packing"
+"""Folder in the destination with what unfinished work is resumed from."""
 
-LEASES_FOLDER = f"{PACK_STATE}/leases"
+LEASE_NAME = f"{STATE_FOLDER}/lease.json"
+"""Lease of the whole destination, to which one command at a time writes."""
+
+LEASES_FOLDER = f"{STATE_FOLDER}/leases"
 """Leases of the parts that nodes work on."""
 
-PLAN_NAME = f"{PACK_STATE}/plan.json"
+PLAN_NAME = f"{STATE_FOLDER}/plan.json"
+"""Describes the unfinished work in the destination."""
 
-ENDED_NAME = f"{PACK_STATE}/ended"
-"""Marks a pack whose index is written and whose other files are being removed."""
+ENDED_NAME = f"{STATE_FOLDER}/ended"
+"""Marks work whose result is written and whose other files are being removed."""
 
 SLOW_SECONDS = 900.0
 """Time without a finished item after which an idle node takes over a part: several times what a
@@ -41,6 +44,11 @@ shard of 4 GB takes."""
 
 POLL_SECONDS = 5.0
 """Polling interval of a node that waits for others."""
+
+_PARTS_PER_NODE = 8
+"""Parts for each node: the last ones to finish are small."""
+
+_MAX_PART_ITEMS = 64
 
 _Item = TypeVar("_Item")
 
@@ -53,6 +61,15 @@ class Part(Generic[_Item]):
     items: Sequence[_Item]
 
 
+def split_parts(name: str, items: Sequence[_Item], num_nodes: int) -> list[Part[_Item]]:
+    """Return ranges of items as parts whose leases are named after ``name``."""
+    size = max(1, min(_MAX_PART_ITEMS, len(items) // (num_nodes * _PARTS_PER_NODE)))
+    return [
+        Part(f"{name}-{first:06d}", items[first : first + size])
+        for first in range(0, len(items), size)
+    ]
+
+
 @dataclass(frozen=True)
 class Stage(Generic[_Item]):
     """A part of the work that must be complete before the next one starts.
@@ -63,15 +80,15 @@ class Stage(Generic[_Item]):
 
     parts: Sequence[Part[_Item]]
     unfinished: Callable[[Iterable[_Item]], list[_Item]]
-    run: Callable[[Iterable[_Item]], Generator[PackProgress]]
+    run: Callable[[Iterable[_Item]], Generator[WorkProgress]]
 
     @property
     def items(self) -> Iterator[_Item]:
         return chain.from_iterable(part.items for part in self.parts)
 
 
-class PackEndedError(Exception):
-    """Another node has written the index of the pack."""
+class WorkEndedError(Exception):
+    """Another node has written the result of the work."""
 
 
 class WorkLeases:
@@ -105,7 +122,7 @@ class WorkLeases:
 
 
 class SharedWork:
-    """The work of one of several nodes that pack to the same destination.
+    """The work of one of several nodes that write to the same destination.
 
     ``is_shared`` is false for the only process that writes there, which needs no leases.
     """
@@ -122,11 +139,11 @@ class SharedWork:
         """Keep the leases of this node until the context exits."""
         return self._leases.renewed()
 
-    def complete(self, stage: Stage[_Item]) -> Iterator[PackProgress]:
+    def complete(self, stage: Stage[_Item]) -> Iterator[WorkProgress]:
         """Run a stage together with the other nodes; yield this node's progress until it is done.
 
         Raises:
-            PackEndedError: another node has written the index meanwhile.
+            WorkEndedError: another node has written the result meanwhile.
         """
         slow = _SlowParts(stage)
         while True:
@@ -136,7 +153,7 @@ class SharedWork:
             if not self._is_shared:
                 return
             if not stage.unfinished(stage.items):
-                # The files of a pack that has ended are removed: look for its end after them.
+                # The files of work that has ended are removed: look for its end after them.
                 self.raise_if_ended()
                 self._leases.release_all()
                 return
@@ -160,7 +177,7 @@ class SharedWork:
 
     def _run(
         self, stage: Stage[_Item], first: _Item, own: Iterator[_Item]
-    ) -> Iterator[PackProgress]:
+    ) -> Iterator[WorkProgress]:
         """Run items of this node; stop early if the other nodes have finished them."""
         is_waiting = False
 
@@ -180,16 +197,16 @@ class SharedWork:
                         return
 
     def raise_if_ended(self) -> None:
-        """Raise an error if another node has written the index.
+        """Raise an error if another node has written the result.
 
         Raises:
-            PackEndedError: it has.
+            WorkEndedError: it has.
         """
         if self.has_ended():
-            raise PackEndedError
+            raise WorkEndedError
 
     def has_ended(self) -> bool:
-        """Return whether another node has written the index.
+        """Return whether another node has written the result.
 
         The mark is stored before any other file is removed, and removed after all of them.
         """

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from sm_train.entrypoints.packing.worker_pool import run_tasks
+from sm_train.entrypoints.shared_work.worker_pool import run_tasks
 
 from tests.support.deadline import DEADLINE
 

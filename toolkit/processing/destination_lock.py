@@ -1,4 +1,4 @@
-"""Takes the lease of a destination, so that only one pack writes to it."""
+"""Takes the lease of a destination, so that one command at a time writes to it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from functools import partial
 
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
-from sm_train.entrypoints.packing.shard_builder import PACK_STATE
-from sm_train.entrypoints.packing.shared_work import LEASE_NAME
-from sm_train.entrypoints.packing.storage import LocalFolder, S3Prefix, Storage
+from sm_train.entrypoints.shared_work.storage import LocalFolder, S3Prefix, Storage
+from sm_train.entrypoints.shared_work.work_stages import LEASE_NAME, STATE_FOLDER
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
 
@@ -19,14 +18,14 @@ def acquire_lease(destination: Storage, holder: Holder) -> Lease:
     """Take the lease of a destination for ``holder``.
 
     Raises:
-        UserError: another pack holds it.
+        UserError: another command holds it.
     """
     lease = Lease(destination.lease_files, LEASE_NAME, holder)
     try:
         lease.acquire(job_is_active=partial(_job_is_active, destination))
     except LeaseHeldError as error:
         address = destination.address("").rstrip("/")
-        raise UserError(f"{address}: another sm-train pack is writing to it: {error}") from None
+        raise UserError(f"{address}: another sm-train command is writing to it: {error}") from None
     return lease
 
 
@@ -53,11 +52,11 @@ def lock_destination(destination: Storage) -> Iterator[None]:
     Remove local folders that stayed empty.
 
     Raises:
-        UserError: another pack holds it.
+        UserError: another command holds it.
     """
     created = []
     if isinstance(destination, LocalFolder):
-        state = destination.path / PACK_STATE
+        state = destination.path / STATE_FOLDER
         folders = (state, destination.path, *destination.path.parents)
         created = [path for path in folders if not path.exists()]
     try:
@@ -71,7 +70,7 @@ def lock_destination(destination: Storage) -> Iterator[None]:
             lease.release()
             lease.holder.close()
             if isinstance(destination, LocalFolder):
-                with suppress(OSError):  # an unfinished pack stays in it
+                with suppress(OSError):  # unfinished work stays in it
                     state.rmdir()
     except BaseException:
         for path in created:

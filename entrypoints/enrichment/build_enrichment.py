@@ -1,0 +1,299 @@
+"""Makes all columns of an enrichment, on one node or several, and writes what it came to."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from itertools import islice
+
+from sm_train.entrypoints.common.index_location import INDEX_NAME
+from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.data.shard_index import IndexWriter
+from sm_train.entrypoints.enrichment.column_maker import ColumnMaker
+from sm_train.entrypoints.enrichment.enrichment_plan import (
+    RESULT_NAME,
+    TABLE_FOLDER,
+    EnrichmentPlan,
+    ShardSource,
+    read_enrichment,
+    remove_state,
+    source_index,
+)
+from sm_train.entrypoints.enrichment.image_batch import EnrichmentError
+from sm_train.entrypoints.enrichment.part_summary import EnrichmentResult, PartSummary
+from sm_train.entrypoints.enrichment.shard_parts import enrich_shard
+from sm_train.entrypoints.enrichment.table_parts import enrich_part, read_summary
+from sm_train.entrypoints.images.decoder_pool import Decoders
+from sm_train.entrypoints.object_store.s3_errors import is_aborted_upload
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.object_store.stream_upload import PART_BYTES
+from sm_train.entrypoints.packing.shard_builder import (
+    BuiltShard,
+    InputReader,
+    read_record,
+    record_name,
+)
+from sm_train.entrypoints.packing.stored_plan import copy_packed_inputs
+from sm_train.entrypoints.sample_metadata.column_types import (
+    ColumnType,
+    ColumnTypes,
+    as_type,
+    common_type,
+    type_of,
+)
+from sm_train.entrypoints.shared_work.state_files import StateFiles
+from sm_train.entrypoints.shared_work.storage import open_storage, write_file
+from sm_train.entrypoints.shared_work.work_stages import (
+    PLAN_NAME,
+    STATE_FOLDER,
+    SharedWork,
+    Stage,
+    split_parts,
+)
+from sm_train.entrypoints.shared_work.worker_pool import (
+    ProgressCallback,
+    WorkerPlan,
+    WorkProgress,
+    process_count,
+    run_tasks,
+    thread_count,
+    visible_gpus,
+)
+
+_READS = 32
+"""Finished files that are read at the same time."""
+
+_NAMED_FAILURES = 20
+"""Images without columns that the result names; the files name all of them."""
+
+
+def make_parts(
+    plan: EnrichmentPlan,
+    maker: ColumnMaker,
+    work: WorkerPlan,
+    shared: SharedWork,
+    on_progress: Callable[[WorkProgress], None],
+) -> None:
+    """Make the unfinished files, together with the other nodes of ``shared``.
+
+    Raises:
+        EnrichmentError: the function failed.
+        OSError: the destination cannot be written.
+        WorkerKilledError: a worker process was killed.
+        WorkEndedError: another node has written the result.
+    """
+    gpus = visible_gpus()
+    processes = process_count(work, len(plan.parts), len(gpus) or work.workers)
+    threads = thread_count(work, processes, uses_s3=True)
+    cores = thread_count(work, processes, uses_s3=False)
+    maker = replace(maker, device="cuda" if gpus else "cpu", cores=cores)
+    task = partial(_make_part, plan.destination.address(""), plan.access, maker, threads)
+    state = StateFiles(plan.destination, (STATE_FOLDER, TABLE_FOLDER))
+
+    def unfinished(parts: Iterable[str]) -> list[str]:
+        return [part for part in parts if not state.has(finished_name(plan, part))]
+
+    def run(parts: Iterable[str]) -> Generator[WorkProgress]:
+        yield from run_tasks(task, parts, processes, work.decoders(processes), gpus)
+
+    stage = Stage(split_parts("parts", plan.parts, shared.num_nodes), unfinished, run)
+    total = plan.origin.images
+    with shared.renewed():
+        finished = _images_of(plan, {*plan.parts} - {*stage.unfinished(plan.parts)})
+        for progress in shared.complete(stage):
+            done = min(total, progress.done + finished)
+            on_progress(replace(progress, done=done, total=total, label="enriching"))
+
+
+def finished_name(plan: EnrichmentPlan, part: str) -> str:
+    """Return the file that exists once a part is finished: it, or the record of a shard."""
+    return record_name(part) if isinstance(plan.origin, ShardSource) else f"{TABLE_FOLDER}/{part}"
+
+
+def _images_of(plan: EnrichmentPlan, parts: set[str]) -> int:
+    """Return the number of images of finished parts."""
+    if isinstance(plan.origin, ShardSource):
+        index = source_index(plan)
+        counts = zip(index.names, index.samples.tolist(), strict=True)
+        return sum(count for name, count in counts if name in parts)
+    return sum(len(plan.origin.inputs(part, plan.files)) for part in parts)
+
+
+@cache
+def _open_plan(address: str, access: S3Access) -> EnrichmentPlan:
+    """Return the plan, which each worker process reads once."""
+    return read_enrichment(open_storage(address, access), access)
+
+
+def _make_part(
+    address: str,
+    access: S3Access,
+    maker: ColumnMaker,
+    threads: int,
+    part: str,
+    on_progress: ProgressCallback,
+    decoders: Decoders,
+) -> None:
+    try:
+        plan = _open_plan(address, access)
+        if isinstance(plan.origin, ShardSource):
+            enrich_shard(plan, maker, part, decoders, threads, on_progress)
+        else:
+            reader = InputReader(access, decoders)
+            enrich_part(plan, maker, part, reader, threads, on_progress)
+    except Exception as error:
+        # Another node took the part over from this one, which was paused, or has ended the work.
+        has_ended = open_storage(address, access).size(PLAN_NAME) is None
+        if not has_ended and not is_aborted_upload(error):
+            raise
+
+
+def finalize(plan: EnrichmentPlan) -> EnrichmentResult | None:
+    """Write the result, for shards with their index; return None if a part is missing.
+
+    Raises:
+        EnrichmentError: a column of the index has different types in several shards.
+    """
+    result = (
+        _finalize_shards(plan) if isinstance(plan.origin, ShardSource) else _read_summaries(plan)
+    )
+    if result is None:
+        return None
+    document = plan.identity | {"code": list(plan.code)} | asdict(result)
+    write_file(plan.destination, RESULT_NAME, (json.dumps(document, indent=2) + "\n").encode())
+    return result
+
+
+def _read_summaries(plan: EnrichmentPlan) -> EnrichmentResult | None:
+    """Return what all Parquet files say."""
+    with ThreadPoolExecutor(_READS) as pool:
+        summaries = list(pool.map(partial(read_summary, plan), plan.parts))
+    found = [summary for summary in summaries if summary is not None]
+    return EnrichmentResult.of(found, _NAMED_FAILURES) if len(found) == len(plan.parts) else None
+
+
+def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
+    """Write the index of the new shards."""
+    assert isinstance(plan.origin, ShardSource)
+    types = _index_types(plan, plan.origin)
+    if types is None:
+        return None
+    source = source_index(plan)
+    summaries: list[PartSummary] = []
+    with tempfile.TemporaryFile() as file:
+        with IndexWriter(
+            file,
+            target_bytes=source.header.target_bytes,
+            inputs=source.header.inputs or plan.inputs,
+            appended=source.header.appended,
+            options=source.header.options | {"enriched": plan.function["function"]},
+            columns=types,
+        ) as writer:
+            for built in _records(plan):
+                if built is None:
+                    return None
+                summaries.append(PartSummary.from_dict(built.options))
+                if built.shard is not None:
+                    writer.add(_with_columns(built.shard, types, plan.function["function"]))
+            for item in source.rejected():
+                writer.reject(item)
+        file.seek(0)
+        if source.header.inputs is not None:
+            packed = open_storage(plan.origin.address, plan.access)
+            fingerprints = (source.header.inputs, *source.header.appended)
+            copy_packed_inputs(packed, plan.destination, plan.access, fingerprints)
+        with plan.destination.atomic_writer(INDEX_NAME) as sink:
+            while content := file.read(PART_BYTES):
+                sink.write(content)
+    return EnrichmentResult.of(summaries, _NAMED_FAILURES)
+
+
+def _records(plan: EnrichmentPlan) -> Iterator[BuiltShard | None]:
+    with ThreadPoolExecutor(_READS) as pool:
+        names = iter(plan.parts)
+        while group := list(islice(names, _READS)):
+            yield from pool.map(partial(read_record, destination=plan.destination), group)
+
+
+def _index_types(plan: EnrichmentPlan, origin: ShardSource) -> dict[str, ColumnType] | None:
+    """Return the types of the columns of the index; None if a record is missing.
+
+    Shards in which a new column holds nothing say nothing of its type.
+
+    Raises:
+        EnrichmentError: two shards differ.
+    """
+    types: dict[str, ColumnType] = dict(source_index(plan).header.columns)
+    unknown = set(origin.index_columns)
+    for built in _records(plan) if unknown else ():
+        if built is None:
+            return None
+        for name in list(unknown):
+            if (kind := _stored_type(built.shard, name)) is not None:
+                types[name] = kind
+                unknown.remove(name)
+        if not unknown:
+            break
+    return types | dict.fromkeys(unknown, "text")
+
+
+def _stored_type(shard: Shard | None, column: str) -> ColumnType | None:
+    values = () if shard is None else shard.columns.get(column, ())
+    return next((type_of(value) for value in values if value is not None), None)
+
+
+def _with_columns(shard: Shard, types: ColumnTypes, function: str) -> Shard:
+    """Return a shard with all columns of the index.
+
+    Raises:
+        EnrichmentError: a column holds values of another type.
+    """
+    columns = {}
+    for name, kind in types.items():
+        values = shard.columns.get(name, (None,) * shard.samples)
+        stored = _stored_type(shard, name)
+        if common_type(kind, stored) != kind:
+            raise EnrichmentError(
+                f"--index-column: column {name} of {function} is {stored} in {shard.name} and "
+                f"{kind} in others; return one type"
+            )
+        columns[name] = tuple(as_type(value, kind) for value in values)
+    return replace(shard, columns=columns)
+
+
+@dataclass(frozen=True)
+class EnrichmentWork:
+    """An enrichment as the work of several nodes."""
+
+    plan: EnrichmentPlan
+    maker: ColumnMaker
+
+    @property
+    def parts(self) -> str:
+        """The number of files to make."""
+        return f"{len(self.plan.parts)} parts"
+
+    def build(
+        self, work: WorkerPlan, shared: SharedWork, on_progress: Callable[[WorkProgress], None]
+    ) -> None:
+        """Make all files, together with the other nodes."""
+        make_parts(self.plan, self.maker, work, shared, on_progress)
+
+    def finalize(self) -> str | None:
+        """Write the result."""
+        result = finalize(self.plan)
+        if result is None:
+            return None
+        failed = sum(result.failed.values())
+        address = self.plan.destination.address(RESULT_NAME)
+        return f"{address}: {result.images:,} images, {failed:,} without columns"
+
+    def remove_state(self) -> None:
+        """Remove what the work is resumed from."""
+        is_shards = isinstance(self.plan.origin, ShardSource)
+        records = [record_name(part) for part in self.plan.parts] if is_shards else []
+        remove_state(self.plan, records)

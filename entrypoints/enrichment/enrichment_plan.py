@@ -1,0 +1,238 @@
+"""The plan of an enrichment, stored in the destination: all that a node needs to do its part.
+
+The images of a source, in the order of their paths, are divided into parts, each of which becomes a
+Parquet file of a table. Shards become shards of the same names. Either is stored as a whole, so a
+file that exists is finished, and each image has its columns exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from sm_train.entrypoints.common.index_location import INDEX_NAME
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.packing.plan_files import (
+    INPUTS,
+    PlanFiles,
+    PlannedInputs,
+    partition_names,
+)
+from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
+from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
+from sm_train.entrypoints.shared_work.work_stages import (
+    ENDED_NAME,
+    LEASES_FOLDER,
+    PLAN_NAME,
+    STATE_FOLDER,
+)
+
+TABLE_FOLDER = "table"
+"""Folder in the destination with the Parquet files of a table."""
+
+RESULT_NAME = "enriched.json"
+"""Says what a finished enrichment has made, and by what; the last file to be written."""
+
+INPUTS_FOLDER = f"{STATE_FOLDER}/inputs"
+SOURCE_INDEX = f"{STATE_FOLDER}/source-{INDEX_NAME}"
+SOURCE_REMOVALS = f"{STATE_FOLDER}/source-removals"
+"""Copies of what describes the source, as it was when the work began."""
+
+_COPIES = 8
+"""Files of a plan that are copied at the same time."""
+
+_MIN_ROWS, _MAX_ROWS = 1024, 8192
+"""Images of a Parquet file. A file is made by one process; its rows are in memory."""
+
+_MAX_FILES = 10_000
+"""Parquet files of a table, unless each of them would have too many images."""
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """Images of a source, in files of a plan below ``root``; the table has their column ``image``.
+
+    ``part_rows`` are the images of a part.
+    """
+
+    images: int
+    root: str
+    image_column: str
+    part_rows: int
+
+    @classmethod
+    def of(cls, images: int, root: str, image_column: str) -> TableSource:
+        """Return the source with a sensible number of parts."""
+        rows = min(max(-(-images // _MAX_FILES), _MIN_ROWS), _MAX_ROWS)
+        return cls(images, root, image_column, rows)
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of the Parquet files."""
+        return [f"part-{number:06d}.parquet" for number in range(-(-self.images // self.part_rows))]
+
+    def inputs(self, part: str, files: PlanFiles) -> PlannedInputs:
+        """Return the images of a Parquet file."""
+        first = int(part.split("-")[1].split(".")[0]) * self.part_rows
+        return PlannedInputs(files, self.root, first, min(self.part_rows, self.images - first))
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """Shards in the folder ``name`` of the storage at ``address``.
+
+    ``index_columns`` are new columns that the index of the result keeps.
+    """
+
+    address: str
+    name: str
+    images: int
+    index_columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EnrichmentPlan:
+    """What is enriched, and with what.
+
+    ``source`` is what the user named, ``inputs`` a digest of what was in it. ``function`` says how
+    the columns are made (:meth:`ColumnMaker.as_dict`), ``code`` are digests of the module of the
+    function, of several if it changed while the work was unfinished, and ``model`` is one of the
+    files of the model.
+    """
+
+    source: str
+    inputs: str
+    function: dict[str, Any]
+    code: tuple[str, ...]
+    model: str | None
+    origin: TableSource | ShardSource = field(kw_only=True)
+    destination: Storage = field(kw_only=True, compare=False)
+    access: S3Access = field(kw_only=True, compare=False)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What identifies the work: with the same identity it is resumed."""
+        return {
+            "work": "enrich",
+            "source": self.source,
+            "inputs": self.inputs,
+            "function": self.function,
+            "model": self.model,
+            "origin": vars(self.origin) | {"kind": type(self.origin).__name__},
+        }
+
+    @property
+    def files(self) -> PlanFiles:
+        """The stored files with the images of a table."""
+        return PlanFiles(self.destination.address(INPUTS_FOLDER), self.access)
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """The names of the files that are made: Parquet files or shards."""
+        if isinstance(self.origin, TableSource):
+            return self.origin.parts
+        return source_index(self).names
+
+    @cached_property
+    def removals(self) -> RemovalList:
+        """The samples that were removed from the shards."""
+        content = self.destination.read(SOURCE_REMOVALS)
+        return decode_list(content, self.destination.address(SOURCE_REMOVALS))
+
+
+@lru_cache(maxsize=1)
+def _open_index(
+    address: str, access: S3Access
+) -> tuple[tempfile.TemporaryDirectory[str], ShardIndex]:
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name) / INDEX_NAME
+    path.write_bytes(open_storage(address, access).read(SOURCE_INDEX))
+    return folder, ShardIndex(path)
+
+
+def source_index(plan: EnrichmentPlan) -> ShardIndex:
+    """Return the index of the shards, as it was when the work began; one copy in each process."""
+    return _open_index(plan.destination.address(""), plan.access)[1]
+
+
+def store_plan(
+    plan: EnrichmentPlan,
+    files: dict[str, bytes] | None,
+    folder: Path | None,
+    started_ns: int,
+) -> None:
+    """Store a plan in the destination, after what it refers to.
+
+    That is ``files`` by their names, or the files of images in ``folder``.
+    """
+    destination = plan.destination
+
+    def copy(name: str) -> None:
+        assert folder is not None
+        write_file(destination, f"{INPUTS_FOLDER}/{name}", (folder / name).read_bytes())
+
+    if folder is not None:
+        assert isinstance(plan.origin, TableSource)
+        with ThreadPoolExecutor(_COPIES) as pool:
+            for _ in pool.map(copy, partition_names(INPUTS, plan.origin.images)):
+                pass
+    for name, content in (files or {}).items():
+        write_file(destination, name, content)
+    document = plan.identity | {"code": list(plan.code), "started_ns": started_ns}
+    write_file(destination, PLAN_NAME, json.dumps(document).encode())
+
+
+def read_document(destination: Storage) -> dict[str, Any] | None:
+    """Return what is stored of the plan of unfinished work; None if there is none."""
+    try:
+        document: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return document
+
+
+def read_enrichment(destination: Storage, access: S3Access) -> EnrichmentPlan:
+    """Return the plan in the destination.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    document = read_document(destination)
+    if document is None:
+        raise FileNotFoundError(2, "no such plan", destination.address(PLAN_NAME))
+    origin = dict(document["origin"])
+    kind = origin.pop("kind")
+    if kind == ShardSource.__name__:
+        origin["index_columns"] = tuple(origin["index_columns"])
+    return EnrichmentPlan(
+        document["source"],
+        document["inputs"],
+        document["function"],
+        tuple(document["code"]),
+        document["model"],
+        origin=(TableSource if kind == TableSource.__name__ else ShardSource)(**origin),
+        destination=destination,
+        access=access,
+    )
+
+
+def remove_state(plan: EnrichmentPlan, records: Sequence[str]) -> None:
+    """Remove what the work is resumed from; the plan comes last.
+
+    Only the sign that the work has ended stays longer, for nodes that look for these files.
+    """
+    for name in (*records, SOURCE_INDEX, SOURCE_REMOVALS):
+        plan.destination.remove(name)
+    for folder in (INPUTS_FOLDER, LEASES_FOLDER):
+        plan.destination.remove_folder(folder)
+    plan.destination.remove(PLAN_NAME)
+    plan.destination.remove(ENDED_NAME)

@@ -1,0 +1,99 @@
+"""What a finished part says of itself: its new columns, and the images without them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sm_train.entrypoints.enrichment.column_maker import Enriched
+from sm_train.entrypoints.sample_metadata.column_types import common_type, type_of
+
+_VECTOR = "vector"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An image without new columns, and the reason: a fixed code and its detail."""
+
+    source: str
+    reason: str
+    detail: str
+
+
+@dataclass
+class PartSummary:
+    """The number of ``images``, the new ``columns`` with their types, and the ``failures``.
+
+    A column's type is null if it has no value.
+    """
+
+    images: int = 0
+    columns: dict[str, str | None] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, item: Enriched[Any], source: str) -> None:
+        """Count an image, which is named ``source``."""
+        self.images += 1
+        if item.error is not None:
+            self.failures.append(Failure(source, item.error.reason, item.error.detail))
+        for name, value in item.columns.items():
+            self.columns[name] = _common(self.columns.get(name), _kind(value))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> PartSummary:
+        """Return what :meth:`as_dict` has returned."""
+        failures = [Failure(**failure) for failure in document["failures"]]
+        return cls(document["images"], document["columns"], failures)
+
+
+@dataclass(frozen=True)
+class EnrichmentResult:
+    """What an enrichment came to: the sum of its ``parts``.
+
+    ``failed`` is the number of images without columns for each reason, the most frequent first.
+    ``failures`` are the first of them.
+    """
+
+    images: int
+    parts: int
+    columns: dict[str, str | None]
+    failed: dict[str, int]
+    failures: list[Failure]
+
+    @classmethod
+    def of(cls, summaries: Iterable[PartSummary], max_failures: int) -> EnrichmentResult:
+        """Return the sum of the parts, with at most ``max_failures`` failures."""
+        images = parts = 0
+        columns: dict[str, str | None] = {}
+        failed, failures = Counter[str](), list[Failure]()
+        for summary in summaries:
+            images, parts = images + summary.images, parts + 1
+            failed.update(failure.reason for failure in summary.failures)
+            failures += summary.failures[: max_failures - len(failures)]
+            for name, kind in summary.columns.items():
+                columns[name] = _common(columns.get(name), kind)
+        return cls(images, parts, columns, dict(failed.most_common()), failures)
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> EnrichmentResult:
+        """Return the result whose fields are among the values of ``document``."""
+        values = {name: document[name] for name in ("images", "parts", "columns", "failed")}
+        return cls(**values, failures=[Failure(**failure) for failure in document["failures"]])
+
+
+def _kind(value: Any) -> str | None:
+    return _VECTOR if isinstance(value, list) else type_of(value)
+
+
+def _common(left: str | None, right: str | None) -> str | None:
+    if left is None or right is None or left == right:
+        return left or right
+    if _VECTOR in (left, right):
+        return "mixed"
+    return common_type(left, right)  # type: ignore[arg-type]

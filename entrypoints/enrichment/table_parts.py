@@ -1,0 +1,138 @@
+"""Makes the columns of a part of a source's images and writes them as a Parquet file."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sm_train.entrypoints.enrichment.column_maker import ColumnMaker, Enriched, LoadedImage
+from sm_train.entrypoints.enrichment.enrichment_plan import (
+    TABLE_FOLDER,
+    EnrichmentPlan,
+    TableSource,
+)
+from sm_train.entrypoints.enrichment.image_batch import EnrichmentError
+from sm_train.entrypoints.enrichment.part_summary import PartSummary
+from sm_train.entrypoints.images.image_header import DecodeError
+from sm_train.entrypoints.object_store.stream_upload import PART_BYTES
+from sm_train.entrypoints.packing.plan import PackInput
+from sm_train.entrypoints.packing.reencode import decode_srgb
+from sm_train.entrypoints.packing.shard_builder import InputReader, read_caption, read_input
+from sm_train.entrypoints.shared_work.worker_pool import ProgressCallback
+
+SUMMARY_KEY = b"sm-train"
+"""Key of the summary in a Parquet file's metadata."""
+
+_SIZE_COLUMN = "bytes"
+"""Column with the sizes of images in S3: with it `sm-train pack` need not ask for them."""
+
+
+def enrich_part(
+    plan: EnrichmentPlan,
+    maker: ColumnMaker,
+    part: str,
+    reader: InputReader,
+    threads: int,
+    on_progress: ProgressCallback,
+) -> None:
+    """Write the Parquet file ``part``, with a row for each of its images.
+
+    Raises:
+        EnrichmentError: the function failed.
+        OSError: an image in S3 cannot be read, or the file not be written.
+    """
+    assert isinstance(plan.origin, TableSource)
+    rows: list[dict[str, Any]] = []
+    summary = PartSummary()
+    load = partial(_load, reader, maker.max_side)
+    for batch in maker.make_columns(plan.origin.inputs(part, plan.files), load, threads):
+        for item in batch:
+            summary.add(item, item.item.source)
+            rows.append(_row(item, plan.origin.image_column))
+        on_progress(len(batch), 0, sum(item.error is not None for item in batch))
+    table = _table(rows, [*summary.columns], maker.function).replace_schema_metadata(
+        {SUMMARY_KEY: json.dumps(summary.as_dict())}
+    )
+    name = f"{TABLE_FOLDER}/{part}"
+    with tempfile.TemporaryFile() as file, plan.destination.atomic_writer(name) as sink:
+        pq.write_table(table, file, compression="zstd")
+        file.seek(0)
+        while content := file.read(PART_BYTES):
+            sink.write(content)
+
+
+def read_summary(plan: EnrichmentPlan, part: str) -> PartSummary | None:
+    """Return what a Parquet file says of itself; None if it is missing."""
+    try:
+        with (
+            plan.destination.open(f"{TABLE_FOLDER}/{part}") as source,
+            pq.ParquetFile(source) as file,
+        ):
+            metadata = file.schema_arrow.metadata
+    except FileNotFoundError:
+        return None
+    return PartSummary.from_dict(json.loads(metadata[SUMMARY_KEY]))
+
+
+def _load(reader: InputReader, max_side: int, item: PackInput) -> LoadedImage:
+    """Read and decode an image.
+
+    Raises:
+        DecodeError: it is missing or damaged.
+    """
+    content = read_input("image", item.address, item.bytes, reader.access)
+    row = _known(item)
+    try:
+        row["caption"] = row.get("caption") or read_caption(item, reader)
+    except DecodeError:
+        row.pop("caption", None)
+    pixels = reader.decoders.call(decode_srgb, content, max_side)
+    return LoadedImage(item.source, pixels, row)
+
+
+def _known(item: PackInput) -> dict[str, Any]:
+    """Return the columns of a table that an image has."""
+    if item.table_fields is None:
+        return {}
+    columns: dict[str, Any] = json.loads(item.table_fields).get("columns", {})
+    return columns
+
+
+def _row(enriched: Enriched[PackInput], image_column: str) -> dict[str, Any]:
+    item = enriched.item
+    is_object = item.address.startswith("s3://")
+    row: dict[str, Any] = {image_column: item.address if is_object else item.source}
+    if is_object:
+        row[_SIZE_COLUMN] = item.bytes
+    return row | _known(item) | enriched.known | enriched.columns
+
+
+def _table(rows: Sequence[dict[str, Any]], new: Sequence[str], function: str) -> pa.Table:
+    """Return rows as a table, with the ``new`` columns last; vectors hold 32-bit floats.
+
+    Raises:
+        EnrichmentError: a column has values of several types.
+    """
+    known = dict.fromkeys(name for row in rows for name in row if name not in new)
+    columns = {}
+    for name in (*known, *new):
+        values = [row.get(name) for row in rows]
+        try:
+            columns[name] = pa.array([_cell(value) for value in values])
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            kinds = sorted({type(value).__name__ for value in values if value is not None})
+            raise EnrichmentError(
+                f"{function}: column {name} mixes {' and '.join(kinds)}; return one type"
+            ) from None
+    return pa.table(columns)
+
+
+def _cell(value: Any) -> Any:
+    is_vector = isinstance(value, list) and all(isinstance(item, float) for item in value)
+    return np.asarray(value, np.float32) if is_vector and value else value

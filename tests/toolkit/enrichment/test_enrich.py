@@ -1,0 +1,282 @@
+"""``sm-train enrich`` on this machine: tables, shards, failures, interruptions and changed code."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.enrichment import enrichment_plan
+from sm_train.entrypoints.enrichment.enrichment_plan import TableSource
+from sm_train.entrypoints.packing.shard_verification import verify_shard
+from sm_train.toolkit.enrichment.enrich import EnrichJob, enrich
+from sm_train.toolkit.errors import UserError
+
+from tests.conftest import Cli
+from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
+
+SIZE = ("--shard-size", "10KB")
+
+CODE = '''
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+
+
+def facts(batch):
+    """Columns of each type; every call is noted."""
+    with Path(__file__).with_name("calls.txt").open("a") as file:
+        file.writelines(f"{name}\\n" for name in batch.names)
+    return {
+        "brightness": np.asarray([np.asarray(image).mean() for image in batch.images]),
+        "is_wide": [image.width > image.height for image in batch.images],
+        "area": [image.width * image.height for image in batch.images],
+        "text": [f"{row.get('caption')} of {name}" for name, row in zip(batch.names, batch.rows)],
+        "vector": np.ones((len(batch), 3), np.float32),
+        "nothing": [None] * len(batch),
+    }
+
+
+def facts_or_kill(batch):
+    """Kill the command at the image that a file names."""
+    victim = Path(__file__).with_name("kill.txt")
+    if victim.exists() and victim.read_text() in batch.names:
+        victim.unlink()
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
+    return facts(batch)
+
+
+def raises(batch):
+    raise ValueError("no\\nweights")
+
+
+def short(batch):
+    return {"score": [1]}
+
+
+def nested(batch):
+    return {"score": [[[1]]] * len(batch)}
+
+
+def known(batch):
+    return {"caption": ["x"] * len(batch)}
+
+
+def mixed(batch):
+    return {"score": [1 if name < "004" else "high" for name in batch.names]}
+
+
+def no_dict(batch):
+    return [1] * len(batch)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with code and an album of nine images, one of them damaged."""
+    (tmp_path / "scores.py").write_text(CODE)
+    write_album(tmp_path / "in", 8)
+    write_pair(tmp_path / "in", "cut.jpg", image_bytes()[:300], "damaged")
+    return tmp_path
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    tables = [pq.read_table(path) for path in sorted((folder / "table").iterdir())]
+    found: list[dict[str, Any]] = pa.concat_tables(tables, promote_options="default").to_pylist()
+    return found
+
+
+def documents(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the JSON file of every sample by its key."""
+    found = {}
+    for path in sorted((folder / "shards").iterdir()):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                if member.name.endswith(".json"):
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    found[member.name.removesuffix(".json")] = json.load(file)
+    return found
+
+
+def test_a_folder_becomes_a_table_that_pack_reads(cli: Cli, folder: Path) -> None:
+    write_pair(folder / "in", "uncaptioned.png", image_bytes(99, (20, 40), "PNG"), None)
+    result = cli("enrich", "in", "out", "--with", "scores:facts", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["columns"] == {
+        "brightness": "number",
+        "is_wide": "boolean",
+        "area": "integer",
+        "text": "text",
+        "vector": "vector",
+        "nothing": None,
+    }
+    assert document["failed"] == {"image-corrupt": 1}
+    assert "cut.jpg: " in result.stderr
+    table = rows(folder / "out")
+    assert [row["image"] for row in table] == sorted(row["image"] for row in table)
+    assert list(table[0]) == ["image", "caption", *document["columns"]]
+    by_name = {row["image"]: row for row in table}
+    assert len(by_name) == len(table) == 10
+    first = by_name["000.jpg"]
+    assert (first["is_wide"], first["area"], first["vector"]) == (True, 48 * 32, [1.0, 1.0, 1.0])
+    assert first["text"] == "picture 0 of 000.jpg"
+    assert by_name["uncaptioned.png"]["text"] == "None of uncaptioned.png"
+    assert by_name["cut.jpg"]["brightness"] is None
+    next_command = result.stderr.partition("next: sm-train ")[2].strip()
+    assert next_command == "pack in PACK --captions out/table --keep '*'"
+    packed = cli(*next_command.replace("PACK", "packed").replace("'", "").split())
+    assert packed.returncode == 0, packed.stderr
+    first_sample = documents(folder / "packed")["000000000"]
+    assert first_sample["columns"]["area"] == 48 * 32
+    again = cli("enrich", "in", "out", "--with", "scores:facts")
+    assert again.stderr.startswith("up to date: 10 images")
+
+
+def test_a_table_keeps_its_columns_and_a_condition_selects_rows(cli: Cli, folder: Path) -> None:
+    lines = ["photo,license,year"]
+    lines += [f"{number:03}.jpg,L{number % 2},{2000 + number}" for number in (0, 1, 3, 4)]
+    (folder / "in" / "list.csv").write_text("\n".join(lines))
+    options = ("--image-column", "photo", "--where", "license = 'L1'", "--with", "scores:facts")
+    result = cli("enrich", "in/list.csv", "out", *options)
+    assert result.returncode == 0, result.stderr
+    assert [(row["photo"], row["license"], row["year"]) for row in rows(folder / "out")] == [
+        ("001.jpg", "L1", 2001),
+        ("003.jpg", "L1", 2003),
+    ]
+
+
+def test_shards_keep_their_samples_and_get_columns(cli: Cli, folder: Path) -> None:
+    assert cli("pack", "in", "packed", *SIZE).returncode == 0
+    assert cli("remove", "packed", "001.jpg", "--yes").returncode == 0
+    options = ("--with", "scores:facts", "--index-column", "brightness", "--index-column", "area")
+    result = cli("enrich", "packed", "out", *options)
+    assert result.returncode == 0, result.stderr
+    before, after = documents(folder / "packed"), documents(folder / "out")
+    assert before.keys() == after.keys()
+    for key, document in after.items():
+        columns = document.pop("columns")
+        assert document == before[key]
+        assert (columns["area"], columns["nothing"]) == (48 * 32, None)
+    index = ShardIndex(folder / "out" / "index.parquet")
+    assert index.header.columns == {"brightness": "number", "area": "integer"}
+    for number, name in enumerate(index.names):
+        verify_shard(folder / "out" / "shards" / name, index.shard(number))
+    # Images are found by their paths, as in the pack.
+    removed = cli("remove", "out", "003.jpg", "--dry-run")
+    assert "removes 1 of 7 samples" in removed.stderr
+    appended = cli("pack", "in", "out", *SIZE, "--append")
+    assert "has columns of `sm-train enrich`" in appended.stderr
+
+
+def test_a_killed_command_resumes_and_each_image_has_its_columns_once(
+    cli: Cli, folder: Path
+) -> None:
+    assert cli("pack", "in", "packed", "--shard-size", "5KB").returncode == 0
+    options = ("--with", "scores:facts_or_kill", "--index-column", "area", "--workers", "1")
+    assert cli("enrich", "packed", "expected", *options).returncode == 0
+    expected = read_tree(folder / "expected")
+    (folder / "calls.txt").unlink()
+    (folder / "kill.txt").write_text("000000005")
+    killed = cli("enrich", "packed", "out", *options)
+    assert killed.returncode == -signal.SIGKILL
+    finished = (folder / "calls.txt").read_text().split()
+    assert 0 < len(finished) < 8
+    resumed = cli("enrich", "packed", "out", *options)
+    assert resumed.returncode == 0, resumed.stderr
+    assert read_tree(folder / "out") == expected
+    # What was finished is not computed again.
+    calls = (folder / "calls.txt").read_text().split()
+    assert sorted(calls) == sorted(documents(folder / "out"))
+
+
+def job(folder: Path, **changes: Any) -> EnrichJob:
+    places = str(folder / "in"), str(folder / "out")
+    made = EnrichJob(*places, "scores:facts", folder, None, 2, 64, workers=1)
+    return replace(made, **changes)
+
+
+def test_a_failed_function_keeps_finished_parts_and_new_code_is_accepted_on_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrichment_plan, "_MIN_ROWS", 2)
+    fails = '"area": [1 / (name != "006.jpg") for name in batch.names] and ['
+    (folder / "scores.py").write_text(CODE.replace('"area": [', fails))
+    with pytest.raises(UserError, match=r":\d+: ZeroDivisionError.*2 of 5 parts are finished"):
+        enrich(job(folder), lambda progress: None)
+    (folder / "scores.py").write_text(CODE)
+    with pytest.raises(UserError, match=r"another version of scores:facts; .*--accept-changed"):
+        enrich(job(folder), lambda progress: None)
+    finished = enrich(job(folder, accepts_changed_code=True), lambda progress: None)
+    assert (finished.result.images, finished.result.parts) == (9, 5)
+    assert len({row["image"] for row in rows(folder / "out")}) == 9
+    assert len(json.loads((folder / "out" / "enriched.json").read_text())["code"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("raises", "scores:raises: 000.jpg: scores.py:34: ValueError: no weights"),
+        ("short", "scores:short: column score has 1 values for 8 images"),
+        ("nested", "scores:nested: column score holds a nested list; return texts, numbers"),
+        ("known", "scores:known: column caption: 000.jpg has it already"),
+        ("mixed", "scores:mixed: column score mixes int and str; return one type"),
+        ("no_dict", "scores:no_dict: returned list; return a dict of columns"),
+        ("missing", "scores.py defines no missing"),
+    ],
+)
+def test_a_wrong_function_is_one_line_and_leaves_nothing(
+    folder: Path, function: str, message: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        enrich(job(folder, function=f"scores:{function}", batch_size=32), lambda progress: None)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not (folder / "out").exists()
+
+
+def test_invalid_arguments_are_one_line(cli: Cli, folder: Path) -> None:
+    assert cli("pack", "in", "packed", *SIZE).returncode == 0
+    cases = [
+        (("packed", "out", "--with", "scores"), "--with: scores: write module:function"),
+        (("in", "out", "--with", "other:f"), "no module other in .; name its folder with --code"),
+        (("in", "packed", "--with", "scores:facts"), "packed: is not empty; choose another"),
+        (("in", "out", "--with", "scores:facts", "--index-column", "area"), "no set of shards"),
+        (("packed", "out", "--with", "scores:facts", "--where", "a > 1"), "it needs a table"),
+        (("packed", "out", "--with", "scores:facts", "--index-column", "vector"), "holds lists"),
+        (("packed", "out", "--with", "scores:facts", "--index-column", "x"), "returns no column x"),
+        (("in", "out", "--with", "scores:facts", "--yes"), "--yes: requires --on sagemaker"),
+        (("in", "out", "--with", "scores:facts", "--on", "sagemaker"), "--on: requires --for RUN"),
+        (("packed/shards/shard-000000.tar", "out", "--with", "scores:facts"), "neither a folder"),
+    ]
+    for arguments, message in cases:
+        result = cli("enrich", *arguments)
+        assert result.returncode != 0, arguments
+        assert message in result.stderr, arguments
+        assert result.stderr.count("\n") == 1, result.stderr
+    assert not (folder / "out").exists()
+
+
+@given(st.integers(1, 10**9))
+def test_parts_cover_all_images_once(images: int) -> None:
+    source = TableSource.of(images, "", "image")
+    assert 1024 <= source.part_rows <= 8192
+    last = f"part-{-(-images // source.part_rows) - 1:06d}.parquet"
+    files = enrichment_plan.PlanFiles("")
+    last_inputs = source.inputs(last, files)
+    assert source.inputs("part-000000.parquet", files).first == 0
+    assert last_inputs.first + len(last_inputs) == images
+    assert 0 < len(last_inputs) <= source.part_rows
