@@ -43,7 +43,7 @@ class LoadedImage:
 
 
 @dataclass(frozen=True)
-class Enriched(Generic[_Item]):
+class EnrichedItem(Generic[_Item]):
     """An item, what was known of it, and the columns that were made for it, or why there are none.
 
     Nothing is known of an item without columns.
@@ -79,7 +79,7 @@ class ColumnMaker:
 
     def make_columns(
         self, items: Iterable[_Item], load: Callable[[_Item], LoadedImage], threads: int
-    ) -> Iterator[list[Enriched[_Item]]]:
+    ) -> Iterator[list[EnrichedItem[_Item]]]:
         """Yield the items with their new columns in order, a batch at a time.
 
         ``load`` is called in ``threads`` threads. An item for which it raises a DecodeError has no
@@ -115,7 +115,7 @@ class ColumnMaker:
         function: ColumnFunction,
         items: Sequence[_Item],
         loaded: Sequence[LoadedImage | DecodeError],
-    ) -> list[Enriched[_Item]]:
+    ) -> list[EnrichedItem[_Item]]:
         images = [image for image in loaded if isinstance(image, LoadedImage)]
         columns: dict[str, list[Any]] = {}
         if images:
@@ -132,11 +132,11 @@ class ColumnMaker:
         enriched = []
         for item, image in zip(items, loaded, strict=True):
             if isinstance(image, DecodeError):
-                enriched.append(Enriched(item, {}, {}, image))
+                enriched.append(EnrichedItem(item, {}, {}, image))
             else:
                 row = next(made)
                 values = {name: column[row] for name, column in columns.items()}
-                enriched.append(Enriched(item, image.row, values))
+                enriched.append(EnrichedItem(item, image.row, values))
         return enriched
 
     def _require_new(self, columns: dict[str, list[Any]], images: Sequence[LoadedImage]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sm_train.entrypoints.enrichment.column_maker import Enriched
+from sm_train.entrypoints.enrichment.column_maker import EnrichedItem
 from sm_train.entrypoints.sample_metadata.column_types import common_type, type_of
 
 _VECTOR = "vector"
@@ -33,7 +33,7 @@ class PartSummary:
     columns: dict[str, str | None] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
-    def add(self, item: Enriched[Any], source: str) -> None:
+    def add(self, item: EnrichedItem[Any], source: str) -> None:
         """Count an image, which is named ``source``."""
         self.images += 1
         if item.error is not None:

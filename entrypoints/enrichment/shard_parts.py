@@ -12,7 +12,7 @@ import pyarrow as pa
 from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.tar_reader import sample_members
-from sm_train.entrypoints.enrichment.column_maker import ColumnMaker, Enriched, LoadedImage
+from sm_train.entrypoints.enrichment.column_maker import ColumnMaker, EnrichedItem, LoadedImage
 from sm_train.entrypoints.enrichment.enrichment_plan import (
     EnrichmentPlan,
     ShardSource,
@@ -144,7 +144,7 @@ def _load(decoders: Decoders, max_side: int, sample: _Sample) -> LoadedImage:
     return LoadedImage(sample.key, pixels, row)
 
 
-def _parts(enriched: Enriched[_Sample]) -> Iterator[bytes]:
+def _parts(enriched: EnrichedItem[_Sample]) -> Iterator[bytes]:
     """Yield the sample's files as tar members, with the new columns in the JSON file."""
     sample = enriched.item
     members = dict(sample.members)
@@ -156,7 +156,7 @@ def _parts(enriched: Enriched[_Sample]) -> Iterator[bytes]:
         yield from member_parts(f"{sample.key}.{extension}", content)
 
 
-def _index_value(function: str, column: str, enriched: Enriched[_Sample]) -> Any:
+def _index_value(function: str, column: str, enriched: EnrichedItem[_Sample]) -> Any:
     """Return the value of a new column that the index keeps.
 
     Raises:

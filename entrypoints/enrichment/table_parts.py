@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sm_train.entrypoints.enrichment.column_maker import ColumnMaker, Enriched, LoadedImage
+from sm_train.entrypoints.enrichment.column_maker import ColumnMaker, EnrichedItem, LoadedImage
 from sm_train.entrypoints.enrichment.enrichment_plan import (
     TABLE_FOLDER,
     EnrichmentPlan,
@@ -104,7 +104,7 @@ def _known(item: PackInput) -> dict[str, Any]:
     return columns
 
 
-def _row(enriched: Enriched[PackInput], image_column: str) -> dict[str, Any]:
+def _row(enriched: EnrichedItem[PackInput], image_column: str) -> dict[str, Any]:
     item = enriched.item
     is_object = item.address.startswith("s3://")
     row: dict[str, Any] = {image_column: item.address if is_object else item.source}

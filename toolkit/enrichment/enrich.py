@@ -115,7 +115,7 @@ class PlannedEnrichment:
 
 
 @dataclass(frozen=True)
-class Enriched:
+class FinishedEnrichment:
     """A finished enrichment; ``up_to_date`` if an earlier command had finished it."""
 
     job: EnrichJob
@@ -124,7 +124,7 @@ class Enriched:
     up_to_date: bool
 
 
-def enrich(job: EnrichJob, on_progress: Callable[[WorkProgress], None]) -> Enriched:
+def enrich(job: EnrichJob, on_progress: Callable[[WorkProgress], None]) -> FinishedEnrichment:
     """Make the columns on this machine.
 
     Raises:
@@ -136,11 +136,11 @@ def enrich(job: EnrichJob, on_progress: Callable[[WorkProgress], None]) -> Enric
     with raise_on_signals(), plan_enrichment(job) as planned:
         destination = planned.plan.destination
         if (result := find_finished(planned.plan, job)) is not None:
-            return Enriched(job, planned.plan, result, up_to_date=True)
+            return FinishedEnrichment(job, planned.plan, result, up_to_date=True)
         with lock_destination(destination):
             plan = store_or_resume(planned, job, started_ns)
             result = _make(plan, job, on_progress)
-    return Enriched(job, plan, result, up_to_date=False)
+    return FinishedEnrichment(job, plan, result, up_to_date=False)
 
 
 def _make(

@@ -13,7 +13,7 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
     TableSource,
 )
 from sm_train.entrypoints.enrichment.part_summary import EnrichmentResult
-from sm_train.toolkit.enrichment.enrich import Enriched, EnrichJob
+from sm_train.toolkit.enrichment.enrich import EnrichJob, FinishedEnrichment
 from sm_train.toolkit.terminal.formatting import plural
 
 _MAX_NAMED = 2
@@ -37,7 +37,7 @@ class EnrichmentDocument(TypedDict):
     up_to_date: bool
 
 
-def enrichment_lines(enriched: Enriched, *, names_all: bool) -> list[str]:
+def enrichment_lines(enriched: FinishedEnrichment, *, names_all: bool) -> list[str]:
     """Return what was made, which images have no columns, and the next command."""
     job, result = enriched.job, enriched.result
     columns = ", ".join(f"{name} ({kind or 'no value'})" for name, kind in result.columns.items())
@@ -74,7 +74,7 @@ def _location(plan: EnrichmentPlan) -> str:
     return plan.destination.address(folder)
 
 
-def enrichment_document(enriched: Enriched) -> EnrichmentDocument:
+def enrichment_document(enriched: FinishedEnrichment) -> EnrichmentDocument:
     """Return the document that ``enrich --json`` prints."""
     plan, result = enriched.plan, enriched.result
     is_table = isinstance(plan.origin, TableSource)

@@ -47,6 +47,9 @@ def write_inputs(folder: Path) -> None:
     _write(folder / "wrong.yaml", document | mistakes)
     (folder / "prompts.txt").write_text("a cat\n")
     _write_images(folder / "photos")
+    (folder / "scores.py").write_text(
+        'def area(batch):\n    return {"area": [i.width * i.height for i in batch.images]}\n'
+    )
     write_shards(folder / "photos-packed" / "shards", shards=2, each=2)
     write_shards(folder / "photos-indexed", shards=3, each=2)
     write_folder_index(folder / "photos-indexed")

@@ -25,6 +25,7 @@ SCREENS: dict[str, list[str]] = {
     "init": ["init", "new.yaml", "--no-input", "--data", "s3://photos/shards/"],
     "pack": ["pack", "photos", "packed"],
     "index": ["index", "photos-packed/shards"],
+    "enrich": ["enrich", "photos", "scores", "--with", "scores:area"],
     "remove": ["remove", "photos-indexed", "0001", "0002", "--dry-run"],
     "lineage": ["lineage", "photos-indexed", "0001"],
     "data-report": ["data-report", "photos-indexed"],
