@@ -135,7 +135,7 @@ def _load(decoders: Decoders, max_side: int, sample: _Sample) -> LoadedImage:
     image = next((name for name in IMAGE_AND_TEXT.image if name in sample.members), None)
     if image is None:
         raise DecodeError("no-image", "the sample has no image")
-    pixels = decoders.call(decode_srgb, sample.members[image], max_side)
+    pixels = decode_srgb(sample.members[image], max_side, decoders)
     columns = sample.document.get("columns")
     row = {name: value for name, value in sample.document.items() if name != "columns"}
     row |= columns if isinstance(columns, dict) else {}

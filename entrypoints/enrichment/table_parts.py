@@ -92,7 +92,7 @@ def _load(reader: InputReader, max_side: int, item: PackInput) -> LoadedImage:
         row["caption"] = row.get("caption") or read_caption(item, reader)
     except DecodeError:
         row.pop("caption", None)
-    pixels = reader.decoders.call(decode_srgb, content, max_side)
+    pixels = decode_srgb(content, max_side, reader.decoders)
     return LoadedImage(item.source, pixels, row)
 
 

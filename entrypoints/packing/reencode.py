@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 from sm_train.entrypoints.images.color import to_rgb
+from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_header import (
     DecodeError,
     corrupt_image_error,
@@ -72,6 +73,8 @@ def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
         DecodeError: the image is corrupt, too large, or of a format that cannot be read here.
     """
     result, profile = _decode_upright(content, max_side, keeps_profile=True)
+    if max_side is not None and max(result.size) > max_side:
+        result.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
     if max(result.size) > _MAX_JPEG_SIDE:
         size = f"{result.width} × {result.height} pixels"
         raise DecodeError("image-large", f"{size}; a side of a JPEG has at most {_MAX_JPEG_SIDE:,}")
@@ -83,8 +86,8 @@ def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
     return encoded.getvalue()
 
 
-def decode_srgb(content: BytesLike, max_side: int) -> NDArray[np.uint8]:
-    """Return an upright image in sRGB, uint8 (height, width, 3).
+def decode_srgb(content: BytesLike, max_side: int, decoders: Decoders) -> NDArray[np.uint8]:
+    """Return an upright image in sRGB, uint8 (height, width, 3), decoded by one of ``decoders``.
 
     Its longer side has at most ``max_side`` pixels. A much larger JPEG is decoded at a reduced
     size.
@@ -92,14 +95,48 @@ def decode_srgb(content: BytesLike, max_side: int) -> NDArray[np.uint8]:
     Raises:
         DecodeError: the image is corrupt, too large, or of a format that cannot be read here.
     """
+    if is_convertible(content):
+        return decoders.call(_convertible_pixels, content, max_side)
+    # With a known size the pixels are written to shared memory, and not pickled.
+    height, width = _scaled(read_header(content).displayed_size, max_side)
+    if height * width > MAX_PIXELS:
+        raise DecodeError("image-bomb", f"{width} × {height} pixels; {MAX_PIXELS:,} at most")
+    pixels = np.empty((height, width, 3), np.uint8)
+    decoders.fill(_fill_srgb, content, pixels, height, width)
+    return pixels
+
+
+def _fill_srgb(content: BytesLike, out: NDArray[np.uint8], height: int, width: int) -> None:
+    image, _ = _decode_upright(content, max(height, width), keeps_profile=False)
+    out.reshape(-1)[:] = _resized(image, height, width).reshape(-1)
+
+
+def _convertible_pixels(content: BytesLike, max_side: int) -> NDArray[np.uint8]:
     image, _ = _decode_upright(content, max_side, keeps_profile=False)
+    return _resized(image, *_scaled((image.height, image.width), max_side))
+
+
+def _resized(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
+    if (height, width) != (image.height, image.width):
+        image = image.resize((width, height), Image.Resampling.LANCZOS)
     return np.asarray(image)
+
+
+def _scaled(size: tuple[int, int], max_side: int) -> tuple[int, int]:
+    """Return height and width of an image that is scaled down to ``max_side``."""
+    scale = max_side / max(size)
+    if scale >= 1:
+        return size
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def _decode_upright(
     content: BytesLike, max_side: int | None, *, keeps_profile: bool
 ) -> tuple[Image.Image, bytes | None]:
-    """Return an upright RGB image and its ICC profile, None if it is in sRGB."""
+    """Return an upright RGB image and its ICC profile, None if it is in sRGB.
+
+    In sRGB a JPEG of more than twice ``max_side`` pixels is decoded at a reduced size.
+    """
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # a process-wide flag that other code may have set
     with _open(content) as image:
         if image.width * image.height > MAX_PIXELS:
@@ -121,8 +158,6 @@ def _decode_upright(
             raise corrupt_image_error(error) from None
     if orientation in _TURNS:
         result = result.transpose(_TURNS[orientation])
-    if max_side is not None and max(result.size) > max_side:
-        result.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
     return result, profile
 
 
