@@ -22,12 +22,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.build_pack import StateFiles, find_duplicates
+from sm_train.entrypoints.packing.build_pack import find_duplicates
 from sm_train.entrypoints.packing.deduplicate import (
     DIGEST,
     DROPPED_NAME,
 )
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
+from sm_train.entrypoints.shared_work.state_files import StateFiles
 from sm_train.entrypoints.shared_work.storage import LocalFolder
 from sm_train.entrypoints.shared_work.work_stages import SharedWork
 from sm_train.entrypoints.shared_work.worker_pool import WorkerPlan

@@ -21,7 +21,9 @@ import sys
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import webdataset as wds
@@ -29,6 +31,7 @@ from photos import photo
 from PIL import Image
 from sm_train.entrypoints.enrichment import enrichment_plan
 from sm_train.entrypoints.enrichment.build_enrichment import finalize
+from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentBatch
 from sm_train.entrypoints.enrichment.enrichment_plan import EnrichmentPlan, TableSource
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.shared_work.storage import LocalFolder
@@ -38,7 +41,7 @@ from sm_train.toolkit.enrichment.enrich import EnrichJob, enrich
 PROCESSES, BATCH = 2, 32
 
 
-def brightness(batch: object) -> dict[str, list[float]]:
+def brightness(batch: EnrichmentBatch) -> dict[str, list[float]]:
     """Return the mean of each image: the function of both."""
     return {"brightness": means(batch.images)}
 
@@ -91,7 +94,7 @@ def measure_speed(folder: Path, images: int) -> None:
         print(f"sm-train enrich: {ratio:.2f} × the speed of {peer}")
 
 
-def halves(function: object, arguments: list[list[object]]) -> None:
+def halves(function: Callable[..., None], arguments: list[list[Any]]) -> None:
     """Call a function in one process for each list of arguments."""
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=function, args=part) for part in arguments]
@@ -109,7 +112,7 @@ def decode_all(photos: list[bytes], count: int) -> None:
         Image.open(io.BytesIO(photos[number % len(photos)])).convert("RGB").load()
 
 
-def peer_parts(shards: list[str], folder: Path) -> list[list[object]]:
+def peer_parts(shards: list[str], folder: Path) -> list[list[Any]]:
     """Return the arguments of each of the peer's processes."""
     return [[shards[rank::PROCESSES], folder] for rank in range(PROCESSES)]
 
@@ -119,7 +122,7 @@ def enrich_with_webdataset(shards: list[str], folder: Path) -> None:
     for shard in shards:
         samples = wds.WebDataset(shard, shardshuffle=False)
         with wds.TarWriter(str(folder / Path(shard).name)) as writer:
-            batch: list[dict[str, object]] = []
+            batch: list[dict[str, Any]] = []
             for sample in samples:
                 batch.append(sample)
                 if len(batch) == BATCH:
@@ -128,7 +131,7 @@ def enrich_with_webdataset(shards: list[str], folder: Path) -> None:
             write(writer, batch)
 
 
-def write(writer: wds.TarWriter, batch: list[dict[str, object]]) -> None:
+def write(writer: wds.TarWriter, batch: list[dict[str, Any]]) -> None:
     """Write samples with their new column."""
     images = [Image.open(io.BytesIO(sample["jpg"])).convert("RGB") for sample in batch]
     for sample, value in zip(batch, means(images), strict=True):
@@ -162,7 +165,7 @@ def measure_end(folder: Path, files: int) -> None:
     )
 
 
-def write_parts(folder: Path) -> tuple[dict[str, object], int]:
+def write_parts(folder: Path) -> tuple[dict[str, Any], int]:
     """Write a table of one image; return how its column was made."""
     (folder / "in").mkdir(parents=True)
     (folder / "in" / "0.jpg").write_bytes(photo(64, 0))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train import ImageBatch
+from sm_train import EnrichmentBatch
 
 MAX_WORDS = 40
 """Tokens of a generated caption, at most."""
@@ -26,7 +26,7 @@ LABEL = "watermark"
 
 
 @torch.inference_mode()
-def caption(batch: ImageBatch) -> dict[str, Any]:
+def caption(batch: EnrichmentBatch) -> dict[str, Any]:
     """Describe each image: a captioner such as BLIP, in the format of Hugging Face."""
     model, processor = captioner(batch.model, batch.device)
     inputs = processor(images=batch.images, return_tensors="pt").to(batch.device, model.dtype)
@@ -36,13 +36,13 @@ def caption(batch: ImageBatch) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def embedding(batch: ImageBatch) -> dict[str, Any]:
+def embedding(batch: EnrichmentBatch) -> dict[str, Any]:
     """Return a normalized vector of each image: CLIP or SigLIP."""
     return {"embedding": image_features(batch).float()}
 
 
 @torch.inference_mode()
-def aesthetic(batch: ImageBatch) -> dict[str, Any]:
+def aesthetic(batch: EnrichmentBatch) -> dict[str, Any]:
     """Return a score of each image: a linear layer on CLIP's vector.
 
     The folder of the model is that of CLIP, with the layer's weight and bias as ``linear.pt``:
@@ -55,7 +55,7 @@ def aesthetic(batch: ImageBatch) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def watermark(batch: ImageBatch) -> dict[str, Any]:
+def watermark(batch: EnrichmentBatch) -> dict[str, Any]:
     """Return the probability that an image has a watermark: an image classifier."""
     model, processor = classifier(batch.model, batch.device)
     inputs = processor(images=batch.images, return_tensors="pt").to(batch.device, model.dtype)
@@ -63,7 +63,7 @@ def watermark(batch: ImageBatch) -> dict[str, Any]:
     return {"watermark": probabilities[:, model.config.label2id[LABEL]]}
 
 
-def image_features(batch: ImageBatch) -> torch.Tensor:
+def image_features(batch: EnrichmentBatch) -> torch.Tensor:
     """Return normalized vectors, (num_images, width)."""
     model, processor = encoder(batch.model, batch.device)
     inputs = processor(images=batch.images, return_tensors="pt").to(batch.device, model.dtype)

@@ -5,7 +5,7 @@ this machine. :class:`Job` follows, reviews and diagnoses what was started. :fun
 shards, :func:`sample` and :func:`compare` generate images from checkpoints, and :func:`export`
 writes models for other tools.
 
-A function for ``sm-train enrich`` gets an ``ImageBatch``.
+A function for ``sm-train enrich`` gets an ``EnrichmentBatch``.
 
 Inside a job, a script of your own (``entry``) builds its loop from ``current_job``,
 ``ShardDataset``, ``Checkpointer``, ``EventLog`` and ``Heartbeat`` (docs/jobs.md).
@@ -25,7 +25,7 @@ if __name__ != "sm_train":  # a second copy would have a second of each lazily l
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.common.error import Error
-    from sm_train.entrypoints.enrichment.image_batch import ImageBatch
+    from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentBatch
     from sm_train.entrypoints.script.checkpointer import Checkpointer
     from sm_train.entrypoints.script.current_job import CurrentJob, Heartbeat, current_job
     from sm_train.entrypoints.script.current_job import LoopEventLog as EventLog
@@ -64,10 +64,10 @@ __all__ = [
     "Cost",
     "CurrentJob",
     "Diagnosis",
+    "EnrichmentBatch",
     "Error",
     "EventLog",
     "Heartbeat",
-    "ImageBatch",
     "Job",
     "JobFailedError",
     "LocalRun",
@@ -102,7 +102,7 @@ _SOURCES = {
     "Error": ("sm_train.entrypoints.common.error", "Error"),
     "EventLog": (f"{_SCRIPT}.current_job", "LoopEventLog"),
     "Heartbeat": (f"{_SCRIPT}.current_job", "Heartbeat"),
-    "ImageBatch": ("sm_train.entrypoints.enrichment.image_batch", "ImageBatch"),
+    "EnrichmentBatch": ("sm_train.entrypoints.enrichment.enrichment_batch", "EnrichmentBatch"),
     "Job": (f"{_TOOLKIT}.api.job", "Job"),
     "LocalRun": (f"{_TOOLKIT}.api.local_run", "LocalRun"),
     "Metrics": (f"{_TOOLKIT}.api.metrics", "Metrics"),

@@ -14,6 +14,7 @@ from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import IndexWriter
 from sm_train.entrypoints.enrichment.column_maker import ColumnMaker
+from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.enrichment_plan import (
     RESULT_NAME,
     TABLE_FOLDER,
@@ -23,7 +24,6 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
     remove_state,
     source_index,
 )
-from sm_train.entrypoints.enrichment.image_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.part_summary import EnrichmentResult, PartSummary
 from sm_train.entrypoints.enrichment.shard_parts import enrich_shard
 from sm_train.entrypoints.enrichment.table_parts import enrich_part, read_summary

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from sm_train.entrypoints.common.user_function import load_user_function
-from sm_train.entrypoints.enrichment.image_batch import (
+from sm_train.entrypoints.enrichment.enrichment_batch import (
     ColumnFunction,
+    EnrichmentBatch,
     EnrichmentError,
-    ImageBatch,
     call_function,
 )
 from sm_train.entrypoints.images.image_header import DecodeError
@@ -119,7 +119,7 @@ class ColumnMaker:
         images = [image for image in loaded if isinstance(image, LoadedImage)]
         columns: dict[str, list[Any]] = {}
         if images:
-            batch = ImageBatch(
+            batch = EnrichmentBatch(
                 [Image.fromarray(image.pixels) for image in images],
                 [image.row for image in images],
                 [image.name for image in images],

@@ -14,7 +14,7 @@ _VECTOR = "vector"
 
 
 @dataclass(frozen=True)
-class Failure:
+class ImageFailure:
     """An image without new columns, and the reason: a fixed code and its detail."""
 
     source: str
@@ -31,13 +31,13 @@ class PartSummary:
 
     images: int = 0
     columns: dict[str, str | None] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[ImageFailure] = field(default_factory=list)
 
     def add(self, item: EnrichedItem[Any], source: str) -> None:
         """Count an image, which is named ``source``."""
         self.images += 1
         if item.error is not None:
-            self.failures.append(Failure(source, item.error.reason, item.error.detail))
+            self.failures.append(ImageFailure(source, item.error.reason, item.error.detail))
         for name, value in item.columns.items():
             self.columns[name] = _common(self.columns.get(name), _kind(value))
 
@@ -48,7 +48,7 @@ class PartSummary:
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> PartSummary:
         """Return what :meth:`as_dict` has returned."""
-        failures = [Failure(**failure) for failure in document["failures"]]
+        failures = [ImageFailure(**failure) for failure in document["failures"]]
         return cls(document["images"], document["columns"], failures)
 
 
@@ -64,14 +64,14 @@ class EnrichmentResult:
     parts: int
     columns: dict[str, str | None]
     failed: dict[str, int]
-    failures: list[Failure]
+    failures: list[ImageFailure]
 
     @classmethod
     def of(cls, summaries: Iterable[PartSummary], max_failures: int) -> EnrichmentResult:
         """Return the sum of the parts, with at most ``max_failures`` failures."""
         images = parts = 0
         columns: dict[str, str | None] = {}
-        failed, failures = Counter[str](), list[Failure]()
+        failed, failures = Counter[str](), list[ImageFailure]()
         for summary in summaries:
             images, parts = images + summary.images, parts + 1
             failed.update(failure.reason for failure in summary.failures)
@@ -84,7 +84,7 @@ class EnrichmentResult:
     def from_dict(cls, document: dict[str, Any]) -> EnrichmentResult:
         """Return the result whose fields are among the values of ``document``."""
         values = {name: document[name] for name in ("images", "parts", "columns", "failed")}
-        return cls(**values, failures=[Failure(**failure) for failure in document["failures"]])
+        return cls(**values, failures=[ImageFailure(**failure) for failure in document["failures"]])
 
 
 def _kind(value: Any) -> str | None:

@@ -13,12 +13,12 @@ from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.enrichment.column_maker import ColumnMaker, EnrichedItem, LoadedImage
+from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.enrichment_plan import (
     EnrichmentPlan,
     ShardSource,
     source_index,
 )
-from sm_train.entrypoints.enrichment.image_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.part_summary import PartSummary
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_header import DecodeError
@@ -38,7 +38,7 @@ from sm_train.entrypoints.shared_work.worker_pool import ProgressCallback
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _ShardSample:
     """A sample of the old shard: its number, its files by extension, and its JSON file."""
 
     number: int
@@ -110,12 +110,12 @@ def enrich_shard(
 
 def _samples(
     origin: ShardSource, plan: EnrichmentPlan, old: Shard, kept: list[int]
-) -> Iterator[_Sample]:
+) -> Iterator[_ShardSample]:
     storage = open_storage(origin.address, plan.access)
     for number, part in read_samples(storage, f"{origin.name}/{old.name}", old, kept):
         key, members = sample_members(part)
         contents = {extension: bytes(content) for extension, content in members.items()}
-        yield _Sample(number, key, contents, _document(contents.get("json")))
+        yield _ShardSample(number, key, contents, _document(contents.get("json")))
 
 
 def _document(content: bytes | None) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _document(content: bytes | None) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _load(decoders: Decoders, max_side: int, sample: _Sample) -> LoadedImage:
+def _load(decoders: Decoders, max_side: int, sample: _ShardSample) -> LoadedImage:
     """Decode a sample's image.
 
     Raises:
@@ -144,7 +144,7 @@ def _load(decoders: Decoders, max_side: int, sample: _Sample) -> LoadedImage:
     return LoadedImage(sample.key, pixels, row)
 
 
-def _parts(enriched: EnrichedItem[_Sample]) -> Iterator[bytes]:
+def _parts(enriched: EnrichedItem[_ShardSample]) -> Iterator[bytes]:
     """Yield the sample's files as tar members, with the new columns in the JSON file."""
     sample = enriched.item
     members = dict(sample.members)
@@ -156,7 +156,7 @@ def _parts(enriched: EnrichedItem[_Sample]) -> Iterator[bytes]:
         yield from member_parts(f"{sample.key}.{extension}", content)
 
 
-def _index_value(function: str, column: str, enriched: EnrichedItem[_Sample]) -> Any:
+def _index_value(function: str, column: str, enriched: EnrichedItem[_ShardSample]) -> Any:
     """Return the value of a new column that the index keeps.
 
     Raises:

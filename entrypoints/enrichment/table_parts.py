@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sm_train.entrypoints.enrichment.column_maker import ColumnMaker, EnrichedItem, LoadedImage
+from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.enrichment_plan import (
     TABLE_FOLDER,
     EnrichmentPlan,
     TableSource,
 )
-from sm_train.entrypoints.enrichment.image_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.part_summary import PartSummary
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.object_store.stream_upload import PART_BYTES

@@ -149,10 +149,10 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     `sm-train pack --captions` reads. Or SRC is a set of shards with an index: DST receives shards/
     with the new columns in each sample's JSON file, and index.parquet.
 
-    The function gets an ImageBatch: upright sRGB images, the columns of each as a dict, the device
-    and the folder of --model. It returns a dict of columns, each a list with a value for every
-    image: a text, a number, a boolean, None or a vector. An image that cannot be decoded has no
-    new columns.
+    The function gets an EnrichmentBatch: upright sRGB images, the columns of each as a dict, the
+    device and the folder of --model. It returns a dict of columns, each a list with a value for
+    every image: a text, a number, a boolean, None or a vector. An image that cannot be decoded has
+    no new columns.
 
     Each part is stored as a whole, so that each image has its columns once, however often a command
     is interrupted: run the same command again to resume. enriched.json says what was made, by which

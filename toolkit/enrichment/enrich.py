@@ -27,6 +27,7 @@ from sm_train.entrypoints.enrichment.build_enrichment import (
     make_parts,
 )
 from sm_train.entrypoints.enrichment.column_maker import OPTION, ColumnMaker
+from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.enrichment_plan import (
     RESULT_NAME,
     SOURCE_INDEX,
@@ -39,7 +40,6 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
     read_enrichment,
     store_plan,
 )
-from sm_train.entrypoints.enrichment.image_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.part_summary import EnrichmentResult
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.embedded_images import file_of, is_embedded

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ImageBatch:
+class EnrichmentBatch:
     """Images, and what is known of each of them.
 
     ``images`` are upright, in sRGB and without transparency. ``rows`` are the columns of the table
@@ -32,7 +32,7 @@ class ImageBatch:
         return len(self.images)
 
 
-ColumnFunction: TypeAlias = Callable[[ImageBatch], Mapping[str, Sequence[Any]]]
+ColumnFunction: TypeAlias = Callable[[EnrichmentBatch], Mapping[str, Sequence[Any]]]
 """Returns columns by their names, each with a value for every image of the batch.
 
 A value is a text, a number, a boolean, None, or a vector of numbers, as a list, an array or a
@@ -44,7 +44,9 @@ class EnrichmentError(ValueError):
     """The function gave no usable columns; the message is one line that names it."""
 
 
-def call_function(function: ColumnFunction, name: str, batch: ImageBatch) -> dict[str, list[Any]]:
+def call_function(
+    function: ColumnFunction, name: str, batch: EnrichmentBatch
+) -> dict[str, list[Any]]:
     """Return the columns that the function ``name`` makes for a batch, as JSON values.
 
     Raises:
