@@ -223,9 +223,6 @@ def _index_types(plan: EnrichmentPlan, origin: ShardSource) -> dict[str, ColumnT
     """Return the types of the columns of the index; None if a record is missing.
 
     Shards in which a new column holds nothing say nothing of its type.
-
-    Raises:
-        EnrichmentError: two shards differ.
     """
     types: dict[str, ColumnType] = dict(source_index(plan).header.columns)
     unknown = set(origin.index_columns)

@@ -200,8 +200,8 @@ def _enrich_on_sagemaker(job: EnrichJob, options: dict[str, Any], arguments: dic
 
 
 def _job(options: dict[str, Any], arguments: dict[str, Any]) -> EnrichJob:
-    from sm_train.entrypoints.object_store.store import S3Access
     from sm_train.toolkit.enrichment.enrich import EnrichJob
+    from sm_train.toolkit.packing.pack_arguments import s3_access
 
     names = ("source", "destination", "function", "model", "batch_size", "max_side", "captions")
     return EnrichJob(
@@ -209,7 +209,11 @@ def _job(options: dict[str, Any], arguments: dict[str, Any]) -> EnrichJob:
         code=_code(arguments["code"], arguments["run"]),
         workers=arguments["workers"] or os.cpu_count() or 1,
         accepts_changed_code=arguments["accept_changed_code"],
-        access=S3Access(options["profile"], options["region"]),
+        access=s3_access(
+            (arguments["source"], arguments["destination"], arguments["captions"] or ""),
+            options["region"],
+            options["profile"],
+        ),
     )
 
 

@@ -45,7 +45,7 @@ from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.embedded_images import file_of, is_embedded
 from sm_train.entrypoints.packing.plan_files import PlannedInputs
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage
-from sm_train.entrypoints.shared_work.work_stages import SharedWork
+from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME, SharedWork
 from sm_train.entrypoints.shared_work.worker_pool import (
     WorkerKilledError,
     WorkerPlan,
@@ -136,6 +136,10 @@ def enrich(job: EnrichJob, on_progress: Callable[[WorkProgress], None]) -> Finis
     with raise_on_signals(), plan_enrichment(job) as planned:
         destination = planned.plan.destination
         if (result := find_finished(planned.plan, job)) is not None:
+            if destination.size(PLAN_NAME) is not None:
+                # Interrupted between the result and clean-up.
+                with lock_destination(destination):
+                    EnrichmentWork(planned.plan, job.maker).remove_state()
             return FinishedEnrichment(job, planned.plan, result, up_to_date=True)
         with lock_destination(destination):
             plan = store_or_resume(planned, job, started_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypedDict
 
 from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
@@ -12,7 +13,6 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
     ShardSource,
     TableSource,
 )
-from sm_train.entrypoints.enrichment.part_summary import EnrichmentResult
 from sm_train.toolkit.enrichment.enrich import EnrichJob, FinishedEnrichment
 from sm_train.toolkit.terminal.formatting import plural
 
@@ -51,22 +51,19 @@ def enrichment_lines(enriched: FinishedEnrichment, *, names_all: bool) -> list[s
         lines.append(f"without columns: {reason} {count:,}")
         shown = named if names_all else named[:_MAX_NAMED]
         lines += [f"  {failure.source}: {failure.detail}" for failure in shown]
-    return [*lines, f"next: {next_step(job, enriched.plan, result)}"]
+    return [*lines, f"next: {next_step(job, enriched.plan)}"]
 
 
-def next_step(job: EnrichJob, plan: EnrichmentPlan, result: EnrichmentResult) -> str:
+def next_step(job: EnrichJob, plan: EnrichmentPlan) -> str:
     """Return the command that packs the table, or the setting that reads the shards."""
     if isinstance(plan.origin, ShardSource):
         return f"set data: {_location(plan)} in the run file"
-    table, column = _location(plan), ""
-    if job.image_column != "image":
-        column = f" --image-column {job.image_column}"
-    caption = ""
-    if "caption" not in result.columns and job.captions is not None:
-        caption = " --caption-column NAME"
-    source = table if job.source.startswith("s3://") else f"{job.source} PACK --captions {table}"
-    source = f"{source} PACK" if source == table else source
-    return f"sm-train pack {source}{column}{caption} --keep '*'"
+    table = _location(plan)
+    column = "" if job.image_column == "image" else f" --image-column {job.image_column}"
+    if not plan.origin.root:  # addresses in S3
+        return f"sm-train pack {table} PACK{column} --keep '*'"
+    folder = job.source if Path(job.source).is_dir() else plan.origin.root
+    return f"sm-train pack {folder} PACK --captions {table}{column} --keep '*'"
 
 
 def _location(plan: EnrichmentPlan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -81,18 +81,25 @@ class PackArguments(TableOptions):
                 latents=None if self.latents is None else str(self.latents),
                 latents_resolution=self.resolution,
             ),
-            access=self._access(),
+            access=s3_access(
+                (self.source, self.destination, self.captions or "", *self.removed),
+                self.region,
+                self.profile,
+            ),
         )
 
-    def _access(self) -> S3Access:
-        """Return how to reach S3; require credentials and a region only for an address in S3."""
-        addresses = (self.source, self.destination, self.captions or "", *self.removed)
-        if not any(address.startswith("s3://") for address in addresses):
-            return S3Access(self.profile, self.region)  # a table may name s3:// URIs
 
-        region = resolve_region(self.region, None, self.profile)
-        open_session(self.profile, region)
-        return S3Access(self.profile, region)
+def s3_access(addresses: Iterable[str], region: str | None, profile: str | None) -> S3Access:
+    """Return how to reach S3; require credentials and a region only for an address in S3.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    if not any(address.startswith("s3://") for address in addresses):
+        return S3Access(profile, region)  # a table may name s3:// URIs
+    region = resolve_region(region, None, profile)
+    open_session(profile, region)
+    return S3Access(profile, region)
 
 
 def _require_latents_model(model: Path, resolution: int, *, packs_locally: bool) -> None:

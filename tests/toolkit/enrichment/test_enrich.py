@@ -147,8 +147,8 @@ def test_a_folder_becomes_a_table_that_pack_reads(cli: Cli, folder: Path) -> Non
 
 
 def test_a_table_keeps_its_columns_and_a_condition_selects_rows(cli: Cli, folder: Path) -> None:
-    lines = ["photo,license,year"]
-    lines += [f"{number:03}.jpg,L{number % 2},{2000 + number}" for number in (0, 1, 3, 4)]
+    lines = ["photo,license,year,caption"]
+    lines += [f"{number:03}.jpg,L{number % 2},{2000 + number},dog" for number in (0, 1, 3, 4)]
     (folder / "in" / "list.csv").write_text("\n".join(lines))
     options = ("--image-column", "photo", "--where", "license = 'L1'", "--with", "scores:facts")
     result = cli("enrich", "in/list.csv", "out", *options)
@@ -157,6 +157,10 @@ def test_a_table_keeps_its_columns_and_a_condition_selects_rows(cli: Cli, folder
         ("001.jpg", "L1", 2001),
         ("003.jpg", "L1", 2003),
     ]
+    next_command = result.stderr.partition("next: sm-train ")[2].strip()
+    packed = cli(*next_command.replace("PACK", "packed").replace("'", "").split())
+    assert "packed 2 samples" in packed.stderr, packed.stderr
+    assert documents(folder / "packed")["000000000"]["columns"]["license"] == "L1"
 
 
 def test_shards_keep_their_samples_and_get_columns(cli: Cli, folder: Path) -> None:
@@ -197,6 +201,14 @@ def test_a_killed_command_resumes_and_each_image_has_its_columns_once(
     assert 0 < len(finished) < 8
     resumed = cli("enrich", "packed", "out", *options)
     assert resumed.returncode == 0, resumed.stderr
+    assert read_tree(folder / "out") == expected
+    # A command that was killed before its clean-up leaves its plan: the next one removes it.
+    (folder / "out" / ".packing").mkdir()
+    (folder / "out" / ".packing" / "plan.json").write_text("{}")
+    (folder / "out" / ".packing" / "source-index.parquet").write_bytes(
+        (folder / "packed" / "index.parquet").read_bytes()
+    )
+    assert cli("enrich", "packed", "out", *options).stderr.startswith("up to date")
     assert read_tree(folder / "out") == expected
     # What was finished is not computed again.
     calls = (folder / "calls.txt").read_text().split()
