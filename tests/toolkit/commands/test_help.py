@@ -40,6 +40,7 @@ def test_examples_of_the_help_text_parse(
     for file in ("run.yaml", "packed/index.parquet"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
+    (tmp_path / "models" / "clip").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     command = command_named(name)
     assert command.examples
