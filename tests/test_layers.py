@@ -40,7 +40,7 @@ LEVELS = {
         {"checkpointing", "lineage", "shared_work", "tracking", "watchdog"},
         {"models"},
         {"packing", "planning"},
-        {"doctor", "enrichment", "script", "training"},
+        {"doctor", "enrichment", "indexing", "script", "training"},
         {"api", "training_process"},
         {"launch", "node_start", "run_entry", "train"},
     ],

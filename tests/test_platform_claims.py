@@ -28,7 +28,8 @@ README_STATEMENTS = {
     ),
     "no GPU, no AWS account": "`--dry-run`, `check --offline` and `cost` need no AWS account",
     "images and captions →": "Packing on Processing builds the same shards",
-    "index existing WebDataset shards": "Every S3 request expects the bucket's owner",
+    "index existing WebDataset shards": "`index` on Processing writes the same index",
+    "make captions, scores or embeddings": "`enrich` on Processing makes the same shards",
     "CloudWatch alarms for a run": "Alarms report lost heartbeats and full disks",
     "least-privilege IAM": "The laptop's policy allows what the commands call, and no more",
     "copy a pretrained model from the Hub to S3": (

@@ -58,6 +58,11 @@ def removal_list(index: str) -> str:
     return f"{index}{_LIST_SUFFIX}"
 
 
+def index_listing(index: str) -> str:
+    """Return where the versions of indexed shards lie, by which `sm-train index` knows new ones."""
+    return f"{index}.listing"
+
+
 def replaced_index(index: str) -> str:
     """Return where the index of shards lies that were rewritten without removed samples."""
     return f"{index}.replaced"

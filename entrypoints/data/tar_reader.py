@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from sm_train.entrypoints.common.rng import Ints
@@ -265,7 +266,41 @@ def scan_tar(path: Path, wanted: Collection[str] = ()) -> TarScan:
         OSError: the file cannot be read.
     """
     with path.open("rb", buffering=0) as file:
-        return _Scanner(file.fileno()).scan(wanted)
+        return scan_bytes(FileBytes(file.fileno()), wanted)
+
+
+class TarBytes(Protocol):
+    """A tar of ``size`` bytes of which any part can be read."""
+
+    size: int
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Return ``size`` bytes from ``offset`` on, fewer at the end."""
+
+
+class FileBytes:
+    """A tar in a file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Return ``size`` bytes from ``offset`` on, fewer at the end."""
+        return os.pread(self._descriptor, size, offset)
+
+
+def scan_bytes(
+    tar: TarBytes,
+    wanted: Collection[str] = (),
+    on_wanted: Callable[[int, int], None] = lambda start, stop: None,
+) -> TarScan:
+    """Scan a tar like :func:`scan_tar`.
+
+    ``on_wanted`` is called with the start and the stop of each file with a ``wanted`` extension
+    that counts, right after its header was read.
+    """
+    return _Scanner(tar).scan(wanted, on_wanted)
 
 
 @dataclass(frozen=True)
@@ -285,9 +320,9 @@ class _Member:
 class _Scanner:
     """One scan of an open tar."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._size = os.fstat(descriptor).st_size
+    def __init__(self, tar: TarBytes) -> None:
+        self._tar = tar
+        self._size = tar.size
         self._buffer, self._buffer_start = b"", 0
         self._damage: list[str] = []
         self._irregularities: list[str] = []
@@ -295,7 +330,7 @@ class _Scanner:
         self._last_name: str | None = None
         self._end = 0
 
-    def scan(self, wanted: Collection[str]) -> TarScan:
+    def scan(self, wanted: Collection[str], on_wanted: Callable[[int, int], None]) -> TarScan:
         """Group the members into samples: consecutive files with the same key.
 
         A file whose extension the sample already has starts another sample of the same key, and
@@ -329,6 +364,7 @@ class _Scanner:
             of_samples[-1] = combinations.setdefault(combination, combination)
             if extension in wanted and wanted_data[-1] == (0, 0):
                 wanted_data[-1] = file.data
+                on_wanted(*file.data)
         return TarScan(
             tuple(keys),
             np.array(starts, np.int64),
@@ -366,7 +402,7 @@ class _Scanner:
                 self._damage.append(self._locate(offset, f"{name} is cut short"))
                 return
             if header.typeflag in _EXTENSION_TYPES:
-                extension = os.pread(self._descriptor, header.size, first)
+                extension = self._tar.pread(header.size, first)
                 override = override.updated(header.typeflag, extension)
             else:
                 self._last_name = header.name
@@ -399,7 +435,7 @@ class _Scanner:
             fault = "cut short, the end mark is incomplete" if is_short else "damaged end mark"
             self._irregularities.append(self._locate(offset, fault))
         first = offset + len(END_MARK)
-        rest = os.pread(self._descriptor, _AFTER_END, first)
+        rest = self._tar.pread(_AFTER_END, first)
         used = len(rest) - len(rest.lstrip(b"\0"))
         start = used // BLOCK * BLOCK
         if rest[start + 257 : start + 262] == b"ustar":
@@ -438,6 +474,6 @@ class _Scanner:
         """Return ``size`` bytes, fewer at the end of the file, through a small read-ahead."""
         at = offset - self._buffer_start
         if not 0 <= at <= len(self._buffer) - size:
-            self._buffer = os.pread(self._descriptor, _READ_AHEAD, offset)
+            self._buffer = self._tar.pread(_READ_AHEAD, offset)
             self._buffer_start, at = offset, 0
         return self._buffer[at : at + size]

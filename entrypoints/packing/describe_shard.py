@@ -1,15 +1,20 @@
-"""Describes a shard that sm-train did not pack, for an index: one pass, tolerant of damage."""
+"""Describes a shard that sm-train did not pack, for an index; tolerant of damage."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm_train.entrypoints.common.digests import file_digest
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import RejectedInput
-from sm_train.entrypoints.data.tar_reader import TarScan, printable_name, scan_tar
+from sm_train.entrypoints.data.tar_reader import (
+    FileBytes,
+    TarBytes,
+    TarScan,
+    printable_name,
+    scan_bytes,
+)
 from sm_train.entrypoints.images.image_header import DecodeError, image_size, is_png
 from sm_train.entrypoints.packing.unusable_samples import (
     COMPRESSED,
@@ -43,19 +48,39 @@ class ShardDescription:
 def describe_shard(
     path: Path, name: str, files: SampleFiles = IMAGE_AND_TEXT, *, find_missing: bool = True
 ) -> ShardDescription:
-    """Find a tar's samples and the dimensions of their images, and compute its digest.
+    """Describe the shard in a file and compute its digest.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        tar = FileBytes(file.fileno())
+        return describe_tar(tar, name, file_digest(file), files, find_missing=find_missing)
+
+
+def describe_tar(
+    tar: TarBytes,
+    name: str,
+    digest: str,
+    files: SampleFiles = IMAGE_AND_TEXT,
+    *,
+    find_missing: bool = True,
+) -> ShardDescription:
+    """Find a tar's samples and the dimensions of their images.
 
     Damage costs only the samples that it touches: each damaged region is one rejected input. An
     image with an unreadable header is listed as 0 × 0, and the data loader skips it. With
     ``find_missing``, such samples and those without one of ``files`` count as unusable.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the tar cannot be read.
     """
-    scan = scan_tar(path, files.image)
-    with path.open("rb") as file:
-        sizes = [_image_size(file.fileno(), start, stop) for start, stop in scan.wanted]
-        digest = file_digest(file)
+    found: list[tuple[int, int]] = []
+    scan = scan_bytes(
+        tar, files.image, lambda start, stop: found.append(_image_size(tar, start, stop))
+    )
+    of_images = iter(found)
+    sizes = [_ABSENT if place == _ABSENT else next(of_images) for place in scan.wanted]
     shard = Shard(
         name=name,
         bytes=scan.bytes,
@@ -65,7 +90,7 @@ def describe_shard(
         widths=tuple(width for _, width in sizes),
         heights=tuple(height for height, _ in sizes),
     )
-    unusable = find_unusable(path, name, scan, files if find_missing else None)
+    unusable = find_unusable(tar, name, scan, files if find_missing else None)
     unreadable = [
         f"{name} {printable_name(key)}"
         for key, place, size in zip(scan.keys, scan.wanted, sizes, strict=True)
@@ -90,15 +115,15 @@ def _offsets(scan: TarScan) -> tuple[int, ...]:
     return (*starts, int(scan.stops[-1]) if starts else 0)
 
 
-def _image_size(descriptor: int, start: int, stop: int) -> tuple[int, int]:
+def _image_size(tar: TarBytes, start: int, stop: int) -> tuple[int, int]:
     """Return an image's height and width; (0, 0) if its header is unreadable."""
-    head = os.pread(descriptor, min(_HEAD_BYTES, stop - start), start)
+    head = tar.pread(min(_HEAD_BYTES, stop - start), start)
     try:
         if not is_png(head):  # a PNG may carry its orientation after the pixels
             return image_size(head)
     except DecodeError:
         pass
     try:
-        return image_size(os.pread(descriptor, stop - start, start))
+        return image_size(tar.pread(stop - start, start))
     except DecodeError:
         return _UNKNOWN_SIZE

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sm_train.entrypoints.common.job_config import CaptionSource
-from sm_train.entrypoints.data.tar_reader import TarError, TarScan, printable_name, sample_members
+from sm_train.entrypoints.data.tar_reader import (
+    TarBytes,
+    TarError,
+    TarScan,
+    printable_name,
+    sample_members,
+)
 from sm_train.entrypoints.sample_metadata.captions import choose_caption
 
 COMPRESSED, SPARSE = "compressed", "sparse"
@@ -59,7 +63,7 @@ def merge_unusable(total: Unusable, found: Unusable) -> None:
         total.setdefault(reason, UnusableSamples()).add(samples.count, samples.first)
 
 
-def find_unusable(path: Path, name: str, scan: TarScan, files: SampleFiles | None) -> Unusable:
+def find_unusable(tar: TarBytes, name: str, scan: TarScan, files: SampleFiles | None) -> Unusable:
     """Return the samples of a scanned shard that cannot be trained on.
 
     A compressed shard counts as one, because its samples are not visible. Without ``files``
@@ -69,45 +73,43 @@ def find_unusable(path: Path, name: str, scan: TarScan, files: SampleFiles | Non
         OSError: the shard cannot be read.
     """
     unusable: Unusable = {}
-    if is_compressed(path):
+    if is_compressed(tar):
         unusable[COMPRESSED] = UnusableSamples(1, [name])
     elif files is not None:
         if scan.sparse:
             unusable[SPARSE] = UnusableSamples()
             unusable[SPARSE].add(len(scan.sparse), [f"{name} {file}" for file in scan.sparse])
-        for reason, sample in _unusable(path, scan, files):
+        for reason, sample in _unusable(tar, scan, files):
             names = [f"{name} {printable_name(sample)}"]
             unusable.setdefault(reason, UnusableSamples()).add(1, names)
     return unusable
 
 
-def is_compressed(path: Path) -> bool:
-    """Return whether a file is a compressed archive."""
-    with path.open("rb") as file:
-        return file.read(max(map(len, _MAGIC))).startswith(_MAGIC)
+def is_compressed(tar: TarBytes) -> bool:
+    """Return whether it is a compressed archive."""
+    return tar.pread(max(map(len, _MAGIC)), 0).startswith(_MAGIC)
 
 
-def _unusable(path: Path, scan: TarScan, files: SampleFiles) -> Iterator[tuple[str, str]]:
+def _unusable(tar: TarBytes, scan: TarScan, files: SampleFiles) -> Iterator[tuple[str, str]]:
     """Yield the reason and the name of each unusable sample; of a dotted name, of each image."""
     repeated = {key for key, times in Counter(scan.keys).items() if times > 1}
-    with path.open("rb", buffering=0) as file:
-        for number, (key, extensions) in enumerate(zip(scan.keys, scan.extensions, strict=True)):
-            has_image = any(extension in files.image for extension in extensions)
-            if has_image and _has_caption(file.fileno(), scan, number, files.caption):
-                continue
-            dotted = [
-                extension for extension in extensions if extension.rpartition(".")[2] in files.image
-            ]
-            if not has_image and dotted:
-                yield from (("dotted-name", f"{key}.{extension}") for extension in dotted)
-            elif key in repeated:
-                yield "separated", key
-            else:
-                yield "no-caption" if has_image else "no-image", key
+    for number, (key, extensions) in enumerate(zip(scan.keys, scan.extensions, strict=True)):
+        has_image = any(extension in files.image for extension in extensions)
+        if has_image and _has_caption(tar, scan, number, files.caption):
+            continue
+        dotted = [
+            extension for extension in extensions if extension.rpartition(".")[2] in files.image
+        ]
+        if not has_image and dotted:
+            yield from (("dotted-name", f"{key}.{extension}") for extension in dotted)
+        elif key in repeated:
+            yield "separated", key
+        else:
+            yield "no-caption" if has_image else "no-image", key
 
 
 def _has_caption(
-    descriptor: int, scan: TarScan, number: int, sources: tuple[CaptionSource, ...]
+    tar: TarBytes, scan: TarScan, number: int, sources: tuple[CaptionSource, ...]
 ) -> bool:
     """Return whether a sample has a caption; a field of a JSON file must hold a text."""
     present = [source for source in sources if source.member in scan.extensions[number]]
@@ -115,7 +117,7 @@ def _has_caption(
         return bool(present)
     start, stop = int(scan.starts[number]), int(scan.stops[number])
     try:
-        _, members = sample_members(memoryview(os.pread(descriptor, stop - start, start)))
+        _, members = sample_members(memoryview(tar.pread(stop - start, start)))
         return choose_caption(members, present, 0.5) is not None
     except (TarError, UnicodeDecodeError, json.JSONDecodeError):
         return False

@@ -152,7 +152,8 @@ class _ProgressLog:
         self._last_logged = now
         rate = progress.done / (now - self._started)
         print(
-            f"{progress.done:,} of {progress.total:,} images, {rate:,.0f} images/s, "
+            f"{progress.done:,} of {progress.total:,} {progress.unit}, "
+            f"{rate:,.{0 if rate >= 10 else 2}f} {progress.unit}/s, "
             f"{progress.rejected:,} rejected",
             flush=True,
         )

@@ -66,7 +66,7 @@ class WorkerPlan:
 class WorkProgress:
     """Progress in inputs; ``bytes`` is the size of the results.
 
-    ``label`` names the pass over the inputs, of which there may be several.
+    ``label`` names the pass over the inputs, of which there may be several, ``unit`` the inputs.
     """
 
     done: int
@@ -74,6 +74,7 @@ class WorkProgress:
     bytes: int
     rejected: int
     label: str = "packing"
+    unit: str = "images"
 
 
 def process_count(work: WorkerPlan, num_items: int, max_processes: int) -> int:

@@ -39,11 +39,12 @@ _START = (
     "python -m {module}"
 )
 
-WorkName = Literal["pack", "enrich"]
+WorkName = Literal["pack", "enrich", "index"]
 
 _MODULES: dict[WorkName, str] = {
     "pack": "sm_train.entrypoints.packing.processing_job",
     "enrich": "sm_train.entrypoints.enrichment.enrichment_job",
+    "index": "sm_train.entrypoints.indexing.indexing_job",
 }
 """Entry points of processing jobs."""
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sm_train.cost.stage import CostStage
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.indexing.index_plan import ListedShard
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.scope import unusual_epochs
 from sm_train.toolkit.index_facts import latents_of
-from sm_train.toolkit.packing.shard_listing import ListedShard
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 FASTFILE_GOOD_BYTES = 150 * 10**6

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.run_file import load
+
+if TYPE_CHECKING:
+    from sm_train.toolkit.packing.index import IndexJob
 
 
 @sm_train_command(
     "sm-train index packed/shards",
-    "sm-train index s3://photos/shards/",
+    "sm-train index s3://photos/shards/ --headers-only",
+    "sm-train index s3://photos/shards/ --on sagemaker --for run.yaml",
+    option_groups={
+        "On SageMaker Processing": [
+            *("--on", "--instances", "--instance", "--dry-run", "--yes"),
+        ],
+    },
 )
 @click.argument("shards", metavar="SHARDS")
 @click.option(
@@ -22,42 +32,87 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     type=click.Path(path_type=Path),
     help="Check the samples for the files that RUN reads: data.image_key, data.caption.",
 )
+@click.option(
+    "--headers-only",
+    is_flag=True,
+    help="Read headers and the heads of images only, in S3 by ranged requests: faster for large "
+    "images.",
+)
+@click.option(
+    "--on", type=click.Choice(["sagemaker"]), help="Run on SageMaker Processing; requires --for."
+)
+@click.option(
+    "--instances",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Requires --on sagemaker. Number of Processing instances.",
+)
+@click.option(
+    "--instance",
+    metavar="TYPE",
+    help="Requires --on sagemaker. Instance type; by default ml.c7i.8xlarge.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Requires --on sagemaker. Show the request without sending it.",
+)
+@click.option("--yes", is_flag=True, help="Requires --on sagemaker. Do not ask for confirmation.")
 @click.pass_obj
-def command(options: dict[str, Any], shards: str, run: Path | None, as_json: bool) -> int:
+def command(options: dict[str, Any], /, **arguments: Any) -> int:
     """Write the index of WebDataset shards.
 
     SHARDS is a folder or an S3 prefix of tars; the index is written next to it.
 
     Each shard is read once, completely. The index lists its size, samples, digest, offsets and
     image sizes, so that training starts immediately, resumes at any sample and fills aspect
-    buckets. It also lists damaged regions.
+    buckets. It also lists damaged regions. Shards that the index describes already are not read
+    again, and an interrupted command resumes with those that are missing.
+
+    --headers-only reads no more than the headers of a tar and the heads of its images. The digest
+    of a shard is then that of its size and version (ETag, or time of modification): damage inside
+    of a file is not noticed.
 
     Samples that cannot be trained on (without image or caption, with a dot in the name, with their
     files apart, compressed) are counted, the first three are named, and the exit code is 3.
     """
-    from sm_train.toolkit.errors import ExitCode
-    from sm_train.toolkit.packing.index import index_folder, index_prefix, sample_check
+    from sm_train.toolkit.errors import ExitCode, UserError
+    from sm_train.toolkit.packing.index import IndexJob, index_shards, sample_check
+    from sm_train.toolkit.packing.pack_arguments import s3_access
     from sm_train.toolkit.packing.pack_report import index_document, print_index_summary
     from sm_train.toolkit.terminal.console import bytes_bar, write_json
 
-    check = sample_check(run)
-    count = os.cpu_count() or 1
+    shards, run = arguments["shards"], arguments["run"]
+    access = s3_access((shards,), options["region"], options["profile"])
+    job = IndexJob(shards, sample_check(run), arguments["headers_only"], access)
+    if arguments["on"]:
+        return _index_on_sagemaker(job, options, arguments)
+    for name in ("dry_run", "yes", "instance"):
+        if arguments[name]:
+            raise UserError(f"--{name.replace('_', '-')}: requires --on sagemaker")
     with bytes_bar("indexing") as progress:
-        if shards.startswith("s3://"):
-            from sm_train.toolkit.aws.session import resolve_region
-
-            region = resolve_region(options["region"], None, options["profile"])
-            result = index_prefix(
-                shards,
-                check,
-                profile=options["profile"],
-                region=region,
-                workers=count,
-                progress=progress,
-            )
-        else:
-            result = index_folder(Path(shards), check, count, progress)
+        result = index_shards(job, os.cpu_count() or 1, progress)
     print_index_summary(result)
-    if as_json:
+    if arguments["as_json"]:
         write_json(index_document(result))
     return ExitCode.PREFLIGHT if result.unusable else ExitCode.OK
+
+
+def _index_on_sagemaker(job: IndexJob, options: dict[str, Any], arguments: dict[str, Any]) -> int:
+    from sm_train.toolkit.aws.session import resolve_region
+    from sm_train.toolkit.costing.price_table import price_table
+    from sm_train.toolkit.errors import ExitCode, UserError
+    from sm_train.toolkit.packing.index_on_sagemaker import index_on_sagemaker
+    from sm_train.toolkit.processing.start_processing import ProcessingOptions
+
+    if arguments["run"] is None:
+        raise UserError(
+            "--on: requires --for RUN, a run file with the role, the bucket and the network"
+        )
+    config = load(arguments["run"])
+    region = resolve_region(options["region"], config.region, options["profile"])
+    names = ("instance", "instances", "dry_run", "yes", "as_json")
+    processing = ProcessingOptions(**{name: arguments[name] for name in names})
+    index_on_sagemaker(job, config, processing, price_table(), region)
+    return ExitCode.OK

@@ -1,62 +1,66 @@
-"""Creates the index of shards that have none, in a local folder or below an S3 prefix."""
+"""Creates the index of shards that have none, in a local folder or below an S3 prefix.
+
+Shards that the present index describes are not read again. An interrupted command resumes with the
+shards that it has not described.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
-from sm_train.entrypoints.common.index_location import (
-    INDEX_NAME,
-    SHARDS_FOLDER,
-    index_path,
-    index_uri,
-)
+from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.job_config import CaptionSource
-from sm_train.entrypoints.data.shard_format import Shard, ShardError
-from sm_train.entrypoints.data.shard_index import (
-    IndexHeader,
-    RejectedInput,
-    ShardIndex,
-    write_index,
+from sm_train.entrypoints.common.signals import raise_on_signals
+from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_index import IndexHeader, RejectedInput, ShardIndex
+from sm_train.entrypoints.indexing.build_index import (
+    describe_shards,
+    finalize,
+    remove_state,
+    replace_index,
+    versions_digest,
 )
-from sm_train.entrypoints.object_store.s3_errors import is_missing
-from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, store_of
-from sm_train.entrypoints.packing.describe_shard import DAMAGED, ShardDescription, describe_shard
+from sm_train.entrypoints.indexing.index_plan import (
+    IndexPlan,
+    ListedShard,
+    SampleCheck,
+    read_index_plan,
+    read_listing,
+)
+from sm_train.entrypoints.object_store.store import S3Access, open_store
+from sm_train.entrypoints.object_store.stream_upload import PART_BYTES
+from sm_train.entrypoints.packing.describe_shard import DAMAGED
+from sm_train.entrypoints.packing.shard_builder import open_index, record_name
 from sm_train.entrypoints.packing.unusable_samples import (
-    COMPRESSED,
-    IMAGE_AND_TEXT,
     SampleFiles,
     Unusable,
     UnusableSamples,
-    merge_unusable,
 )
-from sm_train.entrypoints.shared_work.storage import open_storage
-from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
+from sm_train.entrypoints.shared_work.storage import LocalFolder, Storage
+from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME, SharedWork
+from sm_train.entrypoints.shared_work.worker_pool import (
+    WorkerKilledError,
+    WorkerPlan,
+    WorkProgress,
+)
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
-from sm_train.toolkit.aws.s3 import split_uri
-from sm_train.toolkit.aws.session import open_session
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.shard_listing import (
     COMPRESSED_SUFFIXES,
-    ListedShard,
     list_compressed,
     list_folder,
     list_prefix,
 )
-from sm_train.toolkit.packing.shard_set import ShardSet
+from sm_train.toolkit.packing.shard_set import ShardSet, find_shards_folder
+from sm_train.toolkit.processing.destination_lock import lock_destination
 from sm_train.toolkit.run_file import load
-
-if TYPE_CHECKING:
-    pass
 
 Progress = Callable[[int, int], None]
 """Progress callback ``(bytes_described, bytes_total)``."""
@@ -66,7 +70,8 @@ Progress = Callable[[int, int], None]
 class IndexResult:
     """The index at ``location``; ``up_to_date`` if it existed and needed no change.
 
-    ``unusable`` are samples that cannot be trained on.
+    ``unusable`` are samples that cannot be trained on. ``described`` is the number of shards that
+    the index did not describe before, ``known`` that of the others.
     """
 
     location: str
@@ -74,25 +79,18 @@ class IndexResult:
     damage: tuple[RejectedInput, ...]
     unusable: Unusable
     up_to_date: bool
+    described: int = 0
+    known: int = 0
 
 
 @dataclass(frozen=True)
-class SampleCheck:
-    """Which samples can be trained on: those with ``files``.
+class IndexJob:
+    """The shards at ``address`` to index; see :class:`IndexPlan` for ``headers_only``."""
 
-    ``find_missing`` is false if a function of the user makes files of a sample.
-    """
-
-    files: SampleFiles = IMAGE_AND_TEXT
-    find_missing: bool = True
-
-    def options(self) -> dict[str, Any]:
-        """Return what an index depends on, as JSON values."""
-        return {
-            "image": list(self.files.image),
-            "caption": [asdict(source) for source in self.files.caption],
-            "find_missing": self.find_missing,
-        }
+    address: str
+    check: SampleCheck
+    headers_only: bool
+    access: S3Access
 
 
 def sample_check(run: Path | None) -> SampleCheck:
@@ -109,218 +107,241 @@ def sample_check(run: Path | None) -> SampleCheck:
     return SampleCheck(files, find_missing=data.transform is None)
 
 
-def index_folder(folder: Path, check: SampleCheck, workers: int, progress: Progress) -> IndexResult:
-    """Describe every tar below ``folder`` and write the index next to the folder.
+def index_shards(job: IndexJob, workers: int, progress: Progress) -> IndexResult:
+    """Describe the shards that the index lacks, and write it next to them.
 
     Raises:
-        UserError: the folder does not exist, or has no tar; or the index is no file.
+        UserError: there are no shards, the index is one of other shards, or another command writes
+            to it.
         OSError: something cannot be read or written.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder of shards")
-    if (folder / SHARDS_FOLDER).is_dir():  # the folder that contains the shards folder
-        folder /= SHARDS_FOLDER
-    listed, compressed = list_folder(folder), list_compressed(folder)
-    location = index_path(folder)
-    if location.exists() and not location.is_file():
-        raise UserError(f"{location}: is no file; remove it")
-    _require_settled(str(location.parent), folder.resolve().name, S3Access())
-    contents = _Contents(str(folder), folder.resolve().name, listed, compressed, check)
-    if (current := _load_if_current(location, contents, str(location))) is not None:
-        return _up_to_date(str(location), current)
-    describe = partial(_describe_in_folder, folder, check)
-    final = location.resolve()  # a link is followed
+    with raise_on_signals(), translate_aws_errors(job.address):
+        shards = find_shards_folder(job.address, job.access)
+        plan, current = plan_index(shards, job)
+        if current is not None:
+            return _result(shards, current, up_to_date=True)
+        with lock_destination(plan.state):
+            store_plan(plan)
+            _build(plan, workers, progress)
+        _remove_empty(plan.state)
+        with shards.open_index() as (index, _):
+            return _result(shards, index, described=len(plan.unknown), known=len(plan.known))
+
+
+def _build(plan: IndexPlan, workers: int, progress: Progress) -> None:
+    total = sum(plan.by_name[name].bytes for name in plan.unknown)
+
+    def on_progress(done: WorkProgress) -> None:
+        progress(min(done.bytes, total), total)
+
+    work = WorkerPlan(plan.state, plan.access, workers)
+    try:
+        describe_shards(plan, work, SharedWork(plan.state, is_shared=False), on_progress)
+        header = finalize(plan, partial(_replace, plan))
+    except ShardError as error:
+        raise UserError(str(error)) from None
+    except WorkerKilledError:
+        raise UserError(
+            "a worker process was killed, perhaps because it ran out of memory; run the same "
+            "command to resume",
+            ExitCode.UNEXPECTED,
+        ) from None
+    except KeyboardInterrupt:
+        raise UserError(
+            "interrupted; described shards are kept, run the same command to resume",
+            ExitCode.INTERRUPTED,
+        ) from None
+    if header is None:
+        raise UserError(f"{plan.state.address('')}: a record was removed; run the command again")
+    remove_state(plan)
+
+
+def _replace(plan: IndexPlan, file: IO[bytes]) -> None:
+    """Store the index; a local one keeps its mode, and a link to it is followed."""
+    storage = plan.storage
+    if not isinstance(storage, LocalFolder):
+        replace_index(plan, file)
+        return
+    final = (storage.path / plan.index_file).resolve()
     with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{INDEX_NAME}.") as temporary:
         path = Path(temporary) / INDEX_NAME
-        result = _write(path, contents, describe, workers, progress)
+        with path.open("wb") as copy:
+            while content := file.read(PART_BYTES):
+                copy.write(content)
         if final.exists():
             path.chmod(stat.S_IMODE(final.stat().st_mode))
         path.replace(final)
-    return IndexResult(str(location), *result, up_to_date=False)
 
 
-def index_prefix(
-    uri: str,
-    check: SampleCheck,
-    *,
-    profile: str | None,
-    region: str,
-    workers: int,
-    progress: Progress,
-) -> IndexResult:
-    """Index shards in S3; each is downloaded to a temporary file, described and deleted.
+def _remove_empty(state: Storage) -> None:
+    """Remove the local folders of a plan that is finished."""
+    if isinstance(state, LocalFolder):
+        for folder in (state.path, state.path.parent):
+            with suppress(OSError):  # another plan is in it
+                folder.rmdir()
+
+
+def plan_index(shards: ShardSet, job: IndexJob) -> tuple[IndexPlan, ShardIndex | None]:
+    """Return the plan of an index, and the present index if it needs no change.
 
     Raises:
-        UserError: no tar is below ``uri``, or AWS rejects a request.
+        UserError: there are no shards, or the index is one of other shards.
     """
-    location = index_uri(uri)
-    if location is None:
-        raise UserError(f"{uri}: the index is written next to the shards; move them to a prefix")
-    bucket, prefix = split_uri(uri.rstrip("/") + "/")
-    _, key = split_uri(location)
-    store = store_of(open_session(profile, region))
-    with translate_aws_errors(uri), tempfile.TemporaryDirectory() as folder:
-        name = prefix.rstrip("/").rpartition("/")[2]
-        _require_settled(location.rpartition("/")[0], name, S3Access(profile, region))
-        listing = list_prefix(store, f"s3://{bucket}/{prefix}")
-        compressed = [
-            key.removeprefix(prefix) for key in listing.others if key.endswith(COMPRESSED_SUFFIXES)
-        ]
-        contents = _Contents(uri, name, listing.shards, compressed, check)
-        path = Path(folder) / INDEX_NAME
-        if _download_if_exists(store, bucket, key, path):
-            current = _load_if_current(path, contents, location)
-            if current is not None:
-                return _up_to_date(location, current)
-        describe = partial(_describe_in_s3, profile, region, bucket, prefix, check)
-        result = _write(path, contents, describe, workers, progress)
-        store.upload(path, bucket, key)
-    return IndexResult(location, *result, up_to_date=False)
+    _require_settled(shards)
+    listed, compressed = _list(shards)
+    options = {
+        "samples": job.check.options(),
+        "compressed": list(compressed),
+        "versions": versions_digest(listed),
+    } | ({"headers_only": True} if job.headers_only else {})
+    version = shards.storage.version(shards.index_file)
+    current = _open_current(shards, version)
+    known: frozenset[str] = frozenset()
+    if current is not None:
+        if _is_complete(current, listed, options):
+            return _plan(shards, job, options, listed, known, version), current
+        known = _known(shards, current, listed, options)
+    if not listed:
+        raise UserError(_nothing(shards.address, compressed))
+    return _plan(shards, job, options, listed, known, version), None
 
 
-def _require_settled(address: str, shards: str, access: S3Access) -> None:
-    """Require that no shard in the folder ``shards`` of ``address`` is to be written or deleted.
+def _plan(
+    shards: ShardSet,
+    job: IndexJob,
+    options: dict[str, Any],
+    listed: Sequence[ListedShard],
+    known: frozenset[str],
+    version: str | None,
+) -> IndexPlan:
+    parent = shards.storage.address("").rstrip("/") or "/"
+    return IndexPlan(
+        *(parent, shards.name, job.check, job.headers_only, options, tuple(listed), known, version),
+        shards.access,
+    )
+
+
+def _require_settled(shards: ShardSet) -> None:
+    """Require that no shard in the folder is to be written or deleted.
 
     The index of a finished pack has more than ours.
 
     Raises:
         UserError: `sm-train pack` or `remove` writes to it, or was interrupted.
     """
-    destination = open_storage(address, access)
-    if destination.size(PLAN_NAME) is not None:
+    address = shards.storage.address("").rstrip("/")
+    if shards.storage.size(PLAN_NAME) is not None:
         raise UserError(
-            f"{address}: contains an unfinished pack; finish it with `sm-train pack`, or remove "
-            f"{destination.address(PLAN_NAME)} to index the shards that it wrote"
+            f"{address}: contains unfinished work; finish it with the command that began it, or "
+            f"remove {shards.storage.address(PLAN_NAME)} to index the shards that it wrote"
         )
-    if ShardSet(destination, shards, access).read_list().rewrites:
+    if shards.read_list().rewrites:
         raise UserError(
             f"{address}: samples are being removed from it; finish that with `sm-train remove`"
         )
 
 
-@dataclass(frozen=True)
-class _Contents:
-    """What ``source`` contains, and which of its samples can be trained on.
-
-    ``prefix`` is the last part of ``source``, which the index names.
-    """
-
-    source: str
-    prefix: str
-    listed: Sequence[ListedShard]
-    compressed: Sequence[str]
-    check: SampleCheck
-
-    def options(self) -> dict[str, Any]:
-        """Return what the index stores of it, without the unusable samples."""
-        versions = json.dumps([(shard.name, shard.version) for shard in self.listed]).encode()
-        return {
-            "samples": self.check.options(),
-            "compressed": list(self.compressed),
-            "versions": hashlib.sha256(versions).hexdigest(),
-        }
+def _list(shards: ShardSet) -> tuple[Sequence[ListedShard], Sequence[str]]:
+    """Return the shards, and the names of compressed ones."""
+    if isinstance(shards.storage, LocalFolder):
+        folder = shards.storage.path / shards.name
+        return list_folder(folder), list_compressed(folder)
+    uri = f"{shards.address}/"
+    listing = list_prefix(open_store(shards.access), uri)
+    prefix = uri.removeprefix("s3://").partition("/")[2]
+    names = [key.removeprefix(prefix) for key in listing.others]
+    return listing.shards, [name for name in names if name.endswith(COMPRESSED_SUFFIXES)]
 
 
-def _load_if_current(path: Path, contents: _Contents, location: str) -> ShardIndex | None:
-    """Return the index at ``path``, stored at ``location``, if it lists exactly these shards and
-    the image sizes.
+def _nothing(address: str, compressed: Sequence[str]) -> str:
+    if compressed:
+        return (
+            f"{address}: {compressed[0]} is compressed, as are all of its {len(compressed):,} "
+            "shards; decompress them, as with gunzip"
+        )
+    return f"{address}: no .tar in it; create shards with `sm-train pack`"
+
+
+def _open_current(shards: ShardSet, version: str | None) -> ShardIndex | None:
+    """Return the present index; None if there is none, or it cannot be read.
 
     Raises:
         UserError: it is the index of other shards.
     """
-    try:
-        index = ShardIndex(path)
-        indexed = dict(zip(index.names, index.bytes.tolist(), strict=True))
-    except (OSError, ShardError):
+    if version is None:
         return None
-    if index.header.prefix != contents.prefix:
+    try:
+        index = open_index(shards.storage.read(shards.index_file))
+    except ShardError:
+        return None
+    if index.header.prefix != shards.name:
         raise UserError(
-            f"{location}: is the index of other shards, of {index.header.prefix}/; move it or "
-            f"rename {contents.prefix}/"
+            f"{shards.storage.address(shards.index_file)}: is the index of other shards, of "
+            f"{index.header.prefix}/; move it or rename {shards.name}/"
         )
+    return index
+
+
+def _is_complete(
+    index: ShardIndex, listed: Sequence[ListedShard], options: Mapping[str, Any]
+) -> bool:
+    """Return whether an index lists exactly these shards, and the image sizes."""
+    indexed = dict(zip(index.names, index.bytes.tolist(), strict=True))
     has_sizes = len(index) == 0 or index.image_sizes(0) is not None
     # Shards of `sm-train pack` have all files, and their index more than this one would.
     is_packed = index.header.inputs is not None
-    is_checked = is_packed or contents.options().items() <= index.header.options.items()
-    is_complete = indexed == {shard.name: shard.bytes for shard in contents.listed}
-    return index if has_sizes and is_checked and is_complete else None
+    is_checked = is_packed or options.items() <= index.header.options.items()
+    return has_sizes and is_checked and indexed == {shard.name: shard.bytes for shard in listed}
 
 
-def _up_to_date(location: str, index: ShardIndex) -> IndexResult:
+def _known(
+    shards: ShardSet,
+    index: ShardIndex,
+    listed: Sequence[ListedShard],
+    options: Mapping[str, Any],
+) -> frozenset[str]:
+    """Return the names of the shards that the index describes in the same way."""
+    described = {name: shard for name, (shard, _) in _listing(shards).items()}
+    header = index.header.options
+    same = all(header.get(name) == options.get(name) for name in ("samples", "headers_only"))
+    # Without a listing of this very index nothing is known of its shards.
+    if not same or header.get("versions") != versions_digest(described.values()):
+        return frozenset()
+    return frozenset(shard.name for shard in listed if described.get(shard.name) == shard)
+
+
+def _listing(shards: ShardSet) -> dict[str, tuple[ListedShard, Unusable]]:
+    return read_listing(shards.storage, shards.index_file)
+
+
+def store_plan(plan: IndexPlan) -> None:
+    """Store a plan; records of an unfinished one stay if they describe the same shards.
+
+    The destination must be locked.
+    """
+    try:
+        earlier = read_index_plan(plan.state, plan.access)
+    except FileNotFoundError:
+        earlier = None
+    if earlier is not None:
+        same = (earlier.check, earlier.headers_only) == (plan.check, plan.headers_only)
+        for name in earlier.unknown:
+            if not same or plan.by_name.get(name) != earlier.by_name[name]:
+                plan.state.remove(record_name(name))
+    plan.store()
+
+
+def _result(
+    shards: ShardSet,
+    index: ShardIndex,
+    *,
+    up_to_date: bool = False,
+    described: int = 0,
+    known: int = 0,
+) -> IndexResult:
     stored = index.header.options.get("unusable", {})
     unusable = {reason: UnusableSamples(**samples) for reason, samples in stored.items()}
     # A pack also lists the images that it rejected.
     damage = tuple(item for item in index.rejected() if item.reason == DAMAGED)
-    return IndexResult(location, index.header, damage, unusable, up_to_date=True)
-
-
-def _write(
-    path: Path,
-    contents: _Contents,
-    describe: Callable[[str], ShardDescription],
-    workers: int,
-    progress: Progress,
-) -> tuple[IndexHeader, tuple[RejectedInput, ...], Unusable]:
-    """Describe the shards in parallel and write their index.
-
-    Return its header, the damage and the unusable samples.
-    """
-    listed, compressed = contents.listed, contents.compressed
-    if not listed:
-        if compressed:
-            raise UserError(
-                f"{contents.source}: {compressed[0]} is compressed, as are all of its "
-                f"{len(compressed):,} shards; decompress them, as with gunzip"
-            )
-        raise UserError(f"{contents.source}: no .tar in it; create shards with `sm-train pack`")
-    damage: list[RejectedInput] = []
-    unusable: Unusable = {}
-    if compressed:
-        merge_unusable(
-            unusable, {COMPRESSED: UnusableSamples(len(compressed), list(compressed[:3]))}
-        )
-    options = contents.options()
-    total, done = sum(shard.bytes for shard in listed), 0
-
-    def described_shards() -> Iterator[Shard]:
-        nonlocal done
-        with ProcessPoolExecutor(
-            min(workers, len(listed)), mp_context=get_context("spawn")
-        ) as pool:
-            for description in pool.map(describe, [shard.name for shard in listed]):
-                damage.extend(description.rejected)
-                merge_unusable(unusable, description.unusable)
-                done += description.shard.bytes
-                progress(done, total)
-                yield description.shard
-        options["unusable"] = {reason: asdict(samples) for reason, samples in unusable.items()}
-
-    # write_index reads `damage` and `options` after the shards, when they are complete.
-    write_index(path, described_shards(), damage, options=options, prefix=contents.prefix)
-    return ShardIndex(path).header, tuple(damage), unusable
-
-
-def _describe_in_folder(folder: Path, check: SampleCheck, name: str) -> ShardDescription:
-    return describe_shard(folder / name, name, check.files, find_missing=check.find_missing)
-
-
-def _describe_in_s3(
-    profile: str | None, region: str, bucket: str, prefix: str, check: SampleCheck, name: str
-) -> ShardDescription:
-    store = store_of(open_session(profile, region))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "shard.tar"
-        store.download(bucket, prefix + name, path)
-        return describe_shard(path, name, check.files, find_missing=check.find_missing)
-
-
-def _download_if_exists(store: ObjectStore, bucket: str, key: str, path: Path) -> bool:
-    from botocore.exceptions import ClientError
-
-    try:
-        store.download(bucket, key, path)
-    except ClientError as error:
-        if is_missing(error):
-            return False
-        raise
-    return True
+    location = shards.storage.address(shards.index_file)
+    return IndexResult(location, index.header, damage, unusable, up_to_date, described, known)

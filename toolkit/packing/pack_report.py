@@ -83,7 +83,8 @@ class IndexDocument(TypedDict):
     """The output of ``index --json``.
 
     ``unusable`` are the samples that cannot be trained on, by reason: ``no-image``, ``no-caption``,
-    ``dotted-name``, ``separated``, and ``gzip`` for whole shards.
+    ``dotted-name``, ``separated``, and ``gzip`` for whole shards. ``described`` is the number of
+    shards that the index did not describe before.
     """
 
     index: str
@@ -92,6 +93,7 @@ class IndexDocument(TypedDict):
     bytes: int
     damaged: list[DamageDocument]
     unusable: dict[str, UnusableDocument]
+    described: int
     up_to_date: bool
 
 
@@ -258,6 +260,7 @@ def print_index_summary(result: IndexResult) -> None:
     lines = [
         f"{result.location} {verb}: {header.samples:,} samples in {header.shards:,} shards "
         f"({header.bytes / 1e6:,.1f} MB)"
+        + (f", of which {result.described:,} were read" if result.known else "")
     ]
     lines += [
         f"damaged: {item.source}: {item.detail}" for item in result.damage[:_MAX_NAMED_DAMAGE]
@@ -285,6 +288,7 @@ def index_document(result: IndexResult) -> IndexDocument:
             reason: {"count": samples.count, "first": samples.first}
             for reason, samples in result.unusable.items()
         },
+        "described": result.described,
         "up_to_date": result.up_to_date,
     }
 

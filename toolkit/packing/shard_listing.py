@@ -5,30 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.data.shard_format import SUFFIX, find_shards
+from sm_train.entrypoints.indexing.index_plan import ListedShard
 from sm_train.entrypoints.object_store.store import ObjectStore
 from sm_train.toolkit.aws.s3 import split_uri
 
-if TYPE_CHECKING:
-    pass
-
-
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz")
 """Names of compressed shards, in which no sample can be found by its offset."""
-
-
-@dataclass(frozen=True)
-class ListedShard:
-    """A shard: its path below the data set's folder or prefix, and its size in bytes.
-
-    ``version`` changes with its content: the time of its modification in a folder, the ETag in S3.
-    """
-
-    name: str
-    bytes: int
-    version: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from sm_train.entrypoints.common.index_location import (
     INDEX_NAME,
     SHARDS_FOLDER,
     index_name,
+    index_uri,
     removal_list,
     replaced_index,
 )
@@ -123,6 +124,34 @@ def find_shard_set(address: str, access: S3Access) -> ShardSet:
         return ShardSet(storage, SHARDS_FOLDER, access)
     parent, name = _split(address)
     return ShardSet(open_storage(parent, access), name, access)
+
+
+def find_shards_folder(address: str, access: S3Access) -> ShardSet:
+    """Return the shards in a folder or prefix, or in the folder ``shards`` in it.
+
+    They need no index.
+
+    Raises:
+        UserError: it does not exist, or no index can lie next to it.
+    """
+    if address.startswith("s3://"):
+        if index_uri(address) is None:
+            raise UserError(
+                f"{address}: the index is written next to the shards; move them to a prefix"
+            )
+        parent, name = _split(address)
+        return ShardSet(open_storage(parent, access), name, access)
+    folder = Path(address)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder of shards")
+    if (folder / SHARDS_FOLDER).is_dir():  # the folder that contains the shards folder
+        folder /= SHARDS_FOLDER
+    parent, name = _split(str(folder))
+    shards = ShardSet(open_storage(parent, access), name, access)
+    location = Path(parent) / shards.index_file
+    if location.exists() and not location.is_file():
+        raise UserError(f"{location}: is no file; remove it")
+    return shards
 
 
 def _split(address: str) -> tuple[str, str]:

@@ -34,6 +34,7 @@ def test_index_of_a_folder_is_written_next_to_it(cli: Cli, tmp_path: Path) -> No
         "samples": 8,
         "damaged": [],
         "unusable": {},
+        "described": 3,
         "up_to_date": False,
         "bytes": sum(path.stat().st_size for path in (tmp_path / "shards").rglob("*.tar")),
     }

@@ -1,0 +1,200 @@
+"""The plan of an index, stored next to it: the shards to describe, and what is known already.
+
+A shard is known by its name, size and version: the index has described it. Every other one gets a
+record, an index of this shard alone. All records together with what is known make the index.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sm_train.entrypoints.common.index_location import index_listing, index_name
+from sm_train.entrypoints.common.job_config import CaptionSource
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.packing.unusable_samples import (
+    IMAGE_AND_TEXT,
+    SampleFiles,
+    Unusable,
+    UnusableSamples,
+)
+from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
+from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
+
+STATE = ".indexing"
+"""Folder next to the shards that holds the plans of unfinished indices."""
+
+_LISTING_SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.string()),
+        pa.field("bytes", pa.int64()),
+        pa.field("version", pa.string()),
+        pa.field("unusable", pa.string()),
+    ]
+)
+"""Shards of an index, and their unusable samples as a JSON object."""
+
+
+@dataclass(frozen=True)
+class ListedShard:
+    """A shard: its path below the data set's folder or prefix, and its size in bytes.
+
+    ``version`` changes with its content: the time of its modification in a folder, the ETag in S3.
+    """
+
+    name: str
+    bytes: int
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class SampleCheck:
+    """Which samples can be trained on: those with ``files``.
+
+    ``find_missing`` is false if a function of the user makes files of a sample.
+    """
+
+    files: SampleFiles = IMAGE_AND_TEXT
+    find_missing: bool = True
+
+    def options(self) -> dict[str, Any]:
+        """Return what an index depends on, as JSON values."""
+        return {
+            "image": list(self.files.image),
+            "caption": [asdict(source) for source in self.files.caption],
+            "find_missing": self.find_missing,
+        }
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> SampleCheck:
+        """Return what :meth:`options` has returned."""
+        caption = tuple(CaptionSource(**source) for source in options["caption"])
+        return cls(SampleFiles(tuple(options["image"]), caption), options["find_missing"])
+
+
+@dataclass(frozen=True)
+class IndexPlan:
+    """The shards ``listed`` in the folder ``name`` of the storage at ``parent``.
+
+    ``known`` are the names of those that the index has described already, which has ``version``,
+    None if there is none. ``options`` are those of the index. With ``headers_only`` nothing is read
+    of a tar but its headers and the heads of its images, and the digest of a shard is made of its
+    version.
+    """
+
+    parent: str
+    name: str
+    check: SampleCheck
+    headers_only: bool
+    options: dict[str, Any]
+    listed: tuple[ListedShard, ...]
+    known: frozenset[str]
+    version: str | None
+    access: S3Access = field(compare=False)
+
+    @property
+    def storage(self) -> Storage:
+        """Where the shards and their index are."""
+        return open_storage(self.parent, self.access)
+
+    @property
+    def state(self) -> Storage:
+        """Where the plan and the records are."""
+        return state_storage(self.parent, self.name, self.access)
+
+    @property
+    def index_file(self) -> str:
+        """The index's name in the storage."""
+        return index_name(self.name)
+
+    @cached_property
+    def by_name(self) -> dict[str, ListedShard]:
+        """The shards by their names."""
+        return {shard.name: shard for shard in self.listed}
+
+    @cached_property
+    def unknown(self) -> list[str]:
+        """The names of the shards to describe."""
+        return [shard.name for shard in self.listed if shard.name not in self.known]
+
+    def store(self) -> None:
+        """Store the plan."""
+        document = {
+            "parent": self.parent,
+            "name": self.name,
+            "check": self.check.options(),
+            "headers_only": self.headers_only,
+            "options": self.options,
+            "listed": [list(vars(shard).values()) for shard in self.listed],
+            "known": sorted(self.known),
+            "version": self.version,
+        }
+        write_file(self.state, PLAN_NAME, json.dumps(document).encode())
+
+
+def state_storage(parent: str, name: str, access: S3Access) -> Storage:
+    """Return where the plan of an index of the shards ``name`` is."""
+    return open_storage(f"{parent.rstrip('/')}/{STATE}/{name}", access)
+
+
+def read_index_plan(state: Storage, access: S3Access) -> IndexPlan:
+    """Return the stored plan.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    document = json.loads(state.read(PLAN_NAME))
+    return IndexPlan(
+        document["parent"],
+        document["name"],
+        SampleCheck.from_options(document["check"]),
+        document["headers_only"],
+        document["options"],
+        tuple(ListedShard(*shard) for shard in document["listed"]),
+        frozenset(document["known"]),
+        document["version"],
+        access,
+    )
+
+
+def write_listing(plan: IndexPlan, unusable: Sequence[Unusable]) -> None:
+    """Store the versions of all shards, and the unusable samples of each in order."""
+    rows = [
+        vars(shard) | {"unusable": encode_unusable(samples)}
+        for shard, samples in zip(plan.listed, unusable, strict=True)
+    ]
+    content = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, _LISTING_SCHEMA), content, compression="zstd")
+    write_file(plan.storage, index_listing(plan.index_file), content.getvalue())
+
+
+def read_listing(storage: Storage, index_file: str) -> dict[str, tuple[ListedShard, Unusable]]:
+    """Return the shards that an index describes; none if that is not known."""
+    try:
+        content = storage.read(index_listing(index_file))
+        rows = pq.read_table(io.BytesIO(content)).to_pylist()
+    except (FileNotFoundError, NotADirectoryError, pa.ArrowException):
+        return {}
+    return {
+        row["name"]: (
+            ListedShard(row["name"], row["bytes"], row["version"]),
+            decode_unusable(row["unusable"]),
+        )
+        for row in rows
+    }
+
+
+def encode_unusable(unusable: Unusable) -> str:
+    """Return unusable samples as JSON."""
+    return json.dumps({reason: asdict(samples) for reason, samples in unusable.items()})
+
+
+def decode_unusable(text: str) -> Unusable:
+    """Return what :func:`encode_unusable` has encoded."""
+    return {reason: UnusableSamples(**samples) for reason, samples in json.loads(text).items()}
