@@ -9,7 +9,7 @@ from __future__ import annotations
 import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -115,7 +115,9 @@ def index_shards(job: IndexJob, workers: int, progress: Progress) -> IndexResult
             to it.
         OSError: something cannot be read or written.
     """
-    with raise_on_signals(), translate_aws_errors(job.address):
+    is_remote = job.address.startswith("s3://")  # boto3 is not part of the base installation
+    translate = translate_aws_errors(job.address) if is_remote else nullcontext()
+    with raise_on_signals(), translate:
         shards = find_shards_folder(job.address, job.access)
         plan, current = plan_index(shards, job)
         if current is not None:
