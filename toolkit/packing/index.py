@@ -309,7 +309,12 @@ def _known(
     # Without a listing of this very index nothing is known of its shards.
     if not same or header.get("versions") != versions_digest(described.values()):
         return frozenset()
-    return frozenset(shard.name for shard in listed if described.get(shard.name) == shard)
+    indexed = {*index.names}  # `sm-train remove` replaces shards of an index
+    return frozenset(
+        shard.name
+        for shard in listed
+        if described.get(shard.name) == shard and shard.name in indexed
+    )
 
 
 def _listing(shards: ShardSet) -> dict[str, tuple[ListedShard, Unusable]]:

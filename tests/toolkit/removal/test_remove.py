@@ -165,10 +165,13 @@ def test_shards_of_others_lose_samples_by_their_keys(cli: Cli, packed: Path) -> 
     assert sorted(path.name for path in folder.parent.iterdir()) == [
         "train",
         "train.index.parquet",
+        "train.index.parquet.listing",
         "train.index.parquet.removed",
         "train.index.parquet.replaced",
     ]
     assert "000000003" not in ShardIndex(folder.parent / "train.index.parquet").keys(0)
+    again = cli("index", "data/train", "--json")
+    assert json.loads(again.stdout)["described"] == 1, again.stderr
 
 
 def test_packing_never_adds_them_again(cli: Cli, packed: Path, tmp_path: Path) -> None:
