@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import islice
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.data.shard_format import Shard
@@ -30,7 +29,6 @@ from sm_train.entrypoints.enrichment.table_parts import enrich_part, read_summar
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.object_store.s3_errors import is_aborted_upload
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.object_store.stream_upload import PART_BYTES
 from sm_train.entrypoints.packing.shard_builder import (
     BuiltShard,
     InputReader,
@@ -46,12 +44,13 @@ from sm_train.entrypoints.sample_metadata.column_types import (
     type_of,
 )
 from sm_train.entrypoints.shared_work.state_files import StateFiles
-from sm_train.entrypoints.shared_work.storage import open_storage, write_file
+from sm_train.entrypoints.shared_work.storage import open_storage, store_file, write_file
 from sm_train.entrypoints.shared_work.work_stages import (
     PLAN_NAME,
     STATE_FOLDER,
     SharedWork,
     Stage,
+    in_groups,
     split_parts,
 )
 from sm_train.entrypoints.shared_work.worker_pool import (
@@ -201,21 +200,17 @@ def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
                     writer.add(_with_columns(built.shard, types, plan.function["function"]))
             for item in source.rejected():
                 writer.reject(item)
-        file.seek(0)
         if source.header.inputs is not None:
             packed = open_storage(plan.origin.address, plan.access)
             fingerprints = (source.header.inputs, *source.header.appended)
             copy_packed_inputs(packed, plan.destination, plan.access, fingerprints)
-        with plan.destination.atomic_writer(INDEX_NAME) as sink:
-            while content := file.read(PART_BYTES):
-                sink.write(content)
+        store_file(plan.destination, INDEX_NAME, file)
     return EnrichmentResult.of(summaries, _NAMED_FAILURES)
 
 
 def _records(plan: EnrichmentPlan) -> Iterator[BuiltShard | None]:
     with ThreadPoolExecutor(_READS) as pool:
-        names = iter(plan.parts)
-        while group := list(islice(names, _READS)):
+        for group in in_groups(plan.parts, _READS):
             yield from pool.map(partial(read_record, destination=plan.destination), group)
 
 

@@ -24,6 +24,7 @@ from sm_train.entrypoints.enrichment.enrichment_batch import (
     call_function,
 )
 from sm_train.entrypoints.images.image_header import DecodeError
+from sm_train.entrypoints.shared_work.work_stages import in_groups
 
 OPTION = "--with"
 
@@ -89,7 +90,7 @@ class ColumnMaker:
             EnrichmentError: the function failed.
         """
         function = _load_function(self.function, self.code, self.cores)
-        groups = _groups(items, self.batch_size)
+        groups = in_groups(items, self.batch_size)
         pending: deque[tuple[Sequence[_Item], list[Future[LoadedImage]]]] = deque()
         with ThreadPoolExecutor(threads) as pool:
 
@@ -151,12 +152,6 @@ class ColumnMaker:
                     f"{self.function}: column {name}: {image.name} has it already; return it under "
                     "another name"
                 )
-
-
-def _groups(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    iterator = iter(items)
-    while group := list(islice(iterator, size)):
-        yield group
 
 
 def _result(future: Future[LoadedImage]) -> LoadedImage | DecodeError:

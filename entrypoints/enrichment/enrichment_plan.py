@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -25,6 +24,7 @@ from sm_train.entrypoints.packing.plan_files import (
     PlannedInputs,
     partition_names,
 )
+from sm_train.entrypoints.packing.stored_plan import copy_partitions
 from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
 from sm_train.entrypoints.shared_work.work_stages import (
@@ -32,6 +32,7 @@ from sm_train.entrypoints.shared_work.work_stages import (
     LEASES_FOLDER,
     PLAN_NAME,
     STATE_FOLDER,
+    read_plan_document,
 )
 
 TABLE_FOLDER = "table"
@@ -44,9 +45,6 @@ INPUTS_FOLDER = f"{STATE_FOLDER}/inputs"
 SOURCE_INDEX = f"{STATE_FOLDER}/source-{INDEX_NAME}"
 SOURCE_REMOVALS = f"{STATE_FOLDER}/source-removals"
 """Copies of what describes the source, as it was when the work began."""
-
-_COPIES = 8
-"""Files of a plan that are copied at the same time."""
 
 _MIN_ROWS, _MAX_ROWS = 1024, 8192
 """Images of a Parquet file. A file is made by one process; its rows are in memory."""
@@ -162,42 +160,23 @@ def source_index(plan: EnrichmentPlan) -> ShardIndex:
     return _open_index(plan.destination.address(""), plan.access)[1]
 
 
-def store_plan(
-    plan: EnrichmentPlan,
-    files: dict[str, bytes] | None,
-    folder: Path | None,
-    started_ns: int,
-) -> None:
-    """Store a plan in the destination, after what it refers to.
+def store_sources(plan: EnrichmentPlan, files: dict[str, bytes], folder: Path | None) -> None:
+    """Store what a plan refers to: ``files`` by their names, or the files of images in ``folder``.
 
-    That is ``files`` by their names, or the files of images in ``folder``.
+    It comes before the plan.
     """
-    destination = plan.destination
-
-    def copy(name: str) -> None:
-        assert folder is not None
-        write_file(destination, f"{INPUTS_FOLDER}/{name}", (folder / name).read_bytes())
-
     if folder is not None:
         assert isinstance(plan.origin, TableSource)
-        with ThreadPoolExecutor(_COPIES) as pool:
-            for _ in pool.map(copy, partition_names(INPUTS, plan.origin.images)):
-                pass
-    for name, content in (files or {}).items():
-        write_file(destination, name, content)
+        names = partition_names(INPUTS, plan.origin.images)
+        copy_partitions(folder, names, plan.destination, INPUTS_FOLDER)
+    for name, content in files.items():
+        write_file(plan.destination, name, content)
+
+
+def store_plan(plan: EnrichmentPlan, started_ns: int) -> None:
+    """Store a plan in the destination."""
     document = plan.identity | {"code": list(plan.code), "started_ns": started_ns}
-    write_file(destination, PLAN_NAME, json.dumps(document).encode())
-
-
-def read_document(destination: Storage) -> dict[str, Any] | None:
-    """Return what is stored of the plan of unfinished work; None if there is none."""
-    try:
-        document: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        return {}
-    return document
+    write_file(plan.destination, PLAN_NAME, json.dumps(document).encode())
 
 
 def read_enrichment(destination: Storage, access: S3Access) -> EnrichmentPlan:
@@ -206,7 +185,7 @@ def read_enrichment(destination: Storage, access: S3Access) -> EnrichmentPlan:
     Raises:
         FileNotFoundError: there is none.
     """
-    document = read_document(destination)
+    document = read_plan_document(destination)
     if document is None:
         raise FileNotFoundError(2, "no such plan", destination.address(PLAN_NAME))
     origin = dict(document["origin"])

@@ -39,9 +39,8 @@ from sm_train.entrypoints.shared_work.worker_pool import ProgressCallback
 
 @dataclass(frozen=True)
 class _ShardSample:
-    """A sample of the old shard: its number, its files by extension, and its JSON file."""
+    """A sample of the old shard: its key, its files by extension, and its JSON file."""
 
-    number: int
     key: str
     members: Mapping[str, bytes]
     document: dict[str, Any]
@@ -112,10 +111,10 @@ def _samples(
     origin: ShardSource, plan: EnrichmentPlan, old: Shard, kept: list[int]
 ) -> Iterator[_ShardSample]:
     storage = open_storage(origin.address, plan.access)
-    for number, part in read_samples(storage, f"{origin.name}/{old.name}", old, kept):
+    for _, part in read_samples(storage, f"{origin.name}/{old.name}", old, kept):
         key, members = sample_members(part)
         contents = {extension: bytes(content) for extension, content in members.items()}
-        yield _ShardSample(number, key, contents, _document(contents.get("json")))
+        yield _ShardSample(key, contents, _document(contents.get("json")))
 
 
 def _document(content: bytes | None) -> dict[str, Any]:

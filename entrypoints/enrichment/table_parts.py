@@ -20,10 +20,10 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
 )
 from sm_train.entrypoints.enrichment.part_summary import PartSummary
 from sm_train.entrypoints.images.image_header import DecodeError
-from sm_train.entrypoints.object_store.stream_upload import PART_BYTES
 from sm_train.entrypoints.packing.plan import PackInput
 from sm_train.entrypoints.packing.reencode import decode_srgb
 from sm_train.entrypoints.packing.shard_builder import InputReader, read_caption, read_input
+from sm_train.entrypoints.shared_work.storage import store_file
 from sm_train.entrypoints.shared_work.worker_pool import ProgressCallback
 
 SUMMARY_KEY = b"sm-train"
@@ -59,12 +59,9 @@ def enrich_part(
     table = _table(rows, [*summary.columns], maker.function).replace_schema_metadata(
         {SUMMARY_KEY: json.dumps(summary.as_dict())}
     )
-    name = f"{TABLE_FOLDER}/{part}"
-    with tempfile.TemporaryFile() as file, plan.destination.atomic_writer(name) as sink:
+    with tempfile.TemporaryFile() as file:
         pq.write_table(table, file, compression="zstd")
-        file.seek(0)
-        while content := file.read(PART_BYTES):
-            sink.write(content)
+        store_file(plan.destination, f"{TABLE_FOLDER}/{part}", file)
 
 
 def read_summary(plan: EnrichmentPlan, part: str) -> PartSummary | None:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 from blake3 import blake3
 from sm_train.entrypoints.common.index_location import INDEX_NAME
@@ -36,7 +35,6 @@ from sm_train.entrypoints.indexing.index_plan import (
 )
 from sm_train.entrypoints.object_store.object_bytes import ObjectBytes
 from sm_train.entrypoints.object_store.store import S3Access, open_store
-from sm_train.entrypoints.object_store.stream_upload import PART_BYTES
 from sm_train.entrypoints.packing.describe_shard import (
     ShardDescription,
     describe_shard,
@@ -50,7 +48,13 @@ from sm_train.entrypoints.packing.unusable_samples import (
     merge_unusable,
 )
 from sm_train.entrypoints.shared_work.state_files import StateFiles
-from sm_train.entrypoints.shared_work.storage import LocalFolder, S3Prefix, open_storage, write_file
+from sm_train.entrypoints.shared_work.storage import (
+    LocalFolder,
+    S3Prefix,
+    open_storage,
+    store_file,
+    write_file,
+)
 from sm_train.entrypoints.shared_work.work_stages import (
     ENDED_NAME,
     LEASES_FOLDER,
@@ -58,6 +62,7 @@ from sm_train.entrypoints.shared_work.work_stages import (
     STATE_FOLDER,
     SharedWork,
     Stage,
+    in_groups,
     split_parts,
 )
 from sm_train.entrypoints.shared_work.worker_pool import (
@@ -72,20 +77,12 @@ from sm_train.entrypoints.shared_work.worker_pool import (
 _READS = 32
 """Records that are read at the same time."""
 
-_Item = TypeVar("_Item")
-
 
 class IndexChangedError(ShardError):
     """Another command has written the index."""
 
     def __init__(self, address: str) -> None:
         super().__init__(f"{address}: another command has written it; run this again")
-
-
-def _groups(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    iterator = iter(items)
-    while group := list(islice(iterator, size)):
-        yield group
 
 
 def describe_shards(
@@ -263,16 +260,14 @@ def replace_index(plan: IndexPlan, file: IO[bytes]) -> None:
         if not plan.storage.replace_if(plan.index_file, file, plan.version):
             raise IndexChangedError(plan.storage.address(plan.index_file))
         return
-    with plan.storage.atomic_writer(plan.index_file) as sink:
-        while content := file.read(PART_BYTES):
-            sink.write(content)
+    store_file(plan.storage, plan.index_file, file)
 
 
 def _entries(plan: IndexPlan) -> Iterator[_Entry | None]:
     """Yield what is known of each shard in order, and what records say; None for a missing one."""
     known = _KnownShards(plan) if plan.known else None
     with ThreadPoolExecutor(_READS) as pool:
-        for group in _groups(plan.listed, _READS):
+        for group in in_groups(plan.listed, _READS):
             unknown = [shard.name for shard in group if shard.name not in plan.known]
             found = pool.map(partial(_read_record, plan), unknown)
             records = dict(zip(unknown, found, strict=True))

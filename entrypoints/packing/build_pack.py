@@ -19,7 +19,6 @@ from itertools import groupby
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
-from sm_train.entrypoints.object_store.stream_upload import PART_BYTES
 from sm_train.entrypoints.packing.deduplicate import (
     DROPPED_NAME,
     DUPLICATES_FOLDER,
@@ -33,7 +32,7 @@ from sm_train.entrypoints.packing.shard_builder import open_index, read_record, 
 from sm_train.entrypoints.packing.shard_workers import ShardTask, build_in_parallel, split_cores
 from sm_train.entrypoints.packing.stored_plan import DIGESTS_FOLDER, PackPlan
 from sm_train.entrypoints.shared_work.state_files import StateFiles
-from sm_train.entrypoints.shared_work.storage import S3Prefix, Storage
+from sm_train.entrypoints.shared_work.storage import S3Prefix, Storage, store_file
 from sm_train.entrypoints.shared_work.work_stages import (
     ENDED_NAME,
     LEASES_FOLDER,
@@ -212,10 +211,7 @@ def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
             for item in merge_rejected(of_packed, pack.rejected, of_shards):
                 writer.reject(item)
         if samples:
-            index.seek(0)
-            with destination.atomic_writer(INDEX_NAME) as sink:
-                while content := index.read(PART_BYTES):
-                    sink.write(content)
+            store_file(destination, INDEX_NAME, index)
     return PackTotals(samples, reasons)
 
 

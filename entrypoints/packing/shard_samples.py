@@ -8,7 +8,7 @@ from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.data.tar_reader import TarError, sample_members
 from sm_train.entrypoints.shared_work.storage import Storage
 
-READ_BYTES = 16 * 2**20
+_READ_BYTES = 16 * 2**20
 """Bytes of neighboring samples that are read with one request."""
 
 
@@ -52,7 +52,7 @@ def _groups(offsets: Sequence[int], kept: Sequence[int]) -> Iterator[list[int]]:
     group: list[int] = []
     for number in kept:
         is_next = group and number == group[-1] + 1
-        if group and (not is_next or offsets[number + 1] - offsets[group[0]] > READ_BYTES):
+        if group and (not is_next or offsets[number + 1] - offsets[group[0]] > _READ_BYTES):
             yield group
             group = []
         group.append(number)

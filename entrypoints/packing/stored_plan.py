@@ -154,16 +154,21 @@ def store_plan(
     write_file(destination, PLAN_NAME, json.dumps(document).encode())
     header = f"{pack.folder}/{HEADER_FILE}"
     if destination.size(header) is None:
-
-        def copy(name: str) -> None:
-            write_file(destination, f"{pack.folder}/{name}", (folder / name).read_bytes())
-
-        with ThreadPoolExecutor(_COPIES) as pool:
-            for _ in pool.map(copy, pack.partitions):
-                pass
+        copy_partitions(folder, pack.partitions, destination, pack.folder)
         # The header is the last file: with a header, the inputs are complete.
         write_file(destination, header, _header(pack))
     return read_plan(destination, access), started_ns
+
+
+def copy_partitions(folder: Path, names: Iterable[str], destination: Storage, target: str) -> None:
+    """Copy files of a plan from a local folder to the folder ``target`` of the destination."""
+
+    def copy(name: str) -> None:
+        write_file(destination, f"{target}/{name}", (folder / name).read_bytes())
+
+    with ThreadPoolExecutor(_COPIES) as pool:
+        for _ in pool.map(copy, names):
+            pass
 
 
 def read_start(destination: Storage, default_ns: int) -> int:

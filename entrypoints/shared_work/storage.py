@@ -19,7 +19,11 @@ from typing import IO, Protocol
 from sm_train.entrypoints.leases.lease_files import LeaseFiles, LocalLeaseFiles, S3LeaseFiles
 from sm_train.entrypoints.object_store.object_file import open_object
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, open_store
-from sm_train.entrypoints.object_store.stream_upload import DescriptorSink, ShardSink
+from sm_train.entrypoints.object_store.stream_upload import (
+    PART_BYTES,
+    DescriptorSink,
+    ShardSink,
+)
 
 
 class Storage(Protocol):
@@ -93,6 +97,14 @@ def write_file(storage: Storage, name: str, content: bytes) -> None:
     """Write a file atomically."""
     with storage.atomic_writer(name) as sink:
         sink.write(content)
+
+
+def store_file(storage: Storage, name: str, file: IO[bytes]) -> None:
+    """Write the content of ``file`` atomically, a part at a time."""
+    file.seek(0)
+    with storage.atomic_writer(name) as sink:
+        while content := file.read(PART_BYTES):
+            sink.write(content)
 
 
 def read_uri(address: str, access: S3Access) -> bytes:

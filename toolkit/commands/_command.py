@@ -141,7 +141,7 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         sections |= {heading: [] for heading in self._option_groups} | {"Global options": []}
-        for parameter in self.get_params(ctx):
+        for parameter in sorted(self.get_params(ctx), key=self._position):
             is_option = isinstance(parameter, click.Option)
             record = parameter.get_help_record(ctx) if is_option else None
             if record is not None:
@@ -150,6 +150,11 @@ class Command(click.Command):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+
+    def _position(self, parameter: click.Parameter) -> int:
+        """Return the place of an option of a group, which lists them in order."""
+        grouped = [name for options in self._option_groups.values() for name in options]
+        return next((grouped.index(name) for name in parameter.opts if name in grouped), 0)
 
     def _heading(self, parameter: click.Parameter) -> str:
         if parameter.name in GLOBAL_OPTIONS or "--help" in parameter.opts:

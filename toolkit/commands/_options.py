@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    from sm_train.cost.prices import PriceTable
+    from sm_train.estimators.config.schema import RunConfig
+    from sm_train.toolkit.processing.start_processing import ProcessingOptions
 
 
 class InputFile(click.Path):
@@ -104,6 +109,80 @@ def local_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of commands that sample images from a checkpoint."""
     return _add(_SAMPLING_OPTIONS, command)
+
+
+_PROCESSING_NAMES = ("dry_run", "yes", "instance")
+"""Options that mean something on SageMaker Processing only."""
+
+
+def processing_options(verb: str, default_instance: str) -> Callable[..., Any]:
+    """Return a decorator that adds the options of a command that also runs on Processing.
+
+    ``verb`` says what it does there, and ``default_instance`` on what.
+    """
+    options = (
+        click.option(
+            "--on",
+            type=click.Choice(["sagemaker"]),
+            help=f"{verb} on SageMaker Processing; requires --for.",
+        ),
+        click.option(
+            "--instances",
+            metavar="N",
+            type=click.IntRange(min=1),
+            default=1,
+            help="Requires --on sagemaker. Number of Processing instances.",
+        ),
+        click.option(
+            "--instance",
+            metavar="TYPE",
+            help=f"Requires --on sagemaker. Instance type; by default {default_instance}.",
+        ),
+        click.option(
+            "--dry-run",
+            is_flag=True,
+            help="Requires --on sagemaker. Show the request without sending it.",
+        ),
+        click.option(
+            "--yes", is_flag=True, help="Requires --on sagemaker. Do not ask for confirmation."
+        ),
+    )
+    return lambda command: _add(options, command)
+
+
+def require_local(arguments: Mapping[str, Any], *more: str) -> None:
+    """Require that no option of Processing, nor one of ``more``, is given without --on sagemaker.
+
+    Raises:
+        UserError: one is.
+    """
+    for name in (*_PROCESSING_NAMES, *more):
+        if arguments[name]:
+            raise UserError(f"--{name.replace('_', '-')}: requires --on sagemaker")
+
+
+def read_processing(
+    options: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> tuple[RunConfig, ProcessingOptions, PriceTable, str]:
+    """Return the run file of a Processing job, its options, the prices and the region.
+
+    Raises:
+        UserError: there is no run file, or it is invalid.
+    """
+    from sm_train.toolkit.aws.session import resolve_region
+    from sm_train.toolkit.costing.price_table import price_table
+    from sm_train.toolkit.processing.start_processing import ProcessingOptions
+    from sm_train.toolkit.run_file import load
+
+    if arguments["run"] is None:
+        raise UserError(
+            "--on: requires --for RUN, a run file with the role, the bucket and the network"
+        )
+    config = load(arguments["run"])
+    region = resolve_region(options["region"], config.region, options["profile"])
+    names = ("instance", "instances", "dry_run", "yes", "as_json")
+    processing = ProcessingOptions(**{name: arguments[name] for name in names})
+    return config, processing, price_table(), region
 
 
 def _add(

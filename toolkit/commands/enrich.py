@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import processing_options, read_processing, require_local
 from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
@@ -106,9 +107,7 @@ _COUNT = click.IntRange(min=1)
     is_flag=True,
     help="Resume although the module has changed: finished parts keep the columns that they have.",
 )
-@click.option(
-    "--on", type=click.Choice(["sagemaker"]), help="Run on SageMaker Processing; requires --for."
-)
+@processing_options("Run", "ml.g5.2xlarge")
 @click.option(
     "--for",
     "run",
@@ -117,29 +116,11 @@ _COUNT = click.IntRange(min=1)
     help="Run file with the role, the bucket, the network and the code.",
 )
 @click.option(
-    "--instances",
-    metavar="N",
-    type=_COUNT,
-    default=1,
-    help="Requires --on sagemaker. Number of Processing instances.",
-)
-@click.option(
-    "--instance",
-    metavar="TYPE",
-    help="Requires --on sagemaker. Instance type; by default ml.g5.2xlarge.",
-)
-@click.option(
     "--images-per-second",
     metavar="R",
     type=click.FloatRange(min=0, min_open=True),
     help="Requires --on sagemaker. Speed of an instance, for the estimated cost.",
 )
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Requires --on sagemaker. Show the request without sending it.",
-)
-@click.option("--yes", is_flag=True, help="Requires --on sagemaker. Do not ask for confirmation.")
 @click.pass_obj
 def command(options: dict[str, Any], /, **arguments: Any) -> int:
     """Make columns for images with a function of your own.
@@ -160,16 +141,14 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     """
     from sm_train.toolkit.enrichment.enrich import enrich
     from sm_train.toolkit.enrichment.enrichment_report import enrichment_document, enrichment_lines
-    from sm_train.toolkit.errors import ExitCode, UserError
+    from sm_train.toolkit.errors import ExitCode
     from sm_train.toolkit.packing.pack_report import progress_bar
     from sm_train.toolkit.terminal.console import write_json, write_line
 
     job = _job(options, arguments)
     if arguments["on"]:
         return _enrich_on_sagemaker(job, options, arguments)
-    for name in ("dry_run", "yes", "instance", "images_per_second"):
-        if arguments[name]:
-            raise UserError(f"--{name.replace('_', '-')}: requires --on sagemaker")
+    require_local(arguments, "images_per_second")
     with progress_bar() as on_progress:
         enriched = enrich(job, on_progress)
     for line in enrichment_lines(enriched, names_all=bool(options.get("verbose"))):
@@ -180,22 +159,12 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
 
 
 def _enrich_on_sagemaker(job: EnrichJob, options: dict[str, Any], arguments: dict[str, Any]) -> int:
-    from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.costing.price_table import price_table
     from sm_train.toolkit.enrichment.enrich_on_sagemaker import enrich_on_sagemaker
-    from sm_train.toolkit.errors import ExitCode, UserError
-    from sm_train.toolkit.processing.start_processing import ProcessingOptions
+    from sm_train.toolkit.errors import ExitCode
 
-    if arguments["run"] is None:
-        raise UserError(
-            "--on: requires --for RUN, a run file with the role, the bucket and the network"
-        )
-    config = load(arguments["run"])
-    region = resolve_region(options["region"], config.region, options["profile"])
-    names = ("instance", "instances", "dry_run", "yes", "as_json")
-    processing = ProcessingOptions(**{name: arguments[name] for name in names})
+    config, processing, prices, region = read_processing(options, arguments)
     speed = arguments["images_per_second"]
-    enrich_on_sagemaker(job, config, processing, speed, price_table(), region)
+    enrich_on_sagemaker(job, config, processing, speed, prices, region)
     return ExitCode.OK
 
 

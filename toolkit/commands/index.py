@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.run_file import load
+from sm_train.toolkit.commands._options import processing_options, read_processing, require_local
 
 if TYPE_CHECKING:
     from sm_train.toolkit.packing.index import IndexJob
@@ -38,27 +38,7 @@ if TYPE_CHECKING:
     help="Read headers and the heads of images only, in S3 by ranged requests: faster for large "
     "images.",
 )
-@click.option(
-    "--on", type=click.Choice(["sagemaker"]), help="Run on SageMaker Processing; requires --for."
-)
-@click.option(
-    "--instances",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=1,
-    help="Requires --on sagemaker. Number of Processing instances.",
-)
-@click.option(
-    "--instance",
-    metavar="TYPE",
-    help="Requires --on sagemaker. Instance type; by default ml.c7i.8xlarge.",
-)
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Requires --on sagemaker. Show the request without sending it.",
-)
-@click.option("--yes", is_flag=True, help="Requires --on sagemaker. Do not ask for confirmation.")
+@processing_options("Run", "ml.c7i.8xlarge")
 @click.pass_obj
 def command(options: dict[str, Any], /, **arguments: Any) -> int:
     """Write the index of WebDataset shards.
@@ -77,7 +57,7 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     Samples that cannot be trained on (without image or caption, with a dot in the name, with their
     files apart, compressed) are counted, the first three are named, and the exit code is 3.
     """
-    from sm_train.toolkit.errors import ExitCode, UserError
+    from sm_train.toolkit.errors import ExitCode
     from sm_train.toolkit.packing.index import IndexJob, index_shards, sample_check
     from sm_train.toolkit.packing.pack_arguments import s3_access
     from sm_train.toolkit.packing.pack_report import index_document, print_index_summary
@@ -88,9 +68,7 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     job = IndexJob(shards, sample_check(run), arguments["headers_only"], access)
     if arguments["on"]:
         return _index_on_sagemaker(job, options, arguments)
-    for name in ("dry_run", "yes", "instance"):
-        if arguments[name]:
-            raise UserError(f"--{name.replace('_', '-')}: requires --on sagemaker")
+    require_local(arguments)
     with bytes_bar("indexing") as progress:
         result = index_shards(job, os.cpu_count() or 1, progress)
     print_index_summary(result)
@@ -100,19 +78,9 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
 
 
 def _index_on_sagemaker(job: IndexJob, options: dict[str, Any], arguments: dict[str, Any]) -> int:
-    from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.costing.price_table import price_table
-    from sm_train.toolkit.errors import ExitCode, UserError
+    from sm_train.toolkit.errors import ExitCode
     from sm_train.toolkit.packing.index_on_sagemaker import index_on_sagemaker
-    from sm_train.toolkit.processing.start_processing import ProcessingOptions
 
-    if arguments["run"] is None:
-        raise UserError(
-            "--on: requires --for RUN, a run file with the role, the bucket and the network"
-        )
-    config = load(arguments["run"])
-    region = resolve_region(options["region"], config.region, options["profile"])
-    names = ("instance", "instances", "dry_run", "yes", "as_json")
-    processing = ProcessingOptions(**{name: arguments[name] for name in names})
-    index_on_sagemaker(job, config, processing, price_table(), region)
+    config, processing, prices, region = read_processing(options, arguments)
+    index_on_sagemaker(job, config, processing, prices, region)
     return ExitCode.OK

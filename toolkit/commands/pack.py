@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import processing_options, read_processing, require_local
 from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
@@ -163,28 +164,7 @@ _SIDE = click.IntRange(min=1)
     type=click.IntRange(min=1),
     help="Number of worker processes and threads; by default one per CPU.",
 )
-@click.option(
-    "--on", type=click.Choice(["sagemaker"]), help="Pack on SageMaker Processing; requires --for."
-)
-@click.option(
-    "--instances",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=1,
-    help="Requires --on sagemaker. Number of Processing instances.",
-)
-@click.option(
-    "--instance",
-    metavar="TYPE",
-    help="Requires --on sagemaker. Instance type; by default ml.c7i.8xlarge, and ml.g5.2xlarge "
-    "with --latents.",
-)
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Requires --on sagemaker. Show the request without sending it.",
-)
-@click.option("--yes", is_flag=True, help="Requires --on sagemaker. Do not ask for confirmation.")
+@processing_options("Pack", "ml.c7i.8xlarge, and ml.g5.2xlarge with --latents")
 @click.pass_obj
 def command(options: dict[str, Any], /, **arguments: Any) -> int:
     """Pack images and captions into WebDataset shards.
@@ -203,7 +183,6 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     --append compares the images of SRC with the packed ones by path, size, caption and kept
     columns. The exit code is 3 if an image differs from the packed one of the same name.
     """
-    from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.packing.pack import pack
     from sm_train.toolkit.packing.pack_report import pack_document, print_pack_summary, progress_bar
     from sm_train.toolkit.terminal.console import write_json
@@ -211,9 +190,7 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     job = _job(options, arguments)
     if arguments["on"]:
         return _pack_on_sagemaker(job, options, arguments)
-    for name in ("dry_run", "yes", "instance"):
-        if arguments[name]:
-            raise UserError(f"--{name.replace('_', '-')}: requires --on sagemaker")
+    require_local(arguments)
     with progress_bar() as on_progress:
         result = pack(job, on_progress)
     print_pack_summary(result, list_rejected=bool(options.get("verbose")))
@@ -223,21 +200,10 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
 
 
 def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[str, Any]) -> int:
-    from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.costing.price_table import price_table
-    from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.packing.on_sagemaker import pack_on_sagemaker
-    from sm_train.toolkit.processing.start_processing import ProcessingOptions
 
-    if arguments["run"] is None:
-        raise UserError(
-            "--on: requires --for RUN, a run file with the role, the bucket and the network"
-        )
-    config = load(arguments["run"])
-    region = resolve_region(options["region"], config.region, options["profile"])
-    names = ("instance", "instances", "dry_run", "yes", "as_json")
-    processing = ProcessingOptions(**{name: arguments[name] for name in names})
-    return _exit_code(pack_on_sagemaker(job, config, processing, price_table(), region))
+    config, processing, prices, region = read_processing(options, arguments)
+    return _exit_code(pack_on_sagemaker(job, config, processing, prices, region))
 
 
 def _exit_code(comparison: Comparison | None) -> int:

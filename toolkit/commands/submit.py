@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "sm-train submit run.yaml --stage 512px --auto-advance --yes",
     "sm-train submit run.yaml --set cluster.capacity=spot --set cluster.max_wait=6d",
     option_groups={
-        "On this machine": ["--local", "--nodes", "--processes", "--steps", "--output", "--image"],
+        "On this machine": ["--local", "--nodes", "--processes", "--image", "--output", "--steps"],
     },
 )
 @click.argument("run", type=RunFile(), required=False)

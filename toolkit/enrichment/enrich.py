@@ -36,16 +36,20 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
     EnrichmentPlan,
     ShardSource,
     TableSource,
-    read_document,
     read_enrichment,
     store_plan,
+    store_sources,
 )
 from sm_train.entrypoints.enrichment.part_summary import EnrichmentResult
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.embedded_images import file_of, is_embedded
 from sm_train.entrypoints.packing.plan_files import PlannedInputs
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage
-from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME, SharedWork
+from sm_train.entrypoints.shared_work.work_stages import (
+    PLAN_NAME,
+    SharedWork,
+    read_plan_document,
+)
 from sm_train.entrypoints.shared_work.worker_pool import (
     WorkerKilledError,
     WorkerPlan,
@@ -359,7 +363,7 @@ def store_or_resume(planned: PlannedEnrichment, job: EnrichJob, started_ns: int)
         UserError: the destination contains something else.
     """
     destination = planned.plan.destination
-    document = read_document(destination)
+    document = read_plan_document(destination)
     plan = planned.plan
     if document is not None:
         _require_same(plan, document, job, "contains unfinished work")
@@ -368,7 +372,9 @@ def store_or_resume(planned: PlannedEnrichment, job: EnrichJob, started_ns: int)
         started_ns = document["started_ns"]
     elif _has_files(destination):
         raise UserError(f"{job.destination}: is not empty; {_CHOOSE_ANOTHER}")
-    store_plan(plan, planned.files, planned.folder, started_ns)
+    else:
+        store_sources(plan, planned.files, planned.folder)
+    store_plan(plan, started_ns)
     return read_enrichment(destination, job.access)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TypedDict
 
 from sm_train.cost.prices import PriceTable
 from sm_train.entrypoints.enrichment.enrichment_plan import EnrichmentPlan
@@ -20,7 +19,9 @@ from sm_train.toolkit.enrichment.enrich import (
 )
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.processing.processing_cost import (
+    CostDocument,
     ProcessingCost,
+    cost_document,
     describe_job,
     estimate_cost,
 )
@@ -38,18 +39,13 @@ DEFAULT_INSTANCE = "ml.g5.2xlarge"
 """One GPU with 24 GB, which is enough for a captioner or an encoder in bf16."""
 
 
-class EnrichmentRequestDocument(TypedDict):
+class EnrichmentRequestDocument(CostDocument):
     """The output of ``enrich --on sagemaker --dry-run``."""
 
     request: ProcessingRequest
     images: int
     parts: int
     bytes: int
-    cost_usd: float | None
-    cost_limit_usd: float | None
-    seconds: float | None
-    price_per_instance_hour_usd: float | None
-    price_source: str
 
 
 def enrich_on_sagemaker(
@@ -159,9 +155,5 @@ def _document(
         "images": planned.plan.origin.images,
         "parts": planned.parts,
         "bytes": planned.image_bytes,
-        "cost_usd": cost.usd,
-        "cost_limit_usd": cost.max_usd,
-        "seconds": cost.seconds,
-        "price_per_instance_hour_usd": cost.usd_per_hour,
-        "price_source": cost.source,
+        **cost_document(cost),
     }

@@ -303,7 +303,8 @@ def _known(
     options: Mapping[str, Any],
 ) -> frozenset[str]:
     """Return the names of the shards that the index describes in the same way."""
-    described = {name: shard for name, (shard, _) in _listing(shards).items()}
+    listing = read_listing(shards.storage, shards.index_file)
+    described = {name: shard for name, (shard, _) in listing.items()}
     header = index.header.options
     same = all(header.get(name) == options.get(name) for name in ("samples", "headers_only"))
     # Without a listing of this very index nothing is known of its shards.
@@ -315,10 +316,6 @@ def _known(
         for shard in listed
         if described.get(shard.name) == shard and shard.name in indexed
     )
-
-
-def _listing(shards: ShardSet) -> dict[str, tuple[ListedShard, Unusable]]:
-    return read_listing(shards.storage, shards.index_file)
 
 
 def store_plan(plan: IndexPlan) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from sm_train.cost.prices import PriceTable
 from sm_train.entrypoints.indexing.index_plan import IndexPlan
 from sm_train.estimators.bundle.user_code import UserCode
@@ -13,7 +11,9 @@ from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.packing.index import IndexJob, plan_index, store_plan
 from sm_train.toolkit.packing.shard_set import find_shards_folder
 from sm_train.toolkit.processing.processing_cost import (
+    CostDocument,
     ProcessingCost,
+    cost_document,
     describe_job,
     estimate_cost,
     instance_vcpus,
@@ -38,18 +38,13 @@ _VOLUME_GB = 200
 """Holds a shard of several GB for each vCPU."""
 
 
-class IndexRequestDocument(TypedDict):
+class IndexRequestDocument(CostDocument):
     """The output of ``index --on sagemaker --dry-run``."""
 
     request: ProcessingRequest
     shards: int
     known: int
     bytes: int
-    cost_usd: float | None
-    cost_limit_usd: float | None
-    seconds: float | None
-    price_per_instance_hour_usd: float | None
-    price_source: str
 
 
 def index_on_sagemaker(
@@ -68,8 +63,9 @@ def index_on_sagemaker(
         return
     require_parts(options.instances, len(plan.unknown), "shards")
     request = _request(plan, config, options, region)
-    cost = estimate_cost(request, _work_seconds(plan, request), prices, region)
     size = sum(plan.by_name[name].bytes for name in plan.unknown)
+    seconds = None if job.headers_only else _reading_seconds(size, request)
+    cost = estimate_cost(request, seconds, prices, region)
     line = f"{len(plan.unknown):,} shards, {size / 1e6:,.1f} MB"
     known = f"; {len(plan.known):,} others are in the index" if plan.known else ""
     for text in (
@@ -109,13 +105,12 @@ def _request(
     return plan_request(config, processing, region)
 
 
-def _work_seconds(plan: IndexPlan, request: ProcessingRequest) -> float | None:
+def _reading_seconds(size: int, request: ProcessingRequest) -> float | None:
     """Return how long reading takes at the assumed speed; None if that is unknown."""
     cluster = request["ProcessingResources"]["ClusterConfig"]
     vcpus = instance_vcpus(cluster["InstanceType"])
-    if vcpus is None or plan.headers_only:
+    if vcpus is None:
         return None
-    size = sum(plan.by_name[name].bytes for name in plan.unknown)
     return size / (BYTES_PER_VCPU_SECOND * vcpus * cluster["InstanceCount"])
 
 
@@ -127,9 +122,5 @@ def _document(
         "shards": len(plan.unknown),
         "known": len(plan.known),
         "bytes": size,
-        "cost_usd": cost.usd,
-        "cost_limit_usd": cost.max_usd,
-        "seconds": cost.seconds,
-        "price_per_instance_hour_usd": cost.usd_per_hour,
-        "price_source": cost.source,
+        **cost_document(cost),
     }

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from sm_train.cost.prices import PriceTable
 from sm_train.entrypoints.models.components import component_files
@@ -37,7 +36,9 @@ from sm_train.toolkit.packing.pack import (
 )
 from sm_train.toolkit.packing.pack_report import describe_comparison, describe_filtered
 from sm_train.toolkit.processing.processing_cost import (
+    CostDocument,
     ProcessingCost,
+    cost_document,
     describe_job,
     estimate_cost,
     instance_vcpus,
@@ -75,7 +76,7 @@ class ProcessingPack:
         return self.pack.plans[0].options.latents is not None
 
 
-class ProcessingPackDocument(TypedDict):
+class ProcessingPackDocument(CostDocument):
     """The output of ``pack --on sagemaker --dry-run``."""
 
     request: ProcessingRequest
@@ -83,11 +84,6 @@ class ProcessingPackDocument(TypedDict):
     filtered: int
     shards: int
     bytes: int
-    cost_usd: float | None
-    cost_limit_usd: float | None
-    seconds: float | None
-    price_per_instance_hour_usd: float | None
-    price_source: str
 
 
 def pack_on_sagemaker(
@@ -267,9 +263,5 @@ def dry_run_document(planned: ProcessingPack, cost: ProcessingCost) -> Processin
         "filtered": 0 if planned.inputs is None else planned.inputs.filtered,
         "shards": len(planned.pack.plans),
         "bytes": planned.pack.image_bytes,
-        "cost_usd": cost.usd,
-        "cost_limit_usd": cost.max_usd,
-        "seconds": cost.seconds,
-        "price_per_instance_hour_usd": cost.usd_per_hour,
-        "price_source": cost.source,
+        **cost_document(cost),
     }

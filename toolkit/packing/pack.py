@@ -8,7 +8,6 @@ few images for each thread.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
@@ -51,7 +50,12 @@ from sm_train.entrypoints.packing.stored_plan import (
 )
 from sm_train.entrypoints.sample_metadata.column_types import ColumnType, common_type
 from sm_train.entrypoints.shared_work.storage import LocalFolder, Storage, open_storage
-from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME, STATE_FOLDER, SharedWork
+from sm_train.entrypoints.shared_work.work_stages import (
+    PLAN_NAME,
+    STATE_FOLDER,
+    SharedWork,
+    read_plan_document,
+)
 from sm_train.entrypoints.shared_work.worker_pool import WorkerKilledError, WorkerPlan, WorkProgress
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
@@ -465,7 +469,7 @@ def require_same_plan(job: PackJob, plan: PackPlan, newest_ns: int, destination:
     Raises:
         UserError: it is not.
     """
-    unfinished = _read_unfinished(destination)
+    unfinished = read_plan_document(destination)
     if unfinished is None:
         return
     document = plan.identity
@@ -479,17 +483,6 @@ def require_same_plan(job: PackJob, plan: PackPlan, newest_ns: int, destination:
             f"{job.destination}: {job.source} has changed since this pack was started; "
             f"{_CHOOSE_ANOTHER}"
         )
-
-
-def _read_unfinished(destination: Storage) -> dict[str, Any] | None:
-    """Return what describes the unfinished pack in the destination; None if there is none."""
-    try:
-        document: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        return {}
-    return document
 
 
 def index_options(job: PackJob) -> dict[str, Any]:
@@ -548,7 +541,7 @@ def find_finished(
         raise UserError(
             f"{job.destination}: {job.source} has changed since it was packed; {_CHOOSE_ANOTHER}"
         )
-    if (_read_unfinished(destination) or {}).get("extends"):
+    if (read_plan_document(destination) or {}).get("extends"):
         raise UserError(f"{job.destination}: unfinished append; resume it with --append")
     return index
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypedDict
 
 from sm_train.cost.prices import PriceTable
 from sm_train.estimators.request.processing import ProcessingRequest
@@ -25,6 +26,27 @@ class ProcessingCost:
     usd: float | None
     max_usd: float | None
     source: str
+
+
+class CostDocument(TypedDict):
+    """The cost in the output of a command with ``--on sagemaker --dry-run``."""
+
+    cost_usd: float | None
+    cost_limit_usd: float | None
+    seconds: float | None
+    price_per_instance_hour_usd: float | None
+    price_source: str
+
+
+def cost_document(cost: ProcessingCost) -> CostDocument:
+    """Return a cost as JSON values."""
+    return {
+        "cost_usd": cost.usd,
+        "cost_limit_usd": cost.max_usd,
+        "seconds": cost.seconds,
+        "price_per_instance_hour_usd": cost.usd_per_hour,
+        "price_source": cost.source,
+    }
 
 
 def estimate_cost(

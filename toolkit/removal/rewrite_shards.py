@@ -16,10 +16,10 @@ from threading import Lock
 from sm_train.entrypoints.data.shard_format import SUFFIX, Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
 from sm_train.entrypoints.packing.shard_builder import encode_record, open_index
-from sm_train.entrypoints.packing.shard_samples import READ_BYTES, read_samples
+from sm_train.entrypoints.packing.shard_samples import read_samples
 from sm_train.entrypoints.packing.shard_writer import ShardWriter
 from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes
-from sm_train.entrypoints.shared_work.storage import write_file
+from sm_train.entrypoints.shared_work.storage import store_file, write_file
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_set import ShardSet
 
@@ -141,7 +141,6 @@ def _keep_replaced(
     known = set[str]()
     with (
         shards.open_replaced() as earlier,
-        shards.storage.atomic_writer(shards.replaced_file) as sink,
         tempfile.TemporaryFile() as file,
     ):
         with IndexWriter(file, prefix=shards.name, columns=index.header.columns) as writer:
@@ -152,9 +151,7 @@ def _keep_replaced(
             for row, name in enumerate(index.names):
                 if name in written and name not in known:
                     writer.add(index.shard(row))
-        file.seek(0)
-        while content := file.read(READ_BYTES):
-            sink.write(content)
+        store_file(shards.storage, shards.replaced_file, file)
 
 
 def switch_index(
