@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 from sm_train.entrypoints.common.bucket_settings import KEYS_VARIABLE, OWNERS_VARIABLE
-from sm_train.entrypoints.object_store.store import open_store
+from sm_train.entrypoints.object_store import store
 
 from tests.support.capabilities import skip_or_fail
 from tests.support.deadline import DEADLINE
@@ -116,7 +116,7 @@ def aws() -> Iterator[Aws]:
 
     Every S3 request of the code under test must expect the bucket's owner.
     """
-    open_store.cache_clear()
+    store._open_store.cache_clear()
     with pytest.MonkeyPatch.context() as environment, moto_server() as server:
         for variable in (OWNERS_VARIABLE, KEYS_VARIABLE):
             environment.setenv(variable, "")  # commands in this process declare their buckets

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from sm_train.entrypoints.object_store.store import ObjectStore
+
+_COPY_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,12 @@ class LocalLeaseFiles:
         except FileNotFoundError:
             return None
 
-    def write_if(self, name: str, content: bytes, *, version: str | None) -> str | None:
+    def write_if(self, name: str, content: bytes | IO[bytes], *, version: str | None) -> str | None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        temporary.write_bytes(content)
         try:
+            _write(temporary, content)
             with _lock(path.parent):
                 if version is None:
                     os.link(temporary, path)  # fails if the file exists, also on NFS
@@ -105,6 +108,17 @@ class LocalLeaseFiles:
 
     def remove(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes | IO[bytes]) -> None:
+    """Write a file; the content of a file, which may be large, is on the disk afterwards."""
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+        return
+    with path.open("wb") as file:
+        shutil.copyfileobj(content, file, _COPY_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _version(status: os.stat_result) -> str:

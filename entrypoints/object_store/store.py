@@ -8,6 +8,8 @@ Methods raise the errors of botocore and boto3 unchanged, unless they say otherw
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,10 +20,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
+from sm_train.entrypoints.object_store.conditional_upload import ConditionalUpload, upload_if
 from sm_train.entrypoints.object_store.parallel_read import ParallelReader
-from sm_train.entrypoints.object_store.s3_errors import error_code, is_condition_failed, is_missing
+from sm_train.entrypoints.object_store.s3_errors import error_code, is_missing
 from sm_train.entrypoints.object_store.server_copy import ObjectName, copy_objects
-from sm_train.entrypoints.object_store.stream_upload import ShardSink, upload_stream
+from sm_train.entrypoints.object_store.stream_upload import PART_BYTES, ShardSink, upload_stream
 
 if TYPE_CHECKING:
     import boto3
@@ -210,23 +213,21 @@ class ObjectStore:
     ) -> str | None:
         """Write an object if it has ``etag``, or if it does not exist and ``etag`` is None.
 
-        Exactly one of several concurrent writers succeeds (S3 user guide, Conditional writes). The
-        content is sent in one request, which may have 5 GB.
+        Exactly one of several concurrent writers succeeds (S3 user guide, Conditional writes).
         Return the new ETag; None if another writer was faster.
         """
-        from botocore.exceptions import ClientError
+        with self.writer_if(bucket, key, etag=etag, content_type=content_type) as upload:
+            if isinstance(content, bytes):
+                upload.write(content)
+            else:
+                shutil.copyfileobj(content, upload, PART_BYTES)
+        return upload.etag
 
-        condition: dict[str, Any] = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-        try:
-            response = self._client.put_object(
-                Bucket=bucket, Key=key, Body=content, **condition, **_type(content_type)
-            )
-        except ClientError as error:
-            # An object that was deleted meanwhile has no ETag to compare.
-            if is_condition_failed(error) or (etag is not None and is_missing(error)):
-                return None
-            raise
-        return response["ETag"]
+    def writer_if(
+        self, bucket: str, key: str, *, etag: str | None, content_type: str | None = None
+    ) -> AbstractContextManager[ConditionalUpload]:
+        """Open a file that is written as :meth:`put_if` does; its ``etag`` is set at the end."""
+        return upload_if(self._client, bucket, key, etag, _type(content_type))
 
     def upload(
         self, path: Path, bucket: str, key: str, *, metadata: Mapping[str, str] | None = None
@@ -368,9 +369,18 @@ def store_of(
     return ObjectStore(session.client("s3", region_name=region, config=config))
 
 
-@lru_cache(maxsize=4)
+_opening = threading.Lock()
+
+
 def open_store(access: S3Access) -> ObjectStore:
     """Return this process's store with many connections, for pipelines of images and shards."""
+    # Threads that start together share one client, which takes a third of a second to create.
+    with _opening:
+        return _open_store(access)
+
+
+@lru_cache(maxsize=4)
+def _open_store(access: S3Access) -> ObjectStore:
     import boto3
     from botocore.config import Config
 

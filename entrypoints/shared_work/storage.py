@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from sm_train.entrypoints.leases.lease_files import LeaseFiles, LocalLeaseFiles, S3LeaseFiles
+from sm_train.entrypoints.object_store.conditional_upload import ConditionalUpload
 from sm_train.entrypoints.object_store.object_file import open_object
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, open_store
 from sm_train.entrypoints.object_store.stream_upload import (
@@ -59,10 +60,10 @@ class Storage(Protocol):
     def version(self, name: str) -> str | None:
         """Return what changes with a file's content; None if it does not exist."""
 
-    def replace_if(self, name: str, file: IO[bytes], version: str) -> bool:
-        """Replace a stored file with the content of ``file`` if it still has ``version``.
+    def replace_if(self, name: str, file: IO[bytes], version: str | None) -> bool:
+        """Write the content of ``file`` over a stored one if that still has ``version``.
 
-        Return whether it was replaced.
+        With None, write it if there is none yet. Return whether it was written.
         """
 
     def atomic_writer(self, name: str) -> AbstractContextManager[ShardSink]:
@@ -148,8 +149,8 @@ class LocalFolder:
     def version(self, name: str) -> str | None:
         return self.lease_files.version(name)
 
-    def replace_if(self, name: str, file: IO[bytes], version: str) -> bool:
-        return self.lease_files.write_if(name, file.read(), version=version) is not None
+    def replace_if(self, name: str, file: IO[bytes], version: str | None) -> bool:
+        return self.lease_files.write_if(name, file, version=version) is not None
 
     def remove_folder(self, folder: str) -> None:
         path = self.path / folder
@@ -237,9 +238,19 @@ class S3Prefix:
         head = self._store.head(self.bucket, self.prefix + name)
         return None if head is None else head.etag
 
-    def replace_if(self, name: str, file: IO[bytes], version: str) -> bool:
+    def replace_if(self, name: str, file: IO[bytes], version: str | None) -> bool:
         key = self.prefix + name
         return self._store.put_if(self.bucket, key, file, etag=version) is not None
+
+    def writer_if(
+        self, name: str, version: str | None
+    ) -> AbstractContextManager[ConditionalUpload]:
+        """Open a file that is written as :meth:`replace_if` does; see its ``etag`` at the end."""
+        return self._store.writer_if(self.bucket, self.prefix + name, etag=version)
+
+    def download(self, name: str, path: Path) -> None:
+        """Download a large object to a local file."""
+        self._store.download(self.bucket, self.prefix + name, path)
 
     def remove_folder(self, folder: str) -> None:
         for name in self.list_sizes(folder):
@@ -253,11 +264,15 @@ class S3Prefix:
         key = self.prefix + name
         return self._store.put_if(self.bucket, key, content, etag=None) is not None
 
+    def objects(self, folder: str) -> Iterator[tuple[str, int]]:
+        """Yield the name below ``folder`` and the size in bytes of every object there, in order."""
+        base = f"{self.prefix}{folder}/"
+        for stored in self._store.objects(self.bucket, base):
+            yield stored.key.removeprefix(base), stored.bytes
+
     def list_sizes(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of every object below ``folder``, by its name there."""
-        base = f"{self.prefix}{folder}/"
-        listed = self._store.objects(self.bucket, base)
-        return {stored.key.removeprefix(base): stored.bytes for stored in listed}
+        return dict(self.objects(folder))
 
     def abort_uploads(
         self,

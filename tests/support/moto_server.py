@@ -37,6 +37,8 @@ _SETUP_KEY = "test-setup"
 
 _DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
+_CHANGED = b"<Error><Code>PreconditionFailed</Code><Message>It has changed.</Message></Error>"
+
 
 @dataclass
 class Aws:
@@ -55,6 +57,9 @@ class Aws:
     """Bucket → the KMS key without which its policy denies every new object."""
     denied_queries: set[str] = field(default_factory=set)
     """Subresources of S3, such as ``versions``, that the caller's policy denies."""
+    intercept: Callable[[str, str], tuple[int, bytes] | None] = lambda method, path: None
+    """Is called with the method and the path of every call of another protocol than JSON, and may
+    wait. It returns a status and a body, or None to let moto respond."""
     error_codes: dict[str, str] = field(default_factory=dict)
     """Operation → the error code that the server returns."""
     response_filters: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = field(
@@ -163,6 +168,15 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
         query = environ.get("QUERY_STRING", "")
         aws.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], query))
         is_denied = not aws.denied_queries.isdisjoint(parse_qs(query, keep_blank_values=True))
+        intercepted = aws.intercept(environ["REQUEST_METHOD"], environ["PATH_INFO"])
+        if intercepted is not None:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response(f"{intercepted[0]} Intercepted", [("Content-Type", "application/xml")])
+            return [intercepted[1]]
+        if not _matches_the_etag(environ, query):
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response("412 Precondition Failed", [("Content-Type", "application/xml")])
+            return [_CHANGED]
         if is_denied or not (_expects_the_owners(aws, environ) and _names_the_key(aws, environ)):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
@@ -190,6 +204,18 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
     headers.remove("Content-Length")
     start_response(status, headers.to_wsgi_list())
     return [json.dumps(filtered).encode()]
+
+
+def _matches_the_etag(environ: dict[str, Any], query: str) -> bool:
+    """Return whether an upload in parts may be completed, as S3 decides it; moto does not."""
+    expected = environ.get("HTTP_IF_MATCH")
+    if environ["REQUEST_METHOD"] != "POST" or expected is None or "uploadId=" not in query:
+        return True
+    from moto.backends import get_backend
+
+    bucket, _, key = environ["PATH_INFO"].lstrip("/").partition("/")
+    stored = get_backend("s3")[ACCOUNT]["aws"].get_object(bucket, key)
+    return stored is not None and bool(stored.etag == expected)
 
 
 def _expects_the_owners(aws: Aws, environ: dict[str, Any]) -> bool:

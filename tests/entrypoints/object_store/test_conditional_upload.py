@@ -1,0 +1,81 @@
+"""Uploads in parts that take effect only if the object has not changed meanwhile."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from sm_train.entrypoints.object_store import conditional_upload
+from sm_train.entrypoints.object_store.store import ObjectStore, store_of
+
+from tests.conftest import Aws
+from tests.support.moto_server import aws_session
+
+pytestmark = pytest.mark.integration
+
+PART = 5 * 2**20
+"""S3's smallest part."""
+
+CONTENT = random.Random(0).randbytes(2 * PART + 1000)
+
+
+@pytest.fixture
+def store(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    for name, value in aws.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(conditional_upload, "PART_BYTES", PART)
+    aws.make_bucket("bucket", key=b"old")
+    return store_of(aws_session())
+
+
+def write(store: ObjectStore, key: str, etag: str | None, content: bytes) -> str | None:
+    with store.writer_if("bucket", key, etag=etag) as file:
+        for first in range(0, len(content), 70_000):
+            file.write(content[first : first + 70_000])
+        assert file.tell() == len(content)
+    return file.etag
+
+
+def etag_of(store: ObjectStore, key: str) -> str:
+    head = store.head("bucket", key)
+    assert head is not None
+    return head.etag
+
+
+def unfinished(aws: Aws) -> int:
+    return len(aws.client("s3").list_multipart_uploads(Bucket="bucket").get("Uploads", []))
+
+
+@pytest.mark.parametrize("content", [b"", b"small", CONTENT], ids=["empty", "small", "parts"])
+def test_the_object_is_written_if_it_is_the_expected_one(
+    store: ObjectStore, aws: Aws, content: bytes
+) -> None:
+    assert write(store, "new", None, content) == etag_of(store, "new")
+    assert store.get("bucket", "new") == content
+    assert write(store, "key", etag_of(store, "key"), content) == etag_of(store, "key")
+    assert store.get("bucket", "key") == content
+    assert unfinished(aws) == 0
+
+
+@pytest.mark.parametrize("content", [b"small", CONTENT], ids=["small", "parts"])
+def test_an_object_that_has_changed_stays(store: ObjectStore, aws: Aws, content: bytes) -> None:
+    before = etag_of(store, "key")
+    store.put("bucket", "key", b"of another writer")
+    assert write(store, "key", before, content) is None
+    assert write(store, "key", None, content) is None
+    assert store.get("bucket", "key") == b"of another writer"
+    store.delete("bucket", "key")
+    assert write(store, "key", before, content) is None
+    assert unfinished(aws) == 0
+
+
+def test_an_error_aborts_the_upload(store: ObjectStore, aws: Aws) -> None:
+    def fail() -> None:
+        with store.writer_if("bucket", "key", etag=None) as file:
+            file.write(CONTENT)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert store.get("bucket", "key") == b"old"
+    assert unfinished(aws) == 0
