@@ -36,7 +36,8 @@ class ServicePrice:
 @cache
 def service_prices() -> dict[str, ServicePrice]:
     """Return the shipped table: ``s3_get``, ``s3_put``, ``s3_storage``, ``logs_ingestion``,
-    ``alarm_metric``, ``eks_control_plane``.
+    ``alarm_metric``, ``eks_control_plane``, ``lambda_compute``, ``lambda_request`` and
+    ``sqs_request``.
     """
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return {

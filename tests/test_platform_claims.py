@@ -29,6 +29,9 @@ README_STATEMENTS = {
     "no GPU, no AWS account": "`--dry-run`, `check --offline` and `cost` need no AWS account",
     "images and captions →": "Packing on Processing builds the same shards",
     "index existing WebDataset shards": "`index` on Processing writes the same index",
+    "images that Lambda packs": (
+        "`stream --add` packs what was in the bucket before, each image once"
+    ),
     "make captions, scores or embeddings": "`enrich` on Processing makes the same shards",
     "CloudWatch alarms for a run": "Alarms report lost heartbeats and full disks",
     "least-privilege IAM": "The laptop's policy allows what the commands call, and no more",

@@ -10,6 +10,7 @@ This module has no dependencies, because ``estimators`` imports it too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,8 +25,13 @@ _LIST_SUFFIX = ".removed"
 
 _VARIABLE_LENGTH = 512
 """Longest value of a variable of a training job (CreateTrainingJob, Environment)."""
-STAGED_FOLDER = ".streaming/staged"
-"""Folder next to it of images that arrived one by one and are in no shard yet."""
+STREAM_STATE = ".streaming"
+"""Folder next to it with the state of a streaming pack, whose images arrive one by one."""
+
+STAGED_FOLDER, RECORDS_FOLDER = f"{STREAM_STATE}/staged", f"{STREAM_STATE}/records"
+"""Folders of images that are in no shard yet, and of numbers of shards that are in no index yet."""
+
+_STREAMED = re.compile(r"streamed-(\d{6,})\.tar")
 
 
 def index_channel(channel: str) -> str:
@@ -100,11 +106,21 @@ def removal_list_uri(shards_uri: str) -> str | None:
     return None if index is None else removal_list(index)
 
 
-def staged_uri(shards_uri: str) -> str:
-    """Return the S3 prefix of the images that wait to be written to shards of ``shards_uri``."""
+def stream_uri(shards_uri: str, folder: str = STREAM_STATE) -> str:
+    """Return the S3 prefix of a folder of the state of a streaming pack at ``shards_uri``."""
     bucket, _, prefix = shards_uri.removeprefix("s3://").partition("/")
     parent = prefix.rstrip("/").rpartition("/")[0]
-    return f"s3://{bucket}/{f'{parent}/' if parent else ''}{STAGED_FOLDER}/"
+    return f"s3://{bucket}/{f'{parent}/' if parent else ''}{folder}/"
+
+
+def streamed_shard(number: int) -> str:
+    """Return the name of the shard of a streaming pack with this number."""
+    return f"streamed-{number:06d}.tar"
+
+
+def is_streamed(name: str) -> bool:
+    """Return whether a streaming pack has written the shard: the index may not have it yet."""
+    return _STREAMED.fullmatch(name) is not None
 
 
 def index_uri(shards_uri: str) -> str | None:

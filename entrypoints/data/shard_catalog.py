@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.index_location import is_streamed
 from sm_train.entrypoints.common.job_config import DataSource
 from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.data.aspect_buckets import SampleShapes, nearest_shape
@@ -398,7 +399,10 @@ def _list_by_index(
     # Compared as bytes: a file name may be any bytes, an Arrow string is UTF-8.
     visible_names = pa.array([os.fsencode(name) for name in visible], pa.binary())
     numbers = pc.index_in(visible_names, value_set=names.cast(pa.binary())).to_pylist()
-    unknown = [name for name, number in zip(visible, numbers, strict=True) if number is None]
+    found = dict(zip(visible, numbers, strict=True))
+    # The next index has a shard that was sealed from images that arrived; this epoch does without.
+    found = {name: row for name, row in found.items() if row is not None or not is_streamed(name)}
+    unknown = [name for name, number in found.items() if number is None]
     if unknown:
         problem = (
             f"{len(unknown)} shards of the train channel are not in the index, {unknown[0]} among "
@@ -414,7 +418,7 @@ def _list_by_index(
         names=names,
         shard_sizes=shard_sizes[rows],
         total_bytes=total_bytes,
-        visible=dict(zip(visible, numbers, strict=True)),
+        visible=found,
         offsets=_IndexedOffsets(index, rows, selection),
         shapes=IndexedShapes(index, rows, selection),
         options=index.header.options,

@@ -139,10 +139,10 @@ class IndexWriter:
         columns: ColumnTypes | None = None,
     ) -> None:
         """Open an index whose shards have ``columns`` of samples."""
-        columns = dict(columns or {})
-        self._schema = _schema(columns)
+        self.columns = dict(columns or {})
+        self._schema = _schema(self.columns)
         self._parameters = {
-            "columns": columns,
+            "columns": self.columns,
             "prefix": prefix,
             "target_bytes": target_bytes,
             "inputs": inputs,
@@ -158,7 +158,7 @@ class IndexWriter:
             self._schema,
             compression="zstd",
             # Many samples have the same contributor, license or date.
-            use_dictionary=[f"{_COLUMN_PREFIX}{name}.list.element" for name in columns],
+            use_dictionary=[f"{_COLUMN_PREFIX}{name}.list.element" for name in self.columns],
             column_encoding=_ENCODINGS,
             write_statistics=False,
             write_page_checksum=True,
@@ -446,15 +446,18 @@ class ShardIndex:
             )
             first += len(counts)
 
-    def rewriter(self, file: BinaryIO) -> IndexWriter:
-        """Return the writer of an index with the same columns and parameters of packing."""
+    def rewriter(self, file: BinaryIO, appended: Sequence[str] = ()) -> IndexWriter:
+        """Return the writer of an index with the same columns and parameters of packing.
+
+        ``appended`` are digests of inputs that are added.
+        """
         header = self.header
         return IndexWriter(
             file,
             target_bytes=header.target_bytes,
             inputs=header.inputs,
             options=header.options,
-            appended=header.appended,
+            appended=[*header.appended, *appended],
             prefix=header.prefix,
             columns=header.columns,
         )

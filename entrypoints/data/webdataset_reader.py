@@ -26,6 +26,7 @@ from itertools import accumulate, compress, count, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from sm_train.entrypoints.common.index_location import is_streamed
 from sm_train.entrypoints.common.job_config import DataConfig, DataSource
 from sm_train.entrypoints.common.rng import hash64, random_below
 from sm_train.entrypoints.data.batches import RawBatch, RawSample, SampleMembers
@@ -170,6 +171,9 @@ def _selected(
     except (OSError, ShardError, ConditionError, RemovalListError) as error:
         return {}, {}, str(error)
     rows = {name: row for row, name in enumerate(opened.names) if name in visible}
+    visible = {
+        name: path for name, path in visible.items() if name in rows or not is_streamed(name)
+    }
     if unknown := visible.keys() - rows.keys():
         return {}, {}, f"data.where: {min(unknown)} is not in the index; run `sm-train index`"
     if not selection.counts[list(rows.values())].any():

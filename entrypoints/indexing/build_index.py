@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from blake3 import blake3
 from sm_train.entrypoints.common.index_location import INDEX_NAME
@@ -35,6 +35,7 @@ from sm_train.entrypoints.indexing.index_plan import (
 )
 from sm_train.entrypoints.object_store.object_bytes import ObjectBytes
 from sm_train.entrypoints.object_store.store import S3Access, open_store
+from sm_train.entrypoints.packing.build_pack import merge_rejected, rejected_order
 from sm_train.entrypoints.packing.describe_shard import (
     ShardDescription,
     describe_shard,
@@ -200,6 +201,11 @@ class _Entry:
     rejected: tuple[RejectedInput, ...]
     unusable: Unusable
 
+    def with_columns(self, names: Iterable[str]) -> _Entry:
+        """Return it with columns, whose values are not known."""
+        unknown = (None,) * self.shard.samples
+        return replace(self, shard=replace(self.shard, columns=dict.fromkeys(names, unknown)))
+
 
 def finalize(plan: IndexPlan, write: Callable[[IO[bytes]], None]) -> IndexHeader | None:
     """Write the index with ``write``, and the versions of its shards; None if a record is missing.
@@ -219,16 +225,18 @@ def finalize(plan: IndexPlan, write: Callable[[IO[bytes]], None]) -> IndexHeader
         total[COMPRESSED] = UnusableSamples(len(compressed), compressed[:3])
     damage: list[RejectedInput] = []
     options = dict(plan.options)
+    known = _KnownShards(plan) if plan.known or plan.is_pack else None
     with tempfile.NamedTemporaryFile() as file:
-        with IndexWriter(file, options=options, prefix=plan.name) as writer:
-            for entry in _entries(plan):
+        with _index_writer(file, plan, known, options) as writer:
+            for entry in _entries(plan, known):
                 if entry is None:
                     return None
                 writer.add(entry.shard)
                 damage.extend(entry.rejected)
                 merge_unusable(total, entry.unusable)
                 unusable.append(entry.unusable)
-            for item in damage:
+            inputs = known.rejected_inputs() if known is not None and plan.is_pack else ()
+            for item in merge_rejected(inputs, sorted(damage, key=rejected_order)):
                 writer.reject(item)
             # The header is written last, when this is known.
             options["unusable"] = {reason: asdict(samples) for reason, samples in total.items()}
@@ -238,6 +246,24 @@ def finalize(plan: IndexPlan, write: Callable[[IO[bytes]], None]) -> IndexHeader
         file.seek(0)
         write(file)
     return header
+
+
+def _index_writer(
+    file: IO[bytes], plan: IndexPlan, known: _KnownShards | None, options: dict[str, Any]
+) -> IndexWriter:
+    """Return the writer of the index, which keeps how the images of a pack were packed."""
+    if known is None or not plan.is_pack:
+        return IndexWriter(file, options=options, prefix=plan.name)
+    header = known.header
+    return IndexWriter(
+        file,
+        target_bytes=header.target_bytes,
+        inputs=header.inputs,
+        options=options,
+        appended=header.appended,
+        prefix=plan.name,
+        columns=header.columns,
+    )
 
 
 def _written_header(plan: IndexPlan) -> IndexHeader | None:
@@ -263,9 +289,9 @@ def replace_index(plan: IndexPlan, file: IO[bytes]) -> None:
     store_file(plan.storage, plan.index_file, file)
 
 
-def _entries(plan: IndexPlan) -> Iterator[_Entry | None]:
+def _entries(plan: IndexPlan, known: _KnownShards | None) -> Iterator[_Entry | None]:
     """Yield what is known of each shard in order, and what records say; None for a missing one."""
-    known = _KnownShards(plan) if plan.known else None
+    columns = known.header.columns if known is not None and plan.is_pack else {}
     with ThreadPoolExecutor(_READS) as pool:
         for group in in_groups(plan.listed, _READS):
             unknown = [shard.name for shard in group if shard.name not in plan.known]
@@ -276,7 +302,8 @@ def _entries(plan: IndexPlan) -> Iterator[_Entry | None]:
                     assert known is not None
                     yield known.entry(shard.name)
                 else:
-                    yield records[shard.name]
+                    entry = records[shard.name]
+                    yield entry if entry is None else entry.with_columns(columns)
 
 
 def _read_record(plan: IndexPlan, name: str) -> _Entry | None:
@@ -298,13 +325,25 @@ class _KnownShards:
         self._index = ShardIndex(path)
         self._rows = {name: row for row, name in enumerate(self._index.names)}
         self._listing = read_listing(plan.storage, plan.index_file)
-        self._rejected: dict[str, list[RejectedInput]] = {}
+        self._damage: dict[str, list[RejectedInput]] = {}
         for item in self._index.rejected():
-            self._rejected.setdefault(item.source, []).append(item)
+            if item.source in self._rows:
+                self._damage.setdefault(item.source, []).append(item)
+
+    @property
+    def header(self) -> IndexHeader:
+        """The header of the index."""
+        return self._index.header
+
+    def rejected_inputs(self) -> Iterator[RejectedInput]:
+        """Yield the rejected inputs but for damaged regions of shards, sorted."""
+        return (item for item in self._index.rejected() if item.source not in self._rows)
 
     def entry(self, name: str) -> _Entry:
-        rejected = tuple(self._rejected.get(name, ()))
-        return _Entry(self._index.shard(self._rows[name]), rejected, self._listing[name][1])
+        rejected = tuple(self._damage.get(name, ()))
+        # An index of `sm-train pack` has no listing; its samples were checked.
+        unusable = self._listing[name][1] if name in self._listing else {}
+        return _Entry(self._index.shard(self._rows[name]), rejected, unusable)
 
 
 def versions_digest(listed: Iterable[ListedShard]) -> str:

@@ -30,6 +30,9 @@ from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
 STATE = ".indexing"
 """Folder next to the shards that holds the plans of unfinished indices."""
 
+INDEX_OPTIONS = frozenset({"samples", "compressed", "versions", "headers_only", "unusable"})
+"""Options of an index that `sm-train index` has written, also into that of a pack."""
+
 _LISTING_SCHEMA = pa.schema(
     [
         pa.field("name", pa.string()),
@@ -85,7 +88,8 @@ class IndexPlan:
     ``known`` are the names of those that the index has described already, which has ``version``,
     None if there is none. ``options`` are those of the index. With ``headers_only`` nothing is read
     of a tar but its headers and the heads of its images, and the digest of a shard is made of its
-    version.
+    version. With ``is_pack`` the index is one of `sm-train pack` or of a streaming pack, and keeps
+    what these wrote.
     """
 
     parent: str
@@ -97,6 +101,7 @@ class IndexPlan:
     known: frozenset[str]
     version: str | None
     access: S3Access = field(compare=False)
+    is_pack: bool = False
 
     @property
     def storage(self) -> Storage:
@@ -134,6 +139,7 @@ class IndexPlan:
             "listed": [list(vars(shard).values()) for shard in self.listed],
             "known": sorted(self.known),
             "version": self.version,
+            "is_pack": self.is_pack,
         }
         write_file(self.state, PLAN_NAME, json.dumps(document).encode())
 
@@ -160,6 +166,7 @@ def read_index_plan(state: Storage, access: S3Access) -> IndexPlan:
         frozenset(document["known"]),
         document["version"],
         access,
+        document["is_pack"],
     )
 
 

@@ -16,9 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import IO
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
-from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
+from sm_train.entrypoints.data.shard_index import (
+    IndexHeader,
+    IndexWriter,
+    RejectedInput,
+    ShardIndex,
+)
 from sm_train.entrypoints.packing.deduplicate import (
     DROPPED_NAME,
     DUPLICATES_FOLDER,
@@ -32,7 +38,7 @@ from sm_train.entrypoints.packing.shard_builder import open_index, read_record, 
 from sm_train.entrypoints.packing.shard_workers import ShardTask, build_in_parallel, split_cores
 from sm_train.entrypoints.packing.stored_plan import DIGESTS_FOLDER, PackPlan
 from sm_train.entrypoints.shared_work.state_files import StateFiles
-from sm_train.entrypoints.shared_work.storage import S3Prefix, Storage, store_file
+from sm_train.entrypoints.shared_work.storage import S3Prefix, Storage
 from sm_train.entrypoints.shared_work.work_stages import (
     ENDED_NAME,
     LEASES_FOLDER,
@@ -174,56 +180,83 @@ class PackTotals:
 def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
     """Write the index if all shards are finished, and return its totals; otherwise return None.
 
-    The index of a pack that is extended comes first in it. No index is written if there are no
-    samples. Memory holds the record of one shard.
+    The present index, of a pack that is extended or of a streaming pack, comes first in it. No
+    index is written if there are no samples. Memory holds the record of one shard.
     """
-    packed = open_index(destination.read(INDEX_NAME)) if pack.extends else None
-    if packed is not None and pack.fingerprint in packed.header.appended:
-        return PackTotals.of(packed)  # another node was faster
+    while True:
+        version = destination.version(INDEX_NAME)
+        packed = None if version is None else open_index(destination.read(INDEX_NAME))
+        if packed is not None and pack.fingerprint in _fingerprints(packed.header):
+            return PackTotals.of(packed)  # another node was faster
+        with tempfile.TemporaryFile() as index:
+            totals = _write_index(pack, destination, packed, index)
+            if totals is None or not totals.samples:
+                return totals
+            index.seek(0)
+            # The function that packs images as they arrive may have written it meanwhile.
+            if destination.replace_if(INDEX_NAME, index, version):
+                return totals
+
+
+def _fingerprints(header: IndexHeader) -> tuple[str, ...]:
+    """Return the digests of the inputs of all packs that an index consists of."""
+    return () if header.inputs is None else (header.inputs, *header.appended)
+
+
+def _write_index(
+    pack: PackPlan, destination: Storage, packed: ShardIndex | None, index: IO[bytes]
+) -> PackTotals | None:
+    """Write ``packed``, the present index, and the shards of ``pack`` to ``index``.
+
+    Return their totals; None if a shard is unfinished.
+    """
+    before = () if packed is None else _fingerprints(packed.header)
+    inputs, *appended = *before, pack.fingerprint
     samples = 0
     reasons = Counter(item.reason for item in pack.rejected)
-    with tempfile.TemporaryFile() as index, tempfile.TemporaryFile("w+") as rejected:
-        with IndexWriter(
+    with (
+        tempfile.TemporaryFile("w+") as rejected,
+        IndexWriter(
             index,
             target_bytes=pack.target_bytes,
-            inputs=(*pack.extends, pack.fingerprint)[0],
-            appended=[*pack.extends, pack.fingerprint][1:],
+            inputs=inputs,
+            appended=appended,
             options=pack.index_options,
             columns=pack.index_columns,
-        ) as writer:
-            if packed is not None:
-                for rows in packed.shard_rows():
-                    writer.add_rows(rows)
-                samples = packed.header.samples
-            for plan in pack.plans:
-                record = read_record(plan.name, destination)
-                if record is None:
-                    return None
-                if record.shard is not None:
-                    writer.add(record.shard)
-                    samples += record.shard.samples
-                for item in sorted(record.rejected, key=_order):
-                    rejected.write(json.dumps(list(vars(item).values())) + "\n")
-                    reasons[item.reason] += 1
-            rejected.seek(0)
-            of_shards = (RejectedInput(*json.loads(line)) for line in rejected)
-            of_packed = () if packed is None else packed.rejected()
-            for item in merge_rejected(of_packed, pack.rejected, of_shards):
-                writer.reject(item)
-        if samples:
-            store_file(destination, INDEX_NAME, index)
+        ) as writer,
+    ):
+        if packed is not None:
+            for rows in packed.shard_rows():
+                writer.add_rows(rows)
+            samples = packed.header.samples
+        for plan in pack.plans:
+            record = read_record(plan.name, destination)
+            if record is None:
+                return None
+            if record.shard is not None:
+                writer.add(record.shard)
+                samples += record.shard.samples
+            for item in sorted(record.rejected, key=rejected_order):
+                rejected.write(json.dumps(list(vars(item).values())) + "\n")
+                reasons[item.reason] += 1
+        rejected.seek(0)
+        of_shards = (RejectedInput(*json.loads(line)) for line in rejected)
+        of_packed = () if packed is None else packed.rejected()
+        for item in merge_rejected(of_packed, pack.rejected, of_shards):
+            writer.reject(item)
     return PackTotals(samples, reasons)
 
 
-def _order(item: RejectedInput) -> tuple[str, str, str]:
+def rejected_order(item: RejectedInput) -> tuple[str, str, str]:
+    """Return what rejected inputs are sorted by in an index."""
     return item.source, item.reason, item.detail
 
 
 def merge_rejected(*sorted_parts: Iterable[RejectedInput]) -> Iterator[RejectedInput]:
     """Merge rejected inputs that are sorted by source; those of one source may be in any order."""
-    merged = heapq.merge(*sorted_parts, key=_order)
+    merged = heapq.merge(*sorted_parts, key=rejected_order)
     for _, items in groupby(merged, key=lambda item: item.source):
-        yield from sorted(items, key=_order)
+        yield from sorted(items, key=rejected_order)
 
 
 def remove_state(pack: PackPlan, destination: Storage) -> None:

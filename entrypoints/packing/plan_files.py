@@ -26,8 +26,8 @@ from sm_train.entrypoints.shared_work.storage import read_uri
 
 HEADER_FILE = "plan.json"
 
-INPUTS, REJECTED = "inputs", "rejected"
-"""The two kinds of partitions."""
+INPUTS, REJECTED, STREAMED = "inputs", "rejected", "streamed"
+"""The kinds of partitions: of a plan the first two, of a part of a streaming pack the last."""
 
 PARTITION_ROWS = 2**16
 """Inputs of a partition: a few megabytes, which is one request to S3."""
@@ -52,6 +52,10 @@ and the sample's size in a shard. Plans of earlier versions lack the last column
 REJECTED_SCHEMA = pa.schema(
     [pa.field(name, pa.binary()) for name in ("source", "reason", "detail")]
 )
+
+STREAMED_SCHEMA = pa.schema([pa.field(name, pa.binary()) for name in ("source", "key")])
+"""Images of a streaming pack, sorted by their addresses, and the keys of their samples. A rejected
+image has none."""
 
 
 class PartitionWriter:

@@ -6,7 +6,7 @@ A finished pack keeps its inputs there, so that another pack can extend it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from sm_train.entrypoints.packing.plan_files import (
     HEADER_FILE,
     INPUTS,
     REJECTED,
+    STREAMED,
     PlanFiles,
     PlannedInputs,
     PlannedRejections,
@@ -100,13 +101,27 @@ class PackedInputs:
     """The inputs of a finished pack, in the packs that they were added by.
 
     ``shards`` are all shards with their inputs, of which only the sources, sizes and captions are
-    known. ``rejected`` are those that each pack rejected before it read any image.
+    known. ``rejected`` are those that each pack rejected before it read any image. ``streamed`` are
+    images that were packed as they arrived.
     """
 
     fingerprints: tuple[str, ...]
     shards: tuple[ShardPlan, ...]
     inputs: tuple[PlannedInputs, ...]
     rejected: tuple[PlannedRejections, ...]
+    streamed: tuple[StreamedInputs, ...] = ()
+
+
+@dataclass(frozen=True)
+class StreamedInputs:
+    """Images that were packed as they arrived, ``count`` rows of ``STREAMED_SCHEMA`` in ``files``.
+
+    ``shards`` are the numbers of their streamed shards.
+    """
+
+    files: PlanFiles
+    count: int
+    shards: frozenset[int]
 
 
 def inputs_folder(fingerprint: str) -> str:
@@ -242,16 +257,32 @@ def read_packed_inputs(
         FileNotFoundError: the destination does not have them.
     """
     shards: list[ShardPlan] = []
-    inputs, rejected = [], []
+    inputs, rejected, streamed = [], [], []
     for fingerprint in fingerprints:
         header = _read_header(destination, fingerprint)
         files = PlanFiles(destination.address(inputs_folder(fingerprint)), access)
+        if "streamed" in header:
+            part = StreamedInputs(files, header["images"], frozenset(header["streamed"]))
+            streamed.append(part)
+            continue
         # Where the images were when they were packed is not recorded.
         plans = make_plan(header["shards"], files, "", PackOptions(), fingerprint, shards)
         shards += plans
         inputs.append(PlannedInputs(files, "", 0, sum(header["shards"])))
         rejected.append(PlannedRejections(files, header["rejected"]))
-    return PackedInputs(tuple(fingerprints), tuple(shards), tuple(inputs), tuple(rejected))
+    return PackedInputs(
+        tuple(fingerprints), tuple(shards), tuple(inputs), tuple(rejected), tuple(streamed)
+    )
+
+
+def store_streamed(
+    destination: Storage, fingerprint: str, folder: Path, images: int, shards: Sequence[int]
+) -> None:
+    """Store the names of images of a streaming pack, whose files are in ``folder``."""
+    target = inputs_folder(fingerprint)
+    copy_partitions(folder, partition_names(STREAMED, images), destination, target)
+    document = {"inputs": fingerprint, "images": images, "streamed": list(shards)}
+    write_file(destination, f"{target}/{HEADER_FILE}", json.dumps(document).encode())
 
 
 def copy_packed_inputs(
@@ -262,15 +293,18 @@ def copy_packed_inputs(
         packed = read_packed_inputs(source, access, fingerprints)
     except FileNotFoundError:
         return
-    parts = zip(fingerprints, packed.inputs, packed.rejected, strict=True)
-    names = [
-        f"{inputs_folder(fingerprint)}/{name}"
-        for fingerprint, inputs, rejected in parts
-        for name in (
-            *partition_names(INPUTS, len(inputs)),
-            *partition_names(REJECTED, len(rejected)),
-            HEADER_FILE,
-        )
-    ]
+    names = []
+    for files, kinds in _partitions(packed):
+        folder = files.location.rpartition("/")[2]
+        names += [f"{INPUTS_FOLDER}/{folder}/{name}" for name in (*kinds, HEADER_FILE)]
     for name in names:
         write_file(destination, name, source.read(name))
+
+
+def _partitions(packed: PackedInputs) -> Iterator[tuple[PlanFiles, list[str]]]:
+    """Yield the files of each part of a pack, and the names of its partitions."""
+    for inputs, rejected in zip(packed.inputs, packed.rejected, strict=True):
+        names = partition_names(INPUTS, len(inputs)) + partition_names(REJECTED, len(rejected))
+        yield inputs.files, names
+    for streamed in packed.streamed:
+        yield streamed.files, partition_names(STREAMED, streamed.count)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NotRequired, TypedDict, cast
 
 from sm_train.entrypoints.common.bucket_settings import BUCKET_DEFAULT
-from sm_train.entrypoints.common.index_location import indexed_by, removal_list, staged_uri
+from sm_train.entrypoints.common.index_location import indexed_by, removal_list, stream_uri
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
     canary_prefix,
@@ -239,7 +239,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
     jobs = [scope.arn("sagemaker", f"training-job/{name.lower()}") for name in scope.job_names]
     role = config.role or ROLE_NOT_SET
     permissions = [
-        *scope.list_permissions("StringLike", staged_uri(config.data.uri)),
+        *scope.list_permissions("StringLike", stream_uri(config.data.uri)),
         _allow("ReadAndWriteRun", ["s3:GetObject", "s3:PutObject"], scope.run_objects),
         _allow(
             "ManageJobs",

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from sm_train.entrypoints.common.bucket_settings import bucket_key
-from sm_train.entrypoints.common.index_location import removal_list, staged_uri
+from sm_train.entrypoints.common.index_location import (
+    RECORDS_FOLDER,
+    STAGED_FOLDER,
+    removal_list,
+    stream_uri,
+    streamed_shard,
+)
 from sm_train.entrypoints.data.selection import require_columns, require_valid
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import IndexHeader
@@ -169,7 +175,7 @@ def staged_findings(config: RunConfig, session: boto3.Session) -> Iterator[Findi
     Raises:
         ClientError: S3 rejects a request.
     """
-    bucket, staged = split_uri(staged_uri(config.data.uri))
+    bucket, staged = split_uri(stream_uri(config.data.uri, STAGED_FOLDER))
     page = next(store_of(session).pages(bucket, staged))
     count = len(page.objects)
     if count:
@@ -178,7 +184,7 @@ def staged_findings(config: RunConfig, session: boto3.Session) -> Iterator[Findi
             "warning",
             "data.uri",
             f"images staged in s3://{bucket}/{staged} that are in no shard: {more}{count:,}",
-            'invoke the packing function with {"flush": true}',
+            "run `sm-train stream STACK --flush`",
         )
 
 
@@ -262,7 +268,7 @@ def _index_in_s3(
     total = sum(shard.bytes for shard in listing.shards)
     totals = (header.shards, header.bytes)
     try:
-        is_stale = not listing.truncated and totals not in _totals(session, uri, listing)
+        is_stale = not listing.truncated and totals not in _totals(config, session, uri, listing)
     except RemovalListError as error:
         yield INDEX_UNREADABLE.found(
             "error", "data.index", str(error), "restore an earlier version"
@@ -278,16 +284,24 @@ def _index_in_s3(
         )
 
 
-def _totals(session: boto3.Session, index: str, listing: ShardListing) -> Iterator[tuple[int, int]]:
+def _totals(
+    config: RunConfig, session: boto3.Session, index: str, listing: ShardListing
+) -> Iterator[tuple[int, int]]:
     """Yield the numbers and bytes of shards that an index may have: without those that
-    `sm-train remove` replaces, or without their successors.
+    `sm-train remove` replaces, or without their successors, and without new ones of a streaming
+    pack.
     """
-    yield _total(listing, {})
+    yield _total(listing, ())
+    store = store_of(session)
+    bucket, records = split_uri(stream_uri(config.data.uri, RECORDS_FOLDER))
+    names = [stored.key.removeprefix(records) for stored in store.objects(bucket, records)]
+    new = {streamed_shard(int(name)) for name in names if name.isdecimal()}
     bucket, key = split_uri(removal_list(index))
-    stored = store_of(session).get_if_exists(bucket, key)
+    stored = store.get_if_exists(bucket, key)
     rewrites = {} if stored is None else decode_list(stored.content, removal_list(index)).rewrites
-    yield _total(listing, rewrites)
-    yield _total(listing, {*rewrites.values()})
+    yield _total(listing, new)
+    yield _total(listing, new | rewrites.keys())
+    yield _total(listing, new | {*rewrites.values()})
 
 
 def _total(listing: ShardListing, ignored: Collection[str]) -> tuple[int, int]:

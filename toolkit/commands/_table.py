@@ -8,6 +8,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Data": {
         "pack": "Pack images and captions into WebDataset shards.",
+        "stream": "Show and control images that are packed as they arrive.",
         "enrich": "Make columns for images with a function of your own.",
         "index": "Build the index of existing shards.",
         "remove": "Remove samples from shards, and never train on them again.",

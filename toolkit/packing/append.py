@@ -20,8 +20,10 @@ from sm_train.entrypoints.packing.plan_files import (
     INPUTS,
     REJECTED,
     REJECTED_SCHEMA,
+    STREAMED,
     batch_rows,
     decode,
+    encode,
     record_batch,
 )
 from sm_train.entrypoints.packing.stored_plan import PackedInputs
@@ -57,14 +59,35 @@ class NewInputs:
     are not in the pack any more.
     """
 
-    def __init__(self, packed: PackedInputs, removed: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, packed: PackedInputs, root: str, removed: frozenset[str] = frozenset()
+    ) -> None:
+        """Compare a source with ``packed``; ``root`` is what precedes a source in its address."""
         self.comparison = Comparison()
-        self._packed, self._removed = packed, removed
+        self._packed, self._root, self._removed = packed, root, removed
 
     def images(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the new images of ``batches``, which are those of a sorter, sorted by source."""
-        packed = (part.files.read(INPUTS, _PACKED, 0, len(part)) for part in self._packed.inputs)
-        yield from _filter(batches, lambda rows: self._new_images(rows, _merge(packed)))
+        packed = [part.files.read(INPUTS, _PACKED, 0, len(part)) for part in self._packed.inputs]
+
+        def new_rows(rows: Iterator[_Row]) -> Iterator[_Row]:
+            return self._new_images(self._not_streamed(rows), _merge(packed))
+
+        yield from _filter(batches, new_rows)
+
+    def _not_streamed(self, images: Iterator[_Row]) -> Iterator[_Row]:
+        """Yield the images that were not packed as they arrived, which are known by address.
+
+        A new version of one of them has a message of its own.
+        """
+        streamed = _merge(
+            part.files.read(STREAMED, ["source"], 0, part.count) for part in self._packed.streamed
+        )
+        for _, old, new in _join(_below(encode(self._root), streamed), images):
+            if old:
+                self.comparison.known += len(new)
+            else:
+                yield from new
 
     def _new_images(self, images: Iterator[_Row], packed: Iterator[_Row]) -> Iterator[_Row]:
         for source, old, new in _join(packed, images):
@@ -92,6 +115,13 @@ class NewInputs:
                 yield from _unmatched(new, old, lambda row: row)[0]
 
         yield from _filter(batches, new_rows)
+
+
+def _below(root: bytes, streamed: Iterator[_Row]) -> Iterator[_Row]:
+    """Yield what follows ``root`` in the addresses of streamed images that begin with it."""
+    for (address,) in streamed:
+        if address.startswith(root):
+            yield (address[len(root) :],)
 
 
 def _identity(image: _Row) -> _Row:

@@ -10,7 +10,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -199,13 +199,19 @@ def plan_index(shards: ShardSet, job: IndexJob) -> tuple[IndexPlan, ShardIndex |
     version = shards.storage.version(shards.index_file)
     current = _open_current(shards, version)
     known: frozenset[str] = frozenset()
+    is_pack = False
     if current is not None:
         if _is_complete(current, listed, options):
             return _plan(shards, job, options, listed, known, version), current
+        is_pack = current.header.inputs is not None
+        if is_pack:
+            options = current.header.options | options
+            listed = _in_order(current, listed)
         known = _known(shards, current, listed, options)
     if not listed:
         raise UserError(_nothing(shards.address, compressed))
-    return _plan(shards, job, options, listed, known, version), None
+    plan = _plan(shards, job, options, listed, known, version)
+    return replace(plan, is_pack=is_pack), None
 
 
 def _plan(
@@ -296,6 +302,12 @@ def _is_complete(
     return has_sizes and is_checked and indexed == {shard.name: shard.bytes for shard in listed}
 
 
+def _in_order(index: ShardIndex, listed: Sequence[ListedShard]) -> list[ListedShard]:
+    """Return the shards of an index in its order, then the others: an epoch depends on it."""
+    rows = {name: row for row, name in enumerate(index.names)}
+    return sorted(listed, key=lambda shard: (rows.get(shard.name, len(rows)), shard.name))
+
+
 def _known(
     shards: ShardSet,
     index: ShardIndex,
@@ -303,6 +315,9 @@ def _known(
     options: Mapping[str, Any],
 ) -> frozenset[str]:
     """Return the names of the shards that the index describes in the same way."""
+    if index.header.inputs is not None:
+        sizes = dict(zip(index.names, index.bytes.tolist(), strict=True))
+        return frozenset(shard.name for shard in listed if sizes.get(shard.name) == shard.bytes)
     listing = read_listing(shards.storage, shards.index_file)
     described = {name: shard for name, (shard, _) in listing.items()}
     header = index.header.options

@@ -159,7 +159,7 @@ def _find_inputs(
             reasons = [f"{source.source}: no images in it (jpg, jpeg, png, webp)"]
             raise UserError("; ".join([*reasons, *describe_skipped(selection.skipped)]))
         types = _IndexTypes(source.table.index_columns)
-        new = None if packed is None else NewInputs(packed, source.removed)
+        new = None if packed is None else NewInputs(packed, sorter.root, source.removed)
         return _write_inputs(sorter, folder, selection.skipped, new, types)
 
 

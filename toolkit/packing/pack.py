@@ -23,6 +23,7 @@ from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
+from sm_train.entrypoints.indexing.index_plan import INDEX_OPTIONS
 from sm_train.entrypoints.models.components import describe_latents
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.build_pack import (
@@ -613,7 +614,7 @@ def _require_same_options(job: PackJob, header: IndexHeader) -> None:
         )
     packed = header.options | {"shard_bytes": header.target_bytes}
     new = index_options(job) | {"shard_bytes": job.shard_bytes}
-    for name in sorted(packed.keys() | new.keys()):
+    for name in sorted((packed.keys() | new.keys()) - INDEX_OPTIONS):
         if packed.get(name) != new.get(name):
             how = _describe_option(name, packed.get(name))
             raise UserError(f"--append: {job.destination} was packed {how}; use the same options")

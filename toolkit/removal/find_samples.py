@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ from sm_train.entrypoints.packing.plan import sample_key
 from sm_train.entrypoints.packing.plan_files import (
     INPUTS,
     PARTITION_ROWS,
+    STREAMED,
     PlanFiles,
     decode,
     encode,
@@ -23,6 +26,7 @@ from sm_train.entrypoints.packing.plan_files import (
 from sm_train.entrypoints.packing.stored_plan import read_packed_inputs
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
+from sm_train.entrypoints.streaming.stream_state import shard_of_key
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_set import ShardSet
 
@@ -142,13 +146,46 @@ class _PackedPart:
     files: PlanFiles
     first: int
     rows: int
+    kind: ClassVar[str] = INPUTS
 
-    def sources(self, partition: int) -> pa.Array:
-        """Return the sources of the inputs in a partition, sorted, as bytes."""
-        first = partition * PARTITION_ROWS
-        count = min(PARTITION_ROWS, self.rows - first)
-        batches = list(self.files.read(INPUTS, ["source"], first, count))
-        return pa.Table.from_batches(batches)["source"].combine_chunks()
+    def key(self, row: int) -> str:
+        """Return the key of the sample in a row."""
+        return sample_key(self.first + row)
+
+    def row_of_key(self, key: str) -> int | None:
+        """Return the row of a sample; None if it is not in this part."""
+        row = int(key) - self.first if key.isdecimal() else -1
+        return row if 0 <= row < self.rows else None
+
+
+@dataclass(frozen=True, eq=False)
+class _StreamedPart:
+    """Images that were packed as they arrived, in streamed ``shards``."""
+
+    files: PlanFiles
+    rows: int
+    shards: frozenset[int]
+    kind: ClassVar[str] = STREAMED
+
+    @cached_property
+    def _keys(self) -> pa.Array:
+        batches = list(self.files.read(STREAMED, ["key"], 0, self.rows))
+        return pa.Table.from_batches(batches)["key"].combine_chunks()
+
+    def key(self, row: int) -> str | None:
+        """Return the key of the sample in a row; None for an image that was rejected."""
+        key = self._keys[row].as_py()
+        return None if key is None else decode(key)
+
+    def row_of_key(self, key: str) -> int | None:
+        """Return the row of a sample; None if it is not in this part."""
+        if shard_of_key(key) not in self.shards:
+            return None
+        row = pc.index(self._keys, pa.scalar(encode(key), pa.binary())).as_py()
+        return None if row < 0 else row
+
+
+_Part = _PackedPart | _StreamedPart
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +196,8 @@ class PackedSources:
     100 million images.
     """
 
-    parts: tuple[_PackedPart, ...]
-    _cache: dict[tuple[int, int], pa.Array] = field(default_factory=dict)
+    parts: tuple[_Part, ...]
+    _cache: dict[tuple[_Part, int], pa.Array] = field(default_factory=dict)
 
     @classmethod
     def of(cls, shards: ShardSet, index: ShardIndex) -> PackedSources | None:
@@ -175,18 +212,22 @@ class PackedSources:
         counts = [len(part) for part in packed.inputs]
         firsts = [0, *accumulate(counts)]
         inputs = zip(packed.inputs, firsts, counts, strict=False)
-        return cls(tuple(_PackedPart(part.files, first, rows) for part, first, rows in inputs))
+        return cls(
+            (
+                *(_PackedPart(part.files, first, rows) for part, first, rows in inputs),
+                *(_StreamedPart(part.files, part.count, part.shards) for part in packed.streamed),
+            )
+        )
 
     def of_keys(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the names of the images with these keys."""
         found = {}
         for key in sorted(keys):
-            number = int(key) if key.isdecimal() else -1
-            part = next((part for part in self.parts if 0 <= number - part.first < part.rows), None)
-            if part is None:
-                continue
-            partition, row = divmod(number - part.first, PARTITION_ROWS)
-            found[key] = decode(self._sources(part, partition)[row].as_py())
+            for part in self.parts:
+                if (row := part.row_of_key(key)) is not None:
+                    partition, row = divmod(row, PARTITION_ROWS)
+                    found[key] = decode(self._sources(part, partition)[row].as_py())
+                    break
         return found
 
     def keys_of(self, names: Iterable[str]) -> dict[str, list[str]]:
@@ -194,11 +235,12 @@ class PackedSources:
         found: dict[str, list[str]] = {name: [] for name in names}
         for part in self.parts:
             for name in sorted(found):
-                found[name] += [sample_key(number) for number in self._numbers(part, encode(name))]
+                keys = (part.key(row) for row in self._rows(part, encode(name)))
+                found[name] += [key for key in keys if key is not None]
         return found
 
-    def _numbers(self, part: _PackedPart, name: bytes) -> Iterator[int]:
-        """Yield the numbers of the inputs with a source, in the partition that it is in or after.
+    def _rows(self, part: _Part, name: bytes) -> Iterator[int]:
+        """Yield the rows of the inputs with a source, in the partition that it is in or after.
 
         An image that a table lists several times may fill more than one partition.
         """
@@ -216,14 +258,17 @@ class PackedSources:
                 return
             rows = pc.indices_nonzero(pc.equal(sources, pa.scalar(name, pa.binary())))
             for row in rows.to_pylist():
-                yield part.first + partition * PARTITION_ROWS + row
+                yield partition * PARTITION_ROWS + row
 
-    def _sources(self, part: _PackedPart, partition: int) -> pa.Array:
-        key = (part.first, partition)
+    def _sources(self, part: _Part, partition: int) -> pa.Array:
+        key = (part, partition)
         if key not in self._cache:
             if len(self._cache) >= _CACHED_PARTITIONS:
                 self._cache.pop(next(iter(self._cache)))
-            self._cache[key] = part.sources(partition)
+            first = partition * PARTITION_ROWS
+            count = min(PARTITION_ROWS, part.rows - first)
+            batches = list(part.files.read(part.kind, ["source"], first, count))
+            self._cache[key] = pa.Table.from_batches(batches)["source"].combine_chunks()
         return self._cache[key]
 
 

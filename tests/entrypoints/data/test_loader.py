@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -543,6 +544,16 @@ def test_index_of_other_shards_stops_all_ranks(tmp_path: Path) -> None:
     node = Cluster([tmp_path / "shards"], 1, tmp_path / "scan", tmp_path / "index.parquet")
     with pytest.raises(DataError, match=r"2 shards .* not in the index, shard-001\.tar among"):
         node.build_catalogs()
+
+
+def test_a_streamed_shard_may_not_be_in_the_index_yet(tmp_path: Path) -> None:
+    """Its images are trained on when the next job starts."""
+    write_shards(tmp_path / "shards", shards=2, each=4)
+    write_folder_index(tmp_path / "shards")
+    shutil.copy(tmp_path / "shards" / "shard-001.tar", tmp_path / "shards/streamed-000000.tar")
+    node = Cluster([tmp_path / "shards"], 1, tmp_path / "scan", tmp_path / "index.parquet")
+    [(_, catalog)] = node.build_catalogs()
+    assert catalog.shard_sizes.tolist() == [4, 4]
 
 
 def test_damaged_index_stops_all_ranks(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +17,7 @@ from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads, r
 from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
 
 from tests.conftest import Aws
-from tests.support.deadline import DEADLINE
+from tests.support.deadline import wait_until
 
 URI = "s3://ai-bucket/demo/checkpoints/256px/"
 STEP = step_folder_name(10)
@@ -78,13 +76,6 @@ def stored(store: PrefixFiles) -> list[int]:
 
 def is_stored(store: PrefixFiles, name: str) -> bool:
     return name in store.sizes()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def uploads(store: PrefixFiles, folder: Path, warnings: list[str]) -> CheckpointUploads:

@@ -291,6 +291,14 @@ def test_index_in_s3_is_compared_with_the_shards(check: Check, aws: Aws, tmp_pat
     assert "index-missing" not in check(data={"uri": "s3://ai-bucket/shards/", "index": False})
 
 
+def test_a_streamed_shard_that_waits_for_the_index_is_no_difference(check: Check, aws: Aws) -> None:
+    s3 = aws.client("s3")
+    s3.put_object(Bucket="ai-bucket", Key="shards/streamed-000007.tar", Body=b"x")
+    assert "index-stale" in check()
+    s3.put_object(Bucket="ai-bucket", Key=".streaming/records/000007", Body=b"x")
+    assert "index-stale" not in check()
+
+
 def test_shards_of_an_unfinished_removal_are_no_difference(check: Check, aws: Aws) -> None:
     """Old shards that are kept for a live job, and new ones that the index does not list yet."""
     s3 = aws.client("s3")

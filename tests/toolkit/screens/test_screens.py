@@ -102,8 +102,9 @@ def test_help_of_every_command() -> None:
 
 def test_every_command_has_a_screen() -> None:
     """Those on AWS have theirs in test_screens_of_aws."""
-    from tests.toolkit.screens.test_screens_of_aws import AWS_SCREENS
+    from tests.toolkit.screens.test_screens_of_aws import AWS_SCREENS, STREAM_SCREENS
 
-    shown = {screen[0] for screen in (*SCREENS.values(), *AWS_SCREENS.values())}
+    screens = SCREENS | AWS_SCREENS | STREAM_SCREENS
+    shown = {screen[0] for screen in screens.values()}
     only_help = {"compare", "completion", "schema", "template"}
     assert set(COMMANDS) - only_help == shown & set(COMMANDS)

@@ -3,152 +3,45 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import webdataset
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing import lambda_handler
-from sm_train.entrypoints.packing.shard_verification import verify_shard
-from sm_train.entrypoints.packing.streaming import STREAM_STATE, StreamingPacker
 from sm_train.entrypoints.shared_work.storage import S3Prefix
+from sm_train.entrypoints.streaming import lambda_handler
+from sm_train.entrypoints.streaming.sealing import Sealer
+from sm_train.entrypoints.streaming.stream_state import STREAM_STATE
 
 from tests.conftest import Aws, Cli
-from tests.support.background_server import serve_in_background
-from tests.support.deadline import DEADLINE
+from tests.support.deadline import DEADLINE, wait_until
 from tests.support.image_files import image_bytes
 from tests.support.restricted_imports import RESTRICT_IMPORTS, lambda_packages
+from tests.support.stream_deployment import (
+    Deployment,
+    FakeContext,
+    deploy,
+    handle_all,
+    lambda_runtime,
+    notification,
+)
 
 pytestmark = pytest.mark.integration
 
 
-class FakeContext:
-    """Lambda's context object, with a fixed remaining time."""
-
-    def __init__(self, seconds: float = 800.0) -> None:
-        self._seconds = seconds
-
-    def get_remaining_time_in_millis(self) -> int:
-        return int(1000 * self._seconds)
-
-
-class Deployment:
-    """A queue, a raw bucket and a destination on one moto server, for the handler under test."""
-
-    def __init__(self, aws: Aws) -> None:
-        self.aws = aws
-        aws.make_bucket("raw")
-        aws.make_bucket("packed")
-        self.sqs = aws.client("sqs")
-        self.s3 = aws.client("s3")
-        self.queue = self.sqs.create_queue(
-            QueueName="arrivals", Attributes={"VisibilityTimeout": "0"}
-        )["QueueUrl"]
-
-    def arrive(self, name: str, content: bytes, caption: str | None = "a caption") -> None:
-        """Put an image and its caption in the bucket, and S3's notification in the queue."""
-        if caption is not None:
-            key = f"{name.rpartition('.')[0]}.txt"
-            self.s3.put_object(Bucket="raw", Key=key, Body=caption.encode())
-        response = self.s3.put_object(Bucket="raw", Key=name, Body=content)
-        self.send(notification(name, response["ETag"].strip('"'), len(content)))
-
-    def send(self, body: str) -> None:
-        self.sqs.send_message(QueueUrl=self.queue, MessageBody=body)
-
-    def receive(self, limit: int = 10) -> list[dict[str, Any]]:
-        """Receive messages as Lambda's poller does: they stay in the queue until deleted."""
-        received = self.sqs.receive_message(
-            QueueUrl=self.queue, MaxNumberOfMessages=limit, VisibilityTimeout=30
-        ).get("Messages", [])
-        return [
-            {
-                "messageId": message["MessageId"],
-                "body": message["Body"],
-                "handle": message["ReceiptHandle"],
-            }
-            for message in received
-        ]
-
-    def delete(self, messages: list[dict[str, Any]]) -> None:
-        for message in messages:
-            self.sqs.delete_message(QueueUrl=self.queue, ReceiptHandle=message["handle"])
-
-    def drain(self) -> set[str]:
-        """Handle all messages; return the bodies of those to deliver again."""
-        failed_bodies = set()
-        while batch := self.receive():
-            response = lambda_handler.handler({"Records": batch}, FakeContext())
-            failed = {item["itemIdentifier"] for item in response["batchItemFailures"]}
-            failed_bodies |= {
-                message["body"] for message in batch if message["messageId"] in failed
-            }
-            self.delete(batch)
-        return failed_bodies
-
-    def keys(self, prefix: str = "") -> list[str]:
-        listing = self.s3.list_objects_v2(Bucket="packed", Prefix=f"set/{prefix}")
-        return [entry["Key"].removeprefix("set/") for entry in listing.get("Contents", [])]
-
-    def packed(self, folder: Path) -> tuple[ShardIndex, Counter[str]]:
-        """Verify every shard; return the index and the number of occurrences of each image."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.s3.download_file("packed", "set/index.parquet", str(folder / "index.parquet"))
-        index = ShardIndex(folder / "index.parquet")
-        assert {f"shards/{name}" for name in index.names} == set(self.keys("shards/"))
-        seen: Counter[str] = Counter()
-        for number, name in enumerate(index.names):
-            self.s3.download_file("packed", f"set/shards/{name}", str(folder / name))
-            verify_shard(folder / name, index.shard(number))
-            samples = webdataset.WebDataset(str(folder / name), shardshuffle=False)
-            seen.update(
-                json.loads(sample["json"])["source"].removeprefix("s3://raw/") for sample in samples
-            )
-        return index, seen
-
-
-def notification(key: str, etag: str, size: int) -> str:
-    """Return S3's event message, version 2.1, with the fields that the handler reads."""
-    from urllib.parse import quote_plus
-
-    s3_object = {"key": quote_plus(key), "eTag": etag, "size": size, "sequencer": "0055AED6"}
-    record = {
-        "eventName": "ObjectCreated:Put",
-        "eventSource": "aws:s3",
-        "s3": {"bucket": {"name": "raw"}, "object": s3_object},
-    }
-    return json.dumps({"Records": [record]})
-
-
 @pytest.fixture
 def deployment(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Deployment:
-    for name, value in aws.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("SM_TRAIN_DESTINATION", "s3://packed/set")
-    monkeypatch.setenv("SM_TRAIN_SHARD_BYTES", "20000")
-    # Every object names the key that the bucket's policy demands.
-    monkeypatch.setenv("SM_TRAIN_BUCKET_KMS_KEYS", "packed=alias/packed")
-    aws.required_keys["packed"] = "alias/packed"
-    return Deployment(aws)
-
-
-def flush() -> None:
-    lambda_handler.handler({"flush": True}, FakeContext())
+    return deploy(aws, monkeypatch)
 
 
 def test_overlapping_invocations_build_a_shard_once(
@@ -158,7 +51,7 @@ def test_overlapping_invocations_build_a_shard_once(
     names = [f"{number:02}.jpg" for number in range(12)]
     for number, name in enumerate(names):
         deployment.arrive(name, image_bytes(number))
-    packer = StreamingPacker(S3Prefix("packed", "set/", S3Access(None, "us-east-1")), 10**9)
+    packer = Sealer(deployment.destination, 10**9)
     assert deployment.drain() == set()
     barrier, sealed = threading.Barrier(8, timeout=DEADLINE), list[int]()
 
@@ -172,6 +65,7 @@ def test_overlapping_invocations_build_a_shard_once(
     for invocation in invocations:
         invocation.join()
     assert sum(sealed) == 1
+    deployment.flush()
     puts = [path for method, path, _ in deployment.aws.requests if method in ("PUT", "POST")]
     assert puts.count("/packed/set/shards/streamed-000000.tar") == 1
     assert deployment.packed(tmp_path)[1] == Counter(names)
@@ -196,13 +90,13 @@ def test_repeated_and_reordered_messages_pack_each_image_once(
     for body in [*repeated[30:], *bodies]:  # some long after their images were packed
         deployment.send(body)
     assert deployment.drain() == set()
-    flush()
+    deployment.flush()
     index, seen = deployment.packed(tmp_path)
     assert seen == Counter(names)
     assert len(index) > 2
     assert all(index.image_sizes(number) is not None for number in range(len(index)))
     assert deployment.keys(f"{STREAM_STATE}/staged/") == []
-    flush()
+    deployment.flush()
     assert deployment.packed(tmp_path / "again")[1] == Counter(names)
 
 
@@ -225,7 +119,7 @@ def test_bad_messages_are_rejected_and_incomplete_ones_retried(
     for body in failed:
         deployment.send(body)
     assert deployment.drain() == set()
-    flush()
+    deployment.flush()
     index, seen = deployment.packed(tmp_path)
     assert seen == Counter(["good.jpg", "uncaptioned.jpg"])
     assert Counter(item.reason for item in index.rejected()) == {
@@ -245,7 +139,7 @@ def test_an_invalid_record_does_not_affect_other_records(
     deployment.delete(batch)
     deployment.send(json.dumps({"Records": [records[0], {"s3": 1}, "none", records[1]]}))
     assert deployment.drain() == set()
-    flush()
+    deployment.flush()
     index, seen = deployment.packed(tmp_path)
     assert seen == Counter(["a.jpg", "b.jpg"])
     assert [item.reason for item in index.rejected()] == ["message-unreadable"] * 2
@@ -262,7 +156,7 @@ def test_an_unwritable_destination_fails_only_the_messages_that_need_it(
     deployment.aws.make_bucket("packed")
     deployment.send(failed)
     assert deployment.drain() == set()
-    flush()
+    deployment.flush()
     assert deployment.packed(tmp_path)[1] == Counter(["a.jpg"])
 
 
@@ -274,7 +168,7 @@ def test_abandoned_uploads_are_aborted_after_a_day(deployment: Deployment) -> No
 
     for key in ("set/shards/streamed-000000.tar", "other/shards/streamed-000000.tar"):
         deployment.s3.create_multipart_upload(Bucket="packed", Key=key)
-    packer = StreamingPacker(S3Prefix("packed", "set/", S3Access(None, "us-east-1")), 1000)
+    packer = Sealer(deployment.destination, 1000)
     started = unfinished_uploads()[0]["Initiated"]
     assert packer.abort_abandoned_uploads(started + timedelta(hours=23)) == 0
     assert packer.abort_abandoned_uploads(started + timedelta(hours=25)) == 1
@@ -299,13 +193,13 @@ def test_concurrent_invocations_pack_each_image_once(
     def invoke(number: int) -> Any:
         start.wait()
         batch = messages[number * 4 : number * 4 + 8]
-        response = lambda_handler.handler({"Records": batch}, FakeContext())
-        flush()
+        response = lambda_handler.stage({"Records": batch}, FakeContext())
+        deployment.flush()
         return response["batchItemFailures"]
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(invoke, range(6))) == [[]] * 6
-    flush()
+    deployment.flush()
     index, seen = deployment.packed(tmp_path)
     assert seen == Counter(names)
     assert len(deployment.keys(f"{STREAM_STATE}/done/")) == len(index)
@@ -336,15 +230,15 @@ def test_a_kill_between_any_two_writes_loses_and_repeats_nothing(
         return call
 
     with monkeypatch.context() as patch:
-        for name in ("create_if_absent", "atomic_writer", "remove"):
+        for name in ("create_if_absent", "atomic_writer", "writer_if", "remove"):
             patch.setattr(S3Prefix, name, counted(getattr(S3Prefix, name)))
         try:
-            lambda_handler.handler({"Records": batch}, FakeContext())
-            flush()
+            lambda_handler.stage({"Records": batch}, FakeContext())
+            deployment.flush()
         except KilledError:
             pass
-    assert lambda_handler.handler({"Records": batch}, FakeContext()) == {"batchItemFailures": []}
-    flush()
+    assert lambda_handler.stage({"Records": batch}, FakeContext()) == {"batchItemFailures": []}
+    deployment.flush()
     assert deployment.packed(tmp_path)[1] == Counter(names)
     assert deployment.keys(f"{STREAM_STATE}/staged/") == []
 
@@ -354,7 +248,7 @@ def test_an_overwritten_image_is_packed_once(deployment: Deployment, tmp_path: P
     deployment.arrive("a.jpg", image_bytes(1))
     deployment.arrive("a.jpg", image_bytes(2))
     assert deployment.drain() == set()
-    flush()
+    deployment.flush()
     assert deployment.packed(tmp_path)[1] == Counter(["a.jpg"])
 
 
@@ -362,14 +256,15 @@ def test_no_shard_is_started_without_enough_time(deployment: Deployment) -> None
     for number in range(8):
         deployment.arrive(f"{number}.jpg", image_bytes(number))
     batch = deployment.receive()
-    lambda_handler.handler({"Records": batch}, FakeContext(seconds=10))
+    lambda_handler.stage({"Records": batch}, FakeContext())
+    late = lambda_handler.seal({"flush": True}, FakeContext(seconds=10))
+    assert late == {"sealed": 0, "uploads_aborted": 0, "indexed": 0}
     assert deployment.keys("shards/") == []
     assert len(deployment.keys(f"{STREAM_STATE}/staged/")) == 8
 
 
 def test_streaming_adds_to_a_pack(deployment: Deployment, aws: Aws, tmp_path: Path) -> None:
     """The index keeps the shards of the pack, its columns and what it was packed with."""
-    from sm_train.entrypoints.object_store.store import S3Access
     from sm_train.toolkit.packing.pack import PackJob, pack
     from sm_train.toolkit.packing.tables import TableOptions
 
@@ -381,7 +276,7 @@ def test_streaming_adds_to_a_pack(deployment: Deployment, aws: Aws, tmp_path: Pa
     before = pack(job, lambda _: None).index
     deployment.arrive("new.jpg", image_bytes(9))
     assert deployment.drain() == set()
-    flush()
+    deployment.flush()
     deployment.s3.download_file("packed", "set/index.parquet", str(tmp_path / "index.parquet"))
     index = ShardIndex(tmp_path / "index.parquet")
     assert index.names == ["shard-000000.tar", "streamed-000000.tar"]
@@ -389,13 +284,13 @@ def test_streaming_adds_to_a_pack(deployment: Deployment, aws: Aws, tmp_path: Pa
     assert index.header.columns == {"source": "text"}
     assert index.header.inputs == before.header.inputs
     assert index.shard(0) == before.shard(0)
-    assert index.shard(1).columns == {"source": (None,)}
+    assert index.shard(1).columns == {"source": ("s3://raw/new.jpg",)}
     groups = index.samples_by_group(["source"])
     assert sum(len(group.columns) for group in groups) == 6
     added = pack(replace(job, append=True), lambda _: None)
     assert added.appended is not None
     assert (added.appended.samples, added.samples) == (0, 6)
-    assert StreamingPacker(S3Prefix("packed", "set/", S3Access()), 1).seal() == 0
+    assert Sealer(S3Prefix("packed", "set/", S3Access()), 1).seal() == 0
 
 
 def test_a_removed_image_does_not_return_with_the_next_shard(
@@ -405,100 +300,261 @@ def test_a_removed_image_does_not_return_with_the_next_shard(
     for number in range(3):
         deployment.arrive(f"{number}.jpg", image_bytes(number))
     assert deployment.drain() == set()
-    flush()
+    deployment.flush()
     index, seen = deployment.packed(tmp_path / "first")
     assert seen == Counter({"0.jpg": 1, "1.jpg": 1, "2.jpg": 1})
     key = index.keys(0)[0]
-    options = ("--region", "us-east-1", "--bucket-kms-key", "packed=alias/packed")
-    removed = cli(
-        *(*options, "remove", "s3://packed/set", key, "--yes"),
-        network="loopback",
-        env=deployment.aws.environment,
-    )
-    assert removed.returncode == 0, removed.stderr
+    run_cli(deployment, cli, "remove", "s3://packed/set", key, "--yes")
     deployment.arrive("new.jpg", image_bytes(9))
     assert deployment.drain() == set()
-    flush()
+    deployment.flush()
     index, seen = deployment.packed(tmp_path / "second")
     assert index.names == ["streamed-000000-r1.tar", "streamed-000001.tar"]
     assert key not in {*index.keys(0), *index.keys(1)}
     assert (seen.total(), seen["new.jpg"]) == (3, 1)
 
 
-class _Runtime(BaseHTTPRequestHandler):
-    """Lambda's runtime API: it hands events to the function's process and receives responses."""
-
-    server: RuntimeServer
-
-    def do_GET(self) -> None:
-        if not self.server.events:
-            self.server.idle.set()
-            self.server.stopped.wait()
-            return
-        content = json.dumps(self.server.events.pop()).encode()
-        self.send_response(200)
-        self.send_header("Lambda-Runtime-Aws-Request-Id", "8476a536-e9f4-11e8-9739-2dfe598c3fcd")
-        self.send_header("Lambda-Runtime-Deadline-Ms", str(int((time.time() + 800) * 1000)))
-        self.send_header("Lambda-Runtime-Invoked-Function-Arn", "arn:aws:lambda:::function:pack")
-        self.send_header("Lambda-Runtime-Trace-Id", "Root=1-5bef4de7-ad49b0e87f6ef6c87fc2e700")
-        self.send_header("Lambda-Runtime-Client-Context", "{}")
-        self.send_header("Lambda-Runtime-Cognito-Identity", "{}")
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def do_POST(self) -> None:
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.responses.append((self.path.rpartition("/")[2], json.loads(content)))
-        self.send_response(202)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None: ...
-
-
-class RuntimeServer(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, events: list[dict[str, Any]]) -> None:
-        super().__init__(("127.0.0.1", 0), _Runtime)
-        self.events, self.responses = events[::-1], list[tuple[str, Any]]()
-        self.idle, self.stopped = threading.Event(), threading.Event()
-
-
-def test_the_handler_runs_in_the_lambda_runtime(deployment: Deployment, tmp_path: Path) -> None:
+def test_the_function_stages_in_the_lambda_runtime(deployment: Deployment, tmp_path: Path) -> None:
     """Uses AWS's runtime interface client, as the function's container does."""
     for number in range(3):
         deployment.arrive(f"{number}.jpg", image_bytes(number))
-    server = RuntimeServer([{"Records": deployment.receive()}, {"flush": True}])
-    with serve_in_background(server):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "awslambdaric", HANDLER],
-            env=os.environ | {"AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{server.server_port}"},
-        )
-        try:
-            assert server.idle.wait(DEADLINE)
-        finally:
-            process.kill()
-            process.wait()
-            server.stopped.set()
-    assert server.responses == [
-        ("response", {"batchItemFailures": []}),
-        ("response", {"sealed": 1, "uploads_aborted": 0}),
-    ]
+    assert handle_all(deployment) == [("response", {"batchItemFailures": []})]
+    assert deployment.flush() == {"sealed": 1, "uploads_aborted": 0, "indexed": 1}
     assert deployment.packed(tmp_path)[1] == Counter(["0.jpg", "1.jpg", "2.jpg"])
 
 
-HANDLER = "sm_train.entrypoints.packing.lambda_handler.handler"
+def test_a_message_that_always_fails_becomes_a_dead_letter_alone(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    """It is delivered three times, as the queue's redrive policy says; others are not repeated."""
+    deployment.arrive("good.jpg", image_bytes(1))
+    deployment.arrive("uncaptioned.jpg", image_bytes(2), caption=None)
+    deployment.arrive("cut.jpg", image_bytes(3)[:300])
+    deployment.send("not JSON")
+    responses = [response for _, response in handle_all(deployment)]
+    assert [len(response["batchItemFailures"]) for response in responses] == [1, 1, 1]
+    [dead] = deployment.sqs.receive_message(QueueUrl=deployment.dead_letters)["Messages"]
+    assert json.loads(dead["Body"])["Records"][0]["s3"]["object"]["key"] == "uncaptioned.jpg"
+    # Redrive: the caption has arrived, and SQS delivers the message again.
+    deployment.s3.put_object(Bucket="raw", Key="uncaptioned.txt", Body=b"a late caption")
+    deployment.send(dead["Body"])
+    assert handle_all(deployment) == [("response", {"batchItemFailures": []})]
+    deployment.flush()
+    index, seen = deployment.packed(tmp_path)
+    assert seen == Counter(["good.jpg", "uncaptioned.jpg"])
+    assert [item.reason for item in index.rejected()] == ["message-unreadable", "image-corrupt"]
+
+
+def test_a_request_that_hangs_fails_one_message(
+    deployment: Deployment, aws: Aws, tmp_path: Path
+) -> None:
+    """The function reports it before Lambda ends it: the others are not delivered again."""
+    resumed = threading.Event()
+
+    def hang(method: str, path: str) -> None:
+        if path == "/raw/1.jpg" and method == "GET":
+            resumed.wait(DEADLINE)
+
+    aws.intercept = hang
+    for number in range(3):
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+    with lambda_runtime(deployment, lambda_handler.REPORT_SECONDS + 3) as (server, _):
+        wait_until(lambda: server.responses)
+        resumed.set()
+        assert server.idle.wait(DEADLINE)
+    first, second = (response["batchItemFailures"] for _, response in server.responses)
+    assert (len(first), second) == (1, [])
+    deployment.flush()
+    assert deployment.packed(tmp_path)[1] == Counter(["0.jpg", "1.jpg", "2.jpg"])
+
+
+def test_a_throttled_request_is_sent_again(
+    deployment: Deployment, aws: Aws, tmp_path: Path
+) -> None:
+    """S3 answers 503 at first; no message is delivered a second time for it."""
+    slow_down = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message>"
+    remaining = Counter({"/raw/0.jpg": 2, "/raw/1.txt": 2})
+
+    def throttle(method: str, path: str) -> tuple[int, bytes] | None:
+        remaining[path] -= 1
+        throttled = remaining[path] >= 0 and method == "GET"
+        return (503, slow_down + b"</Error>") if throttled else None
+
+    for number in range(2):
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+    aws.intercept = throttle
+    assert handle_all(deployment) == [("response", {"batchItemFailures": []})]
+    assert min(remaining["/raw/0.jpg"], remaining["/raw/1.txt"]) < 0
+    deployment.flush()
+    assert deployment.packed(tmp_path)[1] == Counter(["0.jpg", "1.jpg"])
+
+
+def test_a_function_that_is_ended_by_its_timeout_packs_each_image_once(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    """Lambda kills the process, and the queue delivers all of its messages again."""
+    names = [f"{number}.jpg" for number in range(6)]
+    for number, name in enumerate(names):
+        deployment.arrive(name, image_bytes(number))
+    with lambda_runtime(deployment) as (_, process):
+        wait_until(lambda: deployment.keys(f"{STREAM_STATE}/staged/"))
+        process.kill()
+        process.wait()
+    assert handle_all(deployment)[-1] == ("response", {"batchItemFailures": []})
+    deployment.flush()
+    assert deployment.packed(tmp_path)[1] == Counter(names)
+
+
+def test_a_known_rejection_is_indexed_once(deployment: Deployment, tmp_path: Path) -> None:
+    """A repeated message finds its rejection in the index, and does not add another one."""
+    deployment.arrive("good.jpg", image_bytes(1))
+    deployment.arrive("cut.jpg", image_bytes(2)[:300])
+    batch = deployment.receive()
+    for _ in range(2):
+        lambda_handler.stage({"Records": batch}, FakeContext())
+        deployment.flush()
+        assert deployment.keys(f"{STREAM_STATE}/rejected/") == []
+    index, _ = deployment.packed(tmp_path)
+    assert [item.source for item in index.rejected()] == ["s3://raw/cut.jpg"]
+
+
+def test_each_index_adds_what_is_new(deployment: Deployment, aws: Aws, tmp_path: Path) -> None:
+    """Records that are in the index are not read again, and their keys ascend."""
+    for number in range(4):
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+        assert deployment.drain() == set()
+        aws.requests.clear()
+        assert deployment.flush()["indexed"] == 1
+        read = [path for method, path, _ in aws.requests if method == "GET" and "records" in path]
+        assert read == [f"/packed/set/{STREAM_STATE}/records/{number:06d}"]
+    index, _ = deployment.packed(tmp_path)
+    assert [index.keys(number) for number in range(4)] == [
+        [f"s{number:06d}-000000"] for number in range(4)
+    ]
+    assert deployment.flush() == {"sealed": 0, "uploads_aborted": 0, "indexed": 0}
+
+
+def test_a_shard_is_claimed_from_the_first_page_of_a_backlog(
+    deployment: Deployment, aws: Aws
+) -> None:
+    """The number of staged samples does not change what a claim costs."""
+    for number in range(1500):
+        deployment.destination.create_if_absent(f"{STREAM_STATE}/staged/{number:032x}", b"0" * 100)
+    aws.requests.clear()
+    chosen, size = Sealer(deployment.destination, 1000)._choose_unseen(set())
+    assert (len(chosen), size) == (10, 1000)
+    listings = [query for _, _, query in aws.requests if "staged" in query]
+    assert len(listings) == 1
+
+
+def test_append_keeps_what_arrived(deployment: Deployment, cli: Cli, tmp_path: Path) -> None:
+    """It packs what the streaming pack does not have, and keeps its rejected rows."""
+    for number in range(3):
+        deployment.arrive(f"photos/{number}.jpg", image_bytes(number))
+    deployment.arrive("photos/cut.jpg", image_bytes(3)[:300])
+    assert deployment.drain() == set()
+    deployment.flush()
+    deployment.s3.put_object(Bucket="raw", Key="photos/old.jpg", Body=image_bytes(7))
+    deployment.s3.put_object(Bucket="raw", Key="photos/old.txt", Body=b"was there before")
+    arguments = ("pack", "s3://raw/photos/", "s3://packed/set", "--append", "--shard-size", "20kB")
+    run_cli(deployment, cli, *arguments)
+    index, seen = deployment.packed(tmp_path)
+    assert [item.source for item in index.rejected()] == ["s3://raw/photos/cut.jpg"]
+    assert seen == Counter([f"photos/{number}.jpg" for number in range(3)] + ["old.jpg"])
+    # More arrive, and the next append finds nothing.
+    deployment.arrive("photos/9.jpg", image_bytes(9))
+    assert deployment.drain() == set()
+    deployment.flush()
+    run_cli(deployment, cli, *arguments)
+    assert deployment.packed(tmp_path / "again")[1].total() == 5
+
+
+def test_an_append_keeps_a_shard_that_is_indexed_while_it_runs(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sm_train.toolkit.packing.pack import PackJob, pack
+
+    from tests.support.image_files import write_album
+
+    deployment.arrive("first.jpg", image_bytes(1))
+    assert deployment.drain() == set()
+    deployment.flush()
+    deployment.arrive("second.jpg", image_bytes(2))
+    assert deployment.drain() == set()
+    replace_if = S3Prefix.replace_if
+
+    def flush_before(storage: S3Prefix, *arguments: Any) -> bool:
+        monkeypatch.setattr(S3Prefix, "replace_if", replace_if)
+        deployment.flush()
+        return replace_if(storage, *arguments)
+
+    write_album(tmp_path / "in", 5)
+    monkeypatch.setattr(S3Prefix, "replace_if", flush_before)
+    pack(
+        PackJob(str(tmp_path / "in"), "s3://packed/set", None, 20000, 1, append=True),
+        lambda _: None,
+    )
+    index, seen = deployment.packed(tmp_path / "packed")
+    assert index.names[:2] == ["streamed-000000.tar", "streamed-000001.tar"]
+    assert seen.total() == 7
+    assert len(index.header.appended) == 2
+
+
+def test_index_keeps_what_arrived(deployment: Deployment, cli: Cli, tmp_path: Path) -> None:
+    """`sm-train index` adds a sealed shard that the index does not have yet, and keeps the rest."""
+    deployment.arrive("a.jpg", image_bytes(1))
+    deployment.arrive("cut.jpg", image_bytes(2)[:300])
+    assert deployment.drain() == set()
+    deployment.flush()
+    before, _ = deployment.packed(tmp_path / "before")
+    deployment.arrive("b.jpg", image_bytes(3))
+    assert deployment.drain() == set()
+    Sealer(deployment.destination, 1).seal(flush=True)
+    run_cli(deployment, cli, "index", "s3://packed/set/shards")
+    index, seen = deployment.packed(tmp_path / "after")
+    assert seen == Counter(["a.jpg", "b.jpg"])
+    assert index.header.inputs == before.header.inputs
+    assert index.shard(0) == before.shard(0)
+    assert list(index.rejected()) == list(before.rejected())
+    # The function adds the names of its images, so that append knows them.
+    assert deployment.flush()["indexed"] == 0
+    arguments = ("pack", "s3://raw/", "s3://packed/set", "--append", "--shard-size", "20kB")
+    run_cli(deployment, cli, *arguments)
+    assert deployment.packed(tmp_path / "appended")[1] == Counter(["a.jpg", "b.jpg"])
+
+
+def test_a_removed_image_is_not_staged_again(
+    deployment: Deployment, cli: Cli, tmp_path: Path
+) -> None:
+    """It is removed by its address, and neither a late message nor a new version brings it back."""
+    for number in range(3):
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+    assert deployment.drain() == set()
+    deployment.flush()
+    run_cli(deployment, cli, "remove", "s3://packed/set", "s3://raw/1.jpg", "--yes")
+    deployment.arrive("1.jpg", image_bytes(1))
+    deployment.arrive("1.jpg", image_bytes(8))
+    assert deployment.drain() == set()
+    deployment.flush()
+    assert deployment.packed(tmp_path)[1] == Counter(["0.jpg", "2.jpg"])
+
+
+def run_cli(deployment: Deployment, cli: Cli, *arguments: str, code: int = 0) -> str:
+    """Run a command on the deployment's buckets; return what it prints to stderr."""
+    options = ("--region", "us-east-1", "--bucket-kms-key", "packed=alias/packed")
+    environment = deployment.aws.environment
+    run = cli(*options, *arguments, network="loopback", env=environment)
+    assert run.returncode == code, run.stderr
+    return str(run.stderr)
+
 
 FUNCTION = """
-from sm_train.entrypoints.packing.lambda_handler import handler
+from sm_train.entrypoints.streaming import lambda_handler
 import json
 class FakeContext:
     def get_remaining_time_in_millis(self): return 800_000
-print(handler(json.loads(sys.argv[2]), FakeContext()))
-print(handler({"flush": True}, FakeContext()))
+print(lambda_handler.stage(json.loads(sys.argv[2]), FakeContext()))
+print(lambda_handler.seal({"flush": True}, FakeContext()))
 """
 
 

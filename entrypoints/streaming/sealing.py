@@ -1,0 +1,206 @@
+"""Seals staged samples into shards, each image exactly once, with any number of sealers.
+
+A shard depends only on its manifest, so writing it twice gives the same bytes. Interrupted work is
+found by its missing ``done`` and finished by the next sealer. A sample is staged or seen at any
+time, and a claim skips the seen ones, so no sample is lost and none is packed twice.
+
+See :mod:`sm_train.entrypoints.streaming.stream_state` for what is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+
+from sm_train.entrypoints.common.index_location import SHARDS_FOLDER, streamed_shard
+from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.data.tar_reader import sample_members
+from sm_train.entrypoints.images.image_header import DecodeError, image_size
+from sm_train.entrypoints.leases.holder import Holder
+from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
+from sm_train.entrypoints.object_store.stream_upload import BytesLike
+from sm_train.entrypoints.packing.shard_builder import encode_record
+from sm_train.entrypoints.packing.shard_writer import ShardWriter, member_parts
+from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+from sm_train.entrypoints.shared_work.storage import S3Prefix, write_file
+from sm_train.entrypoints.streaming.stream_state import (
+    DONE,
+    LEASES,
+    MANIFESTS,
+    RECORDS,
+    S3_REQUESTS,
+    SEEN,
+    STAGED,
+    is_seen,
+    numbers_in,
+    sample_key,
+)
+
+ABANDONED_AFTER = timedelta(days=1)
+"""Age at which an unfinished upload is aborted; a Lambda function runs for at most 15 minutes."""
+
+
+@dataclass(frozen=True)
+class Sealer:
+    """Builds shards of at least ``target_bytes`` in ``destination``."""
+
+    destination: S3Prefix
+    target_bytes: int
+
+    def seal(self, *, flush: bool = False, may_continue: Callable[[], bool] = lambda: True) -> int:
+        """Finish interrupted shards, then build shards while enough samples are staged.
+
+        ``flush`` also builds a shard of the remainder. ``may_continue`` is called before each
+        shard. Return the number of finished shards.
+        """
+        finished = 0
+        holder = Holder.of_this_process()
+        try:
+            with Renewal() as renewal:
+                unfinished = self._numbers(MANIFESTS) - self._numbers(DONE)
+                for number in sorted(unfinished):
+                    if may_continue():
+                        finished += self._finish_alone(number, holder, renewal)
+                while may_continue() and (claimed := self._claim(flush)) is not None:
+                    finished += self._finish_alone(claimed, holder, renewal)
+        finally:
+            holder.close()
+        return finished
+
+    def abort_abandoned_uploads(self, now: datetime) -> int:
+        """Abort uploads that killed sealers left; return their number."""
+        return self.destination.abort_uploads(SHARDS_FOLDER, started_before=now - ABANDONED_AFTER)
+
+    def _finish_alone(self, number: int, holder: Holder, renewal: Renewal) -> bool:
+        """Finish a shard unless another sealer is at it; return whether this one did.
+
+        The lease only saves work: a sealer that was suspended writes the same bytes.
+        """
+        name = f"{LEASES}/{number:06d}.json"
+        lease = Lease(self.destination.lease_files, name, holder)
+        try:
+            lease.acquire()
+        except LeaseHeldError:
+            return False
+        renewal.add(name, lease)
+        try:
+            if self.destination.size(f"{DONE}/{number:06d}") is not None:
+                return False  # since it was listed
+            return self._finish(number)
+        finally:
+            renewal.discard(name)
+            lease.release()
+
+    def _numbers(self, folder: str) -> set[int]:
+        return numbers_in(self.destination, folder)
+
+    def _claim(self, flush: bool) -> int | None:
+        """Claim the samples of the next shard; return its number, or None if too few are staged."""
+        while True:
+            numbers = self._numbers(MANIFESTS)
+            claimed = {
+                name
+                for number in numbers - self._numbers(DONE)
+                for name in self._read_manifest(number)
+            }
+            chosen, size = self._choose_unseen(claimed)
+            if not chosen or (size < self.target_bytes and not flush):
+                return None
+            number = max(numbers, default=-1) + 1
+            manifest = json.dumps(chosen).encode()
+            if self.destination.create_if_absent(f"{MANIFESTS}/{number:06d}", manifest):
+                return number
+            # A concurrent sealer created this manifest: choose again without its samples.
+
+    def _choose_unseen(self, claimed: set[str]) -> tuple[list[str], int]:
+        """Return the first unclaimed samples that fill a shard, and their size in bytes.
+
+        The listing ends with the first page that fills it, however many samples are staged.
+        """
+        listed = self.destination.objects(STAGED)
+        unclaimed = ((name, size) for name, size in listed if name not in claimed)
+        chosen: list[str] = []
+        size = 0
+        with ThreadPoolExecutor(S3_REQUESTS) as pool:
+            while size < self.target_bytes and (group := list(islice(unclaimed, S3_REQUESTS))):
+                seen = pool.map(self._is_seen, (name for name, _ in group))
+                for (name, sample_bytes), was_seen in zip(group, seen, strict=True):
+                    if was_seen:
+                        # Its message was delivered again after the sample had been packed.
+                        self.destination.remove(f"{STAGED}/{name}")
+                    elif size < self.target_bytes:
+                        chosen.append(name)
+                        size += sample_bytes
+        return chosen, size
+
+    def _is_seen(self, name: str) -> bool:
+        return is_seen(self.destination, name)
+
+    def _read_manifest(self, number: int) -> list[str]:
+        names: list[str] = json.loads(self.destination.read(f"{MANIFESTS}/{number:06d}"))
+        return names
+
+    def _finish(self, number: int) -> bool:
+        """Write a claimed shard and its record, then mark its samples as seen."""
+        names = self._read_manifest(number)
+        record = f"{RECORDS}/{number:06d}"
+        if self.destination.size(record) is None:
+            try:
+                shard = self._write_shard(number, names)
+            except FileNotFoundError:
+                # A concurrent sealer has finished the shard and removed the staged samples.
+                return False
+            write_file(self.destination, record, encode_record(shard, columns={SOURCE: "text"}))
+        with ThreadPoolExecutor(S3_REQUESTS) as pool:
+            list(pool.map(self._mark_seen, names))
+        self.destination.create_if_absent(f"{DONE}/{number:06d}", b"")
+        return True
+
+    def _mark_seen(self, name: str) -> None:
+        self.destination.create_if_absent(f"{SEEN}/{name}", b"")
+        self.destination.remove(f"{STAGED}/{name}")
+
+    def _write_shard(self, number: int, names: Sequence[str]) -> Shard:
+        file_name = streamed_shard(number)
+        widths, heights, sources = [], [], []
+        with (
+            self.destination.atomic_writer(f"{SHARDS_FOLDER}/{file_name}") as sink,
+            ShardWriter(sink, file_name) as writer,
+        ):
+            for position, encoded in enumerate(self._read_staged(names)):
+                _, members = sample_members(memoryview(encoded))
+                key = sample_key(number, position)
+                writer.append(key, *_with_key(key, members))
+                height, width = _image_size(next(iter(members.values())))
+                heights.append(height)
+                widths.append(width)
+                sources.append(json.loads(bytes(members["json"]))["source"])
+            return writer.finish(widths, heights, {SOURCE: sources})
+
+    def _read_staged(self, names: Sequence[str]) -> Iterator[bytes]:
+        """Yield the staged samples in order; groups of them are read in parallel."""
+        with ThreadPoolExecutor(S3_REQUESTS) as pool:
+            for first in range(0, len(names), S3_REQUESTS):
+                group = names[first : first + S3_REQUESTS]
+                yield from pool.map(lambda name: self.destination.read(f"{STAGED}/{name}"), group)
+
+
+def _with_key(key: str, members: dict[str, memoryview]) -> list[BytesLike]:
+    """Return a sample's tar members under another key."""
+    return [
+        part
+        for extension, content in members.items()
+        for part in member_parts(f"{key}.{extension}", bytes(content))
+    ]
+
+
+def _image_size(image: memoryview) -> tuple[int, int]:
+    """Return an image's height and width; (0, 0) if they are unreadable."""
+    try:
+        return image_size(image)
+    except DecodeError:
+        return 0, 0

@@ -1,0 +1,238 @@
+"""Writes the index of a streaming pack: adds the shards that were sealed, and what was rejected.
+
+One process at a time writes it, which holds a lease, and the index is replaced only if it is the
+one that was read: `sm-train pack --append`, `remove` and `index` may write it, too. The present
+index is copied, a row group at a time, into an upload in parts. So memory holds the records of a
+batch of shards, and the local disk one copy of the index: 6 bytes for each sample.
+
+The images of a batch are listed next to those of packs
+(:mod:`~sm_train.entrypoints.packing.stored_plan`), so that `pack --append` does not pack them
+again, and `remove` and `lineage` find them by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+from sm_train.entrypoints.common.index_location import INDEX_NAME, replaced_index, streamed_shard
+from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
+from sm_train.entrypoints.leases.holder import Holder
+from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
+from sm_train.entrypoints.packing.build_pack import merge_rejected, rejected_order
+from sm_train.entrypoints.packing.plan_files import STREAMED, STREAMED_SCHEMA, PartitionWriter
+from sm_train.entrypoints.packing.shard_builder import open_index
+from sm_train.entrypoints.packing.stored_plan import store_streamed
+from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+from sm_train.entrypoints.shared_work.storage import S3Prefix
+from sm_train.entrypoints.streaming.staging import is_image
+from sm_train.entrypoints.streaming.stream_state import (
+    DONE,
+    LEASES,
+    RECORDS,
+    REJECTED,
+    S3_REQUESTS,
+    SEEN,
+    numbers_in,
+)
+
+BATCH_SAMPLES = 4_000_000
+"""Samples that are added in one pass over the index. Their names are sorted in memory, about 100
+bytes each."""
+
+BATCH_REJECTED = 100_000
+"""Rejected inputs that are added in one pass: small objects in S3, about 1 KB each in memory."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The sealed shards, by their numbers, and rejected inputs, by their IDs, of one pass."""
+
+    records: dict[int, bytes]
+    rejected: dict[str, RejectedInput]
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of what it consists of."""
+        content = json.dumps([sorted(self.records), sorted(self.rejected)])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class StreamIndexer:
+    """Writes the index of the streaming pack in ``destination``.
+
+    ``target_bytes`` is the size of its shards, which the first index records.
+    """
+
+    destination: S3Prefix
+    target_bytes: int
+
+    def update(self, may_continue: Callable[[], bool] = lambda: True) -> int:
+        """Add all that was sealed or rejected; return the number of added shards.
+
+        ``may_continue`` is called before each pass. Nothing is done while another process is at it.
+        """
+        added = 0
+        holder = Holder.of_this_process()
+        name = f"{LEASES}/index.json"
+        lease = Lease(self.destination.lease_files, name, holder)
+        try:
+            lease.acquire()
+        except LeaseHeldError:
+            holder.close()
+            return 0
+        try:
+            with Renewal() as renewal:
+                renewal.add(name, lease)
+                while may_continue() and (batch := self._next_batch()) is not None:
+                    added += self._add(batch)
+                renewal.discard(name)
+        finally:
+            lease.release()
+            holder.close()
+        return added
+
+    def _next_batch(self) -> _Batch | None:
+        """Return what is to be added next; None if there is nothing."""
+        read = self.destination.read
+        done = numbers_in(self.destination, DONE)
+        numbers = sorted(numbers_in(self.destination, RECORDS) & done)
+        names = sorted(self.destination.list_sizes(REJECTED))[:BATCH_REJECTED]
+        records: dict[int, bytes] = {}
+        samples = 0
+        with ThreadPoolExecutor(S3_REQUESTS) as pool:
+            for first in range(0, len(numbers), S3_REQUESTS):
+                if samples >= BATCH_SAMPLES:
+                    break
+                group = numbers[first : first + S3_REQUESTS]
+                contents = pool.map(lambda number: read(f"{RECORDS}/{number:06d}"), group)
+                for number, content in zip(group, contents, strict=True):
+                    records[number] = content
+                    samples += open_index(content).header.samples
+            contents = pool.map(lambda name: read(f"{REJECTED}/{name}"), names)
+            rejected = {
+                name: RejectedInput(**json.loads(content))
+                for name, content in zip(names, contents, strict=True)
+            }
+        return _Batch(records, rejected) if records or rejected else None
+
+    def _add(self, batch: _Batch) -> int:
+        """Add a batch to the index; return the number of shards that it did not have."""
+        self._store_names(batch)
+        while True:
+            version = self.destination.version(INDEX_NAME)
+            added = self._write(batch, version)
+            if added is not None:
+                break
+        with ThreadPoolExecutor(S3_REQUESTS) as pool:
+            list(pool.map(self._forget_rejected, batch.rejected))
+            list(pool.map(self._forget_record, batch.records))
+        return added
+
+    def _forget_rejected(self, name: str) -> None:
+        self.destination.create_if_absent(f"{SEEN}/{name}", b"")
+        self.destination.remove(f"{REJECTED}/{name}")
+
+    def _forget_record(self, number: int) -> None:
+        self.destination.remove(f"{RECORDS}/{number:06d}")
+
+    def _store_names(self, batch: _Batch) -> None:
+        """Store the names of the batch's images with their keys, sorted by name.
+
+        Those of rejected images have no key.
+        """
+        rejected = [item.source for item in batch.rejected.values() if is_image(item.source)]
+        names = pa.array(rejected, pa.string()).cast(pa.binary())
+        tables = [pa.table([names, pa.nulls(len(names), pa.binary())], schema=STREAMED_SCHEMA)]
+        for content in batch.records.values():
+            shard = open_index(content).shard(0)
+            names = pa.array(shard.columns[SOURCE], pa.string()).cast(pa.binary())
+            keys = pa.array(shard.keys, pa.string()).cast(pa.binary())
+            tables.append(pa.table([names, keys], schema=STREAMED_SCHEMA))
+        table = pa.concat_tables(tables).sort_by("source")
+        with tempfile.TemporaryDirectory() as folder:
+            with PartitionWriter(Path(folder), STREAMED, STREAMED_SCHEMA) as writer:
+                for part in table.combine_chunks().to_batches():
+                    writer.write(part)
+            numbers = sorted(batch.records)
+            store_streamed(self.destination, batch.fingerprint, Path(folder), len(table), numbers)
+
+    def _write(self, batch: _Batch, version: str | None) -> int | None:
+        """Write the index over its ``version``; None if another process was faster.
+
+        Return the number of shards that it did not have.
+        """
+        with self._downloaded(version) as (current, known):
+            added = [
+                number for number in sorted(batch.records) if streamed_shard(number) not in known
+            ]
+            new = sorted(set(batch.rejected.values()), key=rejected_order)
+            if current is not None:
+                present = set(new).intersection(current.rejected())
+                new = [item for item in new if item not in present]
+                if not added and not new and _has_names(current, batch):
+                    return 0  # an earlier process ended after it had written the index
+            with (
+                self.destination.writer_if(INDEX_NAME, version) as file,
+                self._writer(cast("BinaryIO", file), current, batch.fingerprint) as writer,
+            ):
+                for rows in current.shard_rows() if current is not None else ():
+                    writer.add_rows(rows)
+                for number in added:
+                    shard = open_index(batch.records[number]).shard(0)
+                    writer.add(_with_columns(shard, writer.columns))
+                of_current = () if current is None else current.rejected()
+                for item in merge_rejected(of_current, new):
+                    writer.reject(item)
+            return None if file.etag is None else len(added)
+
+    @contextmanager
+    def _downloaded(self, version: str | None) -> Iterator[tuple[ShardIndex | None, set[str]]]:
+        """Open the present index on the local disk, and the names of shards that are not new.
+
+        Those are its shards, and those that `sm-train remove` has replaced.
+        """
+        known: set[str] = set()
+        if self.destination.size(replaced_index(INDEX_NAME)) is not None:
+            known |= {*open_index(self.destination.read(replaced_index(INDEX_NAME))).names}
+        if version is None:
+            yield None, known
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / INDEX_NAME
+            self.destination.download(INDEX_NAME, path)
+            index = ShardIndex(path)
+            yield index, known | {*index.names}
+
+    def _writer(self, file: BinaryIO, current: ShardIndex | None, fingerprint: str) -> IndexWriter:
+        """Return the writer of the new index."""
+        if current is None:
+            return IndexWriter(file, target_bytes=self.target_bytes, inputs=fingerprint)
+        if current.header.inputs is None:  # the names of its images are not known
+            return current.rewriter(file)
+        return current.rewriter(file, [fingerprint])
+
+
+def _has_names(index: ShardIndex, batch: _Batch) -> bool:
+    """Return whether an index lists the names of a batch's images, or those of no image."""
+    header = index.header
+    return header.inputs is None or batch.fingerprint in (header.inputs, *header.appended)
+
+
+def _with_columns(shard: Shard, columns: Iterable[str]) -> Shard:
+    """Return a shard with values for the columns of an index: all but the source are unknown."""
+    unknown = (None,) * shard.samples
+    return replace(
+        shard,
+        columns={name: shard.columns[name] if name == SOURCE else unknown for name in columns},
+    )

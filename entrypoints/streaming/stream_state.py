@@ -1,0 +1,99 @@
+"""The state of a streaming pack: what lies in ``.streaming/`` in its destination.
+
+- ``staged/ID``: a sample as it will be in a tar. ID is a digest of the image's URI and version, so
+  a message that is delivered twice stages the same object. It is created only if it is absent.
+- ``seen/ID``: an empty object; the image is in a shard, or its rejection is in the index. A
+  lifecycle rule may remove it once its message cannot be delivered again (a queue keeps messages
+  for at most 14 days).
+- ``rejected/ID``: a rejected image, and why. It is not in the index yet.
+- ``manifests/NUMBER``: the samples of one shard. It is created only if it is absent, and its number
+  is one more than the last. So whoever creates it has seen all earlier manifests, and no two
+  manifests claim the same sample.
+- ``leases/NUMBER``: one process is writing the shard (:mod:`sm_train.entrypoints.leases`);
+  ``leases/index``: one is writing the index.
+- ``records/NUMBER``: the shard is written; its own index. It is removed when the shard is in the
+  index. ``done/NUMBER``: its samples are seen.
+
+Three kinds of work change it, each of which any number of processes may do at the same time:
+staging (:mod:`~sm_train.entrypoints.streaming.staging`), sealing
+(:mod:`~sm_train.entrypoints.streaming.sealing`) and indexing
+(:mod:`~sm_train.entrypoints.streaming.stream_index`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sm_train.entrypoints.common.index_location import (
+    RECORDS_FOLDER,
+    STAGED_FOLDER,
+    STREAM_STATE,
+)
+from sm_train.entrypoints.shared_work.storage import S3Prefix
+
+STAGED = STAGED_FOLDER
+SEEN = f"{STREAM_STATE}/seen"
+REJECTED = f"{STREAM_STATE}/rejected"
+MANIFESTS = f"{STREAM_STATE}/manifests"
+RECORDS = RECORDS_FOLDER
+DONE = f"{STREAM_STATE}/done"
+LEASES = f"{STREAM_STATE}/leases"
+
+S3_REQUESTS = 32
+"""Objects that are requested at the same time."""
+
+
+def sample_key(shard: int, position: int) -> str:
+    """Return the key of a sample in a streamed shard.
+
+    Keys ascend, so an index stores them in two bytes each; digests take 16.
+    """
+    return f"s{shard:06d}-{position:06d}"
+
+
+def shard_of_key(key: str) -> int | None:
+    """Return the number of the streamed shard that a sample with this key was sealed into."""
+    found = re.fullmatch(r"s(\d{6,})-\d{6,}", key)
+    return None if found is None else int(found[1])
+
+
+def numbers_in(destination: S3Prefix, folder: str) -> set[int]:
+    """Return the numbers that are the names of the objects in a folder of the state."""
+    return {int(name) for name in destination.list_sizes(folder)}
+
+
+def is_seen(destination: S3Prefix, name: str) -> bool:
+    """Return whether an image is in a shard, or its rejection in the index."""
+    return destination.size(f"{SEEN}/{name}") is not None
+
+
+@dataclass(frozen=True)
+class StreamCounts:
+    """What a streaming pack has, by its objects.
+
+    ``staged`` samples of ``staged_bytes`` wait for a shard. ``claimed`` shards are being sealed, or
+    were interrupted; ``sealed`` ones wait for the index, as do ``rejected`` inputs.
+    """
+
+    staged: int
+    staged_bytes: int
+    claimed: int
+    sealed: int
+    rejected: int
+
+
+def count_stream(destination: S3Prefix) -> StreamCounts:
+    """Count what is staged, sealed and rejected and not in the index; one request for 1,000."""
+    samples = staged = 0
+    for _, size in destination.objects(STAGED):
+        samples += 1
+        staged += size
+    done = numbers_in(destination, DONE)
+    return StreamCounts(
+        samples,
+        staged,
+        len(numbers_in(destination, MANIFESTS) - done),
+        len(numbers_in(destination, RECORDS) & done),
+        sum(1 for _ in destination.objects(REJECTED)),
+    )

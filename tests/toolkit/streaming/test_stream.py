@@ -1,0 +1,273 @@
+"""``sm-train stream``: the state of a streaming pack, older images, flushing and dead letters."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cfnlint.decode import cfn_yaml
+from sm_train.entrypoints.streaming import lambda_handler
+from sm_train.entrypoints.streaming.stream_state import STREAM_STATE
+from sm_train.toolkit.streaming.streaming_price import PUTS, SEALING_GETS, STAGING_GETS
+
+from tests.conftest import Aws, Cli
+from tests.support.background_server import serve_in_background
+from tests.support.image_files import image_bytes
+from tests.support.moto_server import ACCOUNT
+from tests.support.stream_deployment import Deployment, FakeContext, deploy, notification
+
+pytestmark = pytest.mark.integration
+
+SEALER = "photo-pack-Sealer-1"
+
+
+class _Functions(BaseHTTPRequestHandler):
+    """Lambda's API for invocations of the function that seals shards."""
+
+    server: FunctionServer
+
+    def do_POST(self) -> None:
+        assert self.path == f"/2015-03-31/functions/{SEALER}/invocations"
+        event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        if self.server.error is None:
+            answer = lambda_handler.seal(event, FakeContext())
+        else:
+            self.send_header("X-Amz-Function-Error", "Unhandled")
+            answer = {"errorMessage": self.server.error, "errorType": "Runtime.ExitError"}
+        content = json.dumps(answer).encode()
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+class FunctionServer(ThreadingHTTPServer):
+    error: str | None = None
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Functions)
+
+
+class Stack:
+    """The stack ``photo-pack`` of the template, without its functions, which this process runs."""
+
+    def __init__(self, deployment: Deployment, cli: Cli, functions: FunctionServer) -> None:
+        self.deployment, self._cli, self.functions = deployment, cli, functions
+        # Parsed with CloudFormation's short forms of functions, such as !Sub.
+        document = cfn_yaml.loads(cli("template", "pack-lambda").stdout)
+        template = json.loads(json.dumps(document))
+        for key in ("Transform", "Globals"):
+            del template[key]
+        for name in ("Stager", "Sealer", "PackedAccess", "ArrivalsPolicy"):
+            del template["Resources"][name]
+        template["Outputs"]["SealerName"]["Value"] = SEALER
+        values = {"RawBucket": "raw", "PackedBucket": "packed", "PackedPrefix": "set"}
+        values |= {"ImageUri": "image", "ShardBytes": "20000"}
+        deployment.aws.client("cloudformation").create_stack(
+            StackName="photo-pack",
+            TemplateBody=json.dumps(template),
+            Parameters=[
+                {"ParameterKey": key, "ParameterValue": value} for key, value in values.items()
+            ],
+        )
+        [stack] = deployment.aws.client("cloudformation").describe_stacks()["Stacks"]
+        outputs = {entry["OutputKey"]: entry["OutputValue"] for entry in stack["Outputs"]}
+        deployment.queue, deployment.dead_letters = outputs["QueueUrl"], outputs["Rejected"]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self._cli(
+            *("--region", "us-east-1", "stream", "photo-pack", *arguments),
+            network="loopback",
+            env=self.deployment.aws.environment
+            | {"AWS_ENDPOINT_URL_LAMBDA": f"http://127.0.0.1:{self.functions.server_port}"},
+        )
+
+    def status(self) -> dict[str, Any]:
+        run = self.run("--json")
+        assert run.returncode == 0, run.stderr
+        document: dict[str, Any] = json.loads(run.stdout)
+        return document
+
+    def put_unannounced(self, key: str, content: bytes) -> None:
+        """Put an image that was in the bucket before its notifications."""
+        self.deployment.s3.put_object(Bucket="raw", Key=key, Body=content)
+        caption = f"{key.rpartition('.')[0]}.txt"
+        self.deployment.s3.put_object(Bucket="raw", Key=caption, Body=b"a caption")
+
+
+@pytest.fixture
+def stack(aws: Aws, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    functions = FunctionServer()
+    with serve_in_background(functions):
+        yield Stack(deploy(aws, monkeypatch), cli, functions)
+
+
+def test_the_state_is_counted(stack: Stack) -> None:
+    deployment = stack.deployment
+    for number in range(2):
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+    deployment.arrive("cut.jpg", image_bytes(3)[:300])
+    assert deployment.drain() == set()
+    deployment.flush()
+    deployment.arrive("3.jpg", image_bytes(3))
+    assert deployment.drain() == set()
+    deployment.arrive("4.jpg", image_bytes(4))
+    deployment.sqs.send_message(QueueUrl=deployment.dead_letters, MessageBody="dead")
+    staged = len(deployment.destination.read(deployment.keys(f"{STREAM_STATE}/staged/")[0]))
+    assert stack.status() == {
+        "destination": "s3://packed/set",
+        "waiting": 1,
+        "in_flight": 0,
+        "dead_letters": 1,
+        "staged": 1,
+        "staged_bytes": staged,
+        "claimed": 0,
+        "sealed": 0,
+        "rejected": 0,
+        "indexed_shards": 1,
+        "indexed_samples": 2,
+        "indexed_rejected": 1,
+    }
+    assert stack.run().stdout.splitlines() == [
+        "s3://packed/set",
+        "  queue         1 message",
+        "  dead letters  1 message; --redrive delivers them again",
+        f"  staged        1 sample, {staged / 1000:.1f} kB; a shard takes 20 kB",
+        "  indexed       2 samples in 1 shard",
+        "  rejected      1 input in the index",
+    ]
+
+
+def test_a_flush_seals_what_is_staged(stack: Stack, tmp_path: Path) -> None:
+    stack.deployment.arrive("a.jpg", image_bytes(1))
+    assert stack.deployment.drain() == set()
+    run = stack.run("--flush", "--json")
+    assert (run.returncode, json.loads(run.stdout)["indexed_samples"]) == (0, 1)
+    assert "sealed 1 shard, added 1 to the index" in run.stderr
+    assert stack.deployment.packed(tmp_path)[1] == Counter(["a.jpg"])
+
+
+def test_an_error_of_the_function_is_one_line(stack: Stack) -> None:
+    stack.functions.error = "Task timed out after 900.00 seconds"
+    run = stack.run("--flush")
+    assert (run.returncode, run.stdout) == (6, "")
+    assert run.stderr.splitlines()[-1] == f"sm-train: {SEALER}: Task timed out after 900.00 seconds"
+
+
+def test_images_that_were_there_before_are_packed_once(stack: Stack, tmp_path: Path) -> None:
+    """Also those that arrive at the same time, and those that the command names twice."""
+    deployment = stack.deployment
+    names = [f"photos/a b/{number:02}.jpg" for number in range(25)]
+    for number, name in enumerate(names):
+        stack.put_unannounced(name, image_bytes(number))
+    stack.put_unannounced("other/x.jpg", image_bytes(99))
+    deployment.s3.put_object(Bucket="raw", Key="photos/uncaptioned.jpg", Body=image_bytes(50))
+    # S3 announces one of them, too, because it arrived after the notifications were switched on.
+    etag = deployment.s3.head_object(Bucket="raw", Key=names[3])["ETag"].strip('"')
+    deployment.send(notification(names[3], etag, 1))
+    planned = stack.run("--add", "s3://raw/photos/", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert "26 images to pack" in planned.stderr
+    assert stack.status()["waiting"] == 1
+    for _ in range(2):
+        sent = stack.run("--add", "s3://raw/photos/", "--yes")
+        assert sent.returncode == 0, sent.stderr
+    assert stack.status()["waiting"] == 1 + 2 * 2
+    (failed,) = deployment.drain()  # twice the same message, with the image without a caption
+    assert "uncaptioned" in failed
+    deployment.flush()
+    assert deployment.packed(tmp_path)[1] == Counter(names)
+    again = stack.run("--add", "s3://raw/photos/", "--yes")
+    assert "1 image to pack" in again.stderr
+    assert "25 are packed already" in again.stderr
+    assert stack.status()["waiting"] == 1
+
+
+def test_images_of_a_pack_are_not_added(stack: Stack, cli: Cli, tmp_path: Path) -> None:
+    """A bucket may have been packed before the stack was deployed."""
+    stack.put_unannounced("photos/old.jpg", image_bytes(1))
+    options = ("--region", "us-east-1", "--bucket-kms-key", "packed=alias/packed")
+    packed = cli(
+        *(*options, "pack", "s3://raw/photos/", "s3://packed/set", "--shard-size", "20kB"),
+        network="loopback",
+        env=stack.deployment.aws.environment,
+    )
+    assert packed.returncode == 0, packed.stderr
+    stack.put_unannounced("photos/new.jpg", image_bytes(2))
+    sent = stack.run("--add", "s3://raw/photos/", "--yes")
+    assert "sent notifications for 1 image;" in sent.stderr
+    assert stack.deployment.drain() == set()
+    stack.deployment.flush()
+    seen = stack.deployment.packed(tmp_path)[1]
+    assert seen == Counter(["old.jpg", "photos/new.jpg"])
+
+
+def test_another_bucket_is_refused(stack: Stack) -> None:
+    stack.deployment.aws.make_bucket("elsewhere")
+    stack.deployment.s3.put_object(Bucket="elsewhere", Key="a.jpg", Body=image_bytes(1))
+    stack.deployment.s3.put_object(Bucket="elsewhere", Key="a.txt", Body=b"a caption")
+    run = stack.run("--add", "s3://elsewhere/", "--yes")
+    assert run.returncode == 2
+    assert run.stderr.splitlines()[-1] == (
+        "sm-train: --add: s3://elsewhere/: the stack photo-pack packs images of s3://raw/; name a "
+        "prefix of it or an inventory of it"
+    )
+
+
+def test_a_redrive_starts_a_task_of_sqs(stack: Stack) -> None:
+    """moto has no such tasks, so the test answers as SQS does."""
+    aws = stack.deployment.aws
+    aws.responses["StartMessageMoveTask"] = lambda body: (200, {"TaskHandle": "AQEB6nR4"})
+    run = stack.run("--redrive")
+    assert run.returncode == 0, run.stderr
+    [body] = aws.bodies("StartMessageMoveTask")
+    name = stack.deployment.dead_letters.rpartition("/")[2]
+    assert body == {"SourceArn": f"arn:aws:sqs:us-east-1:{ACCOUNT}:{name}"}
+
+
+def test_a_stack_of_another_template_is_refused(stack: Stack) -> None:
+    missing = stack._cli(
+        *("--region", "us-east-1", "stream", "other"),
+        network="loopback",
+        env=stack.deployment.aws.environment,
+    )
+    assert missing.returncode == 3
+    assert "stack other" in missing.stderr
+    assert len(missing.stderr.splitlines()) == 1
+
+
+def test_the_price_counts_the_requests_that_are_sent(
+    stack: Stack, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM_TRAIN_SHARD_BYTES", str(10**9))
+    images = 40
+    for number in range(images):
+        stack.deployment.arrive(f"{number}.jpg", image_bytes(number))
+    aws.requests.clear()
+    assert stack.deployment.drain() == set()
+    staging = count_requests(aws)
+    aws.requests.clear()
+    lambda_handler.seal({"flush": True}, FakeContext())
+    sealing = count_requests(aws)
+    assert staging["GET"] == STAGING_GETS * images
+    assert sealing["GET"] == SEALING_GETS * images
+    assert staging["PUT"] + sealing["PUT"] == PUTS * images
+
+
+def count_requests(aws: Aws) -> Counter[str]:
+    """Count the requests for images, captions and samples by what they cost: HEAD is as GET."""
+    prices = {"HEAD": "GET", "GET": "GET", "PUT": "PUT"}
+    folders = ("/raw/", f"/packed/set/{STREAM_STATE}/staged/", f"/packed/set/{STREAM_STATE}/seen/")
+    return Counter(
+        prices[method]
+        for method, path, _ in aws.requests
+        if method in prices and path.startswith(folders)
+    )

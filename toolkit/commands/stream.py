@@ -1,0 +1,116 @@
+"""``sm-train stream``: images that are packed as they arrive, by Lambda."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from sm_train.toolkit.commands._command import command as sm_train_command
+
+if TYPE_CHECKING:
+    from sm_train.entrypoints.object_store.store import S3Access
+    from sm_train.toolkit.streaming.stack import StreamStack
+
+
+@sm_train_command(
+    "sm-train stream photo-pack",
+    "sm-train stream photo-pack --add s3://photos/2025/",
+    "sm-train stream photo-pack --flush",
+    "sm-train stream photo-pack --redrive",
+)
+@click.argument("stack_name", metavar="STACK")
+@click.option(
+    "--add",
+    "source",
+    metavar="SRC",
+    help="Pack the images that were in the bucket before: an S3 prefix, or the manifest.json of an "
+    "S3 inventory.",
+)
+@click.option(
+    "--flush", is_flag=True, help="Seal all staged samples now, and add them to the index."
+)
+@click.option(
+    "--redrive", is_flag=True, help="Deliver the messages of the dead-letter queue again."
+)
+@click.option("--dry-run", is_flag=True, help="--add: show the images and the price.")
+@click.option("--yes", is_flag=True, help="--add: do not ask for confirmation.")
+@click.pass_obj
+def command(
+    options: dict[str, Any],
+    stack_name: str,
+    source: str | None,
+    flush: bool,
+    redrive: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Show images that are packed as they arrive, pack older ones, or flush.
+
+    STACK is the CloudFormation stack of `sm-train template pack-lambda`. Without an option, the
+    command counts the messages in its queues, the staged samples that wait for a shard, the sealed
+    shards and the rejected inputs.
+
+    --add sends a notification for each image that the pack does not have. It can be repeated at any
+    time: an image that was staged or packed is skipped. A message with an image that has no .txt
+    file next to it becomes a dead letter after eight attempts; its other images are packed.
+    """
+    from sm_train.entrypoints.object_store.store import S3Access
+    from sm_train.toolkit.aws.session import open_session, resolve_region
+    from sm_train.toolkit.errors import ExitCode, UsageError
+    from sm_train.toolkit.streaming.stack import find_stack
+    from sm_train.toolkit.streaming.stream_status import (
+        read_status,
+        status_document,
+        status_lines,
+    )
+    from sm_train.toolkit.terminal.console import note, write_json, write_line
+    from sm_train.toolkit.terminal.formatting import plural
+
+    if (source is not None) + flush + redrive > 1:
+        raise UsageError("--add, --flush and --redrive exclude each other")
+    if (dry_run or yes) and source is None:
+        raise UsageError("--dry-run and --yes require --add")
+    region = resolve_region(options["region"], None, options["profile"])
+    stack = find_stack(open_session(options["profile"], region), stack_name)
+    access = S3Access(options["profile"], region)
+    if source is not None:
+        _add(stack, source, access, dry_run=dry_run, yes=yes)
+    elif flush:
+        note("sealing staged samples; this takes a minute for each 2 GB")
+        answer = stack.flush()
+        sealed = plural(answer["sealed"], "shard")
+        note(f"sealed {sealed}, added {answer['indexed']:,} to the index")
+    elif redrive:
+        stack.redrive()
+        note("SQS moves the dead letters back to the queue")
+    status = read_status(stack, access)
+    if as_json:
+        write_json(status_document(status))
+    else:
+        for line in status_lines(status):
+            write_line(line)
+    return ExitCode.OK
+
+
+def _add(stack: StreamStack, source: str, access: S3Access, *, dry_run: bool, yes: bool) -> None:
+    """Send notifications for the images of ``source`` after showing their price."""
+    from sm_train.entrypoints.common.signals import raise_on_signals
+    from sm_train.toolkit.packing.pack_report import progress_bar
+    from sm_train.toolkit.streaming.notifications import plan_notifications, send_notifications
+    from sm_train.toolkit.streaming.stream_status import plan_lines
+    from sm_train.toolkit.terminal.confirmation import ask
+    from sm_train.toolkit.terminal.console import note
+    from sm_train.toolkit.terminal.formatting import plural
+
+    with plan_notifications(stack, source, access) as notifications:
+        for line in plan_lines(notifications):
+            note(line)
+        if notifications.inputs.images == 0 or dry_run:
+            return
+        if not yes:
+            ask("Pack them?")
+        with raise_on_signals(), progress_bar() as on_progress:
+            sent = send_notifications(stack, notifications, on_progress)
+    images = plural(sent, "image")
+    note(f"sent notifications for {images}; the stack packs them in the next minutes")

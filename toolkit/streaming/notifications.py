@@ -1,0 +1,157 @@
+"""Sends notifications for images that were in a bucket before S3 sent any.
+
+A message is one of S3's event notifications for up to 20 images, but without their versions, which
+the function looks up. An image that was staged before is known by its version, so nothing is packed
+twice, whatever is sent again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
+
+from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.packing.plan import PackInput
+from sm_train.entrypoints.packing.plan_files import PlannedInputs
+from sm_train.entrypoints.packing.shard_builder import open_index
+from sm_train.entrypoints.packing.stored_plan import PackedInputs, read_packed_inputs
+from sm_train.entrypoints.shared_work.storage import Storage, open_storage
+from sm_train.entrypoints.shared_work.work_stages import in_groups
+from sm_train.entrypoints.shared_work.worker_pool import WorkProgress
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
+from sm_train.toolkit.packing.s3_listing import listing_root
+from sm_train.toolkit.packing.shard_set import ShardSet
+from sm_train.toolkit.packing.tables import TableOptions
+from sm_train.toolkit.streaming.stack import StreamStack
+from sm_train.toolkit.streaming.streaming_price import streaming_usd
+
+MESSAGE_IMAGES = 20
+"""Images of a message: about 5 KB. A function receives up to 100 messages."""
+
+BATCH_MESSAGES = 10
+"""Messages of a request, the most that SQS takes."""
+
+_SENDERS = 8
+"""Requests to SQS at the same time."""
+
+
+@dataclass(frozen=True)
+class Notifications:
+    """What to send: a notification for each image, which is iterated over.
+
+    ``known`` images of the source are in the pack already. ``usd`` is the price of packing the
+    others.
+    """
+
+    inputs: PackInputs
+    known: int
+    usd: Decimal
+
+    def __iter__(self) -> Iterator[PackInput]:
+        found = self.inputs
+        return iter(PlannedInputs(found.files, found.root, 0, found.images))
+
+
+@contextmanager
+def plan_notifications(
+    stack: StreamStack, source: str, access: S3Access
+) -> Iterator[Notifications]:
+    """List the images of ``source``, an S3 prefix or the manifest of an S3 inventory.
+
+    Raises:
+        UserError: there are none, or they are not in the bucket whose images the stack packs.
+    """
+    destination = open_storage(stack.destination, access)
+    with translate_aws_errors(source), TemporaryDirectory(prefix="sm-train-plan-") as folder:
+        packed = _read_packed(destination, access)
+        removed = _removed_below(ShardSet(destination, SHARDS_FOLDER, access), source)
+        images = InputSource(source, None, TableOptions(), False, access, removed)
+        inputs = find_inputs(images, Path(folder), packed)
+        if not inputs.root.startswith(f"s3://{stack.raw_bucket}/"):
+            raise UserError(
+                f"--add: {source}: the stack {stack.name} packs images of "
+                f"s3://{stack.raw_bucket}/; name a prefix of it or an inventory of it"
+            )
+        usd = streaming_usd(inputs.images, inputs.image_bytes, stack.shard_bytes)
+        known = 0 if inputs.comparison is None else inputs.comparison.known
+        yield Notifications(inputs, known, usd)
+
+
+def _read_packed(destination: Storage, access: S3Access) -> PackedInputs | None:
+    """Return the images that the pack has; None if they are not known."""
+    try:
+        header = open_index(destination.read(INDEX_NAME)).header
+    except FileNotFoundError:
+        return None
+    if header.inputs is None:
+        return None
+    return read_packed_inputs(destination, access, (header.inputs, *header.appended))
+
+
+def _removed_below(shards: ShardSet, source: str) -> frozenset[str]:
+    """Return the names below ``source`` of images that were removed from the pack.
+
+    A pack knows its images by these names, a streaming pack by their addresses.
+    """
+    root = listing_root(source)
+    removed = shards.read_list().sources
+    return removed | {name.removeprefix(root) for name in removed}
+
+
+def send_notifications(
+    stack: StreamStack,
+    notifications: Notifications,
+    on_progress: Callable[[WorkProgress], None],
+) -> int:
+    """Send them; return the number of images.
+
+    Raises:
+        UserError: SQS denies access or rejects a message.
+    """
+    total, done = notifications.inputs.images, 0
+    messages = (_message(group) for group in in_groups(notifications, MESSAGE_IMAGES))
+    with translate_aws_errors(stack.queue), ThreadPoolExecutor(_SENDERS) as pool:
+        sqs: Any = stack.session.client("sqs")
+
+        def send(batch: list[tuple[str, int]]) -> int:
+            entries = [
+                {"Id": str(number), "MessageBody": body} for number, (body, _) in enumerate(batch)
+            ]
+            answer = sqs.send_message_batch(QueueUrl=stack.queue, Entries=entries)
+            if failed := answer.get("Failed"):
+                raise UserError(f"{stack.queue}: {failed[0].get('Message', failed[0]['Code'])}")
+            return sum(images for _, images in batch)
+
+        # A group of requests at a time, so that an hour of messages is not in memory.
+        batches = in_groups(messages, BATCH_MESSAGES)
+        for group in in_groups(batches, _SENDERS):
+            for images in pool.map(send, group):
+                done += images
+                on_progress(WorkProgress(done, total, 0, 0, "sending notifications"))
+    return done
+
+
+def _message(images: list[PackInput]) -> tuple[str, int]:
+    """Return the message for images, and their number."""
+    return json.dumps({"Records": [_record(item) for item in images]}), len(images)
+
+
+def _record(item: PackInput) -> dict[str, Any]:
+    """Return the record of an S3 event notification, without the object's version."""
+    bucket, _, key = item.address.removeprefix("s3://").partition("/")
+    return {
+        "eventName": "ObjectCreated:Put",
+        "eventSource": "aws:s3",
+        "s3": {"bucket": {"name": bucket}, "object": {"key": quote(key), "size": item.bytes}},
+    }

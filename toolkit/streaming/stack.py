@@ -1,0 +1,116 @@
+"""The CloudFormation stack of `sm-train template pack-lambda`, and requests to its parts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
+from sm_train.toolkit.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    import boto3
+
+_OUTPUTS = ("QueueUrl", "Rejected", "RejectedArn", "SealerName", "Destination")
+
+INVOCATION_SECONDS = 900
+"""Longest time of a Lambda function."""
+
+
+@dataclass(frozen=True)
+class StreamStack:
+    """The parts of a stack: queues, by their addresses, and the function that seals shards.
+
+    ``raw_bucket`` is where images arrive, ``destination`` the prefix of the pack.
+    """
+
+    name: str
+    session: boto3.Session
+    raw_bucket: str
+    destination: str
+    shard_bytes: int
+    queue: str
+    dead_letters: str
+    dead_letters_arn: str
+    sealer: str
+
+    def messages(self) -> tuple[int, int, int]:
+        """Return how many messages wait, are in flight and are dead letters, as SQS estimates.
+
+        Raises:
+            UserError: access is denied.
+        """
+        waiting, in_flight = self._attributes(
+            self.queue,
+            "ApproximateNumberOfMessages",
+            "ApproximateNumberOfMessagesNotVisible",
+        )
+        (dead,) = self._attributes(self.dead_letters, "ApproximateNumberOfMessages")
+        return waiting, in_flight, dead
+
+    def _attributes(self, queue: str, *names: Any) -> list[int]:
+        with translate_aws_errors(queue):
+            sqs: Any = self.session.client("sqs")
+            found = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=[*names])["Attributes"]
+        return [int(found[name]) for name in names]
+
+    def redrive(self) -> None:
+        """Start to move the dead letters back to the queue.
+
+        Raises:
+            UserError: access is denied, or they are being moved already.
+        """
+        with translate_aws_errors(self.dead_letters):
+            self.session.client("sqs").start_message_move_task(SourceArn=self.dead_letters_arn)
+
+    def flush(self) -> dict[str, Any]:
+        """Seal the staged samples and write the index; return what the function answers.
+
+        Raises:
+            UserError: the function cannot be invoked, or fails.
+        """
+        from botocore.config import Config
+
+        # A second attempt would start another invocation while the first one runs.
+        config = Config(read_timeout=INVOCATION_SECONDS + 10, retries={"total_max_attempts": 1})
+        with translate_aws_errors(self.sealer):
+            response: Any = self.session.client("lambda", config=config).invoke(
+                FunctionName=self.sealer, Payload=json.dumps({"flush": True}).encode()
+            )
+            answer: dict[str, Any] = json.loads(response["Payload"].read() or b"{}")
+        if "FunctionError" in response:
+            reason = str(answer.get("errorMessage", response["FunctionError"]))
+            raise UserError(f"{self.sealer}: {reason}", ExitCode.JOB_FAILED)
+        return answer
+
+
+def find_stack(session: boto3.Session, name: str) -> StreamStack:
+    """Return the stack of this name in the session's region.
+
+    Raises:
+        UserError: there is none, or it was not made from `sm-train template pack-lambda`.
+    """
+    with translate_aws_errors(f"stack {name}"):
+        client = session.client("cloudformation")
+        [stack] = client.describe_stacks(StackName=name)["Stacks"]
+    outputs = {entry["OutputKey"]: entry["OutputValue"] for entry in stack.get("Outputs", [])}
+    parameters = {
+        entry["ParameterKey"]: entry["ParameterValue"] for entry in stack.get("Parameters", [])
+    }
+    if missing := [key for key in _OUTPUTS if key not in outputs]:
+        raise UserError(
+            f"stack {name}: has no output {missing[0]}; deploy it from `sm-train template "
+            "pack-lambda`"
+        )
+    return StreamStack(
+        name,
+        session,
+        parameters["RawBucket"],
+        outputs["Destination"],
+        int(parameters["ShardBytes"]),
+        outputs["QueueUrl"],
+        outputs["Rejected"],
+        outputs["RejectedArn"],
+        outputs["SealerName"],
+    )

@@ -1,0 +1,126 @@
+"""What a streaming pack has: its messages, its staged, sealed and rejected images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypedDict
+
+from sm_train.entrypoints.common.index_location import INDEX_NAME
+from sm_train.entrypoints.data.shard_index import IndexHeader, read_header
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.shared_work.storage import S3Prefix, open_storage
+from sm_train.entrypoints.streaming.stream_state import StreamCounts, count_stream
+from sm_train.toolkit.aws.aws_errors import translate_aws_errors
+from sm_train.toolkit.packing.file_kinds import describe_skipped
+from sm_train.toolkit.streaming.notifications import Notifications
+from sm_train.toolkit.streaming.stack import StreamStack
+from sm_train.toolkit.terminal.formatting import format_bytes, format_usd, plural
+
+
+class StreamDocument(TypedDict):
+    """The output of ``stream --json``.
+
+    ``waiting``, ``in_flight`` and ``dead_letters`` are messages, as SQS estimates them; the others
+    are counted in S3. ``claimed`` shards are being sealed. ``sealed`` shards and ``rejected``
+    inputs are those that the index does not have yet; ``indexed_shards``, ``indexed_samples`` and
+    ``indexed_rejected`` those that it has, with what `sm-train pack` wrote.
+    """
+
+    destination: str
+    waiting: int
+    in_flight: int
+    dead_letters: int
+    staged: int
+    staged_bytes: int
+    claimed: int
+    sealed: int
+    rejected: int
+    indexed_shards: int
+    indexed_samples: int
+    indexed_rejected: int
+
+
+@dataclass(frozen=True)
+class StreamStatus:
+    """The messages of a stack, its objects in S3, and the header of its index."""
+
+    stack: StreamStack
+    waiting: int
+    in_flight: int
+    dead_letters: int
+    counts: StreamCounts
+    index: IndexHeader
+
+
+def read_status(stack: StreamStack, access: S3Access) -> StreamStatus:
+    """Count messages and objects.
+
+    Raises:
+        UserError: access is denied.
+    """
+    messages = stack.messages()
+    with translate_aws_errors(stack.destination):
+        destination = open_storage(stack.destination, access)
+        assert isinstance(destination, S3Prefix)
+        try:
+            with destination.open(INDEX_NAME) as file:
+                index = read_header(file, destination.address(INDEX_NAME))
+        except FileNotFoundError:
+            index = IndexHeader()
+        return StreamStatus(stack, *messages, count_stream(destination), index)
+
+
+def status_lines(status: StreamStatus) -> Iterator[str]:
+    """Yield the lines that describe a status."""
+    counts, index = status.counts, status.index
+    yield status.stack.destination
+    in_flight = f", {status.in_flight:,} in flight" if status.in_flight else ""
+    yield f"  queue         {plural(status.waiting, 'message')}{in_flight}"
+    again = "; --redrive delivers them again" if status.dead_letters else ""
+    yield f"  dead letters  {plural(status.dead_letters, 'message')}{again}"
+    yield (
+        f"  staged        {plural(counts.staged, 'sample')}, {format_bytes(counts.staged_bytes)}; "
+        f"a shard takes {format_bytes(status.stack.shard_bytes)}"
+    )
+    if counts.claimed:
+        yield f"  sealing       {plural(counts.claimed, 'shard')}"
+    missing = f"; {plural(counts.sealed, 'shard')} not yet" if counts.sealed else ""
+    yield (
+        f"  indexed       {plural(index.samples, 'sample')} in {plural(index.shards, 'shard')}"
+        f"{missing}"
+    )
+    missing = f"; {counts.rejected:,} not yet" if counts.rejected else ""
+    yield f"  rejected      {plural(index.rejected, 'input')} in the index{missing}"
+
+
+def status_document(status: StreamStatus) -> StreamDocument:
+    """Return the document that ``stream --json`` prints."""
+    counts, index = status.counts, status.index
+    return {
+        "destination": status.stack.destination,
+        "waiting": status.waiting,
+        "in_flight": status.in_flight,
+        "dead_letters": status.dead_letters,
+        "staged": counts.staged,
+        "staged_bytes": counts.staged_bytes,
+        "claimed": counts.claimed,
+        "sealed": counts.sealed,
+        "rejected": counts.rejected,
+        "indexed_shards": index.shards,
+        "indexed_samples": index.samples,
+        "indexed_rejected": index.rejected,
+    }
+
+
+def plan_lines(notifications: Notifications) -> Iterator[str]:
+    """Yield the lines that say which images will be packed, and what that costs."""
+    found = notifications.inputs
+    known = f"; {notifications.known:,} are packed already" if notifications.known else ""
+    yield f"{plural(found.images, 'image')} to pack, {format_bytes(found.image_bytes)}{known}"
+    yield from describe_skipped(found.skipped)
+    if found.images:
+        yield (
+            f"about {format_usd(float(notifications.usd))} for S3 requests, SQS and Lambda "
+            "(us-east-1)"
+        )

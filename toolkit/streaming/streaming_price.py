@@ -1,0 +1,53 @@
+"""What it costs to pack images one by one as they arrive, with SQS and Lambda."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from sm_train.cost.services import service_prices
+
+SHARD_BYTES = 2 * 10**9
+"""Default size of a streamed shard."""
+
+STAGING_GETS = 4
+"""Requests to stage an image at the price of a GET: whether it is known, the image, its caption,
+and whether it still has the same version."""
+
+SEALING_GETS = 2
+"""Requests to seal a sample at the price of a GET: whether it is known, and the sample."""
+
+PUTS = 2
+"""Requests for an image at the price of a PUT: its sample, and the mark that it is known."""
+
+SQS_REQUESTS = Decimal("1.2")
+"""S3 sends a message for each image. Lambda receives and deletes them ten at a time."""
+
+UPLOAD_PART_BYTES = 16 * 2**20
+"""A shard is uploaded in parts, each at the price of a PUT."""
+
+MEMORY_GB = Decimal(3008) / 1024
+"""Memory of each function of the template."""
+
+STAGING_SECONDS, SEALING_SECONDS = Decimal("0.015"), Decimal("0.011")
+"""Time of a function for an image of 0.3 MB, if S3 does not limit it: 25 and 18 ms of a processor
+(benchmarks/stream.py, 2026-11), of which a function of 3008 MB has 1.7."""
+
+
+def streaming_usd(images: int, image_bytes: int, shard_bytes: int = SHARD_BYTES) -> Decimal:
+    """Return what it costs to pack ``images``, which together have ``image_bytes``.
+
+    Prices are those of us-east-1. Storage of the shards, and of staged samples for less than a day,
+    is not included; nor is the index: one request a shard and some minutes of a function a day.
+    """
+    prices = {name: price.usd for name, price in service_prices().items()}
+    shards = -(-image_bytes // shard_bytes)
+    parts = -(-image_bytes // UPLOAD_PART_BYTES)
+    listings = -(-images // 1000)
+    seconds = images * (STAGING_SECONDS + SEALING_SECONDS)
+    return (
+        images * (STAGING_GETS + SEALING_GETS) * prices["s3_get"]
+        + (images * PUTS + parts + listings + 10 * shards) * prices["s3_put"]
+        + images * SQS_REQUESTS * prices["sqs_request"]
+        + seconds * MEMORY_GB * prices["lambda_compute"]
+        + images * prices["lambda_request"] / 100
+    )
