@@ -49,6 +49,11 @@ def index_name(shards: str) -> str:
     return INDEX_NAME if shards == SHARDS_FOLDER else f"{shards}.{INDEX_NAME}"
 
 
+def indexed_folder(index: str) -> str:
+    """Return the last part of the folder or prefix whose index has this file name."""
+    return SHARDS_FOLDER if index == INDEX_NAME else index.removesuffix(f".{INDEX_NAME}")
+
+
 def index_path(shards: Path) -> Path:
     """Return where the index of the local folder ``shards`` lies."""
     if shards.name in ("", ".."):

@@ -162,7 +162,9 @@ def build_catalog(
         shard_sizes=listing.shard_sizes,
         owner=owner,
         total_bytes=listing.total_bytes,
-        digest=_digest(listing),
+        digest=shards_digest(
+            listing.names, listing.shard_sizes, listing.content, listing.selection
+        ),
         paths={
             number: visible[name]
             for name, number in listing.visible.items()
@@ -210,7 +212,7 @@ def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]
             for copy in range(copies)
         },
         offsets=_MixedOffsets(mixture, tuple(catalog.offsets for catalog in catalogs)),
-        shapes=_MixedShapes(mixture, tuple(catalog.shapes for catalog in catalogs)),
+        shapes=MixedShapes(mixture, tuple(catalog.shapes for catalog in catalogs)),
         damage=tuple(line for catalog in catalogs for line in catalog.damage),
         seconds=sum(catalog.seconds for catalog in catalogs),
         indexed=all(catalog.indexed for catalog in catalogs),
@@ -244,7 +246,7 @@ class _MixedOffsets:
 
 
 @dataclass(frozen=True, eq=False)
-class _MixedShapes:
+class MixedShapes:
     """Chooses the batch shapes of a mixture's samples by the ``shapes`` of its sources."""
 
     mixture: Mixture
@@ -286,21 +288,24 @@ class _ShardListing:
     selection: str | None = None
 
 
-def _digest(listing: _ShardListing) -> str:
+def shards_digest(
+    names: ShardNames, sizes: Ints, content: pa.Array | None, selection: str | None
+) -> str:
     """Return a digest of the names and sample counts of all shards, and of their bytes if an index
-    has their hashes: without one, the shards are not read for it.
+    has their hashes: without one, the shards are not read for it. ``selection`` identifies the
+    samples that are read.
     """
     digest = hashlib.sha256()
-    for first in range(0, len(listing.names), _DIGEST_BATCH):
-        names = listing.names[first : first + _DIGEST_BATCH]
-        texts = names if isinstance(names, list) else names.to_pylist()
+    for first in range(0, len(names), _DIGEST_BATCH):
+        batch = names[first : first + _DIGEST_BATCH]
+        texts = batch if isinstance(batch, list) else batch.to_pylist()
         digest.update("\0".join(["", *texts]).encode("utf-8", "surrogateescape"))
-    digest.update(listing.shard_sizes.astype("<i8").tobytes())
-    if listing.content is not None:
-        for first in range(0, len(listing.content), _DIGEST_BATCH):
-            digest.update(b"".join(listing.content[first : first + _DIGEST_BATCH].to_pylist()))
-    if listing.selection is not None:
-        digest.update(listing.selection.encode())
+    digest.update(sizes.astype("<i8").tobytes())
+    if content is not None:
+        for first in range(0, len(content), _DIGEST_BATCH):
+            digest.update(b"".join(content[first : first + _DIGEST_BATCH].to_pylist()))
+    if selection is not None:
+        digest.update(selection.encode())
     return digest.hexdigest()[:16]
 
 
@@ -377,16 +382,66 @@ def missing_index(index: Path | None) -> str | None:
     return "data.where: selects samples by columns of the index, and the shards have none"
 
 
+@dataclass(frozen=True, eq=False)
+class IndexedShards:
+    """The shards of an index, sorted by name, as a reader numbers them.
+
+    ``names`` are an Arrow array, ``sizes`` the samples that are read of each, int64 (num_shards,),
+    and ``rows`` their rows in the index. ``selection`` is None if all samples are read, and
+    ``content`` has the BLAKE3 hashes of the shards.
+    """
+
+    index: ShardIndex
+    names: pa.Array
+    sizes: Ints
+    rows: Ints
+    total_bytes: int
+    content: pa.Array
+    selection: Selection | None
+
+    @property
+    def shapes(self) -> IndexedShapes:
+        """The batch shapes of the samples."""
+        return IndexedShapes(self.index, self.rows, self.selection)
+
+    @property
+    def digest(self) -> str:
+        """What identifies a data set of these shards; see :func:`shards_digest`."""
+        selection = None if self.selection is None else self.selection.digest
+        return shards_digest(self.names, self.sizes, self.content, selection)
+
+
+def read_indexed_shards(index_file: Path, where: str | None) -> IndexedShards:
+    """Return the shards of an index, and their samples that fulfil ``where``.
+
+    Raises:
+        OSError: it cannot be read.
+        ShardError: it is damaged.
+        ConditionError: the condition is invalid, or selects nothing.
+    """
+    index = ShardIndex(index_file)
+    selection = None if where is None else select_samples(index, where)
+    names = index.name_column()
+    order = pc.sort_indices(names)
+    rows = order.to_numpy().astype(np.int64)
+    return IndexedShards(
+        index,
+        names.take(order),
+        (index.samples if selection is None else selection.counts)[rows],
+        rows,
+        index.header.bytes if selection is None else selection.total_bytes,
+        index.content_hashes().take(order),
+        selection,
+    )
+
+
 def _list_by_index(
     index_file: Path, visible: dict[str, Path], where: str | None, all_gather: AllGather
 ) -> _ShardListing:
     problem = None
     try:
-        index = ShardIndex(index_file)
-        names, shard_sizes = index.name_column(), index.samples
-        content = index.content_hashes()
-        selection = None if where is None else select_samples(index, where)
-        visible = without_replaced(visible, index_file, lambda: index.names)
+        shards = read_indexed_shards(index_file, where)
+        visible = without_replaced(visible, index_file, lambda: shards.index.names)
     except RemovalListError as error:
         problem = str(error)
     except (OSError, ShardError) as error:
@@ -394,11 +449,9 @@ def _list_by_index(
     except ConditionError as error:
         problem = str(error)
     raise_on_all_ranks(all_gather, problem)
-    order = pc.sort_indices(names)
-    names = names.take(order)
     # Compared as bytes: a file name may be any bytes, an Arrow string is UTF-8.
     visible_names = pa.array([os.fsencode(name) for name in visible], pa.binary())
-    numbers = pc.index_in(visible_names, value_set=names.cast(pa.binary())).to_pylist()
+    numbers = pc.index_in(visible_names, value_set=shards.names.cast(pa.binary())).to_pylist()
     found = dict(zip(visible, numbers, strict=True))
     # The next index has a shard that was sealed from images that arrived; this epoch does without.
     found = {name: row for name, row in found.items() if row is not None or not is_streamed(name)}
@@ -410,20 +463,16 @@ def _list_by_index(
             "`sm-train index`"
         )
     raise_on_all_ranks(all_gather, problem)
-    rows = order.to_numpy().astype(np.int64)
-    total_bytes = index.header.bytes
-    if selection is not None:
-        total_bytes, shard_sizes = selection.total_bytes, selection.counts
     return _ShardListing(
-        names=names,
-        shard_sizes=shard_sizes[rows],
-        total_bytes=total_bytes,
+        names=shards.names,
+        shard_sizes=shards.sizes,
+        total_bytes=shards.total_bytes,
         visible=found,
-        offsets=_IndexedOffsets(index, rows, selection),
-        shapes=IndexedShapes(index, rows, selection),
-        options=index.header.options,
-        content=content.take(order),
-        selection=None if selection is None else selection.digest,
+        offsets=_IndexedOffsets(shards.index, shards.rows, shards.selection),
+        shapes=shards.shapes,
+        options=shards.index.header.options,
+        content=shards.content,
+        selection=None if shards.selection is None else shards.selection.digest,
     )
 
 

@@ -156,6 +156,8 @@ class StreamIndexer:
         tables = [pa.table([names, pa.nulls(len(names), pa.binary())], schema=STREAMED_SCHEMA)]
         for content in batch.records.values():
             shard = open_index(content).shard(0)
+            if SOURCE not in shard.columns:  # a record of an earlier version
+                continue
             names = pa.array(shard.columns[SOURCE], pa.string()).cast(pa.binary())
             keys = pa.array(shard.keys, pa.string()).cast(pa.binary())
             tables.append(pa.table([names, keys], schema=STREAMED_SCHEMA))
@@ -232,7 +234,5 @@ def _has_names(index: ShardIndex, batch: _Batch) -> bool:
 def _with_columns(shard: Shard, columns: Iterable[str]) -> Shard:
     """Return a shard with values for the columns of an index: all but the source are unknown."""
     unknown = (None,) * shard.samples
-    return replace(
-        shard,
-        columns={name: shard.columns[name] if name == SOURCE else unknown for name in columns},
-    )
+    known = {SOURCE: shard.columns.get(SOURCE, unknown)}
+    return replace(shard, columns={name: known.get(name, unknown) for name in columns})

@@ -44,8 +44,8 @@ def command(
 
     Every job records its data in its checkpoint folder. With `data.reader: indexed` the steps are
     exact, except for samples that replaced a bad one. Samples that are drawn at random
-    (`webdataset`), orders that depend on the sizes of all images (`data.aspect_buckets`) or on a
-    condition (`data.where`), and loops of scripts give an upper bound, which is named as one.
+    (`webdataset`), loops of scripts, and `data.aspect_buckets` or `data.where` after their rows of
+    the index have changed give an upper bound, which is named as one.
     """
     from sm_train.entrypoints.object_store.store import S3Access
     from sm_train.toolkit.errors import ExitCode, UsageError

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.removal.removal_list import RemovalList
 from sm_train.toolkit.lineage.recorded_runs import RecordedStage
+from sm_train.toolkit.lineage.recorded_shards import RecordedIndexes
 from sm_train.toolkit.lineage.seen_steps import Place, SeenSteps, seen_steps
 from sm_train.toolkit.packing.shard_set import ShardSet
 from sm_train.toolkit.removal.find_samples import (
@@ -51,20 +52,23 @@ def follow(
         )
     )
     stories = []
-    for key in dict.fromkeys(sample.key for sample in (*present, *replaced)):
-        places = [(sample, False) for sample in present if sample.key == key]
-        places += [(sample, True) for sample in replaced if sample.key == key]
-        source = next((sample.source for sample, _ in places if sample.source), None)
-        seen = _seen(shards, [sample for sample, _ in places], stages, removed.get(key))
-        stories.append(
-            SampleStory(
-                key,
-                source,
-                removed.get(key),
-                tuple((sample.shard, sample.number, old) for sample, old in places),
-                tuple(seen),
+    with RecordedIndexes(shards.access) as indexes:
+        for key in dict.fromkeys(sample.key for sample in (*present, *replaced)):
+            places = [(sample, False) for sample in present if sample.key == key]
+            places += [(sample, True) for sample in replaced if sample.key == key]
+            source = next((sample.source for sample, _ in places if sample.source), None)
+            seen = _seen(
+                shards, [sample for sample, _ in places], stages, removed.get(key), indexes
             )
-        )
+            stories.append(
+                SampleStory(
+                    key,
+                    source,
+                    removed.get(key),
+                    tuple((sample.shard, sample.number, old) for sample, old in places),
+                    tuple(seen),
+                )
+            )
     return stories
 
 
@@ -93,6 +97,7 @@ def _seen(
     samples: Iterable[FoundSample],
     stages: Iterable[RecordedStage],
     removed: str | None,
+    indexes: RecordedIndexes,
 ) -> Iterator[tuple[RecordedStage, SeenSteps]]:
     """Yield the stages that have trained on the shards, with the steps that saw the sample."""
     places = list(samples)
@@ -110,7 +115,7 @@ def _seen(
             attempts = [attempt for attempt in stage.attempts if channel in attempt.shards]
             for sample in places:
                 place = Place(channel, sample.shard, sample.number)
-                found = seen_steps(attempts, place, stage.until, removed)
+                found = seen_steps(attempts, place, stage.until, removed, indexes.shards_of)
                 steps |= {*found.steps}
                 reason = reason or found.reason
         if used:

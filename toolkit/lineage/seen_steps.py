@@ -1,20 +1,23 @@
 """Computes in which optimizer steps a stage has read a sample, from the records of its attempts.
 
-The exact reader's order is a function of the recorded state, so it is computed again; nothing is
-read of the shards. Samples drawn at random may have been read in any step: that is an upper bound.
+The exact reader's order is a function of the recorded state, and with aspect buckets or a condition
+also of rows of the index, so it is computed again; nothing is read of the shards. Samples drawn at
+random may have been read in any step: that is an upper bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-from sm_train.entrypoints.data.epoch import single_batch_shape
+from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.data.epoch import BatchShapes, single_batch_shape
 from sm_train.entrypoints.data.mixture import Mixture
 from sm_train.entrypoints.data.sampler import Sampler, SamplerState
-from sm_train.entrypoints.lineage.data_record import Anchor, DataRecord, ShardTable
+from sm_train.entrypoints.data.shard_catalog import IndexedShards, MixedShapes
+from sm_train.entrypoints.lineage.data_record import Anchor, ChannelRecord, DataRecord, ShardTable
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,21 @@ class _Segment:
     limit: int
 
 
+FindShards = Callable[[ChannelRecord, ShardTable], IndexedShards | None]
+"""Returns the shards of a channel as its index describes them; None if that is not known."""
+
+
 def seen_steps(
-    attempts: Sequence[Attempt], place: Place, until: int, removed: str | None
+    attempts: Sequence[Attempt],
+    place: Place,
+    until: int,
+    removed: str | None,
+    find_shards: FindShards = lambda channel, table: None,
 ) -> SeenSteps:
     """Return the steps up to ``until`` of a stage's attempts, oldest first, that read a sample.
 
     ``removed`` is when the sample was removed, in ISO 8601: epochs whose list was read later
-    skipped it.
+    skipped it. ``find_shards`` is asked where the order depends on rows of the index.
     """
     if any(attempt.record.accumulation is None for attempt in attempts):
         used = any(place.shard in attempt.shards[place.channel].names for attempt in attempts)
@@ -84,27 +95,82 @@ def seen_steps(
     for attempt, segments in zip(attempts, _segments(attempts, until), strict=True):
         if place.shard not in attempt.shards[place.channel].names:
             continue
-        problem = _why_unknown(attempt)
-        if problem is not None:
+        order = _order(attempt, place, find_shards)
+        if isinstance(order, str):
+            problem = order
             reason = problem
             if removed is None or attempt.record.started < removed:
                 counted |= _all_steps(segments)
             continue
-        counted |= set(_exact_steps(attempt, segments, place, removed))
+        counted |= set(_exact_steps(attempt, segments, order, place, removed))
     if reason is not None and counted:
         return SeenSteps((min(counted), max(counted)), until, reason)
     return SeenSteps(tuple(sorted(counted)), until)
 
 
-def _why_unknown(attempt: Attempt) -> str | None:
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """The order in which an attempt reads the samples of its shards.
+
+    ``numbers`` are those of the sample's shard, several in a mixture, and ``sample`` its number
+    among those that are read there; None if it is not selected.
+    """
+
+    state: SamplerState
+    sizes: Ints
+    shapes: BatchShapes
+    mixture: Mixture | None
+    numbers: tuple[int, ...]
+    sample: int | None
+
+
+def _order(attempt: Attempt, place: Place, find_shards: FindShards) -> _Order | str:
+    """Return the order of an attempt that sees the sample's shard, or why it is not known."""
     record = attempt.record
     if record.state is None:
         return f"data.reader: {record.reader} draws samples at random"
-    if SamplerState.from_bytes(record.state).topology.shapes:
-        return "data.aspect_buckets orders samples by the sizes of all images"
-    if any(channel.where is not None for channel in record.channels):
-        return "data.where selects samples by all columns of the index"
-    return None
+    state = SamplerState.from_bytes(record.state)
+    tables = [attempt.shards[channel.channel] for channel in record.channels]
+    names = [channel.channel for channel in record.channels]
+    source = names.index(place.channel)
+    needed = [
+        number
+        for number, channel in enumerate(record.channels)
+        if state.topology.shapes or (number == source and channel.where is not None)
+    ]
+    found = {number: find_shards(record.channels[number], tables[number]) for number in needed}
+    if any(shards is None for shards in found.values()):
+        option = "data.aspect_buckets" if state.topology.shapes else "data.where"
+        return f"{option}: the order depends on an index that has changed since"
+    shapes = [shards.shapes for shards in found.values() if shards is not None]
+    sizes = [table.sizes for table in tables if table.sizes is not None]
+    assert len(sizes) == len(tables)  # the exact reader knows them
+    number = tables[source].names.index(place.shard)
+    sample = _number_among_selected(found.get(source), number, place.sample)
+    weights = [channel.weight for channel in record.channels]
+    if weights[0] is None:
+        chosen = shapes[0] if state.topology.shapes else single_batch_shape
+        return _Order(state, sizes[0], chosen, None, (number,), sample)
+    mixture = Mixture(tuple(names), tuple(weight or 0.0 for weight in weights), tuple(sizes))
+    first = int(mixture.first_shards[source])
+    numbers = (first + copy * len(sizes[source]) + number for copy in range(mixture.copies[source]))
+    copied = zip(sizes, mixture.copies, strict=True)
+    return _Order(
+        state,
+        np.concatenate([np.tile(each, copies) for each, copies in copied]),
+        MixedShapes(mixture, tuple(shapes)) if state.topology.shapes else single_batch_shape,
+        mixture,
+        tuple(numbers),
+        sample,
+    )
+
+
+def _number_among_selected(shards: IndexedShards | None, number: int, sample: int) -> int | None:
+    """Return a sample's number among those of its shard that are read; None if it is not."""
+    if shards is None or shards.selection is None:
+        return sample
+    selected = shards.selection.is_selected(int(shards.rows[number]))
+    return int(selected[:sample].sum()) if selected[sample] else None
 
 
 def _segments(attempts: Sequence[Attempt], until: int) -> list[list[_Segment]]:
@@ -133,12 +199,16 @@ def _all_steps(segments: Sequence[_Segment]) -> set[int]:
 
 
 def _exact_steps(
-    attempt: Attempt, segments: Sequence[_Segment], place: Place, removed: str | None
+    attempt: Attempt,
+    segments: Sequence[_Segment],
+    order: _Order,
+    place: Place,
+    removed: str | None,
 ) -> Iterator[int]:
     record = attempt.record
     assert record.accumulation is not None
     read = _lists_read(record, place.channel)
-    for batch, epoch in _batches(attempt, place, segments[-1].stop):
+    for batch, epoch in _batches(order, segments[-1].stop):
         segment = next(part for part in segments if part.first <= batch < part.stop)
         step = segment.step + (batch - segment.first) // record.accumulation + 1
         skipped = removed is not None and epoch in read and read[epoch] > removed
@@ -155,33 +225,14 @@ def _lists_read(record: DataRecord, channel: str) -> dict[int, str]:
     return read
 
 
-def _batches(attempt: Attempt, place: Place, batches: int) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of the batches of an attempt that have a sample, and their epochs."""
-    record = attempt.record
-    assert record.state is not None
-    state = SamplerState.from_bytes(record.state)
-    tables = [attempt.shards[channel.channel] for channel in record.channels]
-    sizes = []
-    for table in tables:
-        assert table.sizes is not None  # the exact reader knows them
-        sizes.append(table.sizes)
-    number = attempt.shards[place.channel].names.index(place.shard)
-    mixture, shard_sizes, numbers = None, sizes[0], [number]
-    if record.channels[0].weight is not None:
-        weights = tuple(channel.weight or 0.0 for channel in record.channels)
-        names = tuple(channel.channel for channel in record.channels)
-        mixture = Mixture(names, weights, tuple(sizes))
-        source = names.index(place.channel)
-        first = int(mixture.first_shards[source])
-        numbers = [
-            first + copy * len(sizes[source]) + number for copy in range(mixture.copies[source])
-        ]
-        copied = zip(sizes, mixture.copies, strict=True)
-        shard_sizes = np.concatenate([np.tile(each, copies) for each, copies in copied])
-    topology = state.topology
+def _batches(order: _Order, batches: int) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of the batches of all ranks that have the sample, and their epochs."""
+    if order.sample is None:
+        return
+    topology = order.state.topology
     for node_rank in range(topology.num_nodes):
         for local_rank in range(topology.local_world_size):
             sampler = Sampler(
-                shard_sizes, state, node_rank, local_rank, single_batch_shape, mixture
+                order.sizes, order.state, node_rank, local_rank, order.shapes, order.mixture
             )
-            yield from sampler.batches_of(numbers, place.sample, batches)
+            yield from sampler.batches_of(order.numbers, order.sample, batches)

@@ -13,6 +13,7 @@ from sm_train.entrypoints.common.index_location import (
     SHARDS_FOLDER,
     index_name,
     index_uri,
+    indexed_folder,
     removal_list,
     replaced_index,
 )
@@ -124,6 +125,12 @@ def find_shard_set(address: str, access: S3Access) -> ShardSet:
         return ShardSet(storage, SHARDS_FOLDER, access)
     parent, name = _split(address)
     return ShardSet(open_storage(parent, access), name, access)
+
+
+def shard_set_of_index(index: str, access: S3Access) -> ShardSet:
+    """Return the shards of the index at an address."""
+    parent, name = _split(index)
+    return ShardSet(open_storage(parent, access), indexed_folder(name), access)
 
 
 def find_shards_folder(address: str, access: S3Access) -> ShardSet:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from sm_train.entrypoints.common.job_config import DataSource
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import ShardCatalog, mix_catalogs
+from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.lineage.data_record import (
     Anchor,
     ChannelRecord,
@@ -21,7 +24,13 @@ from sm_train.entrypoints.lineage.data_record import (
     decode_shards,
     encode_shards,
 )
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.toolkit.lineage.recorded_shards import RecordedIndexes
 from sm_train.toolkit.lineage.seen_steps import Attempt, Place, seen_steps
+from sm_train.toolkit.packing.pack import PackJob, pack
+from sm_train.toolkit.packing.shard_set import find_shard_set
+from sm_train.toolkit.packing.tables import TableOptions
+from sm_train.toolkit.removal.remove_samples import plan_removal, remove_samples
 
 from tests.entrypoints.data.test_webdataset_reader import write_channel
 from tests.support.data_channels import DATA_CONFIG, Cluster, distribute_shards
@@ -37,6 +46,8 @@ class Reading:
     channel: Path
     folder: Path
     sources: tuple[DataSource, ...] = ()
+    index: Path | None = None
+    where: str | None = None
     seen: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     attempts: list[Attempt] = field(default_factory=list)
     step: int = 0
@@ -44,9 +55,11 @@ class Reading:
 
     def start(self, channels: Sequence[Path], ranks: int, **options: Any) -> list[Loader]:
         """Open the loaders of an attempt, and record its start."""
-        cluster = Cluster(channels, ranks, self.folder / f"{len(self.attempts)}")
+        scan = self.folder / f"{len(self.attempts)}"
+        cluster = Cluster(channels, ranks, scan, self.index, self.where)
         catalogs = cluster.build_catalogs()
         tables = {"train": _table(catalogs[0][1])}
+        digest = catalogs[0][1].digest
         if self.sources:
             mixed = [
                 (rank, mix_catalogs([catalog] * len(self.sources), self.sources))
@@ -54,11 +67,15 @@ class Reading:
             ]
             tables = {source.channel: tables["train"] for source in self.sources}
             catalogs = mixed
-        config = replace(DATA_CONFIG, sources=self.sources)
+        buckets = options.pop("aspect_buckets", False)
+        config = replace(DATA_CONFIG, sources=self.sources, aspect_buckets=buckets)
         loaders = cluster.open(catalogs, config, state=self.state, **options)
         weights = {source.channel: source.weight for source in self.sources}
         records = tuple(
-            ChannelRecord(name, None, "d", "content", None, None, weights.get(name))
+            ChannelRecord(
+                *(name, None if self.index is None else str(self.index), digest, "content"),
+                *(None, self.where, weights.get(name)),
+            )
             for name in tables
         )
         record = DataRecord(
@@ -96,7 +113,8 @@ class Reading:
 
 
 def _table(catalog: ShardCatalog) -> ShardTable:
-    return ShardTable(list(catalog.names), catalog.shard_sizes)
+    names = catalog.names if isinstance(catalog.names, list) else catalog.names.to_pylist()
+    return ShardTable(names, catalog.shard_sizes)
 
 
 @pytest.fixture
@@ -188,6 +206,105 @@ def test_epochs_that_read_the_list_after_a_removal_skipped_the_sample(
     unread = tuple(replace(anchor, removed={"train": None}, read={}) for anchor in anchors)
     attempts = [replace(attempt, record=replace(attempt.record, anchors=unread))]
     assert seen_steps(attempts, place, 20, "2026-01-01T12:00:00+00:00").steps == every
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """Return a pack of images of three shapes with a column ``owner`` in its index."""
+    add_images(tmp_path / "in", range(36))
+    pack(pack_job(tmp_path), lambda _: None)
+    return tmp_path / "out"
+
+
+def add_images(folder: Path, numbers: range) -> None:
+    folder.mkdir(exist_ok=True)
+    with (folder / "list.jsonl").open("a") as table:
+        for number in numbers:
+            size = ((64, 32), (32, 64), (48, 48))[number % 3]
+            Image.new("RGB", size, (number, 0, 0)).save(folder / f"{number:03}.png")
+            row = {"image": f"{number:03}.png", "caption": "x", "owner": "ab"[number % 5 > 2]}
+            table.write(json.dumps(row) + "\n")
+
+
+def pack_job(folder: Path, **changes: Any) -> PackJob:
+    table = TableOptions(index_columns=("owner",))
+    source, destination = str(folder / "in" / "list.jsonl"), str(folder / "out")
+    return PackJob(source, destination, None, 20_000, 1, table, **changes)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "where", "mixed"),
+    [
+        (True, None, False),
+        (False, "owner = 'a'", False),
+        (True, "owner = 'a'", False),
+        (True, None, True),
+        (True, "owner = 'b'", True),
+    ],
+)
+def test_an_index_gives_the_order_of_buckets_and_conditions(
+    packed: Path, tmp_path: Path, buckets: bool, where: str | None, mixed: bool
+) -> None:
+    """Also after images were added and one was removed, and not after the images changed."""
+    sources = (DataSource("train", 1.0), DataSource("art", 2.0)) if mixed else ()
+    reading = Reading(
+        packed / "shards", tmp_path, sources, index=packed / "index.parquet", where=where
+    )
+    options = {"batch_size": 2, "aspect_buckets": buckets, "resolution": 64}
+    loaders = reading.start([packed / "shards"], 2, **options)
+    batches = [iter(loader) for loader in loaders]
+    reading.train(batches, 4)
+    reading.state = loaders[0].state_bytes()
+    later = reading.start([packed / "shards"], 3, **options)  # the rest of the epoch is resharded
+    reading.train([iter(loader) for loader in later], 6)
+    require_steps_by_index(reading, packed)
+    add_images(tmp_path / "in", range(36, 45))
+    pack(pack_job(tmp_path, append=True), lambda _: None)
+    remove_one(packed, "000000021")
+    require_steps_by_index(reading, packed)
+    reading.attempts = [
+        replace(attempt, record=replace(attempt.record, channels=changed(attempt.record)))
+        for attempt in reading.attempts
+    ]
+    with RecordedIndexes(S3Access()) as indexes:
+        place = Place("train", "shard-000000.tar", 0)
+        found = seen_steps(reading.attempts, place, 10, None, indexes.shards_of)
+    option = "data.aspect_buckets" if buckets else "data.where"
+    assert found.reason == f"{option}: the order depends on an index that has changed since"
+
+
+def changed(record: DataRecord) -> tuple[ChannelRecord, ...]:
+    return tuple(replace(channel, digest="another") for channel in record.channels)
+
+
+def remove_one(packed: Path, key: str) -> None:
+    shards = find_shard_set(str(packed), S3Access())
+    remove_samples(plan_removal(shards, [key], None), lambda done, total: None, None)
+
+
+def require_steps_by_index(reading: Reading, packed: Path) -> None:
+    """Compare the steps of every sample that the attempts could read."""
+    index = ShardIndex(packed / "index.parquet")
+    names = reading.attempts[0].shards["train"].names
+    replaced = packed / "index.parquet.replaced"
+    indexes = [index, *([ShardIndex(replaced)] if replaced.exists() else [])]
+    places = {
+        (name, key): (name, number)
+        for found in indexes
+        for row, name in enumerate(found.names)
+        if name in names
+        for number, key in enumerate(found.keys(row))
+    }
+    assert len(places) == 36
+    channels = [source.channel for source in reading.sources] or ["train"]
+    with RecordedIndexes(S3Access()) as recorded:
+        for channel in channels:
+            for (shard, key), (name, number) in places.items():
+                place = Place(channel, name, number)
+                found_steps = seen_steps(reading.attempts, place, 10, None, recorded.shards_of)
+                seen = (f"{channel}/{shard}" if reading.sources else shard, key)
+                expected = sorted(set(reading.seen.get(seen, [])))
+                assert (list(found_steps.steps), found_steps.exact) == (expected, True), seen
 
 
 def test_random_draws_are_an_upper_bound(channel: Path, tmp_path: Path) -> None:
