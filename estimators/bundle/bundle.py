@@ -131,7 +131,7 @@ def build_bundle(
 def _without_secret_names(contents: dict[str, bytes], config: RunConfig) -> dict[str, bytes]:
     """Return the generated documents without the names of secrets, which resemble passwords."""
     documents = {name: contents[name] for name in (RUN_FILE, JOB_FILE)}
-    for secret in config.secret_names.values():
+    for secret in (*config.secret_names.values(), *config.kubernetes.secrets.values()):
         quoted = json.dumps(secret).encode()
         documents = {name: text.replace(quoted, b'"name"') for name, text in documents.items()}
     return documents

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from sm_train.estimators.config.fields import (
+    ATTACHMENT_PATTERN,
     CONTAINER_IMAGE_PATTERN,
+    INTERFACE_PATTERN,
     LABEL_KEY_PATTERN,
     LABEL_VALUE_PATTERN,
     MODULE_PATTERN,
@@ -20,6 +22,7 @@ from sm_train.estimators.config.fields import (
     SLURM_NAME_PATTERN,
     Duration,
     NonNegativeInt,
+    PositiveInt,
     Quantity,
     S3Folder,
     Section,
@@ -48,6 +51,8 @@ LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=317)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN), AfterValidator(_check_length)]
 ContainerImage = Annotated[str, Field(pattern=CONTAINER_IMAGE_PATTERN, max_length=512)]
 SecretKey = Annotated[str, Field(pattern=SECRET_KEY_PATTERN, max_length=320)]
+InterfaceName = Annotated[str, Field(pattern=INTERFACE_PATTERN)]
+AttachmentName = Annotated[str, Field(pattern=ATTACHMENT_PATTERN)]
 SlurmOption = Annotated[str | bool, AfterValidator(_check_slurm_option)]
 SlurmOptionName = Annotated[str, Field(pattern=SLURM_NAME_PATTERN, max_length=40)]
 
@@ -89,6 +94,93 @@ class CheckpointVolumeSection(Section):
         return self
 
 
+class NetworkSection(Section):
+    """The network between pods: InfiniBand or RoCE, or EFA on AWS."""
+
+    kind: Literal["efa", "infiniband", "roce"] = Field(
+        default="efa",
+        description="Network of the nodes. The others ask for no EFA interface and no huge pages.",
+    )
+    resources: dict[LabelKey, PositiveInt] = Field(
+        default_factory=dict,
+        max_length=10,
+        description="Extended resources of a pod, such as {rdma/hca_shared_devices_a: 1} of the "
+        "RDMA shared device plugin. `kubectl describe node` lists those of a node. Required by "
+        "infiniband and roce with several nodes: without one, NCCL uses TCP.",
+    )
+    ipc_lock: bool = Field(
+        default=True,
+        description="Whether the container gets the capability IPC_LOCK, without which RDMA cannot "
+        "register memory under a limit of locked memory.",
+    )
+    host_network: bool = Field(
+        default=False, description="Whether pods use the network of their node (hostNetwork)."
+    )
+    attachments: list[AttachmentName] = Field(
+        default_factory=list,
+        max_length=32,
+        description="Multus networks of a pod: NAME or NAMESPACE/NAME of its "
+        "NetworkAttachmentDefinitions.",
+    )
+    interface: InterfaceName | None = Field(
+        default=None,
+        description="Interface through which ranks find each other, such as eth0 "
+        "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME). None leaves the choice to NCCL.",
+    )
+    adapters: list[InterfaceName] = Field(
+        default_factory=list,
+        max_length=32,
+        description="RDMA adapters to use, such as [mlx5_0, mlx5_3] (NCCL_IB_HCA). Empty leaves "
+        "the choice to NCCL.",
+    )
+    gid_index: NonNegativeInt | None = Field(
+        default=None,
+        description="GID of RoCE (NCCL_IB_GID_INDEX). None: NCCL 2.21 and later find RoCE v2's.",
+    )
+    traffic_class: NonNegativeInt | None = Field(
+        default=None, description="Traffic class of RDMA packets (NCCL_IB_TC)."
+    )
+
+
+class WorkVolumeSection(Section):
+    """The pod's own disk for code, packages, copies of data and checkpoints."""
+
+    size: Quantity | None = Field(
+        default=None,
+        description="Size of the volume. Alone, it is ephemeral storage of the node, which the pod "
+        "requests; with storage_class, the size of the claim.",
+    )
+    storage_class: ResourceName | None = Field(
+        default=None,
+        description="StorageClass of a claim that each pod creates and deletes (a generic "
+        "ephemeral volume).",
+    )
+    host_path: ShellPath | None = Field(
+        default=None,
+        description="Folder of the node, such as the mount of its local NVMe disks. Each job has a "
+        "folder in it, which is emptied when a pod starts.",
+    )
+
+    @model_validator(mode="after")
+    def _check_source(self) -> WorkVolumeSection:
+        if self.storage_class is not None and self.size is None:
+            raise ValueError("size: is required by storage_class")
+        if (self.host_path is None) == (self.size is None):
+            raise ValueError("size: write a size, or else a host_path")
+        return self
+
+
+class TopologySection(Section):
+    """Nodes that are close to each other in the network."""
+
+    label: LabelKey = Field(
+        description="Node label whose value the nodes of a run share, such as that of their rack."
+    )
+    required: bool = Field(
+        default=True, description="false also accepts nodes with other values if none are free."
+    )
+
+
 class KubernetesSection(Section):
     """The run on Kubernetes: Kubeflow Trainer, its older PyTorchJob, or HyperPod on EKS."""
 
@@ -125,6 +217,36 @@ class KubernetesSection(Section):
         default=None,
         description="EFA interfaces of a pod (vpc.amazonaws.com/efa). None takes all of the type, "
         "and none on a single node.",
+    )
+    network: NetworkSection = Field(
+        default_factory=NetworkSection, description="InfiniBand or RoCE between the pods."
+    )
+    node_labels: dict[LabelKey, LabelValue] | None = Field(
+        default=None,
+        max_length=20,
+        description="Labels of the nodes to run on. None selects those of "
+        "`cluster.instance_type`, which nodes outside of AWS do not have.",
+    )
+    memory: Quantity | None = Field(
+        default=None,
+        description="Memory of a pod, request and limit. None requests 8Gi for each GPU and sets "
+        "no limit.",
+    )
+    scheduler: ResourceName | None = Field(
+        default=None, description="Scheduler of the pods (schedulerName)."
+    )
+    priority: ResourceName | None = Field(
+        default=None, description="Priority class of the pods (priorityClassName)."
+    )
+    topology: TopologySection | None = Field(
+        default=None,
+        description="Keeps the pods of a run together: with `queue` by Kueue's topology-aware "
+        "scheduling, otherwise by affinity.",
+    )
+    work_volume: WorkVolumeSection | None = Field(
+        default=None,
+        description="The pod's own disk. None is ephemeral storage without a size, for which a "
+        "node that runs full evicts the pod.",
     )
     data: Literal["mountpoint-s3", "file-system", "sync"] = Field(
         default="mountpoint-s3",

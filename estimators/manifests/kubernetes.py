@@ -24,6 +24,32 @@ _TRAINER = "trainer.kubeflow.org"
 _AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 _RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
 _QUEUE = "kueue.x-k8s.io/queue-name"
+_STOPPED = 143
+"""Exit code of a node that SIGTERM has stopped, after its checkpoint."""
+
+_DISRUPTIONS = {
+    "rules": [
+        {
+            "action": "FailJob",
+            # JobSet's CRD has no default for the status.
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        },
+        {
+            "action": "FailJob",
+            # One stopped node stops the others, which may end first.
+            "onExitCodes": {"containerName": "node", "operator": "In", "values": [_STOPPED]},
+        },
+    ]
+}
+"""Marks a job whose pods were drained, preempted or stopped as one that its policy has failed."""
+
+_UNCOUNTED = {
+    "name": "disruption",
+    "action": "RestartJobSetAndIgnoreMaxRestarts",
+    "onJobFailureReasons": ["PodFailurePolicy"],
+}
+"""Starts such a job again without counting it (JobSet documentation, failure policy)."""
+
 _KEPT_PODS = "Running"
 """The pods that an operator deletes at the end; `diagnose` and `review` read the others' logs."""
 
@@ -45,7 +71,7 @@ def trainjob(job: StageJob) -> list[Object]:
         "name": "node",
         "template": {
             "metadata": {"labels": {f"{_TRAINER}/trainjob-ancestor-step": "trainer"}},
-            "spec": {"backoffLimit": 0, "template": pod},
+            "spec": {"backoffLimit": 0, "podFailurePolicy": _DISRUPTIONS, "template": pod},
         },
     }
     runtime = {
@@ -56,7 +82,10 @@ def trainjob(job: StageJob) -> list[Object]:
             "mlPolicy": {"numNodes": job.nodes, "torch": {}},
             "template": {
                 "spec": {
-                    "failurePolicy": {"maxRestarts": job.config.kubernetes.max_restarts},
+                    "failurePolicy": {
+                        "maxRestarts": job.config.kubernetes.max_restarts,
+                        "rules": [_UNCOUNTED],
+                    },
                     "replicatedJobs": [replicated],
                 }
             },

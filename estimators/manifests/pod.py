@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
+from sm_train.estimators.manifests.pod_network import (
+    container_network,
+    network_devices,
+    network_variables,
+    pod_network,
+)
 from sm_train.estimators.manifests.pod_patch import merged
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import StageJob, start_command
 from sm_train.estimators.manifests.volumes import WORK_FOLDER, PodVolumes
 
-GPU, EFA, HUGE_PAGES = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "hugepages-2Mi"
+GPU = "nvidia.com/gpu"
 HEALTH = "sagemaker.amazonaws.com/node-health-status"
 
 _ARCHIVE = f"{WORK_FOLDER}/{ARCHIVE_NAME}"
@@ -21,6 +27,9 @@ FETCH = (
     'echo "$BUNDLE_SHA256  ' + _ARCHIVE + '" | sha256sum -c -'
 )
 """The init container's command: a bundle of another digest fails the pod."""
+
+_EMPTY = f"rm -rf {WORK_FOLDER}/* {WORK_FOLDER}/.[!.]* && "
+"""Removes what an earlier pod left in a folder of the node: checkpoints are restored from S3."""
 
 START = start_command(_ARCHIVE, _CODE, "python3")
 """The container's command: Python becomes process 1, which gets SIGTERM."""
@@ -35,9 +44,9 @@ checkpoints."""
 _CPUS_PER_GPU, _MEMORY_GIB_PER_GPU = 2, 8
 """Requests that fit the smallest types, such as g5.xlarge with 4 CPUs and 16 GiB for one GPU."""
 
-_HUGE_PAGES = "5120Mi"
-"""2 MiB huge pages of a pod with EFA (EKS guide, "Run machine learning training on Amazon EKS with
-EFA")."""
+_TOPOLOGY = "kueue.x-k8s.io/podset"
+"""Begins the annotations of Kueue's topology-aware scheduling (Kueue documentation, "Topology Aware
+Scheduling")."""
 
 
 def pod_template(
@@ -65,17 +74,51 @@ def pod_template(
         "env": _variables(job, volumes, launcher),
         "resources": _resources(job),
         "volumeMounts": volumes.mounts,
+        **container_network(job),
     }
     own = {
         "serviceAccountName": SERVICE_ACCOUNT,
         "terminationGracePeriodSeconds": kubernetes.grace_period,
-        "nodeSelector": node_labels,
+        "nodeSelector": node_labels if kubernetes.node_labels is None else kubernetes.node_labels,
         "tolerations": [{"key": GPU, "operator": "Exists"}],
         "initContainers": [_init_container(job)],
         "containers": [trains],
         "volumes": volumes.volumes,
     }
-    return merged({"metadata": metadata, "spec": {**own, **spec}}, kubernetes.pod_patch)
+    pod = {"metadata": metadata, "spec": {**own, **spec}}
+    for part in (pod_network(job), _scheduling(job)):
+        pod = merged(pod, part)
+    return merged(pod, kubernetes.pod_patch)
+
+
+def _scheduling(job: StageJob) -> dict[str, Any]:
+    """Return what says where and when the pods of a run start."""
+    kubernetes = job.config.kubernetes
+    spec: dict[str, Any] = {}
+    if kubernetes.scheduler is not None:
+        spec["schedulerName"] = kubernetes.scheduler
+    if kubernetes.priority is not None:
+        spec["priorityClassName"] = kubernetes.priority
+    topology = kubernetes.topology
+    if topology is None:
+        return {"spec": spec}
+    if kubernetes.queue is not None:
+        kind = "required" if topology.required else "preferred"
+        return {"metadata": {"annotations": {f"{_TOPOLOGY}-{kind}-topology": topology.label}}} | {
+            "spec": spec
+        }
+    pods = {"matchLabels": {"app.kubernetes.io/instance": job.name}}
+    term = {"labelSelector": pods, "topologyKey": topology.label}
+    together = (
+        {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        if topology.required
+        else {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 100, "podAffinityTerm": term}
+            ]
+        }
+    )
+    return {"spec": {**spec, "affinity": {"podAffinity": together}}}
 
 
 def _init_container(job: StageJob) -> dict[str, Any]:
@@ -87,15 +130,38 @@ def _init_container(job: StageJob) -> dict[str, Any]:
     return {
         "name": "fetch-code",
         "image": FETCH_IMAGE,
-        "command": ["/bin/sh", "-c", FETCH],
-        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "command": ["/bin/sh", "-c", _EMPTY + FETCH if _keeps_files(job) else FETCH],
+        # An S3-compatible store, and keys for it, are needed for the code, too.
+        "env": [
+            *(
+                {"name": name, "value": value}
+                for name, value in {**job.config.cluster.environment, **variables}.items()
+            ),
+            *_secrets(job),
+        ],
         "volumeMounts": [{"name": "work", "mountPath": WORK_FOLDER}],
     }
 
 
+def _keeps_files(job: StageJob) -> bool:
+    """Return whether the pod's own disk has files of an earlier pod."""
+    volume = job.config.kubernetes.work_volume
+    return volume is not None and volume.host_path is not None
+
+
+def _secrets(job: StageJob) -> list[dict[str, Any]]:
+    """Return the variables that are references to Kubernetes secrets."""
+    found = []
+    for name, reference in job.config.kubernetes.secrets.items():
+        secret, _, key = reference.partition("/")
+        source = {"secretKeyRef": {"name": secret, "key": key}}
+        found.append({"name": name, "valueFrom": source})
+    return found
+
+
 def _variables(job: StageJob, volumes: PodVolumes, launcher: str) -> list[dict[str, Any]]:
     """Return the variables of the container that trains; secrets are references."""
-    plain = job.variables(volumes.channels, volumes.checkpoints, launcher)
+    plain = network_variables(job) | job.variables(volumes.channels, volumes.checkpoints, launcher)
     secrets = job.config.kubernetes.secrets
     if both := sorted(plain.keys() & secrets.keys()):
         raise ManifestError(
@@ -103,13 +169,8 @@ def _variables(job: StageJob, volumes: PodVolumes, launcher: str) -> list[dict[s
         )
     return [
         *({"name": name, "value": value} for name, value in plain.items()),
-        *(_from_secret(name, reference) for name, reference in secrets.items()),
+        *_secrets(job),
     ]
-
-
-def _from_secret(name: str, reference: str) -> dict[str, Any]:
-    secret, _, key = reference.partition("/")
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
 
 def _resources(job: StageJob) -> dict[str, Any]:
@@ -119,26 +180,19 @@ def _resources(job: StageJob) -> dict[str, Any]:
     request for memory with huge pages.
 
     Raises:
-        ManifestError: the type has not as many EFA interfaces.
+        ManifestError: the network does not fit the nodes.
     """
+    kubernetes = job.config.kubernetes
     gpus = job.instance.accelerators
-    devices: dict[str, str] = {GPU: str(gpus)}
-    if interfaces := _efa_interfaces(job):
-        devices |= {EFA: str(interfaces), HUGE_PAGES: _HUGE_PAGES}
+    devices = {GPU: str(gpus), **network_devices(job)}
+    limits = dict(devices)
+    if kubernetes.memory is not None:
+        limits["memory"] = kubernetes.memory
+    volume = kubernetes.work_volume
+    if volume is not None and volume.size is not None and volume.storage_class is None:
+        limits["ephemeral-storage"] = volume.size
     requests = {
         "cpu": str(_CPUS_PER_GPU * gpus),
         "memory": f"{_MEMORY_GIB_PER_GPU * gpus}Gi",
     }
-    return {"requests": {**requests, **devices}, "limits": devices}
-
-
-def _efa_interfaces(job: StageJob) -> int:
-    name, available = job.instance.name, job.instance.efa_interfaces or 0
-    wanted = job.config.kubernetes.efa
-    if wanted is None:
-        return available if job.nodes > 1 else 0
-    if wanted > available:
-        interfaces = "interface" if available == 1 else "interfaces"
-        has = f"has {available} EFA {interfaces}" if available else "has no EFA"
-        raise ManifestError(f"kubernetes.efa: {wanted}: {name} {has}; write {available} or less")
-    return wanted
+    return {"requests": {**requests, **limits}, "limits": limits}

@@ -43,7 +43,7 @@ def pod_volumes(job: StageJob) -> PodVolumes:
         ManifestError: the run file names no volume where it needs one.
     """
     found = PodVolumes()
-    found.add("work", WORK_FOLDER, {"emptyDir": {}})
+    found.add("work", WORK_FOLDER, _work_volume(job))
     # Kubernetes limits a memory volume to half of the node's memory.
     found.add("dshm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
     data, previous = job.channels()
@@ -56,6 +56,24 @@ def pod_volumes(job: StageJob) -> PodVolumes:
         found.checkpoints = f"{folder}/{job.stage.name}"
         found.channels += job.in_shared_checkpoints(previous, folder)
     return found
+
+
+def _work_volume(job: StageJob) -> dict[str, Any]:
+    """Return the source of the pod's own disk."""
+    volume = job.config.kubernetes.work_volume
+    if volume is None:
+        return {"emptyDir": {}}
+    if volume.host_path is not None:
+        folder = f"{volume.host_path.rstrip('/')}/{job.name}"
+        return {"hostPath": {"path": folder, "type": "DirectoryOrCreate"}}
+    if volume.storage_class is None:
+        return {"emptyDir": {"sizeLimit": volume.size}}
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": volume.storage_class,
+        "resources": {"requests": {"storage": volume.size}},
+    }
+    return {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
 
 
 def _data(job: StageJob, channels: list[NodeChannel], found: PodVolumes) -> list[NodeChannel]:

@@ -275,6 +275,17 @@ def test_credential_in_user_code_is_rejected_with_file_and_line(tmp_path: Path) 
     ]
 
 
+def test_references_to_kubernetes_secrets_are_not_taken_for_credentials() -> None:
+    secrets = {
+        "SM_TRAIN_SLACK_WEBHOOK": "team-alerts/slack-webhook-url",
+        "WANDB_API_KEY": "tracking/wandb-key-2026",
+        "AWS_SECRET_ACCESS_KEY": "store/key",
+        "MLFLOW_TRACKING_PASSWORD": "mlflow-prod/pw2",
+    }
+    bundle = build_bundle(config(kubernetes={"secrets": secrets}), "2.13.0")
+    assert "tracking/wandb-key-2026" in unpack(bundle.archive)["run.json"].decode()
+
+
 def test_user_packages_are_installed_separately_from_those_with_hashes(tmp_path: Path) -> None:
     text = "einops==0.8.1  # shapes\n\n# newer\nSafeTensors==0.7.0\n--extra-index-url https://a.b\n"
     user_code = read_user_code(write_files(tmp_path, {"requirements.txt": text}))

@@ -15,6 +15,14 @@ from tests.support import run_documents
 
 IMAGE = "111122223333.dkr.ecr.us-east-1.amazonaws.com/train:1"
 
+INFINIBAND = {
+    "kind": "infiniband",
+    "resources": {"rdma/hca_shared_devices_a": 8},
+    "attachments": ["research/ib0", "ib1"],
+    "interface": "eth0",
+    "adapters": ["mlx5_0", "mlx5_3"],
+    "traffic_class": 106,
+}
 
 TARGETS: tuple[Target, ...] = get_args(Target)
 

@@ -17,6 +17,7 @@ from sm_train.estimators.manifests.stage_job import Target
 
 from tests.estimators.manifests.documents import (
     IMAGE,
+    INFINIBAND,
     TARGETS,
     FixedBundle,
     config,
@@ -148,6 +149,126 @@ def test_secrets_are_references() -> None:
     }
 
 
+@pytest.mark.parametrize("target", KUBERNETES)
+def test_infiniband_needs_no_edit_of_the_pods(target: Target) -> None:
+    run = config(kubernetes={"image": IMAGE, "network": INFINIBAND, "memory": "1800Gi"})
+    for pod in pods(manifest(run, target)):
+        container = pod["spec"]["containers"][0]
+        devices = {"nvidia.com/gpu": "8", "rdma/hca_shared_devices_a": "8", "memory": "1800Gi"}
+        assert container["resources"]["limits"] == devices
+        assert container["resources"]["requests"].items() >= devices.items()
+        assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+        assert (
+            environment(pod).items()
+            >= {
+                "NCCL_SOCKET_IFNAME": "=eth0",
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "NCCL_IB_HCA": "=mlx5_0,mlx5_3",
+                "NCCL_IB_TC": "106",
+            }.items()
+        )
+        networks = pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
+        assert networks == "research/ib0, ib1"
+        assert "hostNetwork" not in pod["spec"]
+
+
+def test_variables_of_the_run_file_replace_those_of_the_network() -> None:
+    cluster = {
+        "instance_type": "ml.p4de.24xlarge",
+        "environment": {"NCCL_SOCKET_IFNAME": "bond0"},
+    }
+    run = config(kubernetes={"image": IMAGE, "network": INFINIBAND}, cluster=cluster)
+    [pod] = pods(manifest(run, "trainjob"))
+    assert environment(pod)["NCCL_SOCKET_IFNAME"] == "bond0"
+
+
+def test_pods_in_the_network_of_their_node_find_services() -> None:
+    network = {"kind": "roce", "resources": {"rdma/roce": 1}, "host_network": True, "gid_index": 3}
+    run = config(kubernetes={"image": IMAGE, "network": network | {"ipc_lock": False}})
+    [pod] = pods(manifest(run, "hyperpod-eks"))
+    assert pod["spec"]["hostNetwork"] is True
+    assert pod["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert environment(pod)["NCCL_IB_GID_INDEX"] == "3"
+    assert "securityContext" not in pod["spec"]["containers"][0]
+
+
+def test_the_init_container_reaches_the_same_store_as_the_training() -> None:
+    """An S3-compatible store needs its endpoint and keys for the code, too."""
+    cluster = {
+        "instance_type": "ml.p4de.24xlarge",
+        "environment": {"AWS_ENDPOINT_URL_S3": "https://s3.example.com"},
+    }
+    secrets = {"AWS_SECRET_ACCESS_KEY": "store/secret"}
+    run = config(kubernetes={"image": IMAGE, "secrets": secrets}, cluster=cluster)
+    [pod] = pods(manifest(run, "trainjob"))
+    [fetch] = pod["spec"]["initContainers"]
+    variables = {variable["name"]: variable for variable in fetch["env"]}
+    assert variables["AWS_ENDPOINT_URL_S3"]["value"] == "https://s3.example.com"
+    reference = {"secretKeyRef": {"name": "store", "key": "secret"}}
+    assert variables["AWS_SECRET_ACCESS_KEY"]["valueFrom"] == reference
+    assert variables["BUNDLE_URI"]["value"].startswith("s3://ai-bucket/demo/code/")
+
+
+def work_volume(**volume: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Return the source of the work volume, the limits, and the init container's command."""
+    [pod] = pods(manifest(config(kubernetes={"image": IMAGE, "work_volume": volume}), "trainjob"))
+    [found] = [volume for volume in pod["spec"]["volumes"] if volume.pop("name") == "work"]
+    [fetch] = pod["spec"]["initContainers"]
+    return found, pod["spec"]["containers"][0]["resources"]["limits"], fetch["command"][-1]
+
+
+def test_the_pods_own_disk_has_a_size() -> None:
+    source, limits, command = work_volume(size="8Ti")
+    assert source == {"emptyDir": {"sizeLimit": "8Ti"}}
+    assert limits["ephemeral-storage"] == "8Ti"
+    assert command.startswith("aws s3 cp")
+    source, limits, command = work_volume(size="8Ti", storage_class="nvme")
+    claim = source["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert claim["storageClassName"] == "nvme"
+    assert claim["resources"] == {"requests": {"storage": "8Ti"}}
+    assert "ephemeral-storage" not in limits
+    source, limits, command = work_volume(host_path="/mnt/nvme/")
+    assert source["hostPath"] == {"path": "/mnt/nvme/demo-256px", "type": "DirectoryOrCreate"}
+    assert command.startswith("rm -rf /opt/ml/* ")
+
+
+def test_pods_are_scheduled_as_the_run_file_says() -> None:
+    kubernetes = {
+        "image": IMAGE,
+        "scheduler": "volcano",
+        "priority": "high",
+        "topology": {"label": "rack"},
+        "node_labels": {"gpu": "h100"},
+    }
+    [pod] = pods(manifest(config(kubernetes=kubernetes), "hyperpod-eks"))
+    assert pod["spec"]["schedulerName"] == "volcano"
+    assert pod["spec"]["priorityClassName"] == "high"
+    assert pod["spec"]["nodeSelector"] == {"gpu": "h100"}
+    assert pod["spec"]["affinity"].keys() == {"nodeAffinity", "podAffinity"}
+    [term] = pod["spec"]["affinity"]["podAffinity"].popitem()[1]
+    assert term["topologyKey"] == "rack"
+    assert term["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    [queued] = pods(manifest(config(kubernetes=kubernetes | {"queue": "team-a"}), "trainjob"))
+    annotations = queued["metadata"]["annotations"]
+    assert annotations["kueue.x-k8s.io/podset-required-topology"] == "rack"
+    assert "affinity" not in queued["spec"]
+
+
+def test_drains_and_preemptions_are_not_counted_as_restarts() -> None:
+    """JobSet counts a job that its pod failure policy has failed apart from others."""
+    runtime = only(manifest(config(), "trainjob"), "TrainingRuntime")
+    spec = runtime["spec"]["template"]["spec"]
+    [rule] = spec["failurePolicy"]["rules"]
+    assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    [job] = spec["replicatedJobs"]
+    disruption, stopped = job["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert disruption["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert stopped["onExitCodes"]["values"] == [143]
+    # A policy needs pods that are not restarted in place.
+    assert job["template"]["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+
+
 def test_batch_script_is_valid_bash(tmp_path: Path) -> None:
     text = manifest(config(), "slurm").text
     script = tmp_path / "job.sbatch"
@@ -204,6 +325,11 @@ MISTAKES: dict[str, tuple[Target, dict[str, Any], str]] = {
         {"kubernetes": SYNCED | {"efa": 5}},
         "kubernetes.efa: 5: ml.p4de.24xlarge has 4 EFA interfaces",
     ),
+    "infiniband without devices": (
+        "trainjob",
+        {"kubernetes": SYNCED | {"network": {"kind": "infiniband"}}},
+        "kubernetes.network.resources: not set; infiniband needs the RDMA resource",
+    ),
     "long name": ("trainjob", {"name": "r" * 49}, "-node-0-3 has 64 characters"),
     "digit": ("trainjob", {"name": "2d"}, "name: 2d: starts with a digit"),
     "trainium": (
@@ -240,6 +366,13 @@ RUN_FILE_MISTAKES = {
     "kubernetes: {checkpoint_volume: {storage_class: a, size: 64 GB}}": (
         "kubernetes.checkpoint_volume.size: '64 GB': must be a Kubernetes quantity"
     ),
+    "kubernetes: {work_volume: {storage_class: nvme}}": (
+        "kubernetes.work_volume.size: is required by storage_class"
+    ),
+    "kubernetes: {work_volume: {size: 1Ti, host_path: /mnt}}": (
+        "kubernetes.work_volume.size: write a size, or else a host_path"
+    ),
+    "kubernetes: {network: {adapters: ['mlx5 0']}}": "kubernetes.network.adapters[0]: 'mlx5 0'",
     "kubernetes: {checkpoint_volume: {}}": "kubernetes.checkpoint_volume.claim: write the name",
     "slurm: {data: shared}": "slurm.data_folder: is required by data: shared",
     "slurm: {shared_folder: '/fsx/$HOME'}": "must be a path of letters, digits",
