@@ -276,14 +276,18 @@ class S3Prefix:
 
     def abort_uploads(
         self,
-        folder: str,
+        folder: str | None = None,
         *,
         started_before: datetime | None = None,
         names: Container[str] | None = None,
     ) -> int:
-        """Abort unfinished uploads below ``folder``; see :meth:`ObjectStore.abort_uploads`."""
+        """Abort unfinished uploads below ``folder``; see :meth:`ObjectStore.abort_uploads`.
+
+        Without a folder, abort those below the prefix.
+        """
+        below = self.prefix if folder is None else f"{self.prefix}{folder}/"
         return self._store.abort_uploads(
-            self.bucket, f"{self.prefix}{folder}/", started_before=started_before, names=names
+            self.bucket, below, started_before=started_before, names=names
         )
 
     def atomic_writer(self, name: str) -> AbstractContextManager[ShardSink]:

@@ -72,8 +72,8 @@ class Sealer:
         return finished
 
     def abort_abandoned_uploads(self, now: datetime) -> int:
-        """Abort uploads that killed sealers left; return their number."""
-        return self.destination.abort_uploads(SHARDS_FOLDER, started_before=now - ABANDONED_AFTER)
+        """Abort uploads of shards and indexes that killed functions left; return their number."""
+        return self.destination.abort_uploads(started_before=now - ABANDONED_AFTER)
 
     def _finish_alone(self, number: int, holder: Holder, renewal: Renewal) -> bool:
         """Finish a shard unless another sealer is at it; return whether this one did.

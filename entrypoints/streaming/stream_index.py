@@ -124,6 +124,8 @@ class StreamIndexer:
                 name: RejectedInput(**json.loads(content))
                 for name, content in zip(names, contents, strict=True)
             }
+        if not records and self.destination.version(INDEX_NAME) is None:
+            return None  # an index without shards would be no pack
         return _Batch(records, rejected) if records or rejected else None
 
     def _add(self, batch: _Batch) -> int:

@@ -166,14 +166,14 @@ def test_abandoned_uploads_are_aborted_after_a_day(deployment: Deployment) -> No
         uploads: list[dict[str, Any]] = listing["Uploads"]
         return uploads
 
-    for key in ("set/shards/streamed-000000.tar", "other/shards/streamed-000000.tar"):
+    keys = ("set/shards/streamed-000000.tar", "set/index.parquet", "other/index.parquet")
+    for key in keys:
         deployment.s3.create_multipart_upload(Bucket="packed", Key=key)
     packer = Sealer(deployment.destination, 1000)
     started = unfinished_uploads()[0]["Initiated"]
     assert packer.abort_abandoned_uploads(started + timedelta(hours=23)) == 0
-    assert packer.abort_abandoned_uploads(started + timedelta(hours=25)) == 1
-    remaining = [upload["Key"] for upload in unfinished_uploads()]
-    assert remaining == ["other/shards/streamed-000000.tar"]
+    assert packer.abort_abandoned_uploads(started + timedelta(hours=25)) == 2
+    assert [upload["Key"] for upload in unfinished_uploads()] == ["other/index.parquet"]
 
 
 @pytest.mark.slow
@@ -414,6 +414,19 @@ def test_a_known_rejection_is_indexed_once(deployment: Deployment, tmp_path: Pat
         lambda_handler.stage({"Records": batch}, FakeContext())
         deployment.flush()
         assert deployment.keys(f"{STREAM_STATE}/rejected/") == []
+    index, _ = deployment.packed(tmp_path)
+    assert [item.source for item in index.rejected()] == ["s3://raw/cut.jpg"]
+
+
+def test_rejections_alone_make_no_index(deployment: Deployment, tmp_path: Path) -> None:
+    """They wait for the first shard: an index without shards would look like an empty pack."""
+    deployment.arrive("cut.jpg", image_bytes(2)[:300])
+    assert deployment.drain() == set()
+    assert deployment.flush()["indexed"] == 0
+    assert deployment.keys("index") == []
+    deployment.arrive("good.jpg", image_bytes(1))
+    assert deployment.drain() == set()
+    deployment.flush()
     index, _ = deployment.packed(tmp_path)
     assert [item.source for item in index.rejected()] == ["s3://raw/cut.jpg"]
 
