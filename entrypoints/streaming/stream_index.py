@@ -46,8 +46,8 @@ from sm_train.entrypoints.streaming.stream_state import (
 )
 
 BATCH_SAMPLES = 4_000_000
-"""Samples that are added in one pass over the index. Their names are sorted in memory, about 100
-bytes each."""
+"""Samples that are added in one pass over the index. Their records and names take 350 bytes each:
+1.4 GB, of the 3 GB that the function has."""
 
 BATCH_REJECTED = 100_000
 """Rejected inputs that are added in one pass: small objects in S3, about 1 KB each in memory."""
