@@ -100,6 +100,7 @@ LABEL_KEY_PATTERN = (
 )
 LABEL_VALUE_PATTERN = r"^[a-zA-Z0-9]([a-zA-Z0-9._-]*[a-zA-Z0-9])?$"
 CONTAINER_IMAGE_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9._:/@#+-]*$"
+SLURM_IMAGE_PATTERN = r"^(/[a-zA-Z0-9_./+-]+|[a-zA-Z0-9][a-zA-Z0-9._:/@#+-]*)$"
 INTERFACE_PATTERN = r"^[A-Za-z0-9_.:-]{1,32}$"
 ATTACHMENT_PATTERN = r"^([a-z0-9-]+/)?[a-z0-9.-]+(@[a-z0-9]+)?$"
 SECRET_KEY_PATTERN = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[a-zA-Z0-9._-]+$"
@@ -148,6 +149,8 @@ _PATTERN_MESSAGES = {
     CONTAINER_IMAGE_PATTERN: "must be an image such as registry.example.com/own:1",
     SECRET_KEY_PATTERN: "must be SECRET/KEY, the name of a Kubernetes secret and a key in it; "
     "never the value itself",
+    SLURM_IMAGE_PATTERN: "must be an image, or the path of a squash file such as "
+    "/fsx/images/train.sqsh",
     INTERFACE_PATTERN: "must be the name of an interface or adapter, such as eth0 or mlx5_0",
     ATTACHMENT_PATTERN: "must be NAME or NAMESPACE/NAME of a NetworkAttachmentDefinition",
     _QUANTITY: "must be a Kubernetes quantity such as 4, 500m or 64Gi",

@@ -19,6 +19,7 @@ from sm_train.estimators.config.fields import (
     MODULE_PATTERN,
     RESOURCE_NAME_PATTERN,
     SECRET_KEY_PATTERN,
+    SLURM_IMAGE_PATTERN,
     SLURM_NAME_PATTERN,
     Duration,
     NonNegativeInt,
@@ -53,6 +54,7 @@ ContainerImage = Annotated[str, Field(pattern=CONTAINER_IMAGE_PATTERN, max_lengt
 SecretKey = Annotated[str, Field(pattern=SECRET_KEY_PATTERN, max_length=320)]
 InterfaceName = Annotated[str, Field(pattern=INTERFACE_PATTERN)]
 AttachmentName = Annotated[str, Field(pattern=ATTACHMENT_PATTERN)]
+SlurmImage = Annotated[str, Field(pattern=SLURM_IMAGE_PATTERN, max_length=512)]
 SlurmOption = Annotated[str | bool, AfterValidator(_check_slurm_option)]
 SlurmOptionName = Annotated[str, Field(pattern=SLURM_NAME_PATTERN, max_length=40)]
 
@@ -291,8 +293,13 @@ class SlurmSection(Section):
     )
     container: bool = Field(
         default=True,
-        description="Whether to run in `kubernetes.image` or `cluster.image` with Pyxis (srun "
-        "--container-image). false runs `python`.",
+        description="Whether to run in an image with Pyxis (srun --container-image). false runs "
+        "`python`.",
+    )
+    image: SlurmImage | None = Field(
+        default=None,
+        description="Image of Pyxis: the path of a squash file of all nodes, such as "
+        "/fsx/images/train.sqsh, or an image. None takes `kubernetes.image` or `cluster.image`.",
     )
     python: ShellPath = Field(
         default="python3",
@@ -302,7 +309,8 @@ class SlurmSection(Section):
         default_factory=dict,
         max_length=50,
         description="Options of sbatch by their long names, such as {partition: gpu, qos: high, "
-        "gres: 'gpu:h100:8', exclusive: false}. false leaves out one that the script has.",
+        "gres: 'gpu:h100:8', exclusive: false}. false leaves out one that the script has. Without "
+        "exclusive, a job needs mem and cpus-per-task.",
     )
     modules: list[Annotated[str, Field(pattern=MODULE_PATTERN, max_length=128)]] = Field(
         default_factory=list, max_length=20, description="Environment modules to load."

@@ -44,6 +44,10 @@ def batch_script(job: StageJob) -> str:
         "set -euo pipefail",
         *(f"module load {name}" for name in slurm.modules),
         "",
+        *(f"export {name}={shlex.quote(value)}" for name, value in _variables(job, folder).items()),
+        # Each node has the folders of a training job on its own disk.
+        f"export SAGEMAKER_BASE_DIR={slurm.local_folder.rstrip('/')}/sm-train-$SLURM_JOB_ID",
+        "",
         "# The code, fetched once for all nodes; another digest ends the job.",
         f"code={folder}/code/{job.bundle.sha256[:16]}",
         f"archive=$code/{ARCHIVE_NAME}",
@@ -53,10 +57,6 @@ def batch_script(job: StageJob) -> str:
         f'    aws s3 cp --only-show-errors {shlex.quote(job.code_uri)} "$archive"',
         "    check",
         "fi",
-        "",
-        *(f"export {name}={shlex.quote(value)}" for name, value in _variables(job, folder).items()),
-        # Each node has the folders of a training job on its own disk.
-        f"export SAGEMAKER_BASE_DIR={slurm.local_folder.rstrip('/')}/sm-train-$SLURM_JOB_ID",
         "",
         "# HyperPod repeats the step on replaced nodes; only its srun has this option.",
         "resume=()",
@@ -73,6 +73,9 @@ def _options(job: StageJob, folder: str) -> list[str]:
         "ntasks-per-node": "1",
         "gres": f"gpu:{job.instance.accelerators}",
         "exclusive": True,
+        # Where memory is a resource, exclusive nodes grant none of it.
+        "mem": "0",
+        "requeue": True,
         "time": str(-(-job.config.cluster.max_runtime // 60)),
         "signal": f"TERM@{STOP_SECONDS}",
         "open-mode": "append",
@@ -88,7 +91,9 @@ def _options(job: StageJob, folder: str) -> list[str]:
 
 def _srun(job: StageJob) -> str:
     slurm = job.config.slurm
-    words = ["srun", '"${resume[@]}"', "--label", "--kill-on-bad-exit=1"]
+    # One task has all processors of its node; srun does not take their number from sbatch.
+    words = ["srun", '"${resume[@]}"', "--label", "--kill-on-bad-exit=1", "--cpu-bind=none"]
+    words.append("${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}")
     if slurm.container:
         folders = dict.fromkeys(
             folder
@@ -96,8 +101,22 @@ def _srun(job: StageJob) -> str:
             if folder
         )
         mounts = ",".join(f"{folder}:{folder}" for folder in folders)
-        words += [f"--container-image={shlex.quote(job.image)}", f"--container-mounts={mounts}"]
+        image = shlex.quote(enroot_image(slurm.image or job.image))
+        words += [f"--container-image={image}", f"--container-mounts={mounts}"]
     return " ".join(words)
+
+
+def enroot_image(image: str) -> str:
+    """Return an image as enroot reads it: REGISTRY#NAME:TAG, or the path of a squash file.
+
+    Without the separator, enroot asks Docker Hub for an image of this long name (NVIDIA/enroot,
+    doc/cmd/import.md).
+    """
+    registry, slash, name = image.partition("/")
+    is_registry = "." in registry or ":" in registry or registry == "localhost"
+    if image.startswith("/") or "#" in image or not slash or not is_registry:
+        return image
+    return f"{registry}#{name}"
 
 
 def _task(job: StageJob) -> str:

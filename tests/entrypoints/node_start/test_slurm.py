@@ -2,7 +2,8 @@
 
 Each ``slurmd`` runs in a mount namespace of its own, with its own local disk and the cluster's host
 names, so that the nodes share only what a shared file system would. GPUs are devices that nothing
-opens. Needs root and Debian's packages slurm-wlm and munge.
+opens. Memory is a resource, as on most clusters. Needs root and Debian's packages slurm-wlm,
+libslurm-dev and munge.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from tests.support.deadline import DEADLINE
 
 pytestmark = pytest.mark.integration
 
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "cc")
+PYXIS = Path(__file__).parents[2] / "support" / "pyxis" / "pyxis.c"
+HEADER = Path("/usr/include/slurm/spank.h")
 NODES = ("gpu-0", "gpu-1")
 
 AWS_CLI = """\
@@ -58,11 +61,13 @@ ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerNode=64
 GresTypes=gpu
 SlurmdParameters=config_overrides
-NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1 Gres=gpu:1
-NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 Gres=gpu:1
+NodeName=DEFAULT CPUs=1 RealMemory=1000 Gres=gpu:1
+NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
+NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
 PartitionName=main Nodes=ALL Default=YES
 """
 
@@ -79,6 +84,9 @@ class Slurm:
             host=host.stdout.strip(), ports=ports, folder=folder, nodes=NODES
         )
         (folder / "slurm.conf").write_text(text)
+        plugin = folder / "pyxis.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", plugin, PYXIS], check=True)
+        (folder / "plugstack.conf").write_text(f"required {plugin}\n")
         (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")
         names = (*NODES, "localhost", host.stdout.strip())
         (folder / "hosts").write_text("".join(f"127.0.0.1 {name}\n" for name in names))
@@ -90,6 +98,7 @@ class Slurm:
         self._environment = {
             **os.environ,
             "SLURM_CONF": str(folder / "slurm.conf"),
+            "PYXIS_OPTIONS": str(folder / "pyxis.options"),
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         }
         self._daemons: list[subprocess.Popen[bytes]] = []
@@ -100,11 +109,11 @@ class Slurm:
         self._daemon(
             "munge", ["munged", "-F", "--force", *(f"--{name}={files[name]}" for name in names)]
         )
-        self._wait("munged", lambda: files["socket"].exists())
+        self.wait_for("munged", lambda: files["socket"].exists())
         self._daemon("slurmctld", ["slurmctld", "-D", "-c"])
         for node in NODES:
             self._daemon(node, ["unshare", "--mount", "bash", "-c", self._node_command(node)])
-        self._wait("nodes", lambda: self.run("sinfo --noheader -o %T-%D") == "idle-2")
+        self.wait_for("nodes", lambda: self.run("sinfo --noheader -o %T-%D") == "idle-2")
 
     def _node_command(self, node: str) -> str:
         """Return what starts a node: with a disk of its own, and the cluster's host names."""
@@ -139,7 +148,7 @@ class Slurm:
 
     def end(self, job: str) -> str:
         """Return the state of a job that has ended."""
-        self._wait(
+        self.wait_for(
             f"job {job}", lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING")
         )
         return self.state(job)
@@ -155,7 +164,7 @@ class Slurm:
             and b"python" in _read(folder / "cmdline")
         ]
 
-    def _wait(self, what: str, is_done: object) -> None:
+    def wait_for(self, what: str, is_done: object) -> None:
         assert callable(is_done)
         deadline = time.monotonic() + DEADLINE
         while not is_done():
@@ -179,6 +188,7 @@ def _read(file: Path) -> bytes:
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[Slurm]:
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    missing += [] if HEADER.exists() else [str(HEADER)]
     if missing or os.geteuid() != 0:
         skip_or_fail(f"Slurm: needs root and {', '.join(missing)}", "REQUIRE_SLURM")
     cluster = Slurm(tmp_path / "cluster")
@@ -253,6 +263,33 @@ def test_slurm_job_fails_with_a_node_stops_and_resumes_on_one(
     steps = [event["step"] for event in events(log(slurm, job), "step")]
     assert steps == [stopped + 1, stopped + 2, stopped + 3]
     assert (checkpoints / "final" / "model_index.json").exists()
+
+
+@pytest.mark.slow
+def test_slurm_job_in_an_image_is_requeued_and_resumes(
+    cli: Cli, slurm: Slurm, tmp_path: Path
+) -> None:
+    """Slurm's own srun parses Pyxis's options, which a plugin registers; it has no container."""
+    write_digits(tmp_path / "digits")
+    assert cli("pack", "digits", "packed", "--shard-size", "240KB").returncode == 0
+    document = run_file(tmp_path, slurm.folder, 2, 100_000).model_dump(exclude_unset=True)
+    document["slurm"] |= {"container": True, "image": "/fsx/images/train.sqsh"}
+    manifest = stage(slurm, RunConfig.model_validate(document))
+    job = start(slurm, manifest.commands["start"])
+    wait_for(slurm, job, "checkpoint", 10)
+    details = slurm.run(f"scontrol show job {job}")
+    # Each node grants all of its memory.
+    assert "mem=2000M" in details
+    options = (slurm.folder / "pyxis.options").read_text().splitlines()
+    assert options[0] == "container-image=/fsx/images/train.sqsh"
+    assert options[1].startswith(f"container-mounts={slurm.folder / 'shared'}:")
+    saved = latest_step(slurm.folder / "shared" / "digits" / "checkpoints" / "digits")
+    slurm.run(f"scontrol requeue {job}")
+    slurm.wait_for("a second start", lambda: len(events(log(slurm, job), "start")) == 2)
+    _, again = events(log(slurm, job), "start")
+    assert (again["nodes"], again["resumed_from_step"] >= saved) == (2, True)
+    slurm.run(manifest.commands["stop"])
+    slurm.end(job)
 
 
 def stage(slurm: Slurm, config: RunConfig) -> Manifest:

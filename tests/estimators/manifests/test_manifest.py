@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,36 @@ def test_batch_script_is_valid_bash(tmp_path: Path) -> None:
     assert "#SBATCH --signal=TERM@120" in text
     own = config(slurm={"shared_folder": "/home/x", "container": False})
     assert "container" not in manifest(own, "slurm").text
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("example.com/own:1", "example.com#own:1"),
+        ("nvcr.io/nvidia/pytorch:26.01-py3", "nvcr.io#nvidia/pytorch:26.01-py3"),
+        ("localhost/own", "localhost#own"),
+        ("registry:5000/own:1", "registry:5000#own:1"),
+        ("pytorch/pytorch:2.13", "pytorch/pytorch:2.13"),
+        ("ubuntu", "ubuntu"),
+        ("nvcr.io#nvidia/pytorch", "nvcr.io#nvidia/pytorch"),
+        ("/fsx/images/train.sqsh", "/fsx/images/train.sqsh"),
+    ],
+)
+def test_images_are_written_as_enroot_reads_them(image: str, expected: str) -> None:
+    own = config(slurm={"shared_folder": "/fsx", "image": image})
+    words = shlex.split(manifest(own, "slurm").text.splitlines()[-1])
+    found = next(word for word in words if word.startswith("--container-image="))
+    assert found == f"--container-image={expected}"
+
+
+def test_variables_are_set_before_the_first_command() -> None:
+    """So that an S3-compatible store is reached by the command that fetches the code, too."""
+    cluster = {
+        "instance_type": "ml.p4de.24xlarge",
+        "environment": {"AWS_ENDPOINT_URL_S3": "https://s3.example.com"},
+    }
+    text = manifest(config(cluster=cluster), "slurm").text
+    assert text.index("export AWS_ENDPOINT_URL_S3=") < text.index("aws s3 cp")
 
 
 SYNCED = {"image": IMAGE, "data": "sync"}

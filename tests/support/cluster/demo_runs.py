@@ -16,6 +16,7 @@ def demo_document(nodes: int, max_steps: int) -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load(preset.read_text())
     stage = document["stages"][0]
     stage |= {"max_steps": max_steps, "instances": nodes, "per_device_batch_size": 32 // nodes}
+    stage["sharding"] = "none"
     del stage["effective_batch_size"]
     document["training"] |= {"log_every": 1, "warmup_steps": 2}
     document["checkpoint"]["every_steps"] = 10

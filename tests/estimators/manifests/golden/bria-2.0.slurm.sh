@@ -4,6 +4,8 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:8
 #SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --requeue
 #SBATCH --time=40320
 #SBATCH --signal=TERM@120
 #SBATCH --open-mode=append
@@ -13,16 +15,6 @@
 # sm-train/bundle: 5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f
 # sm-train/commit: 0000000000000000000000000000000000000000
 set -euo pipefail
-
-# The code, fetched once for all nodes; another digest ends the job.
-code=/fsx/sm-train/bria-2-0/code/5f5f5f5f5f5f5f5f
-archive=$code/sourcedir.tar.gz
-check() { echo "5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f  $archive" | sha256sum --check --quiet -; }
-mkdir -p "$code"
-if ! check &>/dev/null; then
-    aws s3 cp --only-show-errors s3://my-bucket/bria-2-0/code/manifest-5f5f5f5f5f5f5f5f/sourcedir.tar.gz "$archive"
-    check
-fi
 
 export SM_TRAIN_NODE='{"stage":"256px","entry":"train.py","instance_type":"ml.p4de.24xlarge","nodes":4,"processes":8,"channels":[{"name":"train","uri":"s3://my-bucket/shards/","path":null,"sharded":true},{"name":"index","uri":"s3://my-bucket/index.parquet","path":null,"sharded":false},{"name":"model","uri":"s3://my-bucket/components/","path":null,"sharded":false}],"checkpoints":"/fsx/sm-train/bria-2-0/checkpoints/256px","launcher":"torchrun","platform":"slurm","commands":{"status":"squeue --name=bria-2-0-256px","stop":"scancel --name=bria-2-0-256px --signal=TERM","resume":"sbatch bria-2-0-256px.sbatch"},"take_over":false}'
 export AWS_REGION=us-east-1
@@ -39,7 +31,17 @@ export SM_TRAIN_COMMIT=0000000000000000000000000000000000000000
 export SM_TRAIN_REMOVALS_0=train=s3://my-bucket/index.parquet.removed
 export SAGEMAKER_BASE_DIR=/tmp/sm-train-$SLURM_JOB_ID
 
+# The code, fetched once for all nodes; another digest ends the job.
+code=/fsx/sm-train/bria-2-0/code/5f5f5f5f5f5f5f5f
+archive=$code/sourcedir.tar.gz
+check() { echo "5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f  $archive" | sha256sum --check --quiet -; }
+mkdir -p "$code"
+if ! check &>/dev/null; then
+    aws s3 cp --only-show-errors s3://my-bucket/bria-2-0/code/manifest-5f5f5f5f5f5f5f5f/sourcedir.tar.gz "$archive"
+    check
+fi
+
 # HyperPod repeats the step on replaced nodes; only its srun has this option.
 resume=()
 if [ -d /opt/sagemaker_cluster ]; then resume=(--auto-resume=1); fi
-srun "${resume[@]}" --label --kill-on-bad-exit=1 --container-image=111122223333.dkr.ecr.us-east-1.amazonaws.com/train:1 --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c 'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$1" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.node_start.start' start "$archive"
+srun "${resume[@]}" --label --kill-on-bad-exit=1 --cpu-bind=none ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --container-image='111122223333.dkr.ecr.us-east-1.amazonaws.com#train:1' --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c 'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$1" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.node_start.start' start "$archive"
