@@ -22,12 +22,16 @@ from sm_train.cost.timeline import PARTS, Timeline
 
 _MILLION = 10**6
 
+_WATERFALL = (*PARTS, "warm_pool", "useful")
+"""Purposes of billed dollars."""
+
 
 @dataclass(frozen=True)
 class FinishedJob:
     """One training job of a run.
 
-    ``billable_seconds`` is None if unknown; ``timeline`` is None if the job's event lines are not
+    ``billable_seconds`` is None if unknown; of these a warm pool has kept the instances for
+    ``retained_seconds`` after the job. ``timeline`` is None if the job's event lines are not
     available. ``infrastructure_failure`` is whether it failed because of hardware or AWS, and not
     of its own code or configuration.
     """
@@ -41,6 +45,7 @@ class FinishedJob:
     price: Price
     timeline: Timeline | None
     infrastructure_failure: bool = False
+    retained_seconds: float = 0.0
 
     @property
     def billed(self) -> Decimal | None:
@@ -56,16 +61,22 @@ class FinishedJob:
     def waterfall(self) -> dict[str, Decimal | None]:
         """Billed dollars by purpose; they sum to :attr:`billed`. None is unknown."""
         if self.billable_seconds == 0:
-            return dict.fromkeys((*PARTS, "useful"), Decimal(0))
+            return dict.fromkeys(_WATERFALL, Decimal(0))
         if self.timeline is None:
-            return dict.fromkeys((*PARTS, "useful"))
+            return dict.fromkeys(_WATERFALL)
         price, passed = self.price.usd_per_instance_hour, sum(self.timeline.seconds.values())
         # Spot bills fewer seconds than have passed: scale every part equally.
-        share = self.billable_seconds / passed if self.billable_seconds and passed else 1.0
+        seconds = (
+            None
+            if self.billable_seconds is None
+            else (self.billable_seconds - self.retained_seconds)
+        )
+        share = seconds / passed if seconds and passed else 1.0
         parts = {
             name: money(self.timeline.seconds[name] * share, self.instances, price)
             for name in PARTS
         }
+        parts["warm_pool"] = money(self.retained_seconds, self.instances, price)
         spent = [part for part in parts.values() if part is not None]
         billed = self.billed
         useful = None if billed is None else billed - sum(spent, Decimal(0))
@@ -147,9 +158,7 @@ def _stage(
 
 def _group(jobs: Sequence[FinishedJob]) -> dict[str, Any]:
     billed = total_money([job.billed for job in jobs])
-    waterfall = {
-        part: total_money([job.waterfall[part] for job in jobs]) for part in (*PARTS, "useful")
-    }
+    waterfall = {part: total_money([job.waterfall[part] for job in jobs]) for part in _WATERFALL}
     images = images_trained(jobs)
     useful = waterfall["useful"]
     return {

@@ -60,7 +60,8 @@ _VERSION = "2012-10-17"
 _WATCH_ACTIONS = frozenset(
     """
     sagemaker:ListTrainingJobs sagemaker:Search sagemaker:DescribeTrainingJob
-    sagemaker:CreateTrainingJob sagemaker:StopTrainingJob sagemaker:ListTags sagemaker:AddTags
+    sagemaker:CreateTrainingJob sagemaker:StopTrainingJob sagemaker:UpdateTrainingJob
+    sagemaker:ListTags sagemaker:AddTags
     iam:PassRole
     s3:ListBucket s3:GetBucketLocation s3:GetObject s3:PutObject s3:AbortMultipartUpload
     logs:DescribeLogStreams logs:FilterLogEvents logs:GetLogEvents
@@ -249,6 +250,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
                 "sagemaker:DescribeTrainingJob",
                 "sagemaker:ListTags",
                 "sagemaker:StopTrainingJob",
+                "sagemaker:UpdateTrainingJob",
             ],
             jobs,
         ),

@@ -45,6 +45,7 @@ def read_jobs(
                 instance_type=instance_type,
                 instances=count,
                 billable_seconds=job.billable_seconds(now),
+                retained_seconds=job.retained_seconds(now),
                 price=billed_price(instance_type, job.region, job.capacity, prices),
                 timeline=line,
                 infrastructure_failure=job.status == "Failed" and failed_on_infrastructure(job),

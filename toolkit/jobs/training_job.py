@@ -171,7 +171,31 @@ class TrainingJob:
         return self.checkpoint_uri.split("/")[2]
 
     def billable_seconds(self, now: datetime) -> float:
-        """Seconds billed so far; for a live job, those since its start. Pending is not billed."""
+        """Seconds billed so far: of the job, and of the warm pool that keeps its instances."""
+        return self._job_seconds(now) + self.retained_seconds(now)
+
+    @property
+    def has_warm_pool(self) -> bool:
+        """Whether its instances wait for another job, and are billed."""
+        return self._warm_pool.get("Status") == "Available"
+
+    def retained_seconds(self, now: datetime) -> float:
+        """Seconds billed so far for the time in which a warm pool kept its instances.
+
+        SageMaker reports them; of a pool that still waits, those since the job's end if these are
+        more.
+        """
+        reported = float(self._warm_pool.get("ResourceRetainedBillableTimeInSeconds") or 0)
+        if self.has_warm_pool and self.ended is not None:
+            return max(reported, (now - self.ended).total_seconds())
+        return reported
+
+    @property
+    def _warm_pool(self) -> Mapping[str, Any]:
+        return self.description.get("WarmPoolStatus") or {}
+
+    def _job_seconds(self, now: datetime) -> float:
+        """Seconds billed for the job itself; of a live one since its start. Pending is free."""
         seconds = self.description.get("BillableTimeInSeconds")
         if seconds is not None:
             return float(seconds)
@@ -184,7 +208,7 @@ class TrainingJob:
         end = (self.ended or now).timestamp()
         if self.spot and self.started is not None:
             return self.started.timestamp(), end
-        return end - self.billable_seconds(now), end
+        return end - self._job_seconds(now), end
 
 
 def jobs_of_run(session: boto3.Session, run: str) -> list[TrainingJob]:
@@ -382,6 +406,21 @@ def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> str | Non
             "stops, a watcher may start another job"
         )
     return None
+
+
+def end_warm_pool(session: boto3.Session, job: TrainingJob) -> None:
+    """End the warm pool that keeps a job's instances.
+
+    Raises:
+        UserError: AWS returns an error, and the pool is billed further.
+    """
+    with translate_aws_errors("UpdateTrainingJob"):
+        client = session.client("sagemaker", region_name=job.region)
+        _repeat_throttled(
+            lambda: client.update_training_job(
+                TrainingJobName=job.name, ResourceConfig={"KeepAlivePeriodInSeconds": 0}
+            )
+        )
 
 
 def tag_job(session: boto3.Session, job: TrainingJob, key: str, value: str) -> None:

@@ -11,7 +11,7 @@ from sm_train.toolkit.aws.session import session_in_region
 from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.errors import TRANSIENT, ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError
-from sm_train.toolkit.jobs.training_job import TrainingJob, stop_job
+from sm_train.toolkit.jobs.training_job import TrainingJob, end_warm_pool, stop_job
 from sm_train.toolkit.runs.remediation import (
     STALL,
     Action,
@@ -164,8 +164,21 @@ def _stop_or_finish(
         warning = stop_job(session, action.job, action.cause)
         return action.message if warning is None else f"{action.message}; {warning}"
     if isinstance(action, Finish):
-        return _with_alarms(session, state.run, action.message)
+        message = action.message
+        if action.exit_code is ExitCode.OVER_BUDGET:
+            message = _without_warm_pools(session, state, message)
+        return _with_alarms(session, state.run, message)
     return action.message
+
+
+def _without_warm_pools(session: boto3.Session, state: RunState, message: str) -> str:
+    """End the warm pools of a run whose budget is spent, and append that to ``message``."""
+    for stage in state.stages:
+        for job in stage.jobs:
+            if job.has_warm_pool:
+                end_warm_pool(session, job)
+                message += f"; ended the warm pool of {job.name}"
+    return message
 
 
 def _with_alarms(session: boto3.Session, run: ResolvedRun, message: str) -> str:

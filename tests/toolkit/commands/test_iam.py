@@ -27,6 +27,7 @@ ROLE = "arn:aws:iam::210987654321:role/sm-train"
 # Actions that no command of this test calls, and what needs them.
 NOT_RECORDED = {
     "sagemaker:StopTrainingJob": "stop",
+    "sagemaker:UpdateTrainingJob": "watch, to end a warm pool at the budget",
     "sagemaker:Search": "status, for a stage with several jobs",
     "logs:GetLogEvents": "diagnose, which reads each stream",
     "ecr:DescribeImages": "check, for an image that is not AWS's",

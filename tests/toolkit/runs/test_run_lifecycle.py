@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -363,6 +364,49 @@ def test_spent_budget_stops_the_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     laptop.sagemaker.set_status(FIRST, "Stopped", seconds=seconds)
     assert "budget" in laptop.json("watch", "demo", "--once", code=7)["message"]
     assert laptop.sagemaker.names() == [FIRST]
+
+
+def warm_pool(status: str, retained: int | None) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a filter of a job's description: its instances are kept after its end."""
+    pool: dict[str, Any] = {"Status": status}
+    if retained is not None:
+        pool["ResourceRetainedBillableTimeInSeconds"] = retained
+    return lambda description: description | {"WarmPoolStatus": pool}
+
+
+@pytest.mark.parametrize(
+    ("status", "retained", "seconds"),
+    [("Available", None, 6 * 3600), ("Available", 60, 6 * 3600), ("Terminated", 1800, 1800)],
+)
+def test_a_warm_pool_counts_as_spent(
+    laptop: Laptop, aws: Aws, status: str, retained: int | None, seconds: int
+) -> None:
+    """Its instances are billed as those of a job; one that waits is billed until now."""
+    laptop.sagemaker.set_status(FIRST, "Completed", seconds=600, ended_ago=6 * 3600)
+    aws.response_filters["DescribeTrainingJob"] = warm_pool(status, retained)
+    spent = laptop.json("status", "demo")["spent_usd"]
+    expected = (600 + seconds) / 3600 * 4 * 31.5641075
+    assert spent == pytest.approx(expected, rel=0.01)
+    actual = laptop.json("cost", laptop.run_file, "--actual")["total"]
+    assert actual["billed_usd"] == pytest.approx(expected, rel=0.01)
+
+
+def test_a_budget_stop_ends_the_warm_pool(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    """The job has spent a fifth of the budget, and the pool that keeps its instances the rest."""
+    laptop = Laptop(cli, aws, tmp_path, budget={"usd": 100})
+    aws.responses["UpdateTrainingJob"] = lambda body: (200, {"TrainingJobArn": "arn"})
+    laptop.sagemaker.log_event(FIRST, "step", step=200, steps_per_second=1.0)
+    laptop.sagemaker.set_status(FIRST, "Stopped", seconds=600, ended_ago=3600)
+    aws.response_filters["DescribeTrainingJob"] = warm_pool("Available", 3600)
+    found = laptop.json("watch", "demo", "--once", "--dry-run", code=7)
+    assert aws.bodies("UpdateTrainingJob") == []
+    found = laptop.json("watch", "demo", "--once", code=7)
+    assert f"ended the warm pool of {FIRST}" in found["message"]
+    [body] = aws.bodies("UpdateTrainingJob")
+    assert body == {
+        "TrainingJobName": FIRST,
+        "ResourceConfig": {"KeepAlivePeriodInSeconds": 0},
+    }
 
 
 @pytest.mark.parametrize("code", ["AccessDeniedException", "ThrottlingException"])
