@@ -43,6 +43,7 @@ from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.shard_builder import encode_record, open_index
 from sm_train.entrypoints.shared_work.storage import S3Prefix, write_file
+from sm_train.entrypoints.streaming.lambda_handler import TARGET_BYTES
 from sm_train.entrypoints.streaming.sealing import Sealer
 from sm_train.entrypoints.streaming.staging import Arrival, Stager
 from sm_train.entrypoints.streaming.stream_index import StreamIndexer
@@ -79,7 +80,7 @@ def main() -> None:
         }
         size = measure_images(images)
         measure_index()
-    price = streaming_usd(10**6, size * 10**6)
+    price = streaming_usd(10**6, size * 10**6, TARGET_BYTES)
     print(f"a million images of {size / 1e6:.2f} MB: ${price:.2f} (us-east-1)")
 
 

@@ -17,8 +17,8 @@ or the computer. The reader also accepts any other WebDataset tar. Sizes and off
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +67,8 @@ class Shard:
     def samples(self) -> int:
         """Number of samples."""
         return len(self.keys)
+
+    def with_columns(self, names: Iterable[str]) -> Shard:
+        """Return the shard with these columns; the values of those that it lacks are unknown."""
+        unknown = (None,) * self.samples
+        return replace(self, columns={name: self.columns.get(name, unknown) for name in names})

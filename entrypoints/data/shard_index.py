@@ -64,6 +64,9 @@ _ENCODINGS = {
 _COLUMN_PREFIX = "column "
 """Begins the name of a column of samples, so that it differs from all others."""
 
+_File = IO[bytes]
+"""In a class with a member ``bytes`` this type has no other name."""
+
 _HEADER_KEY = b"sm-train"
 """Key of the header in the file's metadata."""
 
@@ -103,6 +106,11 @@ class IndexHeader:
     appended: list[str] = field(default_factory=list)
     prefix: str = SHARDS_FOLDER
     columns: dict[str, ColumnType] = field(default_factory=dict)
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """The digests of all inputs, in the order in which they were packed."""
+        return () if self.inputs is None else (self.inputs, *self.appended)
 
 
 @dataclass(frozen=True, eq=False)
@@ -447,17 +455,22 @@ class ShardIndex:
             )
             first += len(counts)
 
-    def rewriter(self, file: BinaryIO, appended: Sequence[str] = ()) -> IndexWriter:
+    def rewriter(
+        self,
+        file: _File,
+        appended: Sequence[str] = (),
+        options: dict[str, Any] | None = None,
+    ) -> IndexWriter:
         """Return the writer of an index with the same columns and parameters of packing.
 
-        ``appended`` are digests of inputs that are added.
+        ``appended`` are digests of inputs that are added; ``options`` replace the present ones.
         """
         header = self.header
         return IndexWriter(
             file,
             target_bytes=header.target_bytes,
             inputs=header.inputs,
-            options=header.options,
+            options=header.options if options is None else options,
             appended=[*header.appended, *appended],
             prefix=header.prefix,
             columns=header.columns,

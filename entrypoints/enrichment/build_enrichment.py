@@ -202,7 +202,7 @@ def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
                 writer.reject(item)
         if source.header.inputs is not None:
             packed = open_storage(plan.origin.address, plan.access)
-            fingerprints = (source.header.inputs, *source.header.appended)
+            fingerprints = source.header.fingerprints
             copy_packed_inputs(packed, plan.destination, plan.access, fingerprints)
         store_file(plan.destination, INDEX_NAME, file)
     return EnrichmentResult.of(summaries, _NAMED_FAILURES)

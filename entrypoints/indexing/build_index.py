@@ -201,11 +201,6 @@ class _Entry:
     rejected: tuple[RejectedInput, ...]
     unusable: Unusable
 
-    def with_columns(self, names: Iterable[str]) -> _Entry:
-        """Return it with columns, whose values are not known."""
-        unknown = (None,) * self.shard.samples
-        return replace(self, shard=replace(self.shard, columns=dict.fromkeys(names, unknown)))
-
 
 def finalize(plan: IndexPlan, write: Callable[[IO[bytes]], None]) -> IndexHeader | None:
     """Write the index with ``write``, and the versions of its shards; None if a record is missing.
@@ -254,16 +249,7 @@ def _index_writer(
     """Return the writer of the index, which keeps how the images of a pack were packed."""
     if known is None or not plan.is_pack:
         return IndexWriter(file, options=options, prefix=plan.name)
-    header = known.header
-    return IndexWriter(
-        file,
-        target_bytes=header.target_bytes,
-        inputs=header.inputs,
-        options=options,
-        appended=header.appended,
-        prefix=plan.name,
-        columns=header.columns,
-    )
+    return known.index.rewriter(file, options=options)
 
 
 def _written_header(plan: IndexPlan) -> IndexHeader | None:
@@ -291,7 +277,7 @@ def replace_index(plan: IndexPlan, file: IO[bytes]) -> None:
 
 def _entries(plan: IndexPlan, known: _KnownShards | None) -> Iterator[_Entry | None]:
     """Yield what is known of each shard in order, and what records say; None for a missing one."""
-    columns = known.header.columns if known is not None and plan.is_pack else {}
+    columns = known.index.header.columns if known is not None and plan.is_pack else {}
     with ThreadPoolExecutor(_READS) as pool:
         for group in in_groups(plan.listed, _READS):
             unknown = [shard.name for shard in group if shard.name not in plan.known]
@@ -303,7 +289,9 @@ def _entries(plan: IndexPlan, known: _KnownShards | None) -> Iterator[_Entry | N
                     yield known.entry(shard.name)
                 else:
                     entry = records[shard.name]
-                    yield entry if entry is None else entry.with_columns(columns)
+                    if entry is not None:
+                        entry = replace(entry, shard=entry.shard.with_columns(columns))
+                    yield entry
 
 
 def _read_record(plan: IndexPlan, name: str) -> _Entry | None:
@@ -322,28 +310,23 @@ class _KnownShards:
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name) / INDEX_NAME
         path.write_bytes(plan.storage.read(plan.index_file))
-        self._index = ShardIndex(path)
-        self._rows = {name: row for row, name in enumerate(self._index.names)}
+        self.index = ShardIndex(path)
+        self._rows = {name: row for row, name in enumerate(self.index.names)}
         self._listing = read_listing(plan.storage, plan.index_file)
         self._damage: dict[str, list[RejectedInput]] = {}
-        for item in self._index.rejected():
+        for item in self.index.rejected():
             if item.source in self._rows:
                 self._damage.setdefault(item.source, []).append(item)
 
-    @property
-    def header(self) -> IndexHeader:
-        """The header of the index."""
-        return self._index.header
-
     def rejected_inputs(self) -> Iterator[RejectedInput]:
         """Yield the rejected inputs but for damaged regions of shards, sorted."""
-        return (item for item in self._index.rejected() if item.source not in self._rows)
+        return (item for item in self.index.rejected() if item.source not in self._rows)
 
     def entry(self, name: str) -> _Entry:
         rejected = tuple(self._damage.get(name, ()))
         # An index of `sm-train pack` has no listing; its samples were checked.
         unusable = self._listing[name][1] if name in self._listing else {}
-        return _Entry(self._index.shard(self._rows[name]), rejected, unusable)
+        return _Entry(self.index.shard(self._rows[name]), rejected, unusable)
 
 
 def versions_digest(listed: Iterable[ListedShard]) -> str:

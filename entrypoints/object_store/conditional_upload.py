@@ -83,7 +83,7 @@ class ConditionalUpload(io.RawIOBase):
         return part["ETag"]
 
     def finish(self) -> None:
-        """Write the object; :attr:`etag` tells whether its version was still the expected one."""
+        """Write the object; :attr:`etag` stays None if its version was not the expected one."""
         from botocore.exceptions import ClientError
 
         try:

@@ -20,7 +20,6 @@ from typing import IO
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.data.shard_index import (
-    IndexHeader,
     IndexWriter,
     RejectedInput,
     ShardIndex,
@@ -186,7 +185,7 @@ def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
     while True:
         version = destination.version(INDEX_NAME)
         packed = None if version is None else open_index(destination.read(INDEX_NAME))
-        if packed is not None and pack.fingerprint in _fingerprints(packed.header):
+        if packed is not None and pack.fingerprint in packed.header.fingerprints:
             return PackTotals.of(packed)  # another node was faster
         with tempfile.TemporaryFile() as index:
             totals = _write_index(pack, destination, packed, index)
@@ -198,11 +197,6 @@ def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
                 return totals
 
 
-def _fingerprints(header: IndexHeader) -> tuple[str, ...]:
-    """Return the digests of the inputs of all packs that an index consists of."""
-    return () if header.inputs is None else (header.inputs, *header.appended)
-
-
 def _write_index(
     pack: PackPlan, destination: Storage, packed: ShardIndex | None, index: IO[bytes]
 ) -> PackTotals | None:
@@ -210,7 +204,7 @@ def _write_index(
 
     Return their totals; None if a shard is unfinished.
     """
-    before = () if packed is None else _fingerprints(packed.header)
+    before = () if packed is None else packed.header.fingerprints
     inputs, *appended = *before, pack.fingerprint
     samples = 0
     reasons = Counter(item.reason for item in pack.rejected)

@@ -15,16 +15,15 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import pyarrow as pa
 from sm_train.entrypoints.common.index_location import INDEX_NAME, replaced_index, streamed_shard
-from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
@@ -194,7 +193,7 @@ class StreamIndexer:
                     writer.add_rows(rows)
                 for number in added:
                     shard = open_index(batch.records[number]).shard(0)
-                    writer.add(_with_columns(shard, writer.columns))
+                    writer.add(shard.with_columns(writer.columns))
                 of_current = () if current is None else current.rejected()
                 for item in merge_rejected(of_current, new):
                     writer.reject(item)
@@ -230,11 +229,4 @@ class StreamIndexer:
 def _has_names(index: ShardIndex, batch: _Batch) -> bool:
     """Return whether an index lists the names of a batch's images, or those of no image."""
     header = index.header
-    return header.inputs is None or batch.fingerprint in (header.inputs, *header.appended)
-
-
-def _with_columns(shard: Shard, columns: Iterable[str]) -> Shard:
-    """Return a shard with values for the columns of an index: all but the source are unknown."""
-    unknown = (None,) * shard.samples
-    known = {SOURCE: shard.columns.get(SOURCE, unknown)}
-    return replace(shard, columns={name: known.get(name, unknown) for name in columns})
+    return header.inputs is None or batch.fingerprint in header.fingerprints

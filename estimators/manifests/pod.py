@@ -104,20 +104,16 @@ def _scheduling(job: StageJob) -> dict[str, Any]:
         return {"spec": spec}
     if kubernetes.queue is not None:
         kind = "required" if topology.required else "preferred"
-        return {"metadata": {"annotations": {f"{_TOPOLOGY}-{kind}-topology": topology.label}}} | {
-            "spec": spec
-        }
+        annotations = {f"{_TOPOLOGY}-{kind}-topology": topology.label}
+        return {"metadata": {"annotations": annotations}, "spec": spec}
     pods = {"matchLabels": {"app.kubernetes.io/instance": job.name}}
     term = {"labelSelector": pods, "topologyKey": topology.label}
-    together = (
-        {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-        if topology.required
-        else {
-            "preferredDuringSchedulingIgnoredDuringExecution": [
-                {"weight": 100, "podAffinityTerm": term}
-            ]
-        }
-    )
+    together: dict[str, Any]
+    if topology.required:
+        together = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    else:
+        weighted = {"weight": 100, "podAffinityTerm": term}
+        together = {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}
     return {"spec": {**spec, "affinity": {"podAffinity": together}}}
 
 

@@ -1,7 +1,7 @@
 """Finds what an index says of the shards that a job read, also after it has changed.
 
 Shards that were added since are left out, and those that were rewritten without removed samples are
-taken from the index of replaced shards. The recorded digest then tells whether it is the same data.
+taken from the index of replaced shards. The recorded digest shows whether it is the same data.
 """
 
 from __future__ import annotations

@@ -97,8 +97,7 @@ def seen_steps(
             continue
         order = _order(attempt, place, find_shards)
         if isinstance(order, str):
-            problem = order
-            reason = problem
+            reason = order
             if removed is None or attempt.record.started < removed:
                 counted |= _all_steps(segments)
             continue

@@ -283,7 +283,7 @@ def remove_stale_state(job: PackJob, destination: Storage) -> None:
         remove_incomplete_plan(destination)
         return
     header = _read_index(destination).header
-    if plan.fingerprint in (header.inputs, *header.appended):
+    if plan.fingerprint in header.fingerprints:
         remove_state(plan, destination)
 
 
@@ -294,7 +294,7 @@ def require_not_extended(job: PackJob, plan: PackPlan, destination: Storage) -> 
         UserError: another command has extended it.
     """
     header = _read_index(destination).header
-    if plan.extends != (header.inputs, *header.appended):
+    if plan.extends != header.fingerprints:
         raise UserError(f"{job.destination}: another command has added images to it; append again")
 
 
@@ -595,7 +595,7 @@ def open_finished(job: PackJob, destination: Storage) -> FinishedPack:
             "into another folder and list both in data.sources"
         )
     _require_same_options(job, header)
-    fingerprints = (header.inputs, *header.appended)
+    fingerprints = header.fingerprints
     try:
         inputs = read_packed_inputs(destination, job.access, fingerprints)
     except FileNotFoundError:

@@ -204,7 +204,7 @@ class PackedSources:
         """Return those of a pack; None if its list of images is missing."""
         if index.header.inputs is None:
             return None
-        fingerprints = (index.header.inputs, *index.header.appended)
+        fingerprints = index.header.fingerprints
         try:
             packed = read_packed_inputs(shards.storage, shards.access, fingerprints)
         except FileNotFoundError:

@@ -96,7 +96,7 @@ def _read_packed(destination: Storage, access: S3Access) -> PackedInputs | None:
         return None
     if header.inputs is None:
         return None
-    return read_packed_inputs(destination, access, (header.inputs, *header.appended))
+    return read_packed_inputs(destination, access, header.fingerprints)
 
 
 def _removed_below(shards: ShardSet, source: str) -> frozenset[str]:

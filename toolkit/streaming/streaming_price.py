@@ -5,9 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from sm_train.cost.services import service_prices
-
-SHARD_BYTES = 2 * 10**9
-"""Default size of a streamed shard."""
+from sm_train.entrypoints.object_store.stream_upload import PART_BYTES
 
 STAGING_GETS = 4
 """Requests to stage an image at the price of a GET: whether it is known, the image, its caption,
@@ -22,9 +20,6 @@ PUTS = 2
 SQS_REQUESTS = Decimal("1.2")
 """S3 sends a message for each image. Lambda receives and deletes them ten at a time."""
 
-UPLOAD_PART_BYTES = 16 * 2**20
-"""A shard is uploaded in parts, each at the price of a PUT."""
-
 MEMORY_GB = Decimal(3008) / 1024
 """Memory of each function of the template."""
 
@@ -33,7 +28,7 @@ STAGING_SECONDS, SEALING_SECONDS = Decimal("0.015"), Decimal("0.011")
 (benchmarks/stream.py, 2026-11), of which a function of 3008 MB has 1.7."""
 
 
-def streaming_usd(images: int, image_bytes: int, shard_bytes: int = SHARD_BYTES) -> Decimal:
+def streaming_usd(images: int, image_bytes: int, shard_bytes: int) -> Decimal:
     """Return what it costs to pack ``images``, which together have ``image_bytes``.
 
     Prices are those of us-east-1. Storage of the shards, and of staged samples for less than a day,
@@ -41,7 +36,7 @@ def streaming_usd(images: int, image_bytes: int, shard_bytes: int = SHARD_BYTES)
     """
     prices = {name: price.usd for name, price in service_prices().items()}
     shards = -(-image_bytes // shard_bytes)
-    parts = -(-image_bytes // UPLOAD_PART_BYTES)
+    parts = -(-image_bytes // PART_BYTES)  # each at the price of a PUT
     listings = -(-images // 1000)
     seconds = images * (STAGING_SECONDS + SEALING_SECONDS)
     return (
