@@ -140,6 +140,9 @@ class Batch:
     ``extras`` are further files of the samples, by name (:mod:`extra_decoder
     <sm_train.entrypoints.images.extra_decoder>`).
 
+    ``replaced`` are the shard and the sample number of each sample that was read instead of another
+    one, and those of the other one.
+
     ``removals`` is set in the first batch of an epoch, if samples are removed or may be.
 
     ``noise`` (kinds, B, C, h, w) is the model's. ``timestep_uniform`` and ``dropout_uniform``
@@ -163,6 +166,7 @@ class Batch:
     pooled: Tensor | None = None
     tokens: tuple[NDArray[np.int64], ...] = ()
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    replaced: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
     removals: tuple[RemovalNotice, ...] = ()
 
     @property
@@ -321,6 +325,7 @@ class BatchPipeline:
         num_new = len(outcomes) - raw.num_repeated
         is_new = [isinstance(outcome, _Decoded) for outcome in outcomes[:num_new]]
         origins = [(sample.shard, sample.sample) for sample in samples]
+        planned = [(sample.shard, sample.sample) for sample in raw.samples]
         captions = [sample.caption for sample in decoded]
         batch = Batch(
             slot.pixels,
@@ -337,6 +342,11 @@ class BatchPipeline:
             self.rng.uniform(Purpose.CAPTION_DROPOUT, raw.epoch, origins),
             tokens=self._tokens(captions),
             extras={extra.name: _EMPTY for extra in self.config.extras},
+            replaced=tuple(
+                (origin, skipped)
+                for origin, skipped, outcome in zip(origins, planned, outcomes, strict=True)
+                if isinstance(outcome, BadSample)
+            ),
             removals=pending.removals,
         )
         others = (*slot.extras, *slot.latents)

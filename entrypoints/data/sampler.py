@@ -243,13 +243,11 @@ class Sampler:
             yield from self._epoch_passes(epoch, step)
             epoch, step = epoch + 1, 0
 
-    def batches_of(
-        self, shards: Sequence[int], sample: int, batches: int
-    ) -> Iterator[tuple[int, int]]:
-        """Yield which of this rank's next ``batches`` batches have a sample, and their epochs.
+    def batches_of(self, shards: Sequence[int], sample: int, batches: int) -> Iterator[int]:
+        """Yield which of this rank's next ``batches`` batches have a sample by the order alone.
 
         ``shards`` are the numbers of its shard: several in a mixture, which has copies of it.
-        Samples that replace bad ones are not known here.
+        Samples that are read instead of bad ones are not known here.
         """
         done = 0
         for epoch_pass in self.passes():
@@ -260,7 +258,7 @@ class Sampler:
             for step in schedule.steps_of(np.concatenate(found)):
                 number = done + step - epoch_pass.first
                 if epoch_pass.first <= step < epoch_pass.stop and number < batches:
-                    yield number, epoch_pass.epoch
+                    yield number
             done += epoch_pass.stop - epoch_pass.first
 
     def state_at(self, position: DataPosition) -> SamplerState:

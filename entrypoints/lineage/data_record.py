@@ -22,7 +22,7 @@ from sm_train.entrypoints.common.rng import Ints
 FOLDER = "data-records"
 """Folder in a stage's checkpoint folder."""
 
-VERSION = 1
+VERSION = 2
 
 
 class RecordError(ValueError):
@@ -54,7 +54,7 @@ class Anchor:
     There is one at the start, one after the first step and at each beginning of an ``epoch``, and
     one after each rollback, whose ``step`` is lower than before. ``removed`` is the number of
     removed samples that the epoch skips of each channel; None if its list could not be read.
-    ``read`` is when the list of a channel that skips any was read. Times are UTC, in ISO 8601.
+    Times are UTC, in ISO 8601.
     """
 
     batches: int
@@ -62,7 +62,6 @@ class Anchor:
     epoch: int
     time: str
     removed: dict[str, int | None] = field(default_factory=dict)
-    read: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,12 @@ class RecordWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         if not (self._folder / record.shards).exists():
             write_atomic(self._folder / record.shards, encode_shards(tables))
-        self._write()
+        self._is_written = False
+        self.write()
+
+    def file(self, suffix: str) -> Path:
+        """Return another file of the attempt, next to the record."""
+        return self._folder / f"{self._name}{suffix}"
 
     @property
     def record(self) -> DataRecord:
@@ -196,9 +200,16 @@ class RecordWriter:
         return self._record
 
     def add(self, anchor: Anchor) -> None:
-        """Add an anchor."""
+        """Add an anchor, to be written."""
         self._record = replace(self._record, anchors=(*self._record.anchors, anchor))
-        self._write()
+        self._is_written = False
 
-    def _write(self) -> None:
-        write_atomic(self._folder / f"{self._name}.json", self._record.encode())
+    def write(self) -> None:
+        """Write the record if it has changed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if not self._is_written:
+            write_atomic(self.file(".json"), self._record.encode())
+            self._is_written = True

@@ -1,18 +1,23 @@
-"""Writes down what a job trains on while it trains."""
+"""Records what a job trains on while it trains."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import ListedShards, ShardCatalog
 from sm_train.entrypoints.data.webdataset_reader import ShardStream
+from sm_train.entrypoints.distributed.object_exchange import gather
 from sm_train.entrypoints.lineage.data_record import (
     Anchor,
     ChannelRecord,
@@ -20,39 +25,75 @@ from sm_train.entrypoints.lineage.data_record import (
     RecordWriter,
     ShardTable,
 )
+from sm_train.entrypoints.lineage.replacements import SUFFIX, ReplacementNotes, ReplacementsFile
 
 
 @dataclass
 class RecordLog:
-    """An attempt's record: its start, and an anchor for each epoch and each rollback.
+    """What one rank contributes to an attempt's record; the first rank writes it.
 
-    ``accumulation`` is the number of batches of an optimizer step.
+    The record has its start, an anchor for each epoch and each rollback, and the replaced samples.
+    ``writer`` is None on other ranks. A full disk must not end the training: what cannot be written
+    is written later, and ``warn`` is called once, with a code and a message.
     """
 
-    writer: RecordWriter
+    writer: RecordWriter | None
     loader: Loader
-    accumulation: int
-    batches: int = 0
+    warn: Callable[[str, str], None]
+    _notes: ReplacementNotes = field(default_factory=ReplacementNotes)
+    _replaced: ReplacementsFile | None = None
+    _has_warned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.writer is not None:
+            self._replaced = ReplacementsFile(self.writer.file(SUFFIX))
+
+    def read(self, batch: Batch) -> None:
+        """Note what the next batch has."""
+        self._notes.add(batch)
 
     def stepped(self, step: int) -> None:
-        """Count an optimizer step; note the first one, and the beginning of an epoch."""
-        self.batches += self.accumulation
-        is_first = self.batches == self.accumulation  # from then on, removals are known
-        if is_first or self.loader.epoch != self.writer.record.anchors[-1].epoch:
-            self.writer.add(self._anchor(step))
+        """Note an optimizer step if it is the first one, or begins an epoch."""
+        if self.writer is None:
+            return
+        last = self.writer.record.anchors[-1]
+        # From the first step on, the removed samples are known.
+        if not last.batches or self.loader.epoch != last.epoch:
+            self._add_anchor(step)
 
     def rolled_back(self, step: int) -> None:
         """Note that training continues at an earlier step, with the next samples."""
-        self.writer.add(self._anchor(step))
+        if self.writer is not None:
+            self._add_anchor(step)
 
-    def _anchor(self, step: int) -> Anchor:
+    def save_replacements(self, step: int) -> None:
+        """Write which samples all ranks have replaced up to ``step``: all ranks call it."""
+        gathered = gather(self._notes.take())
+        if gathered is None or self.writer is None or self._replaced is None:
+            return
+        rows = chain.from_iterable(gathered)
+        with self._tolerated():
+            self._replaced.append(step, self._notes.batches, rows)
+            self.writer.write()
+
+    def _add_anchor(self, step: int) -> None:
+        assert self.writer is not None
         loader = self.loader
-        read = {
-            channel: notice.read
-            for channel, notice in loader.removals.items()
-            if notice.problem is None
-        }
-        return Anchor(self.batches, step, loader.epoch, _now(), loader.removed_samples(), read)
+        removed = loader.removed_samples()
+        self.writer.add(Anchor(self._notes.batches, step, loader.epoch, _now(), removed))
+        with self._tolerated():
+            self.writer.write()
+
+    @contextmanager
+    def _tolerated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                self.warn(
+                    "data-record-failed", f"the record of the data: {error}; it is tried again"
+                )
 
 
 def open_record(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -46,15 +45,11 @@ class ChannelRemovals:
 
 @dataclass(frozen=True)
 class RemovalNotice:
-    """What a process knows of a channel's removals; ``problem`` is set if that is incomplete.
-
-    ``read`` is when it began to read the list, UTC in ISO 8601.
-    """
+    """What a process knows of a channel's removals; ``problem`` is set if that is incomplete."""
 
     channel: str
     samples: int
     address: str
-    read: str
     problem: str | None = None
 
     @property
@@ -94,7 +89,6 @@ class RemovedSamples:
         return tuple(notice for channel in self.channels if (notice := self._refresh(channel)))
 
     def _refresh(self, channel: ChannelRemovals) -> RemovalNotice | None:
-        read = datetime.now(UTC).isoformat(timespec="seconds")
         listed, problem = _read(channel, is_first=channel.channel not in self._keys)
         if listed is not None:
             self._keys[channel.channel] = _keys_by_number(channel, listed)
@@ -103,7 +97,7 @@ class RemovedSamples:
         address = channel.address or str(channel.file)
         if problem is None and not known:
             return None
-        return RemovalNotice(channel.channel, known, address, read, problem)
+        return RemovalNotice(channel.channel, known, address, problem)
 
 
 def _read(channel: ChannelRemovals, *, is_first: bool) -> tuple[RemovalList | None, str | None]:

@@ -149,17 +149,18 @@ class Trainer:
         )
         self.record: RecordLog | None = None
         records = config.checkpoint.save and shards.listed and not config.data.synthetic_samples
-        if records and accelerator.is_main_process:
-            accumulation = config.stage.gradient_accumulation_steps
-            writer = open_record(
-                paths.checkpoints,
-                config,
-                shards,
-                self.loader,
-                step=self.state.step,
-                accumulation=accumulation,
-            )
-            self.record = RecordLog(writer, self.loader, accumulation)
+        if records:
+            writer = None
+            if accelerator.is_main_process:
+                writer = open_record(
+                    paths.checkpoints,
+                    config,
+                    shards,
+                    self.loader,
+                    step=self.state.step,
+                    accumulation=config.stage.gradient_accumulation_steps,
+                )
+            self.record = RecordLog(writer, self.loader, events.warn)
         self.metrics = MetricsLogger(config, accelerator, events, self.loader)
         self.evaluator = Evaluator(
             config, components, self.state, accelerator, paths, events, validation
@@ -248,6 +249,9 @@ class Trainer:
             if saving and (last or not self.metrics.consecutive_skips):
                 heartbeat.enter(Phase.CHECKPOINT, state.step)
                 with window.checkpoint():
+                    if self.record is not None:
+                        # Before the checkpoint: what it has seen must be known.
+                        self.record.save_replacements(state.step)
                     self.checkpoints.start(self.loader.state_bytes())
             if evaluating:
                 self.evaluator.run(stop, partial(heartbeat.enter, step=state.step))
@@ -284,6 +288,8 @@ class Trainer:
             wait_started = time.perf_counter()
             heartbeat.enter(Phase.DATA, state.step)
             batch = next(batches)
+            if self.record is not None:
+                self.record.read(batch)
             heartbeat.enter(Phase.STEP, state.step)
             window.data_wait_seconds += time.perf_counter() - wait_started
             samples += batch.names

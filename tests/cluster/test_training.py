@@ -14,7 +14,10 @@ import pytest
 import torch
 from sm_train.entrypoints.checkpointing.checkpoint_files import shard_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.toolkit.jobs.event_lines import parse_event
+from sm_train.toolkit.lineage.recorded_runs import recorded_stages
+from sm_train.toolkit.lineage.seen_steps import Place, seen_steps
 
 from tests.conftest import Mount
 from tests.support.cluster.training_jobs import (
@@ -192,8 +195,8 @@ def test_changed_learning_rate_applies_after_resuming(tmp_path: Path) -> None:
     code, events, text = made.run()
     assert code == 0, text
     rates = [event["learning_rate"] for event in events if event["kind"] == "step"]
-    # Steps 6 and 7 of a warm-up of 9 steps.
-    assert rates == pytest.approx([2e-3 * 6 / 10, 2e-3 * 7 / 10])
+    # Steps 5 and 6 of a warm-up of 9 steps.
+    assert rates == pytest.approx([2e-3 * 5 / 10, 2e-3 * 6 / 10])
 
 
 def test_checkpoint_of_another_model_is_rejected_and_kept(tmp_path: Path) -> None:
@@ -230,17 +233,28 @@ def test_old_checkpoints_are_removed_one_interval_later(tmp_path: Path) -> None:
 
 
 def test_few_bad_samples_are_skipped_and_named(tmp_path: Path) -> None:
+    """The record of the data says what two processes have read instead."""
     made = Job(tmp_path, tiny_run(max_steps=20))
     made.train_channel.mkdir(parents=True)
     samples = {f"{number:04d}": sample(number) for number in range(70)}
     samples["0007"]["png"] = samples["0007"]["png"][:40]
     samples["0009"]["txt"] = b"\xff\xfe not UTF-8"
     write_shard(made.train_channel / "a.tar", samples)
-    code, events, text = made.run()
+    code, events, text = made.run(processes=2)
     assert code == 0, text
     bad = [event["message"] for event in events if event.get("code") == "bad-sample"]
     assert any("a.tar 0007" in message for message in bad)
     assert any("a.tar 0009" in message for message in bad)
+    [stage] = recorded_stages(str(made.checkpoints.parent), S3Access())
+    [attempt] = stage.attempts
+    replacements = attempt.replacements
+    assert replacements is not None
+    assert (replacements.step, replacements.batches) == (20, 20)
+    assert {*replacements.rows[:, 4].tolist()} == {7, 9}
+    for number in range(70):
+        seen = seen_steps(stage.attempts, Place("train", "a.tar", number), stage.until, None)
+        assert seen.exact
+        assert bool(seen.steps) == (number not in {7, 9})
 
 
 def test_truncated_shard_loses_only_its_rest(tmp_path: Path) -> None:

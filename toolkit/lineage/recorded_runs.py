@@ -14,6 +14,7 @@ from sm_train.entrypoints.lineage.data_record import (
     decode_record,
     decode_shards,
 )
+from sm_train.entrypoints.lineage.replacements import SUFFIX, decode_replacements
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, open_store
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.lineage.seen_steps import Attempt
@@ -37,8 +38,9 @@ class RecordedStage:
     @property
     def until(self) -> int:
         """The last step that is known to have counted."""
-        last = self.attempts[-1].record.anchors[-1].step
-        return max([last, *self.checkpoints])
+        replacements = self.attempts[-1].replacements
+        recorded = 0 if replacements is None else replacements.step
+        return max([recorded, *self.checkpoints])
 
 
 class _Stages(Protocol):
@@ -75,15 +77,19 @@ def recorded_stages(place: str, access: S3Access) -> Iterator[RecordedStage]:
 
 
 def _attempts(stages: _Stages, location: str) -> Iterator[Attempt]:
-    for name in sorted(stages.names(location, FOLDER)):
+    names = frozenset(stages.names(location, FOLDER))
+    for name in sorted(names):
         if not name.endswith(".json"):
             continue
         try:
             record = decode_record(stages.read(location, f"{FOLDER}/{name}"), f"{location}/{name}")
             content = stages.read(location, f"{FOLDER}/{record.shards}")
-            yield Attempt(
-                record, decode_shards(content, [channel.channel for channel in record.channels])
-            )
+            shards = decode_shards(content, [channel.channel for channel in record.channels])
+            replaced, replacements = name.removesuffix(".json") + SUFFIX, None
+            if replaced in names:
+                content = stages.read(location, f"{FOLDER}/{replaced}")
+                replacements = decode_replacements(content, f"{location}/{replaced}")
+            yield Attempt(record, shards, replacements)
         except RecordError as error:
             raise UserError(str(error)) from None
 

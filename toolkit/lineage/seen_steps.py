@@ -7,6 +7,7 @@ random may have been read in any step: that is an upper bound.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,6 +19,7 @@ from sm_train.entrypoints.data.mixture import Mixture
 from sm_train.entrypoints.data.sampler import Sampler, SamplerState
 from sm_train.entrypoints.data.shard_catalog import IndexedShards, MixedShapes
 from sm_train.entrypoints.lineage.data_record import Anchor, ChannelRecord, DataRecord, ShardTable
+from sm_train.entrypoints.lineage.replacements import Replacements
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,11 @@ class SeenSteps:
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """The record of an attempt and the shards that it names."""
+    """The record of an attempt, the shards that it names, and the samples that it replaced."""
 
     record: DataRecord
     shards: Mapping[str, ShardTable] = field(repr=False)
+    replacements: Replacements | None = None
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ def seen_steps(
 ) -> SeenSteps:
     """Return the steps up to ``until`` of a stage's attempts, oldest first, that read a sample.
 
-    ``removed`` is when the sample was removed, in ISO 8601: epochs whose list was read later
-    skipped it. ``find_shards`` is asked where the order depends on rows of the index.
+    ``removed`` is when the sample was removed, in ISO 8601: attempts that started later skipped it.
+    ``find_shards`` is asked where the order depends on rows of the index.
     """
     if any(attempt.record.accumulation is None for attempt in attempts):
         used = any(place.shard in attempt.shards[place.channel].names for attempt in attempts)
@@ -95,13 +98,14 @@ def seen_steps(
     for attempt, segments in zip(attempts, _segments(attempts, until), strict=True):
         if place.shard not in attempt.shards[place.channel].names:
             continue
-        order = _order(attempt, place, find_shards)
+        problem = _not_covered(attempt, segments)
+        order = problem or _order(attempt, place, find_shards)
         if isinstance(order, str):
             reason = order
             if removed is None or attempt.record.started < removed:
                 counted |= _all_steps(segments)
             continue
-        counted |= set(_exact_steps(attempt, segments, order, place, removed))
+        counted |= set(_exact_steps(attempt, segments, order))
     if reason is not None and counted:
         return SeenSteps((min(counted), max(counted)), until, reason)
     return SeenSteps(tuple(sorted(counted)), until)
@@ -197,41 +201,47 @@ def _all_steps(segments: Sequence[_Segment]) -> set[int]:
     return {counted[0].step + 1, max(segment.limit for segment in counted)}
 
 
-def _exact_steps(
-    attempt: Attempt,
-    segments: Sequence[_Segment],
-    order: _Order,
-    place: Place,
-    removed: str | None,
-) -> Iterator[int]:
-    record = attempt.record
+def _not_covered(attempt: Attempt, segments: Sequence[_Segment]) -> str | None:
+    """Return why it is not known which samples took the places of others; None if it is."""
+    if attempt.record.state is None:
+        return None  # there is no order that they depart from
+    accumulation = attempt.record.accumulation or 1
+    needed = max(
+        min(segment.stop, segment.first + (segment.limit - segment.step) * accumulation)
+        for segment in segments
+    )
+    covered = 0 if attempt.replacements is None else attempt.replacements.batches
+    if covered >= needed:
+        return None
+    return "the samples that took the places of others are not recorded"
+
+
+def _exact_steps(attempt: Attempt, segments: Sequence[_Segment], order: _Order) -> Iterator[int]:
+    record, replacements = attempt.record, attempt.replacements
     assert record.accumulation is not None
-    read = _lists_read(record, place.channel)
-    for batch, epoch in _batches(order, segments[-1].stop):
+    assert replacements is not None  # they are known
+    if order.sample is None:
+        return
+    stop = segments[-1].stop
+    # A batch may have the sample on several ranks, and have others instead on some of these.
+    read = Counter(_planned_batches(order, order.sample, stop))
+    read.update(replacements.used(order.numbers, order.sample).tolist())
+    read.subtract(replacements.skipped(order.numbers, order.sample).tolist())
+    for batch, times in read.items():
+        if times <= 0 or batch >= stop:
+            continue
         segment = next(part for part in segments if part.first <= batch < part.stop)
         step = segment.step + (batch - segment.first) // record.accumulation + 1
-        skipped = removed is not None and epoch in read and read[epoch] > removed
-        if step <= segment.limit and not skipped:
+        if step <= segment.limit:
             yield step
 
 
-def _lists_read(record: DataRecord, channel: str) -> dict[int, str]:
-    """Return when the list of removed samples was read for each epoch that skips any of them."""
-    read: dict[int, str] = {}
-    for anchor in record.anchors:
-        if channel in anchor.read:
-            read.setdefault(anchor.epoch, anchor.read[channel])
-    return read
-
-
-def _batches(order: _Order, batches: int) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of the batches of all ranks that have the sample, and their epochs."""
-    if order.sample is None:
-        return
+def _planned_batches(order: _Order, sample: int, batches: int) -> Iterator[int]:
+    """Yield the numbers of the batches of all ranks that have the sample by the order alone."""
     topology = order.state.topology
     for node_rank in range(topology.num_nodes):
         for local_rank in range(topology.local_world_size):
             sampler = Sampler(
                 order.sizes, order.state, node_rank, local_rank, order.shapes, order.mixture
             )
-            yield from sampler.batches_of(order.numbers, order.sample, batches)
+            yield from sampler.batches_of(order.numbers, sample, batches)

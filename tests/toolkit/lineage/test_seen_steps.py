@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,12 @@ from sm_train.entrypoints.lineage.data_record import (
     decode_shards,
     encode_shards,
 )
+from sm_train.entrypoints.lineage.replacements import (
+    SUFFIX,
+    ReplacementNotes,
+    ReplacementsFile,
+    decode_replacements,
+)
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.toolkit.lineage.recorded_shards import RecordedIndexes
 from sm_train.toolkit.lineage.seen_steps import Attempt, Place, seen_steps
@@ -32,6 +40,7 @@ from sm_train.toolkit.packing.shard_set import find_shard_set
 from sm_train.toolkit.packing.tables import TableOptions
 from sm_train.toolkit.removal.remove_samples import plan_removal, remove_samples
 
+from tests.conftest import Mount
 from tests.entrypoints.data.test_webdataset_reader import write_channel
 from tests.support.data_channels import DATA_CONFIG, Cluster, distribute_shards
 
@@ -50,6 +59,8 @@ class Reading:
     where: str | None = None
     seen: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     attempts: list[Attempt] = field(default_factory=list)
+    notes: list[ReplacementNotes] = field(default_factory=list)
+    file: ReplacementsFile | None = None
     step: int = 0
     state: bytes | None = None
 
@@ -68,7 +79,9 @@ class Reading:
             tables = {source.channel: tables["train"] for source in self.sources}
             catalogs = mixed
         buckets = options.pop("aspect_buckets", False)
-        config = replace(DATA_CONFIG, sources=self.sources, aspect_buckets=buckets)
+        config = replace(
+            DATA_CONFIG, sources=self.sources, aspect_buckets=buckets, max_bad_fraction=0.9
+        )
         loaders = cluster.open(catalogs, config, state=self.state, **options)
         weights = {source.channel: source.weight for source in self.sources}
         records = tuple(
@@ -86,6 +99,8 @@ class Reading:
         )
         decoded = decode_shards(encode_shards(tables), list(tables))
         self.attempts.append(Attempt(decode_record(record.encode(), "r"), decoded))
+        self.notes = [ReplacementNotes() for _ in loaders]
+        self.file = ReplacementsFile(self.folder / f"{len(self.attempts)}{SUFFIX}")
         return loaders
 
     def train(self, batches: Sequence[Any], steps: int, *, counted: bool = True) -> None:
@@ -93,11 +108,22 @@ class Reading:
         for _ in range(steps):
             self.step += 1
             for _ in range(ACCUMULATION):
-                for rank in batches:
-                    for name in next(rank).names:
+                for rank, notes in zip(batches, self.notes, strict=True):
+                    batch = next(rank)
+                    notes.add(batch)
+                    for name in batch.names:
                         shard, _, key = name.rpartition(" ")
                         if counted:
                             self.seen.setdefault((shard, key), []).append(self.step)
+        self.save_replacements()
+
+    def save_replacements(self) -> None:
+        """Append what the present attempt has replaced to its file, and read the file."""
+        assert self.file is not None
+        rows = [row for notes in self.notes for row in notes.take()]
+        self.file.append(self.step, self.notes[0].batches, rows)
+        replacements = decode_replacements(self.file.path.read_bytes(), "r")
+        self.attempts[-1] = replace(self.attempts[-1], replacements=replacements)
 
     def require_agreement(self, until: int) -> None:
         """Compare the steps of every sample."""
@@ -180,32 +206,93 @@ def test_a_rollback_continues_with_the_next_data(channel: Path, tmp_path: Path) 
     reading.require_agreement(11)
 
 
-def test_epochs_that_read_the_list_after_a_removal_skipped_the_sample(
-    channel: Path, tmp_path: Path
+@pytest.mark.parametrize("order", ["rank", "global"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_samples_that_take_the_places_of_bad_ones_are_found(
+    channel: Path, tmp_path: Path, mixed: bool, order: str
 ) -> None:
-    reading = Reading(channel, tmp_path)
-    loaders = reading.start([channel], 1, batch_size=4)
-    reading.train([iter(loader) for loader in loaders], 20)
+    """A fifth of the samples is damaged: these are in no step, and others are in more steps."""
+    damage(channel)
+    sources = (DataSource("train", 1.0), DataSource("art", 2.0)) if mixed else ()
+    options = {"gradient_accumulation_steps": ACCUMULATION} if order == "global" else {}
+    reading = Reading(channel, tmp_path, sources)
+    loaders = reading.start([channel], 2, batch_size=3, **options)
+    batches = [iter(loader) for loader in loaders]
+    reading.train(batches, 9)
+    reading.train(batches, 9)
+    reading.require_agreement(18)
+    assert len({key for _, key in reading.seen}) == SHARDS * EACH * 4 // 5
     [attempt] = reading.attempts
-    times = [f"2026-01-0{day}T00:00:00+00:00" for day in (1, 2, 3)]
-    batches = SHARDS * EACH // 4
-    anchors = tuple(
-        Anchor(
-            *(epoch * batches, epoch * batches // ACCUMULATION, epoch, time),
-            {"train": 1},
-            {"train": time},
-        )
-        for epoch, time in enumerate(times)
-    )
-    attempts = [replace(attempt, record=replace(attempt.record, anchors=anchors))]
+    assert attempt.replacements is not None
+    assert len(attempt.replacements.rows) > 20
+
+
+def damage(channel: Path) -> None:
+    """Make the image of every fifth sample unreadable; the shards keep their sizes."""
+    for shard in range(SHARDS):
+        path = channel / f"{shard}.tar"
+        content = bytearray(path.read_bytes())
+        with tarfile.open(path) as tar:
+            for member in tar:
+                name, _, extension = member.name.partition(".")
+                if extension == "png" and int(name.partition("-")[2]) % 5 == 0:
+                    start = member.offset_data
+                    content[start : start + member.size] = bytes(member.size)
+        path.write_bytes(content)
+
+
+def test_steps_are_exact_only_if_replacements_are_known(channel: Path, tmp_path: Path) -> None:
+    """A job was killed after step 12, before the replacements after step 8 were stored."""
+    reading = Reading(channel, tmp_path)
+    batches = [iter(loader) for loader in reading.start([channel], 1, batch_size=3)]
+    reading.train(batches, 8)
+    known = reading.attempts[0]
+    reading.train(batches, 4)
     place = Place("train", "1.tar", 7)
-    every = seen_steps(attempts, place, 20, None).steps
-    assert len(every) == 3
-    assert seen_steps(attempts, place, 20, "2026-01-01T12:00:00+00:00").steps == every[:1]
-    # A list that could not be read has skipped nothing.
-    unread = tuple(replace(anchor, removed={"train": None}, read={}) for anchor in anchors)
-    attempts = [replace(attempt, record=replace(attempt.record, anchors=unread))]
-    assert seen_steps(attempts, place, 20, "2026-01-01T12:00:00+00:00").steps == every
+    assert seen_steps(reading.attempts, place, 12, None).exact
+    assert seen_steps([known], place, 8, None).exact
+    unknown = seen_steps([known], place, 12, None)
+    assert unknown.steps == (1, 12)
+    assert unknown.reason == "the samples that took the places of others are not recorded"
+    assert not seen_steps([replace(known, replacements=None)], place, 8, None).exact
+
+
+def test_a_line_that_is_cut_short_covers_nothing(tmp_path: Path) -> None:
+    file = ReplacementsFile(tmp_path / "replaced")
+    file.append(4, 8, [(7, 0, 1, 0, 2)])
+    file.append(6, 12, [(9, 0, 3, 0, 4)])
+    content = file.path.read_bytes()
+    whole = decode_replacements(content, "r")
+    cut = decode_replacements(content[:-1], "r")
+    assert whole is not None
+    assert cut is not None
+    assert (whole.step, whole.batches, whole.used((0,), 3).tolist()) == (6, 12, [9])
+    assert (cut.step, cut.batches, cut.used((0,), 3).tolist()) == (4, 8, [])
+    assert cut.skipped((0,), 2).tolist() == [7]
+    assert decode_replacements(content[:9], "r") is None
+    with pytest.raises(RecordError, match=r"^r: not the replaced samples of a job: "):
+        decode_replacements(b"{}\n", "r")
+
+
+def test_replacements_that_find_a_full_disk_are_written_later(tmp_path: Path, mount: Mount) -> None:
+    disk = mount("size=64k")
+    file = ReplacementsFile(disk / "replaced")
+    file.append(4, 8, [(7, 0, 1, 0, 2)])
+    ballast = disk / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as output:
+        while True:
+            output.write(bytes(4096))
+    rows = [(9, 0, number, 0, 4) for number in range(2000)]
+    with pytest.raises(OSError, match="No space left"):
+        file.append(6, 12, rows)
+    known = decode_replacements(file.path.read_bytes(), "r")
+    assert known is not None
+    assert (known.step, len(known.rows)) == (4, 1)
+    ballast.unlink()
+    file.append(8, 16, [(13, 0, 1, 0, 2)])
+    known = decode_replacements(file.path.read_bytes(), "r")
+    assert known is not None
+    assert (known.step, len(known.rows)) == (8, 2002)
 
 
 @pytest.fixture
