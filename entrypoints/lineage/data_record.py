@@ -71,7 +71,7 @@ class DataRecord:
     ``accumulation`` is the number of batches of an optimizer step; None if the steps are those of a
     user's own loop, which are unknown. ``state`` is the sampler's at the start, None if samples are
     drawn at random.
-    ``shards`` is the file with the shards of all channels.
+    ``shards`` is the file with the shards of all channels, and ``platform`` is what ran the job.
     """
 
     run: str
@@ -84,6 +84,7 @@ class DataRecord:
     anchors: tuple[Anchor, ...]
     shards: str
     state: bytes | None = None
+    platform: str | None = None
 
     @property
     def started(self) -> str:

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.node_description import current_platform
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import ListedShards, ShardCatalog
@@ -128,6 +129,7 @@ def open_record(
         (Anchor(0, step, loader.epoch, _now()),),
         f"shards-{_digest(channels)}.parquet",
         loader.state_bytes() if exact else None,
+        current_platform(),
     )
     return RecordWriter(checkpoints, f"{time.time_ns():020d}", record, tables)
 

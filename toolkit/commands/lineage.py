@@ -43,9 +43,9 @@ def command(
     sample, or its path or address as it was packed; removed ones are followed, too.
 
     Every job records its data in its checkpoint folder. With `data.reader: indexed` the steps are
-    exact, except for samples that replaced a bad one. Samples that are drawn at random
-    (`webdataset`), loops of scripts, and `data.aspect_buckets` or `data.where` after their rows of
-    the index have changed give an upper bound, which is named as one.
+    exact. Samples that are drawn at random (`webdataset`), loops of scripts, and
+    `data.aspect_buckets` or `data.where` after their rows of the index have changed give an upper
+    bound, which is named as one.
     """
     from sm_train.entrypoints.object_store.store import S3Access
     from sm_train.toolkit.errors import ExitCode, UsageError

@@ -28,6 +28,20 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     type=click.File("r", encoding="utf-8"),
     help="Text file with more KEYS, one on each line; - is standard input.",
 )
+@click.option(
+    "--runs",
+    metavar="PLACE",
+    multiple=True,
+    help="Where runs on Kubernetes and Slurm are: a bucket s3://BUCKET, a run in it "
+    "s3://BUCKET/RUN, or a folder. Those that may read the old shards are respected. Repeat it "
+    "for several.",
+)
+@click.option(
+    "--ended",
+    metavar="RUN",
+    multiple=True,
+    help="A run of --runs that has ended, although it has no final model. Repeat it for several.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
@@ -37,6 +51,8 @@ def command(
     names: tuple[str, ...],
     where: str | None,
     listing: Any,
+    runs: tuple[str, ...],
+    ended: tuple[str, ...],
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -56,6 +72,8 @@ def command(
     from sm_train.entrypoints.common.signals import raise_on_signals
     from sm_train.entrypoints.object_store.store import S3Access
     from sm_train.toolkit.errors import ExitCode, UsageError
+    from sm_train.toolkit.lineage.recorded_runs import stages_in
+    from sm_train.toolkit.lineage.shard_readers import recorded_jobs
     from sm_train.toolkit.packing.shard_set import find_shard_set
     from sm_train.toolkit.removal.removal_report import plan_lines, removal_document, result_lines
     from sm_train.toolkit.removal.remove_samples import plan_removal, remove_samples
@@ -67,6 +85,7 @@ def command(
         raise UsageError("--where: is given with KEYS; use one of them")
     access = S3Access(options["profile"], options["region"])
     shards = find_shard_set(destination, access)
+    recorded = tuple(recorded_jobs(shards, stages_in(runs, access), ended))
     plan = plan_removal(shards, wanted, where)
     for line in plan_lines(plan):
         note(line)
@@ -77,7 +96,7 @@ def command(
     if not yes:
         ask("Remove them for good?" if plan.samples else "Finish the removal?")
     with raise_on_signals(), bytes_bar("rewriting") as progress:
-        result = remove_samples(plan, progress, options["region"])
+        result = remove_samples(plan, progress, options["region"], recorded)
     for line in result_lines(plan, result):
         write_line(line, err=True)
     if as_json:

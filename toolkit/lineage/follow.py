@@ -101,25 +101,30 @@ def _seen(
 ) -> Iterator[tuple[RecordedStage, SeenSteps]]:
     """Yield the stages that have trained on the shards, with the steps that saw the sample."""
     places = list(samples)
-    location = normal_address(shards.storage.address(shards.index_file))
     for stage in stages:
         steps: set[int] = set()
-        reason, used = None, False
-        for channel in {
-            channel.channel
-            for attempt in stage.attempts
-            for channel in attempt.record.channels
-            if channel.index is not None and normal_address(channel.index) == location
-        }:
-            used = True
+        reason = None
+        channels = reads(stage, shards)
+        for channel in channels:
             attempts = [attempt for attempt in stage.attempts if channel in attempt.shards]
             for sample in places:
                 place = Place(channel, sample.shard, sample.number)
                 found = seen_steps(attempts, place, stage.until, removed, indexes.shards_of)
                 steps |= {*found.steps}
                 reason = reason or found.reason
-        if used:
+        if channels:
             yield stage, SeenSteps(tuple(sorted(steps)), stage.until, reason)
+
+
+def reads(stage: RecordedStage, shards: ShardSet) -> set[str]:
+    """Return the channels of a stage that read a set of shards."""
+    location = normal_address(shards.storage.address(shards.index_file))
+    return {
+        channel.channel
+        for attempt in stage.attempts
+        for channel in attempt.record.channels
+        if channel.index is not None and normal_address(channel.index) == location
+    }
 
 
 def normal_address(address: str) -> str:

@@ -25,7 +25,7 @@ from sm_train.toolkit.removal.rewrite_shards import (
     successor,
     switch_index,
 )
-from sm_train.toolkit.removal.shard_users import ShardUsers, users_since, utc
+from sm_train.toolkit.removal.shard_users import RecordedJob, ShardUsers, users_since, utc
 
 Progress = Callable[[int, int], None]
 """Progress callback ``(bytes_rewritten, bytes_total)``."""
@@ -108,8 +108,15 @@ def _keys(removals: RemovalList, index: ShardIndex) -> dict[str, frozenset[str]]
     return removals.keys_by_shard(index.name_column())
 
 
-def remove_samples(plan: RemovalPlan, progress: Progress, region: str | None) -> RemovalResult:
+def remove_samples(
+    plan: RemovalPlan,
+    progress: Progress,
+    region: str | None,
+    recorded: Sequence[RecordedJob] = (),
+) -> RemovalResult:
     """List the samples of ``plan``, rewrite their shards, and delete the old ones if possible.
+
+    ``recorded`` are jobs outside of SageMaker that may still read the shards.
 
     Raises:
         UserError: another command writes to the destination, or has written the index.
@@ -119,7 +126,11 @@ def remove_samples(plan: RemovalPlan, progress: Progress, region: str | None) ->
     with lock_destination(shards.storage):
         removals = _list(shards, plan.samples)
         rewritten = _rewrite(shards, removals, progress)
-        return _delete_old(shards, len(plan.samples), rewritten, region)
+
+        def find_users(moment: datetime) -> ShardUsers:
+            return users_since(shards, moment, region, recorded)
+
+        return _delete_old(shards, len(plan.samples), rewritten, find_users)
 
 
 def _list(shards: ShardSet, samples: Sequence[FoundSample]) -> RemovalList:
@@ -183,7 +194,10 @@ def _rewrite(shards: ShardSet, removals: RemovalList, progress: Progress) -> dic
 
 
 def _delete_old(
-    shards: ShardSet, listed: int, rewritten: dict[str, str], region: str | None
+    shards: ShardSet,
+    listed: int,
+    rewritten: dict[str, str],
+    find_users: Callable[[datetime], ShardUsers],
 ) -> RemovalResult:
     """Delete the shards that the index no longer has, unless a job may read them."""
     removals, storage = shards.read_list(), shards.storage
@@ -191,8 +205,7 @@ def _delete_old(
     storage.remove_folder(RECORDS)
     if not old:
         return RemovalResult(listed, rewritten, (), (), ShardUsers())
-    switched = utc(storage.modified_ns(shards.index_file))
-    users = users_since(shards, switched, region)
+    users = find_users(utc(storage.modified_ns(shards.index_file)))
     if users.jobs or users.problem is not None:
         return RemovalResult(listed, rewritten, (), tuple(old), users)
     versions = None

@@ -1,8 +1,8 @@
-"""Which jobs may be reading shards: SageMaker's live training jobs and running local runs."""
+"""Which jobs may be reading shards: live training jobs, running local runs, and recorded ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +21,14 @@ _CONCURRENT_CALLS = 4
 
 
 @dataclass(frozen=True)
+class RecordedJob:
+    """A job outside of SageMaker that read the shards when it ``started``, by its record."""
+
+    name: str
+    started: datetime
+
+
+@dataclass(frozen=True)
 class ShardUsers:
     """The jobs that may read shards as an earlier index lists them.
 
@@ -31,22 +39,25 @@ class ShardUsers:
     problem: str | None = None
 
 
-def users_since(shards: ShardSet, moment: datetime, region: str | None) -> ShardUsers:
+def users_since(
+    shards: ShardSet, moment: datetime, region: str | None, recorded: Iterable[RecordedJob]
+) -> ShardUsers:
     """Return the jobs that were created before ``moment``, still run and read ``shards``.
 
-    A job that starts later gets the index of that time. Jobs outside of SageMaker and of this
-    folder's local runs are not recorded anywhere.
+    A job that starts later gets the index of that time. ``recorded`` are jobs outside of SageMaker
+    that may still run; others than these and this folder's local runs are not known.
     """
+    others = tuple(job.name for job in recorded if job.started < moment)
     if not shards.address.startswith("s3://"):
-        return ShardUsers(tuple(_local_runs(Path(shards.address))))
+        return ShardUsers((*_local_runs(Path(shards.address)), *others))
     from botocore.exceptions import BotoCoreError, ClientError
 
     session = open_session(shards.access.profile, region or shards.access.region or "us-east-1")
     try:
         jobs = tuple(_jobs(session.client("sagemaker"), f"{shards.address}/", moment))
     except (BotoCoreError, ClientError) as error:
-        return ShardUsers(problem=" ".join(str(error).split()))
-    return ShardUsers(jobs)
+        return ShardUsers(others, " ".join(str(error).split()))
+    return ShardUsers((*jobs, *others))
 
 
 def _jobs(client: SageMakerClient, uri: str, moment: datetime) -> Iterator[str]:

@@ -15,6 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.lineage.data_record import (
+    Anchor,
+    ChannelRecord,
+    DataRecord,
+    RecordWriter,
+    ShardTable,
+)
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.shard_verification import verify_shard
 from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
@@ -409,6 +416,47 @@ def test_shards_that_a_live_job_reads_are_kept_until_it_ends(cli: Cli, stored: A
     assert done.returncode == 0, done.stderr
     assert "deleted 2 old shards" in done.stderr
     assert "shards/shard-000001.tar" not in read_objects(stored, "raw", "set/")
+
+
+def test_jobs_on_kubernetes_that_recorded_the_shards_keep_them_until_they_have_ended(
+    cli: Cli, packed: Path, tmp_path: Path
+) -> None:
+    record_job(tmp_path / "runs" / "big", packed / "index.parquet", "kubernetes")
+    record_job(tmp_path / "runs" / "other", tmp_path / "other" / "index.parquet", "kubernetes")
+    record_job(tmp_path / "runs" / "laptop", packed / "index.parquet", None)
+    place = ("--runs", "runs")
+    done = cli("remove", "out", "004.jpg", *place, "--yes")
+    assert done.returncode == 3, done.stderr
+    kept = "because they may be read by big 256px (kubernetes): shard-000001.tar; "
+    assert kept in done.stderr
+    assert (packed / "shards" / "shard-000001.tar").exists()
+    unknown = cli("remove", "out", *place, "--ended", "bigger", "--yes")
+    assert unknown.returncode == 2
+    message = "sm-train: --ended: bigger: no such run in the places of --runs\n"
+    assert unknown.stderr == message
+    # A job that starts now gets the new index.
+    record_job(tmp_path / "runs" / "big", packed / "index.parquet", "kubernetes", "2999-01-01")
+    done = cli("remove", "out", *place, "--yes")
+    assert (done.returncode, "deleted 1 old shard" in done.stderr) == (0, True), done.stderr
+    record_job(tmp_path / "runs" / "next", packed / "index.parquet", "slurm")
+    done = cli("remove", "out", "005.jpg", *place, "--ended", "next", "--yes")
+    assert (done.returncode, "deleted 1 old shard" in done.stderr) == (0, True), done.stderr
+    record_job(tmp_path / "runs" / "next", packed / "index.parquet", "slurm")
+    (tmp_path / "runs" / "next" / "checkpoints" / "final").mkdir()
+    done = cli("remove", "out", "006.jpg", *place, "--yes")
+    assert (done.returncode, "deleted 1 old shard" in done.stderr) == (0, True), done.stderr
+
+
+def record_job(stage: Path, index: Path, platform: str | None, started: str = "2026-01-01") -> None:
+    channel = ChannelRecord("train", str(index), "digest", "content", IMAGES)
+    record = DataRecord(
+        *(stage.name, "256px", None, "indexed", "digest", (channel,), 1),
+        (Anchor(0, 0, 0, f"{started}T00:00:00+00:00"),),
+        "shards.parquet",
+        platform=platform,
+    )
+    tables = {"train": ShardTable(["shard-000001.tar"], None)}
+    RecordWriter(stage / "checkpoints", started, record, tables)
 
 
 def test_unknown_jobs_are_not_taken_for_none(cli: Cli, stored: Aws) -> None:
