@@ -1,12 +1,14 @@
-"""Copies a node's checkpoint folder to S3 while training writes to it, and back before it starts.
+"""Copies a node's checkpoint folder to S3 while training writes to it.
 
 All nodes copy to one prefix. A checkpoint's marker is uploaded last: only when S3 holds every file
 that it lists, also those of other nodes. So a checkpoint with a marker in S3 is complete, whenever
 nodes are lost. Each uploaded file gets the note that SageMaker leaves
 (``entrypoints/uploads/notes.py``).
 
-What training deletes is deleted in S3, the marker first. The newest checkpoint that is complete in
-S3 stays until a newer one is: uploads of another node may fail.
+What training deletes is deleted in S3, the marker first; of a checkpoint that was not restored,
+training deletes the marker alone. The newest checkpoint that is complete in S3 stays until a newer
+one is: uploads of another node may fail. What an earlier attempt left of an unfinished one is
+deleted then as well.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     CheckpointMarker,
     MarkerError,
 )
+from sm_train.entrypoints.node_start.checkpoint_restore import checkpoint_folders, has_all_files
 from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
 from sm_train.entrypoints.uploads.notes import UPLOADED_SUFFIX, is_upload_note, note
 
@@ -36,22 +39,10 @@ _Version = tuple[int, int]
 """What changes when a file does: time of modification and size."""
 
 
-def restore(store: PrefixFiles, folder: Path) -> int:
-    """Download the prefix to ``folder``, without what is there; returns the number of files.
-
-    Markers come last, so that an interrupted download leaves no checkpoint that seems complete.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    needed = [name for name in store.sizes() if not (folder / name).exists()]
-    store.download((name for name in needed if not _is_marker(name)), folder)
-    store.download((name for name in needed if _is_marker(name)), folder)
-    return len(needed)
-
-
 class CheckpointUploads:
     """Uploads from ``folder`` to ``store`` in a thread; ``warn`` is called with each failure.
 
-    A file that S3 holds in its size counts as uploaded at the start (:func:`restore`).
+    A file that S3 holds in its size counts as uploaded at the start: it was restored.
     """
 
     def __init__(
@@ -65,12 +56,17 @@ class CheckpointUploads:
     ) -> None:
         self._store, self._folder, self._warn = store, folder, warn
         self._poll_seconds, self._last_upload_seconds = poll_seconds, last_upload_seconds
-        sizes = store.sizes()
+        sizes, present = store.sizes(), dict(_files(folder))
         self._uploaded = {
-            name: version for name, version in _files(folder) if sizes.get(name) == version[1]
+            name: version for name, version in present.items() if sizes.get(name) == version[1]
         }
-        self._steps: dict[str, int] = {}
-        """Folder of each checkpoint that was complete here → its step."""
+        self._not_restored = sizes.keys() - present.keys()
+        folders = checkpoint_folders(sizes)
+        self._unfinished = {name: step for name, step in folders.items() if step is not None}
+        """Folder of each checkpoint that an earlier attempt left without a marker → its step."""
+        self._steps = dict(self._unfinished)
+        """Folder of each of these, and of each checkpoint that was complete here → its step."""
+        self._read_steps(present)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -140,7 +136,9 @@ class CheckpointUploads:
 
     def _delete_removed(self, present: Mapping[str, _Version]) -> None:
         """Delete in S3 what training has removed, except what S3 must keep for now."""
+        self._not_restored -= present.keys()
         removed = self._uploaded.keys() - present.keys()
+        removed |= {name for name in self._not_restored if self._is_superseded(name, present)}
         if not removed:
             return
         stored = self._store.sizes()
@@ -148,8 +146,20 @@ class CheckpointUploads:
             folder = self._checkpoint_of(name)
             if folder is None or self._may_delete(folder, present, stored):
                 self._store.delete(name)
-                del self._uploaded[name]
+                self._uploaded.pop(name, None)
+                self._not_restored.discard(name)
                 stored.pop(name, None)
+
+    def _is_superseded(self, name: str, present: Mapping[str, _Version]) -> bool:
+        """Return whether training goes without the checkpoint of a file that was not restored."""
+        folder = self._checkpoint_of(name)
+        if folder is None or f"{folder}/{MARKER}" in present:
+            return False
+        # Other nodes may still upload files of an unfinished one.
+        return folder not in self._unfinished or any(
+            step > self._unfinished[folder] and f"{other}/{MARKER}" in present
+            for other, step in self._steps.items()
+        )
 
     def _checkpoint_of(self, name: str) -> str | None:
         """Return the folder of the checkpoint that a file belongs to; None if it is of none."""
@@ -165,13 +175,13 @@ class CheckpointUploads:
         has refused this one: then it needs that earlier one.
         """
         step = self._steps[folder]
-        if f"{folder}/{MARKER}" not in stored:
-            return True  # it is not complete there
         others = {
             self._steps[other]: f"{other}/{MARKER}" for other in self._steps if other != folder
         }
         if any(other > step and marker in stored for other, marker in others.items()):
             return True
+        if f"{folder}/{MARKER}" not in stored:  # it is not complete there
+            return folder not in self._unfinished
         newest_here = max(
             (other for other, marker in others.items() if marker in present), default=step
         )
@@ -190,12 +200,12 @@ class CheckpointUploads:
 
     def _is_complete(self, name: str, sizes: dict[str, int]) -> bool:
         """Return whether S3 holds every file of the marker ``name``, in its size."""
-        step = name.rpartition("/")[0]
+        folder = name.rpartition("/")[0]
         try:
             marker = CheckpointMarker.parse((self._folder / name).read_bytes())
         except (FileNotFoundError, MarkerError):
             return False
-        return all(sizes.get(f"{step}/{file.name}") == file.bytes for file in marker.files)
+        return has_all_files(folder, marker, sizes)
 
 
 def _is_marker(name: str) -> bool:

@@ -48,6 +48,10 @@ class PrefixFiles:
                 found[name] = stored.bytes
         return found
 
+    def read(self, name: str) -> bytes:
+        """Return the content of a small object."""
+        return self._store.read(self._bucket, self._key(name))
+
     def download(self, names: Iterable[str], folder: Path) -> None:
         """Download objects to files of the same names below ``folder``, each atomically."""
         with ThreadPoolExecutor(_THREADS) as pool:

@@ -37,7 +37,8 @@ from sm_train.entrypoints.common.node_description import (
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.node_start.channels import ChannelError
-from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads, restore
+from sm_train.entrypoints.node_start.checkpoint_restore import restore
+from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads
 from sm_train.entrypoints.node_start.cluster_variables import (
     ClusterError,
     ClusterPlace,
@@ -122,9 +123,14 @@ def _checkpoints(description: NodeDescription, paths: SageMakerPaths) -> Iterato
         yield
         return
     store = PrefixFiles(f"{description.checkpoints.rstrip('/')}/")
-    files = restore(store, paths.checkpoints)
-    _log(f"checkpoints: {files} files restored from {store.uri}")
-    uploads = CheckpointUploads(store, paths.checkpoints, lambda text: _log(f"warning: {text}"))
+    restored = restore(store, paths.checkpoints, _warn)
+    names = ", ".join(restored.checkpoints) or "no checkpoint"
+    others = f"; {restored.others} others stay there" if restored.others else ""
+    _log(
+        f"restored {names} from {store.uri}: {restored.files} files, {restored.bytes / 1e9:.1f} GB"
+        f"{others}"
+    )
+    uploads = CheckpointUploads(store, paths.checkpoints, _warn)
     uploads.start()
     try:
         yield
@@ -176,6 +182,10 @@ def _run_launcher(description: NodeDescription, place: ClusterPlace, stop: _Stop
         pid, status = os.wait()
         if pid == process.pid:
             return os.waitstatus_to_exitcode(status)
+
+
+def _warn(text: str) -> None:
+    _log(f"warning: {text}")
 
 
 def _log(text: str) -> None:

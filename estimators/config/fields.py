@@ -289,6 +289,21 @@ Quantity = Annotated[
     str, BeforeValidator(_whole_number_to_text), Field(pattern=_QUANTITY, max_length=32)
 ]
 """An amount as Kubernetes writes it; YAML reads ``4`` as a number."""
+
+_QUANTITY_UNITS = {
+    "": 1.0,
+    "m": 1e-3,
+    **{unit: 1e3 ** (power + 1) for power, unit in enumerate("kMGT")},
+    **{f"{unit}i": 2.0 ** (10 * (power + 1)) for power, unit in enumerate("KMGT")},
+}
+
+
+def quantity_bytes(quantity: str) -> float:
+    """Return the bytes of a :data:`Quantity`, such as ``64Gi``."""
+    number = quantity.rstrip("mkKMGTi")
+    return float(number) * _QUANTITY_UNITS[quantity.removeprefix(number)]
+
+
 ShellPath = Annotated[str, Field(pattern=_SHELL_PATH, max_length=1000)]
 
 

@@ -28,6 +28,7 @@ from sm_train.toolkit.checks.components import (
     named_components_findings,
     stored_components_findings,
 )
+from sm_train.toolkit.checks.disk import disk_findings
 from sm_train.toolkit.checks.entry import entry_findings
 from sm_train.toolkit.checks.finding import LEVELS, Finding, Subject, found_at
 from sm_train.toolkit.checks.image import image_findings, registry_findings
@@ -173,6 +174,9 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     yield from memory_findings_of_clusters(config, subject.region)
     yield from relocation_findings(config, subject.region, today)
     yield from recovery_findings(config, document)
+    yield from disk_findings(
+        config, [priced_stage.stage for priced_stage in subject.estimate.stages]
+    )
     yield from image_findings(config, subject.region, today)
     yield from network_findings(config)
     yield from entry_findings(config)

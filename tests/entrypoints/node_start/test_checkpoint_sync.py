@@ -7,13 +7,17 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 import pytest
+from blake3 import blake3
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointFile,
     CheckpointMarker,
+    shard_file_name,
     step_folder_name,
 )
-from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads, restore
+from sm_train.entrypoints.node_start.checkpoint_restore import Restored
+from sm_train.entrypoints.node_start.checkpoint_restore import restore as restore_checkpoints
+from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads
 from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
 
 from tests.conftest import Aws
@@ -36,7 +40,7 @@ def write(folder: Path, name: str, content: bytes, step: int = 10) -> Checkpoint
     path = folder / step_folder_name(step) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    return CheckpointFile(name, len(content), "digest")
+    return CheckpointFile(name, len(content), blake3(content).hexdigest())
 
 
 def write_marker(folder: Path, *files: CheckpointFile, step: int = 10) -> None:
@@ -44,10 +48,14 @@ def write_marker(folder: Path, *files: CheckpointFile, step: int = 10) -> None:
     write(folder, MARKER, text.encode(), step)
 
 
+def restore(store: PrefixFiles, folder: Path, warnings: list[str] | None = None) -> Restored:
+    return restore_checkpoints(store, folder, [].append if warnings is None else warnings.append)
+
+
 def save(nodes: list[Path], step: int) -> None:
     """Save a checkpoint to which each node contributes a file."""
     files = [
-        write(folder, f"tensors-{rank:05d}.safetensors", b"own %d" % step, step)
+        write(folder, shard_file_name(rank), b"own %d" % step, step)
         for rank, folder in enumerate(nodes)
     ]
     for folder in nodes:
@@ -111,9 +119,10 @@ def test_marker_waits_for_the_files_of_other_nodes(store: PrefixFiles, tmp_path:
     }
     # A new node gets all of it.
     new = tmp_path / "new"
-    assert restore(store, new) == 3
+    restored = restore(store, new)
+    assert (restored.checkpoints, restored.files, restored.others) == ((STEP,), 3, 0)
     assert (new / STEP / "tensors-00001.safetensors").read_bytes() == b"other"
-    assert restore(store, new) == 0
+    assert restore(store, new).files == 0
 
 
 def test_a_file_of_another_size_is_not_the_marker_s(store: PrefixFiles, tmp_path: Path) -> None:
@@ -178,7 +187,7 @@ def test_newest_checkpoint_in_s3_stays_until_a_newer_one_is_complete(
     assert first.finish()
     assert second.finish()
     # A node that comes back has no file of an incomplete one.
-    assert restore(store, tmp_path / "new") == 3
+    assert restore(store, tmp_path / "new").files == 3
 
 
 def test_last_checkpoint_of_a_removed_folder_stays_in_s3(
@@ -225,3 +234,165 @@ def test_failed_uploads_are_warnings(
     node.start()
     assert not node.finish()
     assert "NoSuchBucket" in warnings[-1]
+
+
+@pytest.fixture
+def several(store: PrefixFiles, tmp_path: Path) -> list[Path]:
+    """Return the folders of two nodes that have stored three checkpoints, and other files."""
+    nodes = [tmp_path / "first", tmp_path / "second"]
+    for step in (10, 20, 30):
+        save(nodes, step)
+    (nodes[0] / "data-records").mkdir()
+    (nodes[0] / "data-records" / "1.json").write_text("{}")
+    for folder in reversed(nodes):
+        sync(store, folder)
+    sync(store, nodes[0])
+    assert stored(store) == [10, 20, 30]
+    return nodes
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.usefixtures("several")
+def test_only_the_newest_checkpoint_is_restored(store: PrefixFiles, tmp_path: Path) -> None:
+    """Of the others the marker, so that training counts and removes them."""
+    folder = tmp_path / "new"
+    restored = restore(store, folder)
+    markers = {f"{step_folder_name(step)}/{MARKER}" for step in (10, 20, 30)}
+    shards = {f"{step_folder_name(30)}/{shard_file_name(rank)}" for rank in (0, 1)}
+    assert files(folder) == {"data-records/1.json"} | markers | shards
+    assert restored.checkpoints == (step_folder_name(30),)
+    assert (restored.files, restored.others) == (6, 2)
+    node = uploads(store, folder, [])
+    node.start()
+    save([folder], 40)
+    remove([folder], 10)
+    assert node.finish()
+    assert stored(store) == [20, 30, 40]
+    assert not any(name.startswith(step_folder_name(10)) for name in store.sizes())
+    assert f"{step_folder_name(20)}/{shard_file_name(1)}" in store.sizes()
+
+
+@pytest.mark.usefixtures("several")
+def test_checkpoint_that_was_not_restored_stays_until_a_newer_one_is_stored(
+    store: PrefixFiles, tmp_path: Path
+) -> None:
+    """Training removes all but the newest, and its node is lost before the upload of that."""
+    folder = tmp_path / "new"
+    restore(store, folder)
+    node = uploads(store, folder, [])
+    node.start()
+    for step in (10, 20, 30):
+        remove([folder], step)
+    assert node.finish()
+    assert stored(store) == [30]
+    assert restore(store, tmp_path / "next").checkpoints == (step_folder_name(30),)
+
+
+@pytest.mark.usefixtures("several")
+def test_damaged_checkpoint_gives_way_to_the_one_before_it(
+    store: PrefixFiles, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(b"own 99")
+    name = f"{step_folder_name(30)}/{shard_file_name(1)}"
+    store.upload(name, damaged)
+    warnings: list[str] = []
+    folder = tmp_path / "new"
+    assert restore(store, folder, warnings).checkpoints == (step_folder_name(20),)
+    assert warnings == [
+        f"{URI}{step_folder_name(30)}: tensors-00001.safetensors is not the file that its marker "
+        "lists; an earlier checkpoint is restored"
+    ]
+    assert files(folder / step_folder_name(30)) == {MARKER}
+    # Training skips it, removes it, and writes the step again.
+    node = uploads(store, folder, [])
+    remove([folder], 30)
+    node.start()
+    wait_until(lambda: stored(store) == [10, 20])
+    assert node.finish()
+
+
+@pytest.mark.usefixtures("several")
+def test_files_of_another_attempt_on_the_disk_are_replaced(
+    store: PrefixFiles, tmp_path: Path
+) -> None:
+    """A node's disk has the same step as an earlier attempt wrote it, with its marker."""
+    folder = tmp_path / "new"
+    own = write(folder, shard_file_name(0), b"own 29", 30)
+    write_marker(folder, own, step=30)
+    assert restore(store, folder).checkpoints == (step_folder_name(30),)
+    place = folder / step_folder_name(30)
+    assert (place / shard_file_name(0)).read_bytes() == b"own 30"
+    assert CheckpointMarker.parse((place / MARKER).read_bytes()).world_size == 2
+
+
+@pytest.mark.usefixtures("several")
+def test_unfinished_checkpoint_is_not_restored_and_deleted_after_a_newer_one(
+    store: PrefixFiles, tmp_path: Path
+) -> None:
+    unfinished = f"{step_folder_name(40)}/{shard_file_name(0)}"
+    left = tmp_path / "left"
+    left.write_bytes(b"own 40")
+    store.upload(unfinished, left)
+    folder = tmp_path / "new"
+    restored = restore(store, folder)
+    assert restored.checkpoints == (step_folder_name(30),)
+    assert not (folder / step_folder_name(40)).exists()
+    node = uploads(store, folder, [])
+    node.start()
+    save([folder], 35)
+    wait_until(lambda: 35 in stored(store))
+    assert unfinished in store.sizes()  # another node may still complete it
+    save([folder], 45)
+    wait_until(lambda: unfinished not in store.sizes())
+    assert node.finish()
+
+
+def test_folders_with_other_names_are_restored_as_well(store: PrefixFiles, tmp_path: Path) -> None:
+    """The newest state of each kind, as `Accelerator.save_state` names them, and any other file."""
+    source = tmp_path / "source"
+    for name, step in (
+        ("checkpoints/checkpoint_0", 5),
+        ("checkpoints/checkpoint_1", 9),
+        ("best", 7),
+    ):
+        place = source / name
+        place.mkdir(parents=True)
+        (place / "model.safetensors").write_bytes(b"%d" % step)
+        listed = CheckpointFile("model.safetensors", 1, blake3(b"%d" % step).hexdigest())
+        marker = CheckpointMarker(step, 1, "accelerate", (listed,))
+        (place / MARKER).write_text(marker.to_json())
+    (source / "log").mkdir()
+    (source / "log" / "x.txt").write_text("x")
+    sync(store, source)
+    folder = tmp_path / "new"
+    restored = restore(store, folder)
+    assert restored.checkpoints == ("best", "checkpoints/checkpoint_1")
+    assert (
+        files(source)
+        >= files(folder)
+        == {
+            "best/complete.json",
+            "best/model.safetensors",
+            "checkpoints/checkpoint_0/complete.json",
+            "checkpoints/checkpoint_1/complete.json",
+            "checkpoints/checkpoint_1/model.safetensors",
+            "log/x.txt",
+        }
+    )
+
+
+def test_checkpoint_of_another_format_is_left_to_training(
+    store: PrefixFiles, tmp_path: Path
+) -> None:
+    """Training refuses it with the reason, for which it needs the marker."""
+    folder = tmp_path / "source"
+    write(folder, shard_file_name(0), b"own")
+    write(folder, MARKER, b'{"format": 99}')
+    for path in sorted((folder / STEP).iterdir()):
+        store.upload(f"{STEP}/{path.name}", path)
+    assert restore(store, tmp_path / "new").checkpoints == ()
+    assert files(tmp_path / "new") == {f"{STEP}/{MARKER}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from datetime import date
 from functools import cache
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from sm_train.cost.json_document import as_document
+from sm_train.estimators.config.fields import quantity_bytes
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks import finding
 from sm_train.toolkit.checks.check_report import show
@@ -534,6 +536,43 @@ def test_memory_is_checked_on_every_possible_instance_type() -> None:
     fallbacks = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge", "stages": overrides}]}
     found = offline(cluster={"instance_type": "ml.p4de.24xlarge"}, stages=tight, recovery=fallbacks)
     assert "memory-short" not in {code for code, _ in found}
+
+
+def test_checkpoints_must_fit_on_a_node_s_disk() -> None:
+    """SageMaker copies all of them to a node that resumes, a pod restores the newest one."""
+    stages = [stage(instances=2)]
+    size = estimate_run(config(stages=stages), "us-east-1").stages[0].stage.checkpoint_bytes
+    assert size is not None
+    needs = {"sagemaker": (3 + 0.5) * size, "pod": (1 + 3 / 2) * size}
+    small = {"instance_type": "ml.p3.16xlarge", "volume_gb": int(needs["sagemaker"] / GB)}
+    found = offline(cluster=small, stages=stages, checkpoint={"every_steps": 500, "keep_last": 2})
+    volume = found["disk-short", "cluster.volume_gb"]
+    assert volume.fix == f"set volume_gb: {math.ceil(1.2 * needs['sagemaker'] / GB)}"
+    assert "gets all 3 of 13.9 GB" in volume.message
+    enough = {**small, "volume_gb": int(needs["sagemaker"] / GB) + 1}
+    checkpoint = {"every_steps": 500, "keep_last": 2}
+    found = offline(cluster=enough, stages=stages, checkpoint=checkpoint)
+    assert "disk-short" not in {code for code, _ in found}
+    for size_text, short in (("32Gi", True), ("33Gi", False), ("34G", True), ("1T", False)):
+        kubernetes = {"work_volume": {"size": size_text}}
+        found = offline(stages=stages, checkpoint=checkpoint, kubernetes=kubernetes)
+        assert (("disk-short", "kubernetes.work_volume.size") in found) == short, size_text
+    # A shared volume is not the pod's disk.
+    kubernetes = {
+        "work_volume": {"size": "1Gi"},
+        "checkpoints": "volume",
+        "checkpoint_volume": {"claim": "shared"},
+    }
+    found = offline(stages=stages, checkpoint=checkpoint, kubernetes=kubernetes)
+    assert "disk-short" not in {code for code, _ in found}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [("4", 4), ("500m", 0.5), ("2k", 2e3), ("1.5G", 1.5e9), ("64Gi", 64 * 2**30), ("1Ti", 2**40)],
+)
+def test_quantities_of_kubernetes(quantity: str, expected: float) -> None:
+    assert quantity_bytes(quantity) == expected
 
 
 def test_budget_is_checked_against_the_most_expensive_cluster() -> None:
