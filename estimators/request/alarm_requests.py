@@ -120,14 +120,20 @@ def _alarms_of_job(config: RunConfig, job: MonitoredJob, topic: str) -> Iterator
     if job.instances is None:
         return
     instance, count = instance_type(job.instances[0]), job.instances[1]
-    for first in range(1, count + 1, _MAX_METRICS):
-        nodes = range(first, min(first + _MAX_METRICS, count + 1))
-        suffix = "" if count <= _MAX_METRICS else f"-nodes-{nodes[0]}-{nodes[-1]}"
-        # CloudWatch has no such metric for Trainium.
-        if not instance.accelerator.startswith("Trainium"):
-            gpus = instance.accelerators
+    # CloudWatch has no such metric for Trainium.
+    if not instance.accelerator.startswith("Trainium"):
+        gpus = instance.accelerators
+        for suffix, nodes in _node_groups(count, _MAX_METRICS - 1):
             yield Alarm("gpu", _gpu_alarm(base("gpu", suffix), config, job, nodes, gpus))
+    for suffix, nodes in _node_groups(count, _MAX_METRICS):
         yield Alarm("disk", _disk_alarm(base("disk", suffix), config, job, nodes))
+
+
+def _node_groups(count: int, most: int) -> Iterator[tuple[str, range]]:
+    """Yield groups of at most ``most`` of ``count`` nodes, with the end of their alarm's name."""
+    for first in range(1, count + 1, most):
+        nodes = range(first, min(first + most, count + 1))
+        yield "" if count <= most else f"-nodes-{nodes[0]}-{nodes[-1]}", nodes
 
 
 def heartbeat_period(heartbeat: HeartbeatSection) -> int:
@@ -211,12 +217,22 @@ def _stall_alarm(
 def _gpu_alarm(
     base: PutMetricAlarmInputTypeDef, config: RunConfig, job: MonitoredJob, nodes: range, gpus: int
 ) -> PutMetricAlarmInputTypeDef:
-    """Return the alarm for low GPU utilization.
+    """Return the alarm for low GPU utilization, which fires only while heartbeats arrive.
 
-    CloudWatch sums over an instance's GPUs: 800 is 100 % of 8 (SageMaker developer guide).
+    CloudWatch sums over an instance's GPUs: 800 is 100 % of 8 (SageMaker developer guide). While
+    instances download images, data or a checkpoint, also when SageMaker has restarted the job, they
+    run with idle GPUs and without heartbeats. The expression has no value then, which is OK.
     """
+    queries = _node_queries(job, nodes, "GPUUtilization", "Average", _GPU_PERIOD)
+    heartbeats = _query(
+        "heartbeats", HEARTBEAT_METRIC, _job_dimension(job), _GPU_PERIOD, "SampleCount"
+    )
+    full = 100 * gpus * len(nodes)
+    used = f"SUM([{', '.join(query['Id'] for query in queries)}])"
+    expression = f"IF(heartbeats > 0, {used}, {full})"
     return {
-        **_metric_over_nodes(base, job, nodes, "GPUUtilization", "Average", "SUM", _GPU_PERIOD),
+        **base,
+        "Metrics": [*queries, heartbeats, _expression(expression, "GPUUtilization")],
         "AlarmDescription": _description(
             config,
             job,
@@ -225,7 +241,7 @@ def _gpu_alarm(
             "minutes",
         ),
         "ComparisonOperator": "LessThanThreshold",
-        "Threshold": MIN_GPU_UTILIZATION * 100 * gpus * len(nodes),
+        "Threshold": MIN_GPU_UTILIZATION * full,
         "EvaluationPeriods": _GPU_PERIODS,
         "DatapointsToAlarm": _GPU_PERIODS,
         "TreatMissingData": "notBreaching",
@@ -235,8 +251,11 @@ def _gpu_alarm(
 def _disk_alarm(
     base: PutMetricAlarmInputTypeDef, config: RunConfig, job: MonitoredJob, nodes: range
 ) -> PutMetricAlarmInputTypeDef:
+    queries = _node_queries(job, nodes, "DiskUtilization", "Maximum", 60)
+    names = ", ".join(query["Id"] for query in queries)
     return {
-        **_metric_over_nodes(base, job, nodes, "DiskUtilization", "Maximum", "MAX", 60),
+        **base,
+        "Metrics": [*queries, _expression(f"MAX([{names}])", "DiskUtilization")],
         "AlarmDescription": _description(
             config,
             job,
@@ -250,34 +269,14 @@ def _disk_alarm(
     }
 
 
-def _metric_over_nodes(
-    base: PutMetricAlarmInputTypeDef,
-    job: MonitoredJob,
-    nodes: range,
-    metric: str,
-    statistic: Statistic,
-    function: Literal["SUM", "MAX"],
-    period: int,
-) -> PutMetricAlarmInputTypeDef:
-    """Add the metric of one node, or ``function`` over the metrics of several.
-
-    Both functions ignore a node without a value.
-    """
-    if len(nodes) == 1:
-        return {
-            **base,
-            "Namespace": NAMESPACE,
-            "MetricName": metric,
-            "Dimensions": _node_dimension(job, nodes[0]),
-            "Statistic": statistic,
-            "Period": period,
-        }
-    queries = [
+def _node_queries(
+    job: MonitoredJob, nodes: range, metric: str, statistic: Statistic, period: int
+) -> list[MetricDataQueryTypeDef]:
+    """Return the metric of each node; ``SUM`` and ``MAX`` ignore a node without a value."""
+    return [
         _query(f"node{node}", metric, _node_dimension(job, node), period, statistic)
         for node in nodes
     ]
-    names = ", ".join(f"node{node}" for node in nodes)
-    return {**base, "Metrics": [*queries, _expression(f"{function}([{names}])", metric)]}
 
 
 def _query(

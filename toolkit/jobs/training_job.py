@@ -72,8 +72,16 @@ class TrainingJob:
     @property
     def training_since(self) -> datetime | None:
         """When the newest transition to the secondary status Training began."""
+        return self._newest_transition("Training")
+
+    @property
+    def stopping_since(self) -> datetime | None:
+        """When a job that is stopping began to."""
+        return self._newest_transition("Stopping") if self.status == "Stopping" else None
+
+    def _newest_transition(self, status: str) -> datetime | None:
         transitions = self.description.get("SecondaryStatusTransitions", ())
-        times = [each["StartTime"] for each in transitions if each["Status"] == "Training"]
+        times = [each["StartTime"] for each in transitions if each["Status"] == status]
         return max(times, default=None)
 
     @property
@@ -118,13 +126,17 @@ class TrainingJob:
         """Whether SageMaker gave the job up because it got no instances within
         cluster.max_pending.
 
-        The service model has no status for that, so the job's waiting time decides.
+        The service model has no status for that, so the job's waiting time decides: since it was
+        created, or since it returned to Pending, as between the reserved hours of a training plan.
         """
         longest = self.description.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds")
         end = self.ended or self.description.get("LastModifiedTime")
-        if self.live or longest is None or self.started is not None or end is None:
+        since = self.created if self.started is None else self._newest_transition("Pending")
+        if self.live or longest is None or end is None or since is None:
             return False
-        return bool((end - self.created).total_seconds() >= longest)
+        if self.training_since is not None and self.training_since > since:
+            return False  # it got instances again
+        return bool((end - since).total_seconds() >= longest)
 
     @property
     def auto_advance(self) -> bool:

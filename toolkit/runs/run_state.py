@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.naming import checkpoint_uri
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.costing.measured_speeds import recorded_speeds
+from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.projection import Projection, project
+from sm_train.toolkit.costing.spent import job_usd
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.checkpoints import latest_stored, output_keys
 from sm_train.toolkit.jobs.live_events import lag_of, progress_of, read_live
@@ -18,6 +20,7 @@ from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.jobs.stage_state import StageState, current, live_or_newest, stage_state
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run, server_time
 from sm_train.toolkit.targets.resolved_run import ResolvedRun
+from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 if TYPE_CHECKING:
     import boto3
@@ -38,6 +41,31 @@ class RunState:
     @property
     def current(self) -> StageState | None:
         return current(self.stages)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What endangers the run or wastes money now, one line each."""
+        lag = self.current and self.current.lag
+        not_stored = lag.describe() if lag and lag.is_too_long else None
+        overdue = [overdue_stop(job, self.now) for stage in self.stages for job in stage.jobs]
+        return tuple(filter(None, (not_stored, *overdue)))
+
+
+MAX_STOPPING = timedelta(hours=1)
+"""How long a job may be stopping. SageMaker kills it after two minutes, and uploads its output."""
+
+
+def overdue_stop(job: TrainingJob, now: datetime) -> str | None:
+    """Return what a job has cost that has been stopping for too long; None if none has."""
+    since = job.stopping_since
+    if since is None or now - since <= MAX_STOPPING:
+        return None
+    seconds = (now - since).total_seconds()
+    usd = job_usd(job, price_table(), 0.0 if job.started is None else seconds)
+    return (
+        f"{job.name} has been stopping for {format_duration(seconds)}, which has cost "
+        f"{format_usd(usd)}: SageMaker bills it until it has ended; ask AWS Support to end it"
+    )
 
 
 def read_state(session: boto3.Session, run: ResolvedRun) -> RunState:

@@ -83,7 +83,8 @@ class Status:
     ``state`` is that of the current stage, "done" if every stage is; ``stage`` is the first one
     that is not done. Dollars are None if a price is unknown: those billed so far, those of what is
     left at the speed that the jobs have shown, and their sum. ``next_command`` is what to run next,
-    None if there is nothing to do. A local run has no region and costs nothing.
+    None if there is nothing to do. ``warnings`` say what endangers the run or wastes money. A local
+    run has no region and costs nothing.
     """
 
     run: str
@@ -95,6 +96,7 @@ class Status:
     projected_usd: float | None
     next_command: str | None
     stages: tuple[StageStatus, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def document(self) -> dict[str, Any]:
@@ -182,6 +184,7 @@ def status_of(state: RunState) -> Status:
         **state.projection.as_dict(),
         next_command=next_command(state.run, stage),
         stages=tuple(_stage_status(stage, now, left[stage.name]) for stage in state.stages),
+        warnings=state.warnings,
     )
 
 

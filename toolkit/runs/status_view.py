@@ -88,8 +88,7 @@ def _summary(state: RunState) -> list[str]:
             lines.append(f"  last activity {age:.0f} s ago")
         if stage.state == "no-results":
             lines.append(f"  ended without results: nothing is stored below {job.checkpoint_uri}")
-        if stage.lag is not None and stage.lag.is_too_long:
-            lines.append(f"  WARNING: {stage.lag.describe()}")
+        lines += [f"  WARNING: {warning}" for warning in state.warnings]
         lines += [f"  {folder} is skipped: {reason}" for folder, reason in stage.stored.skipped]
     if stage is not None and stage.other_platform is not None:
         lines.append(other_platform_message(stage))

@@ -88,9 +88,7 @@ def reconcile(session: boto3.Session, run: ResolvedRun, *, dry_run: bool) -> Wat
 
 def _warning(state: RunState) -> str | None:
     """Return what endangers the run or its budget; None if nothing does."""
-    lag = state.current and state.current.lag
-    not_stored = lag.describe() if lag and lag.is_too_long else None
-    return "; ".join(filter(None, (not_stored, budget_warning(state)))) or None
+    return "; ".join(filter(None, (*state.warnings, budget_warning(state)))) or None
 
 
 def budget_warning(state: RunState) -> str | None:
@@ -203,13 +201,14 @@ def watch(
     Raises:
         UserError: AWS returns an error that is not transient, such as expired credentials.
     """
-    pause = interval
+    pause, run = interval, None
     while True:
         try:
-            result = reconcile(session, find(), dry_run=dry_run)
+            run = find()
+            result = reconcile(session, run, dry_run=dry_run)
         except UserError as error:
             if error.exit_code not in TRANSIENT:
-                raise _with_advice(error) from None
+                raise _with_advice(error, run) from None
             pause = min(2 * pause, MAX_POLL_SECONDS)
             view.poll_failed(error, pause)
         else:
@@ -243,12 +242,19 @@ def once_exit_code(action: Action, *, dry_run: bool) -> ExitCode:
     return exit_code(action, dry_run=dry_run) or ExitCode.OK
 
 
-def _with_advice(error: UserError) -> UserError:
+def _with_advice(error: UserError, run: ResolvedRun | None) -> UserError:
+    """Say what continues without the watch, and what does not; ``run`` is None if unknown."""
     if error.exit_code != ExitCode.PERMISSION:
         return error
-    return UserError(
-        f"{error}; the run itself continues: fix this and watch again", error.exit_code
+    missing = ["start another job after a failure", "start the next stage"]
+    if run is None or run.config.budget is not None:
+        missing.append("stop the run at its budget")
+    *others, last = missing
+    message = (
+        "the run itself continues, with its checkpoints, alerts and SageMaker's own retries; "
+        f"nothing will {', '.join(others)} or {last}: fix this and watch again"
     )
+    return UserError(f"{error}; {message}", error.exit_code)
 
 
 def kind(action: Action) -> ActionKind:

@@ -81,6 +81,74 @@ def test_healthy_job_never_fires(
 
 
 @quick
+@given(
+    attempts=st.lists(
+        st.tuples(
+            st.integers(1, 600), st.integers(0, STARTUP_SECONDS // 60), st.integers(PERIODS, 200)
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    delay=delays,
+    extra=extras,
+)
+def test_a_job_that_waits_or_that_sagemaker_restarts_never_fires(
+    attempts: list[tuple[int, int, int]], delay: int, extra: int
+) -> None:
+    """Without instances for any time, then without heartbeats until training begins again."""
+    timeline = [(False, 0)] * 60
+    for waiting, starting, training in attempts:
+        timeline += [(False, 0)] * waiting + [(True, 0)] * starting + [(True, 2)] * training
+    for now in range(PERIODS + extra, len(timeline)):
+        assert not fires(timeline, now, delay=delay, extra=extra)
+
+
+GPU: Any = job_alarms(config(), monitored_jobs(config()), "topic")[2].request
+
+
+def gpu_fires(periods: list[tuple[float | None, int]], extra: int) -> bool:
+    """Return whether the alarm on GPUs is in ALARM state after ``periods`` of five minutes.
+
+    Each has the sum of GPU utilization, None without instances, and the number of heartbeats.
+    Missing points count as OK only as far as real ones are too few.
+    """
+    count = GPU["EvaluationPeriods"]
+    points = [used for used, heartbeats in periods[-count - extra :] if used and heartbeats]
+    points = [used for used in points if used is not None][-count:]
+    return sum(used < GPU["Threshold"] for used in points) >= GPU["DatapointsToAlarm"]
+
+
+@quick
+@given(
+    attempts=st.lists(
+        st.tuples(st.integers(0, 50), st.integers(0, 30), st.integers(1, 30)), max_size=4
+    ),
+    extra=extras,
+)
+def test_idle_gpus_count_only_while_heartbeats_arrive(
+    attempts: list[tuple[int, int, int]], extra: int
+) -> None:
+    """Instances that wait, or download for hours after a restart, are not wasted by the job."""
+    *queries, expression = GPU["Metrics"]
+    full = 2 * GPU["Threshold"]
+    nodes = ", ".join(query["Id"] for query in queries[:-1])
+    assert expression["Expression"] == f"IF(heartbeats > 0, SUM([{nodes}]), {full:.0f})"
+    periods: list[tuple[float | None, int]] = []
+    for waiting, downloading, training in attempts:
+        for kind, count in (
+            ((None, 0), waiting),
+            ((0.001, 0), downloading),
+            ((full, 10), training),
+        ):
+            for _ in range(count):
+                periods.append(kind)
+                assert not gpu_fires(periods, extra)
+    idle = [(0.1 * full, 10)] * GPU["EvaluationPeriods"]
+    assert gpu_fires([*periods, *idle], extra)
+    assert not gpu_fires([*periods, *idle[1:]], extra)
+
+
+@quick
 @given(training=st.integers(0, 200), delay=delays, extra=extras)
 def test_job_without_heartbeats_fires_in_time(training: int, delay: int, extra: int) -> None:
     timeline = [(False, 0)] * 60 + [(True, 2)] * training + [(True, 0)] * 120

@@ -60,7 +60,7 @@ def test_alarms_are_created_follow_the_jobs_and_are_deleted(laptop: Laptop) -> N
     assert stored_alarms(aws) == {}
     assert rule_names(aws) == []
     question = laptop("alarms", "demo", code=2).stderr
-    assert "Create 4 alarms and a rule for demo, $1.10 a month?" in question
+    assert "Create 4 alarms and a rule for demo, $1.20 a month?" in question
     assert stored_alarms(aws) == {}
 
     created = laptop.json("alarms", "demo", "--yes")

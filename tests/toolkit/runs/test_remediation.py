@@ -294,6 +294,29 @@ def test_pending_timeout_is_a_capacity_loss_not_a_user_stop() -> None:
     assert isinstance(after_waiting(1799), Finish)
 
 
+@pytest.mark.parametrize("trains_again", [False, True])
+def test_wait_that_is_lost_after_training_relocates(trains_again: bool) -> None:
+    """A job of a training plan returns to Pending between reserved hours, and gets none again."""
+    phases = {"Training": 9000, "Pending": 1801} | ({"Training ": 60} if trains_again else {})
+    description = {
+        "CreationTime": NOW - timedelta(seconds=10_000),
+        "TrainingStartTime": NOW - timedelta(seconds=9000),
+        "TrainingEndTime": NOW,
+        "StoppingCondition": {"MaxPendingTimeInSeconds": 1800},
+        "SecondaryStatusTransitions": [
+            {"Status": phase.strip(), "StartTime": NOW - timedelta(seconds=ago)}
+            for phase, ago in phases.items()
+        ],
+    }
+    job = TrainingJob("demo--a-0001", "demo", "a", "Stopped", {}, description)
+    action = decide(state(job), policy=Policy(3, timedelta(0), placements=2))
+    if trains_again:
+        assert isinstance(action, Finish)
+    else:
+        assert isinstance(action, StartJob)
+        assert (action.cause, action.placement) == ("max-pending", 1)
+
+
 def test_live_older_job_prevents_a_start() -> None:
     """As if another region had listed the job late."""
     jobs = [job(1, "InProgress"), job(2, "Failed", placement="1")]

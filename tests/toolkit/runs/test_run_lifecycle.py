@@ -325,6 +325,19 @@ def test_job_that_sagemaker_restarts_for_hours_is_left_alone(laptop: Laptop) -> 
     assert laptop.aws.bodies("StopTrainingJob") == []
 
 
+def test_job_that_does_not_stop_is_reported_with_its_cost(laptop: Laptop) -> None:
+    """SageMaker should end it within minutes, and bills it until it does."""
+    laptop.sagemaker.set_status(FIRST, "Stopping", seconds=3600, ended_ago=3500)
+    assert laptop.json("status", "demo")["warnings"] == []
+    laptop.sagemaker.set_status(FIRST, "Stopping", seconds=3600, ended_ago=25 * 3600)
+    [warning] = laptop.json("status", "demo")["warnings"]
+    assert warning.startswith(f"{FIRST} has been stopping for 1.04 days, which has cost $3,1")
+    assert warning.endswith(": SageMaker bills it until it has ended; ask AWS Support to end it")
+    assert "WARNING: demo--256px-0001 has been stopping" in laptop("status", "demo").stdout
+    watched = laptop.json("watch", "demo", "--once")
+    assert (watched["action"], watched["warning"]) == ("wait", warning)
+
+
 def test_checkpoints_that_do_not_reach_s3_are_reported(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The job logs one every 50 steps, and S3 holds the first."""
     laptop = Laptop(cli, aws, tmp_path, checkpoint={"every_steps": 50})

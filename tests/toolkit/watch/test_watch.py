@@ -282,7 +282,12 @@ def test_expired_credentials_end_the_watch_with_the_fix(laptop: Laptop) -> None:
         screen.wait_for("next poll")
         laptop.aws.error_codes["ListTrainingJobs"] = "ExpiredTokenException"
         assert screen.end() == 4
-    assert "the run itself continues: fix this and watch again" in screen.text
+    text = " ".join(screen.text.split())
+    assert "the run itself continues, with its checkpoints, alerts and SageMaker's own " in text
+    assert (
+        "nothing will start another job after a failure, start the next stage or stop the run at "
+        "its budget: fix this and watch again"
+    ) in text
 
 
 @pytest.mark.integration
