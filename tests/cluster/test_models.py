@@ -91,7 +91,7 @@ def test_folder_without_a_model_is_a_one_line_error(
     weights = tmp_path / "cut" / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     for checkpoint, prompts, out, expected in [
-        ("none", "prompts.txt", "a.png", "none: no such folder"),
+        ("./none", "prompts.txt", "a.png", "./none: no such file or folder"),
         ("nothing", "prompts.txt", "a.png", "holds no model and no checkpoint"),
         ("step-00000001", "prompts.txt", "a.png", "incomplete"),
         ("other", "prompts.txt", "a.png", "other: has no network"),

@@ -22,6 +22,7 @@ from sm_train.toolkit.diagnose.matches import (
     Match,
     ScanReport,
 )
+from sm_train.toolkit.diagnose.network_names import is_network_fault, named_in
 from sm_train.toolkit.diagnose.origins import FirstFailing, first_failing
 from sm_train.toolkit.diagnose.signatures import (
     Confidence,
@@ -326,6 +327,8 @@ def _from_signature(
     title = signature.title
     if signature.role == "exception":
         title = f"{title}: {match.text}"
+    if is_network_fault(signature.code):
+        details = (*named_in(matches), *details)
     return Diagnosis(
         cause=signature.code,
         title=title,
