@@ -19,6 +19,7 @@ bucket naming rules, 2026-11)."""
 _PLACEHOLDER = re.compile(
     rf"^(?:s3://)?(?P<bucket>{_BUCKET})(?:/|$)"
     rf"|(?:^|:)(?P<account>{'|'.join(_ACCOUNTS)})(?=:|\.dkr\.ecr\.|$)"
+    r"|^(?P<registry>[a-z.]*\bexample\.com)/"
 )
 _SECTIONS = (
     "role",
@@ -29,6 +30,7 @@ _SECTIONS = (
     "model",
     "channels",
     "cluster",
+    "kubernetes",
     "alerts",
     "trackers",
     "recovery",
@@ -45,14 +47,17 @@ class Placeholder(NamedTuple):
     @property
     def fix(self) -> str:
         """Return what to write instead."""
-        return "write your own account's ID" if self.value.isdigit() else "write your own bucket"
+        if self.value.isdigit():
+            return "write your own account's ID"
+        is_registry = self.value.endswith("example.com")
+        return f"write your own {'registry' if is_registry else 'bucket'}"
 
 
 def find_placeholders(config: RunConfig) -> list[Placeholder]:
-    """Return the keys that still hold an account or a bucket of documentation."""
+    """Return the keys that still hold an account, a bucket or a registry of documentation."""
     document = config.model_dump(mode="json", exclude_none=True, include=set(_SECTIONS))
     return [
-        Placeholder(path, matched["bucket"] or matched["account"])
+        Placeholder(path, matched["bucket"] or matched["account"] or matched["registry"])
         for section in _SECTIONS
         for path, text in _texts(document.get(section), (section,))
         if (matched := _PLACEHOLDER.search(text))

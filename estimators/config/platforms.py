@@ -197,6 +197,11 @@ class KubernetesSection(Section):
         description="Namespace of all objects. HyperPod resumes jobs in `kubeflow` and in "
         "namespaces that start with `hyperpod` (its documentation on auto-resume).",
     )
+    service_account: ResourceName = Field(
+        default="sm-train",
+        description="Service account of the pods, whose IAM role (EKS Pod Identity or IRSA) reads "
+        "the data and the code. Outside of AWS, `default` exists in every namespace.",
+    )
     queue: ResourceName | None = Field(
         default=None, description="Kueue's local queue (label kueue.x-k8s.io/queue-name)."
     )

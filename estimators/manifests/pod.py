@@ -37,10 +37,6 @@ START = start_command(_ARCHIVE, _CODE, "python3")
 FETCH_IMAGE = "public.ecr.aws/aws-cli/aws-cli:2.31.0"
 """Image of the init container, with sh, aws and sha256sum."""
 
-SERVICE_ACCOUNT = "sm-train"
-"""ServiceAccount of the pods, whose IAM role (Pod Identity or IRSA) reads the data and writes the
-checkpoints."""
-
 _CPUS_PER_GPU, _MEMORY_GIB_PER_GPU = 2, 8
 """Requests that fit the smallest types, such as g5.xlarge with 4 CPUs and 16 GiB for one GPU."""
 
@@ -77,7 +73,7 @@ def pod_template(
         **container_network(job),
     }
     own = {
-        "serviceAccountName": SERVICE_ACCOUNT,
+        "serviceAccountName": kubernetes.service_account,
         "terminationGracePeriodSeconds": kubernetes.grace_period,
         "nodeSelector": node_labels if kubernetes.node_labels is None else kubernetes.node_labels,
         "tolerations": [{"key": GPU, "operator": "Exists"}],

@@ -13,7 +13,8 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.toolkit.init.template import Values
 
-PRESETS = ("default", "bria-2.0", "demo", "tiny-pixels")
+PRESETS = ("default", "bria-2.0", "infiniband-20b", "demo", "tiny-pixels")
+KUBERNETES_PRESETS = ("infiniband-20b",)
 LOCAL_PRESETS = ("demo", "tiny-pixels")
 """Presets that train on this machine, and so need no AWS account."""
 
@@ -46,6 +47,7 @@ def _preset_hint(name: str) -> str:
     "sm-train init",
     "sm-train init run.yaml --region eu-west-1 --data s3://photos/shards/",
     "sm-train init run.yaml --model sdxl --instance-type ml.p5.48xlarge --instances 4",
+    "sm-train init big.yaml --preset infiniband-20b --image registry.example.com/team/train:1",
     "sm-train init digits.yaml --preset demo",
 )
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default="run.yaml")
@@ -54,7 +56,8 @@ def _preset_hint(name: str) -> str:
     type=_Preset(PRESETS),
     default="default",
     show_default=True,
-    help="bria-2.0: its three published stages; demo: handwritten digits on this machine; "
+    help="bria-2.0: its three published stages; infiniband-20b: 20 B parameters on 16 nodes of "
+    "8 H100 with Kubernetes; demo: handwritten digits on this machine; "
     "tiny-pixels: your own photos on this machine.",
 )
 @click.option("--name", metavar="NAME", help="Name of the run.")
@@ -65,6 +68,12 @@ def _preset_hint(name: str) -> str:
 @click.option("--instance-type", metavar="TYPE", help="Instance type; `sm-train instances`.")
 @click.option(
     "--instances", type=click.IntRange(1), metavar="N", help="Number of instances of the stage."
+)
+@click.option("--image", metavar="IMAGE", help="Container image of the pods (infiniband-20b).")
+@click.option(
+    "--rdma-resource",
+    metavar="NAME",
+    help="RDMA resource of the nodes, such as rdma/hca_shared_devices_a (infiniband-20b).",
 )
 @click.option("--no-input", is_flag=True, help="Ask nothing, also on a terminal.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
@@ -100,14 +109,22 @@ def command(
     if on_terminal and not no_input and not as_json and preset not in LOCAL_PRESETS:
         from sm_train.toolkit.init.wizard import ask_values
 
-        values = ask_values(values, options["profile"], default_type=_instance_type(template))
+        values = ask_values(
+            values,
+            options["profile"],
+            default_type=_instance_type(template),
+            on_kubernetes=preset in KUBERNETES_PRESETS,
+        )
     text = fill(template, values)
     missing = placeholders_in(text, str(path))
     write_atomic(path, text.encode())
     note(f"Wrote {path}")
     if missing and preset not in LOCAL_PRESETS:
         note(f"Fill in: {', '.join(missing)}")
-    note(f"Next: sm-train submit {path} --dry-run")
+    if preset in KUBERNETES_PRESETS:
+        note(f"Next: sm-train manifest {path} --to trainjob")
+    else:
+        note(f"Next: sm-train submit {path} --dry-run")
     if as_json:
         write_json({"path": str(path), "placeholders": missing})
 

@@ -10,7 +10,13 @@ from typing import Any
 import yaml
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.consistency import KeyPath
-from sm_train.estimators.config.fields import NAME_PATTERN, S3_URI_PATTERN, pattern_message
+from sm_train.estimators.config.fields import (
+    CONTAINER_IMAGE_PATTERN,
+    LABEL_KEY_PATTERN,
+    NAME_PATTERN,
+    S3_URI_PATTERN,
+    pattern_message,
+)
 from sm_train.estimators.config.load import RunFileError, dotted, load_document
 from sm_train.estimators.config.presets import (
     preset_names,
@@ -23,7 +29,8 @@ from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.settings import require_valid
 
 _ACCOUNT, _BUCKET, _REGION = "111122223333", "my-bucket", "us-east-1"
-"""The values in the templates."""
+RDMA_RESOURCE = "rdma/hca_shared_devices_a"
+"""The values in the templates; the resource is that of the RDMA shared device plugin by default."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,16 @@ class Values:
     model: str | None = None
     instance_type: str | None = None
     instances: int | None = None
+    image: str | None = None
+    rdma_resource: str | None = None
+
+
+_PATTERNS = {
+    "name": NAME_PATTERN,
+    "data": S3_URI_PATTERN,
+    "image": CONTAINER_IMAGE_PATTERN,
+    "rdma_resource": LABEL_KEY_PATTERN,
+}
 
 
 def read_template(preset: str) -> str:
@@ -56,8 +73,8 @@ def require_valid_value(option: str, value: Any) -> None:
         require_valid(option, value, source)
         return
     problem = None
-    if option in ("name", "data"):
-        pattern = NAME_PATTERN if option == "name" else S3_URI_PATTERN
+    if option in _PATTERNS:
+        pattern = _PATTERNS[option]
         problem = None if re.fullmatch(pattern, value) else pattern_message(pattern)
     elif option == "model" and value not in preset_names():
         problem = unknown_preset(value)
@@ -82,6 +99,7 @@ def fill(text: str, values: Values) -> str:
     bucket = values.bucket or (values.data.split("/")[2] if values.data else None)
     edits: dict[KeyPath, object] = {("name",): values.name, ("data", "uri"): values.data}
     edits |= {("role",): values.role, ("bucket",): values.bucket}
+    edits |= _kubernetes_edits(text, values)
     edits |= _model_edits(values.model)
     edits |= _cluster_edits(text, values)
     for path, value in edits.items():
@@ -109,6 +127,25 @@ def placeholders_in(text: str, source: str) -> list[str]:
     return list(
         dict.fromkeys(dotted(placeholder.path) for placeholder in find_placeholders(config))
     )
+
+
+def _kubernetes_edits(text: str, values: Values) -> dict[KeyPath, object]:
+    """Return the edits for Kubernetes.
+
+    Raises:
+        UserError: the template is not for Kubernetes.
+    """
+    edits: dict[KeyPath, object] = {}
+    if values.image is not None:
+        edits["kubernetes", "image"] = values.image
+    if values.rdma_resource is not None:
+        edits["kubernetes", "network", "resources"] = f"{{{values.rdma_resource}: 1}}"
+    if edits and "kubernetes" not in yaml.safe_load(text):
+        option = "--image" if values.image is not None else "--rdma-resource"
+        raise UserError(
+            f"{option}: the run file has no section kubernetes; use it with --preset infiniband-20b"
+        )
+    return edits
 
 
 def _model_edits(model: str | None) -> dict[KeyPath, object]:

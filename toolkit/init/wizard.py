@@ -12,7 +12,7 @@ from sm_train.toolkit.aws.session import profile_region
 from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.init.account import Account, open_account
-from sm_train.toolkit.init.template import Values, require_valid_value
+from sm_train.toolkit.init.template import RDMA_RESOURCE, Values, require_valid_value
 from sm_train.toolkit.settings import from_config
 from sm_train.toolkit.terminal.confirmation import interruptible_prompts
 from sm_train.toolkit.terminal.console import stderr_console, write_line
@@ -24,10 +24,13 @@ _MOST_TYPES = 10
 
 
 @interruptible_prompts()
-def ask_values(given: Values, profile: str | None, *, default_type: str) -> Values:
+def ask_values(
+    given: Values, profile: str | None, *, default_type: str, on_kubernetes: bool = False
+) -> Values:
     """Ask for each value that ``given`` lacks; an empty answer keeps the template's placeholder.
 
-    ``default_type`` is the template's instance type.
+    ``default_type`` is the template's instance type. A run on Kubernetes needs no role, and its
+    nodes are given.
     """
     write_line("Enter takes the value in brackets; Ctrl-C ends without writing a file.\n", err=True)
     values = given
@@ -36,7 +39,7 @@ def ask_values(given: Values, profile: str | None, *, default_type: str) -> Valu
     if values.region is None:
         values = replace(values, region=_ask("region", "AWS region", _default_region(profile)))
     account = _account(profile, values.region or DEFAULT_REGION)
-    if values.role is None:
+    if values.role is None and not on_kubernetes:
         roles = _listed("roles", account.roles if account else None)
         values = replace(values, role=_choose("role", "IAM role of the jobs", roles))
     if values.bucket is None:
@@ -46,9 +49,21 @@ def ask_values(given: Values, profile: str | None, *, default_type: str) -> Valu
     if values.data is None:
         default = f"s3://{values.bucket}/shards/" if values.bucket else ""
         values = replace(values, data=_ask("data", "Training data (S3 prefix)", default))
+    if on_kubernetes:
+        return _ask_of_cluster(values)
     if values.instance_type is None:
         quotas = _listed("quotas", account.usable_types if account else None)
         values = replace(values, instance_type=_choose_type(quotas, values.region, default_type))
+    return values
+
+
+def _ask_of_cluster(values: Values) -> Values:
+    if values.image is None:
+        label = "Container image with PyTorch (empty: fill in later)"
+        values = replace(values, image=_ask("image", label, ""))
+    if values.rdma_resource is None:
+        label = "RDMA resource of the nodes (`kubectl describe node`)"
+        values = replace(values, rdma_resource=_ask("rdma_resource", label, RDMA_RESOURCE))
     return values
 
 

@@ -10,6 +10,7 @@ import yaml
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
 from sm_train.estimators.manifests.stage_job import Target
+from sm_train.toolkit.init.template import Values, fill, read_template
 
 from tests.support import run_documents
 
@@ -47,6 +48,19 @@ def preset(name: str, **changes: Any) -> RunConfig:
     text = (files("sm_train.toolkit") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
     sections = {"kubernetes": {"image": IMAGE}, "slurm": {"shared_folder": "/fsx/sm-train"}}
     return RunConfig.model_validate({**yaml.safe_load(text), **sections, **changes})
+
+
+def infiniband_20b(**values: str) -> RunConfig:
+    """Return the run file that `init --preset infiniband-20b` writes with these answers."""
+    answers = {
+        "name": "big",
+        "bucket": "ai-bucket",
+        "data": "s3://ai-bucket/shards/",
+        "image": "ghcr.io/team/train:1",
+        "rdma_resource": "rdma/ib",
+    }
+    text = fill(read_template("infiniband-20b"), Values(**(answers | values)))
+    return RunConfig.model_validate(yaml.safe_load(text))
 
 
 def manifest(run: RunConfig, target: Target, stage: str | None = None) -> Manifest:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from sm_train.entrypoints.common.node_description import NODE_VARIABLE, NodeDesc
 from sm_train.estimators.config.load import RunFileError, load_run
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import Target
+from sm_train.toolkit.checks.finding import Finding, Subject
+from sm_train.toolkit.checks.preflight import offline_findings
+from sm_train.toolkit.costing.run_price import estimate_run
+from sm_train.toolkit.placeholders import find_placeholders
 
 from tests.estimators.manifests.documents import (
     IMAGE,
@@ -23,6 +28,7 @@ from tests.estimators.manifests.documents import (
     FixedBundle,
     config,
     environment,
+    infiniband_20b,
     manifest,
     only,
     pods,
@@ -171,6 +177,43 @@ def test_infiniband_needs_no_edit_of_the_pods(target: Target) -> None:
         networks = pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
         assert networks == "research/ib0, ib1"
         assert "hostNetwork" not in pod["spec"]
+
+
+@pytest.mark.parametrize("target", KUBERNETES)
+@pytest.mark.parametrize("stage", ["256px", "512px", "1024px"])
+def test_preset_of_20_b_needs_no_edit_of_its_manifest(target: Target, stage: str) -> None:
+    """Beyond the values that `init` asks for: 16 nodes of 8 GPUs with RDMA, and a disk."""
+    run = infiniband_20b()
+    assert find_placeholders(run) == []
+    found = manifest(run, target, stage)
+    for pod in pods(found):
+        container = pod["spec"]["containers"][0]
+        limits = container["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == "8"
+        assert limits["rdma/ib"] == "1"
+        assert container["image"] == "ghcr.io/team/train:1"
+        assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+        assert not pod["spec"]["nodeSelector"]
+        assert pod["spec"]["serviceAccountName"] == "default"
+        [work] = [volume for volume in pod["spec"]["volumes"] if volume["name"] == "work"]
+        assert work["emptyDir"] == {"sizeLimit": "4Ti"}
+        node = NodeDescription.from_json(environment(pod)[NODE_VARIABLE])
+        assert (node.nodes, node.processes) == (16, 8)
+    assert "vpc.amazonaws.com/efa" not in found.text
+    assert "example.com" not in found.text
+    assert "my-bucket" not in found.text
+
+
+def test_preset_of_20_b_fits_into_its_gpus_and_disks(tmp_path: Path) -> None:
+    run = infiniband_20b()
+    subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), tmp_path)
+    errors = [found for found in offline_findings(subject, date(2026, 11, 1)) if is_error(found)]
+    assert errors == []
+
+
+def is_error(found: Finding) -> bool:
+    # There are no shards on this machine.
+    return found.level == "error" and found.code != "no-shards"
 
 
 def test_variables_of_the_run_file_replace_those_of_the_network() -> None:

@@ -20,6 +20,7 @@ from tests.estimators.manifests.documents import (
     INFINIBAND,
     TARGETS,
     config,
+    infiniband_20b,
     manifest,
     only,
     pods,
@@ -33,6 +34,7 @@ SCHEMA = Path(__file__).parent / "hyperpod_pytorch_job.schema.json"
 
 RUNS: dict[str, RunConfig] = {
     "bria": preset("bria-2.0"),
+    "20 B": infiniband_20b(),
     "plain": config(),
     "volumes": config(
         kubernetes={

@@ -48,6 +48,29 @@ def test_flags_replace_every_placeholder_and_keep_comments(
     assert cli("submit", "run.yaml", "--dry-run").returncode == 0
 
 
+def test_preset_for_kubernetes_asks_for_image_and_rdma_resource(cli: Cli, tmp_path: Path) -> None:
+    """It needs no role, and no instance type of AWS."""
+    result = cli("init", "--preset", "infiniband-20b", "--data=s3://photos/shards/")
+    assert result.stderr.splitlines() == [
+        "Wrote run.yaml",
+        "Fill in: kubernetes.image",
+        "Next: sm-train manifest run.yaml --to trainjob",
+    ]
+    flags = ("--image=ghcr.io/team/train:1", "--rdma-resource=rdma/ib", "--force")
+    result = cli("init", "--preset", "infiniband-20b", "--data=s3://photos/shards/", *flags)
+    assert result.returncode == 0, result.stderr
+    run = load_run(tmp_path / "run.yaml")
+    assert run.kubernetes.image == "ghcr.io/team/train:1"
+    assert run.kubernetes.network.resources == {"rdma/ib": 1}
+    assert find_placeholders(run) == []
+    for option in ("--image=a/b:1", "--rdma-resource=rdma/ib"):
+        error = one_line(cli("init", "other.yaml", option).stderr)
+        assert error == (
+            f"sm-train: {option.partition('=')[0]}: the run file has no section kubernetes; use it "
+            "with --preset infiniband-20b"
+        )
+
+
 def test_placeholders_that_remain_are_named(cli: Cli) -> None:
     result = cli("init", "--data=s3://photos/shards/")
     assert result.stderr.splitlines() == [

@@ -19,7 +19,7 @@ from sm_train.estimators.config.load import load_run
 from tests.conftest import Cli
 from tests.support.run_files import write_run
 
-PRESETS = ["default", "bria-2.0", "demo"]
+PRESETS = ["default", "bria-2.0", "infiniband-20b", "demo"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
