@@ -59,22 +59,25 @@ def command(
     commands are printed on standard error. diagnose and review read the job's log.
     """
     from sm_train.toolkit.aws.session import open_session, resolve_region
+    from sm_train.toolkit.memory.memory_fit import stages_short_of_memory
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.submit.staged_manifest import manifest_of
     from sm_train.toolkit.submit.staged_manifest import stage_code as upload
+    from sm_train.toolkit.submit.submit import check_budget, require_own_values
     from sm_train.toolkit.terminal.console import write_json
 
     config = load(run, changes)
     region = resolve_region(options["region"], config.region, options["profile"])
+    require_own_values(config)
+    warnings = [*check_budget(config, region), *stages_short_of_memory(config)]
     name = None if out is None else str(out)
     manifest, bundle = manifest_of(
         config, run.parent, stage, target, region, name, take_over=take_over
     )
     if config.cluster.backend == "smddp":
-        click.echo(
-            "warning: cluster.backend: smddp exists in training jobs only; these jobs use NCCL",
-            err=True,
-        )
+        warnings.append("cluster.backend: smddp exists in training jobs only; these jobs use NCCL")
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
     if stage_code:
         upload(open_session(options["profile"], region), manifest, bundle)
     if out is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.conftest import Aws, Cli
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
-KUBERNETES = {"image": "registry.example.com/train:1"}
+KUBERNETES = {"image": "ghcr.io/team/train:1"}
 
 
 def run_file(tmp_path: Path) -> Path:
@@ -75,6 +76,37 @@ def test_stage_code_uploads_the_bundle_that_the_manifest_names(
     assert hashlib.sha256(content).hexdigest() == document["bundle"]["sha256"]
     assert document["code_staged"]
     assert "ai-bucket=alias/train" in json.dumps(document["objects"])
+
+
+def test_a_budget_that_the_run_exceeds_refuses_its_manifest(cli: Cli, tmp_path: Path) -> None:
+    run = run_file(tmp_path)
+    command = ["manifest", run, "--to", "trainjob", "--out", tmp_path / "job.yaml"]
+    result = cli(*command, "--set", "budget.usd=5")
+    assert result.returncode == 7
+    assert re.match(r"sm-train: budget.usd: the run costs .*, more than \$5.00; ", result.stderr)
+    assert not (tmp_path / "job.yaml").exists()
+    result = cli(*command, "--set", "budget.usd=5", "--set", "budget.on_exceed=warn")
+    assert result.returncode == 0
+    assert result.stderr.startswith("warning: budget.usd: the run costs ")
+
+
+def test_too_little_gpu_memory_is_a_warning_of_the_manifest(cli: Cli, tmp_path: Path) -> None:
+    stages = [stage("256px", steps_per_second=None, per_device_batch_size=64)]
+    model = {"preset": "mmdit-20b", "prediction_type": "flow"}
+    run = write_run(tmp_path, stages=stages, model=model, kubernetes=KUBERNETES)
+    result = cli("manifest", run, "--to", "trainjob")
+    assert result.returncode == 0, result.stderr
+    assert "warning: 256px does not fit: it needs about " in result.stderr
+
+
+def test_values_of_documentation_refuse_a_manifest(cli: Cli, tmp_path: Path) -> None:
+    command = ["manifest", run_file(tmp_path), "--to", "trainjob", "--set"]
+    result = cli(*command, "kubernetes.image=registry.example.com/train:1")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "sm-train: kubernetes.image: registry.example.com is a placeholder; write your own "
+        "registry\n",
+    )
 
 
 def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, tmp_path: Path) -> None:
