@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,14 +44,15 @@ def choose(
     gpus: int,
     backend: str,
     smddp_installed: bool,
-    efa: bool,
+    rdma: Sequence[str],
     mpi: bool,
 ) -> BackendChoice:
     """Return the backend for ``processes`` in total on ``nodes`` with ``gpus`` each.
 
-    ``backend`` is the run file's wish; ``auto`` is NCCL. ``efa`` is true if the node has an EFA
-    device, ``mpi`` if MPI started the processes: SMDDP sums gradients only under its own launcher,
-    which is MPI's. Where a requested SMDDP cannot run, the choice is NCCL with a warning.
+    ``backend`` is the run file's wish; ``auto`` is NCCL. ``rdma`` are the node's
+    :func:`rdma_devices`. ``mpi`` is true if MPI started the processes: SMDDP sums gradients only
+    under its own launcher, which is MPI's. Where a requested SMDDP cannot run, the choice is NCCL
+    with a warning.
     """
     if processes == 1:
         return BackendChoice("none", "a single process")
@@ -59,9 +60,7 @@ def choose(
         return BackendChoice("gloo", "no GPU")
     if nodes == 1:
         return BackendChoice("nccl", "one node: NCCL over NVLink or PCIe")
-    nccl = BackendChoice("nccl", "NCCL over EFA")
-    if not efa:
-        nccl = BackendChoice("nccl", "no EFA device: NCCL over sockets, which is slow")
+    nccl = BackendChoice("nccl", _nccl_reason(rdma))
     if backend != "smddp":
         return nccl
     if not (instance_type or "").startswith(("ml.p4d.", "ml.p4de.")):
@@ -73,6 +72,14 @@ def choose(
     else:
         return BackendChoice("smddp", f"{instance_type} × {nodes} with SMDDP in the image")
     return replace(nccl, warning=f"SMDDP is not used: {obstacle}; NCCL is used instead")
+
+
+def _nccl_reason(rdma: Sequence[str]) -> str:
+    if any(map(is_efa, rdma)):
+        return "NCCL over EFA"
+    if rdma:
+        return f"NCCL over {', '.join(rdma)}"
+    return "no RDMA device: NCCL over sockets, which is slow"
 
 
 def gpu_name() -> str | None:
@@ -93,17 +100,31 @@ def decide(*, nodes: int, backend: str, instance_type: str | None) -> BackendCho
         gpus=0 if _uses_cpu() else torch.cuda.device_count(),
         backend=backend,
         smddp_installed=importlib.util.find_spec("smdistributed") is not None,
-        efa=bool(efa_devices()),
+        rdma=rdma_devices(),
         mpi="OMPI_COMM_WORLD_SIZE" in os.environ,
     )
 
 
-def efa_devices(folder: Path = _INFINIBAND_DEVICES) -> list[str]:
-    """Return the names of the node's EFA devices.
+def is_efa(device: str) -> bool:
+    """Return whether ``device`` is the name of an EFA device."""
+    return _EFA_DEVICE.fullmatch(device) is not None
+
+
+def rdma_devices(folder: Path = _INFINIBAND_DEVICES) -> list[str]:
+    """Return the names of the node's RDMA devices, EFA's among them, that have an active port.
 
     The folder exists without a device as soon as the kernel has loaded its InfiniBand module.
+    A port's ``state`` reads ``4: ACTIVE``. A device whose ports cannot be read counts.
     """
-    return sorted(path.name for path in folder.glob("*") if _EFA_DEVICE.fullmatch(path.name))
+    return sorted(path.name for path in folder.glob("*") if _has_active_port(path))
+
+
+def _has_active_port(device: Path) -> bool:
+    try:
+        states = [path.read_text() for path in device.glob("ports/*/state")]
+    except OSError:
+        return True
+    return not states or any("ACTIVE" in state for state in states)
 
 
 def _uses_cpu() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sm_train.entrypoints.common.events import EventLog
@@ -16,8 +17,21 @@ from sm_train.entrypoints.doctor.doctor_history import (
     timestamp,
     write_result,
 )
+from sm_train.entrypoints.doctor.findings import ClusterFinding
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
 from sm_train.entrypoints.doctor.verdict import DoctorVerdict, judge
+
+
+def report_transport(
+    config: JobConfig, cluster: ClusterMeasurements, events: EventLog
+) -> list[ClusterFinding]:
+    """Log what is wrong with the transport between nodes; returns the findings.
+
+    ``cluster`` needs only the sweeps and NCCL's logs, which exist long before the verdict.
+    """
+    found = [finding for finding in judge(config, cluster).findings if finding.is_transport]
+    _warn(found, cluster, events)
+    return found
 
 
 def conclude(
@@ -25,8 +39,13 @@ def conclude(
     cluster: ClusterMeasurements,
     paths: SageMakerPaths,
     events: EventLog,
+    *,
+    reported: Sequence[ClusterFinding] = (),
 ) -> dict[str, Any]:
-    """Judge, store and log the result; returns the part of the verdict that every rank needs."""
+    """Judge, store and log the result; returns the part of the verdict that every rank needs.
+
+    Findings of the codes and nodes of ``reported`` ones are stored and not logged again.
+    """
     folders = [paths.checkpoints / FOLDER, paths.channel("previous") / FOLDER]
     verdict = judge(config, cluster, parse_results(read_results(folders)))
     document = result_document(config, cluster, verdict)
@@ -35,12 +54,9 @@ def conclude(
     except OSError as error:
         path = None
         events.warn("doctor-not-kept", f"the doctor's result could not be written: {error}")
-    for finding in verdict.findings:
-        events.warn(
-            f"doctor-{finding.code}",
-            f"{finding.message}; {finding.advice}",
-            nodes=[cluster.name(node) for node in finding.nodes],
-        )
+    known = {(finding.code, finding.nodes) for finding in reported}
+    new = [finding for finding in verdict.findings if (finding.code, finding.nodes) not in known]
+    _warn(new, cluster, events)
     prediction = verdict.prediction
     events.write(
         "doctor",
@@ -58,6 +74,15 @@ def conclude(
         path=path,
     )
     return {"level": verdict.level, "sentence": verdict.sentence}
+
+
+def _warn(found: Sequence[ClusterFinding], cluster: ClusterMeasurements, events: EventLog) -> None:
+    for finding in found:
+        events.warn(
+            f"doctor-{finding.code}",
+            f"{finding.message}; {finding.advice}",
+            nodes=[cluster.name(node) for node in finding.nodes],
+        )
 
 
 def result_document(

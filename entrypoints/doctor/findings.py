@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, Literal
 
 from sm_train.cost.instances import InstanceType
+from sm_train.entrypoints.distributed.backend import is_efa
 from sm_train.entrypoints.distributed.rendezvous import SECURITY_GROUP_HINT
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements, NodeSpeeds
 from sm_train.entrypoints.doctor.nccl_log import NcclLog, transport_problem
@@ -42,6 +43,11 @@ class ClusterFinding:
     nodes: tuple[int, ...] = ()
     confidence: Confidence | None = None
 
+    @property
+    def is_transport(self) -> bool:
+        """Whether the finding is about the transport that NCCL uses between nodes."""
+        return self.code.startswith("transport-")
+
 
 def findings(
     cluster: ClusterMeasurements, instance: InstanceType | None
@@ -50,7 +56,7 @@ def findings(
     yield from _missing_nodes(cluster)
     yield from _world_size(cluster, instance)
     yield from _gpus(cluster, instance)
-    yield from _transport(cluster, instance)
+    yield from transport_findings(cluster, instance)
     yield from _links(cluster)
     yield from _lost_nodes(cluster)
     yield from _unfinished(cluster)
@@ -198,7 +204,7 @@ def _node_speeds(cluster: ClusterMeasurements) -> Iterator[tuple[int, NodeSpeeds
             yield rank.node, speeds
 
 
-def _transport(
+def transport_findings(
     cluster: ClusterMeasurements, instance: InstanceType | None
 ) -> Iterator[ClusterFinding]:
     """Judge each node's transport; a node's adapters are compared with the other nodes'."""
@@ -206,12 +212,17 @@ def _transport(
         return
     logs = {node: NcclLog(**log) for node, log in cluster.nccl_logs.items()}
     adapters = max((log.adapters or 0 for log in logs.values()), default=0)
-    has_rdma = None if instance is None else instance.supports_efa
     for node, log in logs.items():
-        problem = transport_problem(log, has_rdma=has_rdma, adapters=adapters)
+        devices = next((rank.rdma for rank in cluster.ranks if rank.node == node), None)
+        problem = transport_problem(
+            log,
+            has_rdma=_has_rdma(devices, instance),
+            adapters=adapters,
+            devices=[device for device in devices or () if not is_efa(device)],
+        )
         if problem is not None:
-            # Sockets waste adapters that are known to exist.
-            level: Level = "fail" if log.fabric == "sockets" and has_rdma else "warn"
+            # Only sockets on a node whose devices were found leave adapters unused for certain.
+            level: Level = "fail" if log.fabric == "sockets" and devices else "warn"
             yield ClusterFinding(
                 problem.code,
                 level,
@@ -219,6 +230,13 @@ def _transport(
                 problem.fix,
                 (node,),
             )
+
+
+def _has_rdma(devices: Sequence[str] | None, instance: InstanceType | None) -> bool | None:
+    """Return whether the node has EFA: a device that was found, or its instance type, says so."""
+    if any(map(is_efa, devices or ())):
+        return True
+    return None if instance is None else instance.supports_efa
 
 
 def slow_links(cluster: ClusterMeasurements) -> SlowLinks | None:

@@ -17,7 +17,10 @@ from sm_train.entrypoints.doctor.round_robin import Pair
 
 @dataclass(frozen=True)
 class RankFacts:
-    """One rank that joined; ``join_delay`` is its seconds after the first one."""
+    """One rank that joined; ``join_delay`` is its seconds after the first one.
+
+    ``rdma`` are the node's RDMA devices with an active link, None if that is unknown.
+    """
 
     rank: int
     node: int
@@ -27,6 +30,7 @@ class RankFacts:
     instance_id: str | None
     versions: dict[str, str | None]
     join_delay: float = 0.0
+    rdma: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -170,15 +170,19 @@ def merge_nccl_logs(logs: Sequence[NcclLog]) -> NcclLog:
 
 
 def transport_problem(
-    log: NcclLog, *, has_rdma: bool | None, adapters: int | None = None
+    log: NcclLog,
+    *,
+    has_rdma: bool | None,
+    adapters: int | None = None,
+    devices: Sequence[str] = (),
 ) -> TransportProblem | None:
     """Return what is wrong with a node's transport; None if nothing is, or nothing is known.
 
-    ``has_rdma`` is whether the node's type has EFA or InfiniBand, None if that is unknown, and
-    ``adapters`` how many adapters it has.
+    ``has_rdma`` is whether the node has EFA, None if that is unknown, and ``adapters`` how many
+    adapters it has. ``devices`` are InfiniBand and RoCE devices that were found on the node.
     """
     if log.fabric == "sockets":
-        return _sockets_problem(log, has_rdma)
+        return _sockets_problem(log, has_rdma, devices)
     if log.fabric is None:
         return None
     if log.rdma_channels < log.channels or (not log.channels and log.rdma_off):
@@ -194,11 +198,20 @@ def transport_problem(
     return None
 
 
-def _sockets_problem(log: NcclLog, has_rdma: bool | None) -> TransportProblem | None:
+def _sockets_problem(
+    log: NcclLog, has_rdma: bool | None, devices: Sequence[str]
+) -> TransportProblem | None:
     code: Literal["transport-sockets"] = "transport-sockets"
     if log.sockets_set is not None:
         sentence = f"sockets, because of {log.sockets_set}"
         return TransportProblem(code, sentence, f"remove {log.sockets_set.partition('=')[0]}")
+    if devices:
+        found = f"sockets, although the node has {', '.join(devices)}"
+        fix = (
+            "use an image with libibverbs, give the container /dev/infiniband and IPC_LOCK, and "
+            "leave NCCL_NET and NCCL_IB_HCA unset"
+        )
+        return TransportProblem(code, found, fix)
     if has_rdma:
         return TransportProblem(
             code,

@@ -97,7 +97,7 @@ def judge(
     prediction = _predict(config, cluster, expected, reference)
     network = cluster.world.best_busbw() if cluster.world else None
     found = [
-        *findings(cluster, instance),
+        *(_with_slowdown(finding, prediction) for finding in findings(cluster, instance)),
         *_low_figures(figures),
         *_too_slow(config, prediction, binding=reference.binding),
         *_slow_loaders(config, cluster, prediction),
@@ -111,6 +111,15 @@ def judge(
         prediction,
         network,
     )
+
+
+def _with_slowdown(finding: ClusterFinding, prediction: Prediction | None) -> ClusterFinding:
+    """Add the run's predicted slowdown to a finding about the transport between nodes."""
+    slowdown = prediction.slowdown if prediction else None
+    if not finding.is_transport or slowdown is None:
+        return finding
+    effect = f"; this run is predicted to be {_times(slowdown)} slower than expected"
+    return replace(finding, message=finding.message + effect)
 
 
 def _level(found: Sequence[ClusterFinding]) -> Literal["ok", "warn", "fail"]:

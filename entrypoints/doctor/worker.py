@@ -28,7 +28,7 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
 from sm_train.entrypoints.common.parent_death import exit_with_launcher
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
-from sm_train.entrypoints.distributed.backend import decide
+from sm_train.entrypoints.distributed.backend import decide, rdma_devices
 from sm_train.entrypoints.distributed.messages import (
     Messages,
     MissingNodeError,
@@ -48,7 +48,8 @@ from sm_train.entrypoints.doctor.cluster_benchmark import (
     RESERVE_SECONDS,
     ClusterBenchmark,
 )
-from sm_train.entrypoints.doctor.doctor_report import conclude
+from sm_train.entrypoints.doctor.doctor_report import conclude, report_transport
+from sm_train.entrypoints.doctor.findings import ClusterFinding
 from sm_train.entrypoints.doctor.gpu_inventory import read_gpus
 from sm_train.entrypoints.doctor.measurements import (
     ClusterMeasurements,
@@ -68,6 +69,9 @@ PORT = 7789
 
 FAREWELL_SECONDS = 5.0
 """How long rank 0 keeps the store open for ranks that have not read the verdict."""
+
+LOG_SECONDS = 2.0
+"""How long rank 0 waits for NCCL's logs of the other ranks before it reports the transport."""
 
 MEMORY_SHARE = 0.03
 """Share of the free memory for one buffer: two are needed, and eight ranks may share a node's."""
@@ -136,6 +140,7 @@ class _Process:
         )
         self._backend = choice.backend
         self._nccl_log = nccl_log
+        self._reported: list[ClusterFinding] = []
         os.environ |= {
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET",
@@ -241,8 +246,18 @@ class _Process:
         if self._nccl_log.exists():
             log = parse_nccl_log(self._nccl_log.read_text(errors="replace").splitlines())
             barrier.put(f"log/{self._info.node}/{self._info.rank}", asdict(log))
+            if self._info.rank == 0:
+                self._report_transport(barrier)
         benchmark.run_pairwise()
         benchmark.finish()
+
+    def _report_transport(self, barrier: StoreBarrier) -> None:
+        """Report a bad transport now: measuring the pairs of nodes takes most of the time."""
+        ranks = self._collect(barrier, timed_out=False).ranks
+        logs = [f"log/{rank.node}/{rank.rank}" for rank in ranks]
+        barrier.messages.arrivals(logs, LOG_SECONDS)
+        so_far = self._collect(barrier, timed_out=False)
+        self._reported = report_transport(self._config, so_far, self._events)
 
     def _rank_facts(self) -> RankFacts:
         info, versions = self._info, node_facts.versions()
@@ -255,6 +270,7 @@ class _Process:
             gpus=torch.cuda.device_count() if self._device.type == "cuda" else 0,
             instance_id=node_facts.instance_id(),
             versions=versions | {"driver": driver},
+            rdma=tuple(rdma_devices()),
         )
 
     def _max_bytes(self) -> int:
@@ -296,7 +312,9 @@ class _Process:
 
     def _judge(self, barrier: StoreBarrier, *, timed_out: bool) -> dict[str, Any]:
         cluster = self._collect(barrier, timed_out=timed_out)
-        verdict = conclude(self._config, cluster, self._paths, self._events)
+        verdict = conclude(
+            self._config, cluster, self._paths, self._events, reported=self._reported
+        )
         barrier.put("verdict", verdict)
         readers = {rank.rank for rank in cluster.ranks} - {0} - cluster.lost_ranks.keys()
         barrier.messages.arrivals([f"verdict-read/{rank}" for rank in readers], FAREWELL_SECONDS)

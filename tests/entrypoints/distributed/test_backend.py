@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.distributed.backend import choose, efa_devices
+from sm_train.entrypoints.distributed.backend import choose, rdma_devices
 
 CPU_NODE: dict[str, Any] = {
     "instance_type": None,
@@ -15,11 +15,11 @@ CPU_NODE: dict[str, Any] = {
     "gpus": 0,
     "backend": "auto",
     "smddp_installed": False,
-    "efa": False,
+    "rdma": [],
     "mpi": False,
 }
-P4DE = {"instance_type": "ml.p4de.24xlarge", "gpus": 8, "efa": True}
-P5 = {"instance_type": "ml.p5.48xlarge", "gpus": 8, "efa": True}
+P4DE = {"instance_type": "ml.p4de.24xlarge", "gpus": 8, "rdma": ["efa_0"]}
+P5 = {"instance_type": "ml.p5.48xlarge", "gpus": 8, "rdma": ["mlx5_9", "rdmap16s27"]}
 SMDDP = {"smddp_installed": True, "mpi": True}
 
 
@@ -30,7 +30,9 @@ SMDDP = {"smddp_installed": True, "mpi": True}
         ({**P4DE, "nodes": 4, **SMDDP}, "nccl", "NCCL over EFA"),
         ({**P4DE, "nodes": 4, **SMDDP, "backend": "nccl"}, "nccl", "EFA"),
         ({**P4DE, "nodes": 1, **SMDDP, "backend": "smddp"}, "nccl", "one node"),
-        ({**P5, "nodes": 4, "efa": False}, "nccl", "which is slow"),
+        ({**P5, "nodes": 4}, "nccl", "NCCL over EFA"),
+        ({**P5, "nodes": 4, "rdma": ["mlx5_0", "mlx5_1"]}, "nccl", "NCCL over mlx5_0, mlx5_1"),
+        ({**P5, "nodes": 4, "rdma": []}, "nccl", "which is slow"),
         ({"nodes": 2, "backend": "smddp"}, "gloo", "no GPU"),
         ({**P5, "nodes": 1, "processes": 1}, "none", "a single process"),
     ],
@@ -60,20 +62,13 @@ def test_nccl_with_a_warning_replaces_smddp_where_it_cannot_run(
     assert choice.warning == f"SMDDP is not used: {obstacle}; NCCL is used instead"
 
 
-@pytest.mark.parametrize(
-    ("entries", "devices"),
-    [
-        ([], []),
-        (["mlx5_0", "rxe0"], []),
-        (["efa_0"], ["efa_0"]),
-        (["rdmap16s27", "rdmap32s27", "mlx5_0"], ["rdmap16s27", "rdmap32s27"]),
-    ],
-)
-def test_efa_is_a_device_not_a_folder(
-    tmp_path: Path, entries: list[str], devices: list[str]
-) -> None:
+def test_rdma_devices_are_those_with_an_active_link(tmp_path: Path) -> None:
     """The kernel's InfiniBand module creates the folder on hosts without a device."""
-    for name in entries:
-        (tmp_path / name).mkdir()
-    assert efa_devices(tmp_path) == devices
-    assert efa_devices(tmp_path / "none") == []
+    assert rdma_devices(tmp_path / "none") == []
+    assert rdma_devices(tmp_path) == []
+    for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN"), ("rdmap16s27", None)):
+        port = tmp_path / name / "ports" / "1"
+        port.mkdir(parents=True)
+        if state is not None:
+            (port / "state").write_text(f"{state}\n")
+    assert rdma_devices(tmp_path) == ["mlx5_0", "rdmap16s27"]

@@ -19,7 +19,7 @@ from sm_train.entrypoints.doctor.doctor_history import (
     read_results,
     write_result,
 )
-from sm_train.entrypoints.doctor.doctor_report import conclude, result_document
+from sm_train.entrypoints.doctor.doctor_report import conclude, report_transport, result_document
 from sm_train.entrypoints.doctor.measurements import (
     ClusterMeasurements,
     GroupMeasurement,
@@ -257,6 +257,45 @@ def test_wrong_transport_is_named(log: dict[str, Any], code: str) -> None:
     verdict = judge(job_config(), cluster_of(nccl_logs={0: LOG, 1: LOG | log, 2: LOG, 3: LOG}))
     [finding] = verdict.findings
     assert (finding.code, finding.nodes) == (code, (1,))
+
+
+@pytest.mark.parametrize(
+    ("rdma", "level", "sentence"),
+    [
+        (("mlx5_0", "mlx5_1"), "fail", "sockets, although the node has mlx5_0, mlx5_1"),
+        (("rdmap16s27",), "fail", "sockets: EFA is not used"),
+        ((), "warn", "sockets: EFA is not used"),
+        (None, "warn", "sockets: EFA is not used"),
+    ],
+)
+def test_sockets_fail_a_node_only_if_its_devices_were_found(
+    rdma: tuple[str, ...] | None, level: str, sentence: str
+) -> None:
+    logs = {0: LOG, 1: LOG | {"fabric": "sockets"}, 2: LOG, 3: LOG}
+    cluster = changed(cluster_of(rate=0.04 * TYPICAL, nccl_logs=logs), 1, rdma=rdma)
+    verdict = judge(job_config(max_slowdown=100.0), cluster)
+    [finding] = [finding for finding in verdict.findings if finding.is_transport]
+    assert (finding.level, verdict.level) == (level, level)
+    assert finding.message == (
+        f"algo-2 (i-00000001): {sentence}; this run is predicted to be 11× slower than expected"
+    )
+
+
+def test_bad_transport_is_logged_before_the_pairs_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = dict.fromkeys(range(4), LOG | {"fabric": "sockets"})
+    cluster = cluster_of(rate=0.04 * TYPICAL, nccl_logs=logs)
+    events = EventLog(node=0, rank=0)
+    reported = report_transport(job_config(), replace(cluster, pairs=()), events)
+    early = capsys.readouterr().out
+    assert early.count("doctor-transport-sockets") == 4
+    assert "11× slower" in early
+    (tmp_path / "checkpoints").mkdir()
+    conclude(job_config(), cluster, SageMakerPaths(tmp_path), events, reported=reported)
+    assert "doctor-transport-sockets" not in capsys.readouterr().out
+    [stored] = read_results([tmp_path / "checkpoints" / FOLDER])
+    assert "transport-sockets" in {found["code"] for found in stored["verdict"]["findings"]}
 
 
 def pair_changed(
