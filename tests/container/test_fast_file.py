@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ import torch
 import yaml
 from PIL import Image
 from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.data.batches import BadSampleTracker, Batch
+from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.indexed_reader import (
     EARLY_BATCHES,
     READ_BYTES,
@@ -27,7 +29,12 @@ from sm_train.toolkit.jobs.event_lines import read_events
 from tests.conftest import Cli
 from tests.support.capabilities import require_fuse
 from tests.support.cluster.training_jobs import create_nodes, run_nodes, tiny_run, write_shard
-from tests.support.data_channels import Cluster, rest_of_epoch, write_folder_index
+from tests.support.data_channels import (
+    DATA_CONFIG,
+    Cluster,
+    rest_of_epoch,
+    write_folder_index,
+)
 from tests.support.deadline import DEADLINE
 from tests.support.s3_mount import CHUNK_BYTES, Bucket, Fault, Get, mount_bucket, serve_bucket
 
@@ -74,18 +81,13 @@ def healthy_bucket(bucket: tuple[Bucket, Path]) -> Iterator[tuple[Bucket, Path]]
     server.fault = Fault()
 
 
-def epoch(folder: Path, packed: Path, warnings: Path) -> list[Batch]:
+def epoch(
+    folder: Path, packed: Path, warnings: Path, config: DataConfig = DATA_CONFIG
+) -> list[Batch]:
     """Return one epoch of the shards in ``folder``."""
     index = index_path(packed / "shards")
-    [loader] = Cluster([folder / "shards"], 1, warnings, index).loaders(batch_size=BATCH)
+    [loader] = Cluster([folder / "shards"], 1, warnings, index).loaders(config, batch_size=BATCH)
     return rest_of_epoch(loader)
-
-
-def track_bad_samples(batches: list[Batch]) -> None:
-    """Count bad samples as the trainer does."""
-    tracker = BadSampleTracker(0.01)
-    for batch in batches:
-        tracker.add(batch)
 
 
 def read_ranges(gets: list[Get], name: str) -> list[Get]:
@@ -175,12 +177,13 @@ def test_unreadable_bytes_lose_only_their_samples(
         return 1000 if affected else None
 
     bucket.fault = Fault(truncate_to=truncate)
-    batches = epoch(mount, packed, tmp_path / "warnings")
+    tolerant = replace(DATA_CONFIG, max_bad_fraction=1.0)
+    batches = epoch(mount, packed, tmp_path / "warnings", tolerant)
     bad = [sample for batch in batches for sample in batch.bad_samples]
     assert {(sample.shard, sample.reason) for sample in bad} == {("shard-1.tar", "read-error")}
     assert 10 < len(bad) < EACH / 2
     captions = {caption for batch in batches for caption in batch.captions}
     assert len(captions) == SHARDS * EACH - len(bad)
     with pytest.raises(DataError, match=r"read-error \d+\), in shard-1.tar; ") as error:
-        track_bad_samples(batches)
+        epoch(mount, packed, tmp_path / "more-warnings")
     assert "\n" not in str(error.value)

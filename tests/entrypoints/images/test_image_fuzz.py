@@ -18,7 +18,7 @@ from sm_train.entrypoints.packing.reencode import is_convertible, reencode
 
 from tests.support.images.mutations import mutations, small_images
 
-FUZZ_SECONDS = 600.0
+FUZZ_SECONDS = 300.0
 EXACT = DecodeSpec(40, 48, icc_profile="srgb")
 FAST = DecodeSpec(16, 24, crop="random", decode_mode="fast")
 
