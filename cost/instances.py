@@ -54,6 +54,22 @@ class InstanceType:
         """Whether the trainer runs on it: Trainium needs a PyTorch build that it does not use."""
         return not self.accelerator.startswith("Trainium")
 
+    @property
+    def obstacle(self) -> str | None:
+        """Why a training job of ours cannot run on it; None if it can.
+
+        A GB200 instance has Grace processors, and its request names its place in an UltraServer
+        (``InstancePlacementConfig`` in botocore's service model).
+        """
+        if not self.trains:
+            return f"has {self.accelerator}, and the training code requires CUDA"
+        if self.accelerator.startswith("GB"):
+            return (
+                "has Arm processors, for which AWS has no training image, and its UltraServers "
+                "need a placement, which training jobs of sm-train do not request"
+            )
+        return None
+
     def gpu(self, precision: str) -> GpuFigures | None:
         """Return the GPU's figures for the speed model; None if one is unknown."""
         return accelerator(self.accelerator).gpu(precision)

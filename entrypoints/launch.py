@@ -22,7 +22,6 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JOB_FILE
 from sm_train.entrypoints.common.node_description import HYPERPODRUN, LAUNCHER_VARIABLE
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
-from sm_train.entrypoints.common.user_packages import PackageInstallError, install_user_packages
 from sm_train.entrypoints.distributed.cuda_compat import cuda_compat
 from sm_train.entrypoints.distributed.messages import (
     ForgedMessageError,
@@ -31,6 +30,8 @@ from sm_train.entrypoints.distributed.messages import (
 )
 from sm_train.entrypoints.distributed.rendezvous import RendezvousAddress, join, wait_for_nodes
 from sm_train.entrypoints.monitoring.start_monitoring import wait_for_watchdog
+from sm_train.entrypoints.packages.pip_install import PackageInstallError
+from sm_train.entrypoints.packages.user_packages import install_user_packages
 
 
 def hyperparameters(paths: SageMakerPaths) -> list[str]:

@@ -28,13 +28,17 @@ PUBLIC_API = "sm_train.entrypoints.api"
 """``import sm_train``: names also what only a laptop has, for type checkers; it imports it lazily,
 and a job's bundle holds nothing of it."""
 
-SHARED_WITH_ESTIMATORS = ("sm_train.entrypoints.common", "sm_train.entrypoints.object_store")
+SHARED_WITH_ESTIMATORS = (
+    "sm_train.entrypoints.common",
+    "sm_train.entrypoints.object_store",
+    "sm_train.entrypoints.packages",
+)
 """All that ``estimators`` may import of ``entrypoints``."""
 
 LEVELS = {
     "entrypoints": [
         {"common"},
-        {"images", "object_store", "sample_metadata", "uploads"},
+        {"images", "object_store", "packages", "sample_metadata", "uploads"},
         {"removal"},
         {"data", "deduplication", "distributed", "leases", "monitoring"},
         {"checkpointing", "lineage", "shared_work", "tracking", "watchdog"},
@@ -92,6 +96,7 @@ OWNERS = {
     "entrypoints/object_store/": r"client\(\s*[\"']s3[\"']|\.(put|get|head|copy|delete)_object\(|"
     r"list_objects_v2|(?<!api)\.upload_file\(|\.download_file\(|multipart_upload|TransferManager",
     "entrypoints/leases/": r"\bclass Lease\b|\bRENEW_SECONDS = ",
+    "entrypoints/packages/": r"\[sys\.executable, \"-m\", \"pip\"|\bCA_REPOSITORY_ARN\b",
     "entrypoints/shared_work/": r"\bclass SharedWork\b|\bclass S3Prefix\b|\bdef run_tasks\b",
     "entrypoints/streaming/": r"\bclass (?:Stager|Sealer|StreamIndexer)\b",
     "toolkit/processing/": r"\bcreate_processing_job\(request|\bclass ProcessingCost\b",

@@ -121,10 +121,10 @@ def pip_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_node_installs_packages_with_hashes(tmp_path: Path, pip_arguments: Path) -> None:
-    from sm_train.entrypoints.node_start.prepare import install_packages
+    from sm_train.entrypoints.packages.pip_install import install_job_packages
 
     (tmp_path / "requirements.txt").touch()
-    install_packages(tmp_path)
+    install_job_packages(tmp_path)
     arguments = json.loads(pip_arguments.read_text())
     assert arguments[-3:] == ["--require-hashes", "-r", "requirements.txt"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sm_train.entrypoints.common.user_packages import install_user_packages
 from sm_train.entrypoints.enrichment.build_enrichment import EnrichmentWork
 from sm_train.entrypoints.enrichment.column_maker import ColumnMaker
 from sm_train.entrypoints.enrichment.enrichment_plan import read_enrichment
 from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.packages.user_packages import install_user_packages
 from sm_train.entrypoints.shared_work.processing_node import run_node
 from sm_train.entrypoints.shared_work.storage import Storage
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,29 +15,9 @@ READY_PREFIX = "node-ready-"
 """Prefix of the files that elastic_worker.py creates. A restarted container has those of the last
 one."""
 
-_REQUIREMENTS = "requirements.txt"
-
 
 class PreparationError(RuntimeError):
     """The node cannot start; the message is one line."""
-
-
-def install_packages(bundle: Path) -> None:
-    """Install the bundle's pinned packages into the image's Python; SageMaker's start does so too.
-
-    Raises:
-        PreparationError: pip failed; its own output is in the log.
-    """
-    if not (bundle / _REQUIREMENTS).exists():
-        return
-    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "-q"]
-    command += ["--require-hashes", "-r", _REQUIREMENTS]
-    code = subprocess.run(command, cwd=bundle, check=False).returncode
-    if code:
-        raise PreparationError(
-            f"pip install -r {_REQUIREMENTS} failed with exit code {code}; with "
-            "cluster.network_isolation: true nothing is installed, and the image has all packages"
-        )
 
 
 def create_folders(description: NodeDescription, paths: SageMakerPaths) -> None:

@@ -50,9 +50,9 @@ from sm_train.entrypoints.node_start.prepare import (
     create_channels,
     create_folders,
     describe_cluster,
-    install_packages,
     launch_environment,
 )
+from sm_train.entrypoints.packages.pip_install import PackageInstallError, install_job_packages
 
 STOPPED = 128 + signal.SIGTERM
 
@@ -73,7 +73,7 @@ def main() -> int:
             f"first node {place.master_addr}:{place.master_port}"
         )
         create_folders(description, paths)
-        install_packages(_BUNDLE)
+        install_job_packages(_BUNDLE)
         lines = create_channels(description, paths, place, sharded=False)
         if description.launcher == TORCHRUN:
             lines += create_channels(description, paths, place, sharded=True)
@@ -84,7 +84,13 @@ def main() -> int:
             _require_own_checkpoints(description, paths)
             _log(f"prepared in {time.monotonic() - started:.0f} s: {_checkpoint_line(description)}")
             code = _run_launcher(description, place, stop)
-    except (ClusterError, PreparationError, ChannelError, PrefixError) as error:
+    except (
+        ClusterError,
+        PackageInstallError,
+        PreparationError,
+        ChannelError,
+        PrefixError,
+    ) as error:
         _log(f"error: {error}")
         return 1
     if code == 0 and paths.stop_request.exists():

@@ -7,12 +7,12 @@ version, and a failed installation costs the tracker alone.
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from sm_train.entrypoints.common.job_config import TrackerConfig, tracker_requirements
+from sm_train.entrypoints.packages.pip_install import PackageInstallError, pip_install
 from sm_train.entrypoints.tracking.tracker import TrackerError
 
 _BUNDLE = Path(__file__).parents[3]
@@ -37,11 +37,9 @@ def ensure_packages(tracker: TrackerConfig, bundle: Path = _BUNDLE) -> None:
     if not requirements.exists():
         raise TrackerError(f"{', '.join(missing)} is not installed; run pip install {tracker.name}")
     folder = tempfile.mkdtemp(prefix=f"sm-train-{tracker.name}-")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    command += ["--no-deps", "--require-hashes", "--target", folder, "-r", str(requirements)]
-    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise TrackerError(f"pip install -r {requirements.name} failed: {reason}")
+    try:
+        pip_install("--no-deps", "--require-hashes", "--target", folder, requirements=requirements)
+    except PackageInstallError as error:
+        raise TrackerError(str(error)) from None
     sys.path.insert(0, folder)
     importlib.invalidate_caches()

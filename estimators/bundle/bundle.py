@@ -22,7 +22,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sm_train.entrypoints.common.job_config import JOB_FILE, major_minor, tracker_requirements
-from sm_train.entrypoints.common.user_packages import USER_REQUIREMENTS
+from sm_train.entrypoints.packages.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.bundle.user_code import (
     REQUIREMENTS,
@@ -54,7 +54,7 @@ _PACKAGE = "sm_train/"
 _SHIPPED_SUFFIXES = (".py", ".json", ".csv", ".typed")
 
 _SCRIPT_CODE = """\
-from sm_train.entrypoints.common.user_packages import install_under_mpi
+from sm_train.entrypoints.packages.user_packages import install_under_mpi
 
 install_under_mpi()
 

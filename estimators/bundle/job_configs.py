@@ -57,7 +57,7 @@ def _job_config(
 
 
 def _sources(config: RunConfig, stage: StageSection) -> tuple[DataSource, ...]:
-    uris = {name: channel.uri for name, channel in config.channels.items()}
+    uris = {name: channel.uri or "" for name, channel in config.channels.items()}
     uris["train"] = config.data.uri
     return tuple(
         DataSource(

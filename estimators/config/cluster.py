@@ -11,6 +11,8 @@ from sm_train.estimators.config.fields import (
     Duration,
     Image,
     KmsKey,
+    LambdaArn,
+    PackageIndex,
     Section,
     TrainingPlan,
     VariableName,
@@ -21,7 +23,7 @@ from sm_train.estimators.config.fields import (
 )
 
 MAX_VARIABLES = 100
-RESERVED_VARIABLES = 7
+RESERVED_VARIABLES = 8
 """Number of variables that a request adds to the user's (request/training_request.py)."""
 
 SMDDP_PYTORCH = "2.5.1"
@@ -65,7 +67,8 @@ class ClusterSection(Section):
         default_factory=list,
         description="Instance types that SageMaker may use instead, in this order, if "
         "instance_type has no capacity. Their number is chosen so that the number of GPUs stays "
-        "the same. The displayed price is that of instance_type.",
+        "the same. The displayed price is that of instance_type. With capacity: training-plan "
+        "these are on-demand instances.",
     )
     capacity: Literal["on-demand", "spot", "warm-pool", "training-plan"] = Field(
         default="on-demand", description="How the instances are provisioned and billed."
@@ -92,7 +95,19 @@ class ClusterSection(Section):
         "smddp is AWS's, for several p4d or p4de instances, on an older image.",
     )
     image: Image | None = Field(
-        default=None, description="Container image in ECR. None takes AWS's PyTorch image."
+        default=None,
+        description="Container image in ECR, or with `vpc` in a private registry that it reaches. "
+        "None takes AWS's PyTorch image.",
+    )
+    image_credentials: LambdaArn | None = Field(
+        default=None,
+        description="ARN of the Lambda function that gives SageMaker the user name and password "
+        "of the private registry of `image`. None logs in without.",
+    )
+    package_index: PackageIndex | None = Field(
+        default=None,
+        description="Where jobs install their packages from: the https:// address of an index "
+        "that needs no password, or the ARN of a CodeArtifact repository. None is PyPI.",
     )
     framework_version: Version | None = Field(
         default=None,
@@ -156,6 +171,7 @@ class ClusterSection(Section):
         self._check_instance_types()
         self._check_backend()
         self._check_capacity()
+        self._check_image()
         if self.framework_version and major_minor(self.framework_version) < MIN_PYTORCH:
             raise ValueError(
                 f"framework_version: the training code needs PyTorch 2.3 or newer, and "
@@ -191,9 +207,22 @@ class ClusterSection(Section):
             raise ValueError(
                 "alternatives: each type may appear only once, including instance_type"
             )
-        if self.alternatives and self.capacity != "on-demand":
+        if self.alternatives and self.capacity not in ("on-demand", "training-plan"):
             raise ValueError(
-                f"alternatives: require capacity: on-demand, not {self.capacity}; remove them"
+                "alternatives: require capacity: on-demand or training-plan, not "
+                f"{self.capacity}; remove them"
+            )
+
+    def _check_image(self) -> None:
+        if self.image_credentials is not None and (self.image is None or self.vpc is None):
+            missing = "image" if self.image is None else "vpc"
+            raise ValueError(
+                f"image_credentials: requires {missing}: SageMaker logs in to a private registry "
+                "of your own image through your network"
+            )
+        if self.package_index is not None and self.network_isolation:
+            raise ValueError(
+                "package_index: with network_isolation: true nothing is installed; remove it"
             )
 
     def _check_backend(self) -> None:

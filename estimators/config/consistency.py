@@ -12,7 +12,12 @@ from sm_train.entrypoints.common.index_location import index_channel, index_uri
 from sm_train.entrypoints.common.job_config import FP8_PYTORCH, FSDP2_PYTORCH, major_minor
 from sm_train.entrypoints.common.optimizer_rules import problem
 from sm_train.estimators.config.cluster import SMDDP_PYTORCH, ClusterSection
-from sm_train.estimators.config.data import DataSection, SourceSection
+from sm_train.estimators.config.data import (
+    ChannelSection,
+    DataSection,
+    FileSystemInputSection,
+    SourceSection,
+)
 from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.model import ModelSection
 from sm_train.estimators.config.presets import preset_names, resolution_factor
@@ -53,13 +58,13 @@ def cross_section_problems(
     *,
     own_script: bool,
     data: DataSection | None,
-    channels: Mapping[str, str],
+    channels: Mapping[str, ChannelSection | None],
 ) -> list[Problem]:
     """Return the mistakes between the stages and between stages and cluster.
 
     ``stages`` are the valid ones, each with its index in the file. Sections are None if they are
-    not valid, ``gpus_per_instance`` if the instance type is not known. ``channels`` are
-    the run's own: name → URI, empty if that is not valid.
+    not valid, ``gpus_per_instance`` if the instance type is not known. ``channels`` are the run's
+    own by name, None if one is not valid.
     """
     problems: list[Problem] = []
     if data is not None:
@@ -94,6 +99,8 @@ def cross_section_problems(
             problems += _optimizer_sharding_problems(training, stage)
         if gpus_per_instance is not None:
             problems += _batch_size_problems(stage, stage.instances * gpus_per_instance, path)
+    if cluster is not None:
+        problems += _file_system_problems(data, channels, cluster)
     if cluster is not None and training is not None:
         problems += _reduce_dtype_problems(training, cluster)
         problems += _text_encoder_problems(training, cluster)
@@ -110,11 +117,12 @@ def cross_section_problems(
 def _source_problems(
     sources: Sequence[SourceSection],
     data: DataSection,
-    channels: Mapping[str, str],
+    channels: Mapping[str, ChannelSection | None],
     path: KeyPath,
 ) -> Iterator[Problem]:
     """Check that each source is a channel of its own, with an index of its own."""
-    known = {"train": data.uri, **channels}
+    known = {"train": data.uri}
+    known |= {name: (channel and channel.uri) or "" for name, channel in channels.items()}
     is_selected = any([data.where, *(source.where for source in sources)])
     has_index = (data.reader == "indexed" or is_selected) and data.index is not False
     indexes: dict[str | None, str] = {}
@@ -133,6 +141,30 @@ def _source_problems(
             if has_index and other != source.channel:
                 reason = f"has the shards of {other}; list one of them, with the sum of the weights"
                 yield Problem(where, source.channel, reason)
+        elif channels[source.channel] is not None:
+            reason = "has no uri; write the S3 prefix that holds its index next to its file_system"
+            yield Problem(where, source.channel, reason)
+
+
+def _file_system_problems(
+    data: DataSection | None,
+    channels: Mapping[str, ChannelSection | None],
+    cluster: ClusterSection,
+) -> Iterator[Problem]:
+    """Check that the jobs join a network that reaches the file systems."""
+    if cluster.vpc is not None:
+        return
+    mounted: dict[KeyPath, FileSystemInputSection | None] = {
+        ("channels", name): channel.file_system
+        for name, channel in channels.items()
+        if channel is not None
+    }
+    if data is not None:
+        mounted["data",] = data.file_system
+    for path, file_system in mounted.items():
+        if file_system is not None:
+            reason = "requires cluster.vpc: the network through which the jobs reach it"
+            yield Problem((*path, "file_system", "id"), file_system.id, reason)
 
 
 def _resolution_problems(

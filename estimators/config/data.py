@@ -18,7 +18,9 @@ from sm_train.entrypoints.common.job_config import (
     ReaderName,
 )
 from sm_train.estimators.config.fields import (
+    DirectoryPath,
     FieldName,
+    FileSystemId,
     FunctionName,
     JsonField,
     MemberExtension,
@@ -34,6 +36,17 @@ from sm_train.estimators.config.fields import (
 
 MAX_SOURCE_NAME = 58
 """SageMaker allows names of 64 characters, and the index of a source is the channel index_NAME."""
+
+
+class FileSystemInputSection(Section):
+    """A directory of Amazon FSx for Lustre or Amazon EFS, which training jobs mount read-only."""
+
+    id: FileSystemId = Field(description="ID of the file system.")
+    type: Literal["FSxLustre", "EFS"] = Field(description="Its service.")
+    directory: DirectoryPath = Field(
+        description="Absolute path of the directory. In FSx for Lustre it starts with the file "
+        "system's mount name, as in /abcdbev4/shards."
+    )
 
 
 class CaptionField(Section):
@@ -106,6 +119,11 @@ class DataSection(Section):
         "(ShardedByS3Key); false gives every instance all of them (FullyReplicated). Default: "
         "true, and false with `entry`, because Accelerate assigns samples to ranks and expects "
         "every instance to see the same data.",
+    )
+    file_system: FileSystemInputSection | None = Field(
+        default=None,
+        description="Directory with the shards of `uri`, which training jobs read instead of S3; "
+        "requires `cluster.vpc`. The index and the lists of removed samples are read from S3.",
     )
     local: str | None = Field(
         default=None,
@@ -296,6 +314,14 @@ class DataSection(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_file_system(self) -> DataSection:
+        if self.file_system is not None and self.sharded:
+            raise ValueError(
+                "sharded: every instance sees the whole directory of file_system; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_uri_is_prefix(self) -> DataSection:
         uri = self.uri.rstrip("/")
         last = uri.rsplit("/", 1)[-1]
@@ -310,9 +336,15 @@ class DataSection(Section):
 class ChannelSection(Section):
     """An additional input of the job, for user code."""
 
-    uri: S3FolderOrObject = Field(
+    uri: S3FolderOrObject | None = Field(
+        default=None,
         description="S3 URI of the input: an object if it ends with a file extension, as in "
-        "words.txt; otherwise a folder."
+        "words.txt; otherwise a folder.",
+    )
+    file_system: FileSystemInputSection | None = Field(
+        default=None,
+        description="Directory that training jobs mount instead; requires `cluster.vpc`. A source "
+        "of the training data needs `uri`, too: the S3 prefix of its index.",
     )
     mode: Literal["File", "FastFile"] = Field(
         default="FastFile",
@@ -327,3 +359,13 @@ class ChannelSection(Section):
         default=None,
         description="Folder of the same files on this machine, for `submit --local`.",
     )
+
+    @model_validator(mode="after")
+    def _check_place(self) -> ChannelSection:
+        if self.uri is None and self.file_system is None:
+            raise ValueError("uri: is missing; write an S3 URI, or file_system")
+        if self.file_system is not None and self.sharded:
+            raise ValueError(
+                "sharded: every instance sees the whole directory of file_system; remove it"
+            )
+        return self

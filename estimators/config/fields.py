@@ -77,6 +77,13 @@ _VPC_ID = r"^[a-zA-Z0-9-]{1,32}$"
 _IMAGE = r"^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
 _KMS_KEY = r"^[a-zA-Z0-9:/_-]+$"
 _PLAN = r"^arn:aws[a-z-]*:sagemaker:[a-z]{2}(-[a-z]+)+-[0-9]:[0-9]{12}:training-plan/[a-zA-Z0-9-]+$"
+_LAMBDA = r"^arn:aws[a-z-]*:lambda:[a-z0-9-]+:[0-9]{12}:function:[a-zA-Z0-9_:-]+$"
+_PACKAGE_INDEX = (
+    r"^(https://[^\s@'\"\\]+"
+    r"|arn:aws[a-z-]*:codeartifact:[a-z0-9-]+:[0-9]{12}:repository/[a-z0-9-]+/[A-Za-z0-9._-]+)$"
+)
+_FILE_SYSTEM = r"^fs-[0-9a-f]{8,}$"
+_DIRECTORY = r"^/[^'\"\\\x00-\x1f\x7f]*$"
 # Narrower than the service's pattern: the SDK's start script makes a shell variable of the name.
 _CHANNEL = r"^[a-zA-Z0-9_]+$"
 _FUNCTION = r"^[a-z0-9]+$|^[a-zA-Z_][a-zA-Z0-9_.]*:[a-zA-Z_][a-zA-Z0-9_.]*$"
@@ -133,6 +140,11 @@ _PATTERN_MESSAGES = {
     _IMAGE: "must be an image such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1",
     _KMS_KEY: "must be the ID or ARN of a KMS key",
     _PLAN: "must be a plan ARN: arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
+    _LAMBDA: "must be the ARN of a Lambda function: arn:aws:lambda:REGION:ACCOUNT:function:NAME",
+    _PACKAGE_INDEX: "must be an https:// address without a password, or the ARN of a CodeArtifact "
+    "repository: arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/NAME",
+    _FILE_SYSTEM: "must be the ID of a file system, such as fs-0123456789abcdef0",
+    _DIRECTORY: "must be an absolute path, without quotes",
     _CHANNEL: "must be letters, digits and underscores",
     SECRET_PATTERN: "must be the name of a secret, or ssm: and the name of a parameter; "
     "never the URL itself",
@@ -257,6 +269,10 @@ Image = Annotated[str, Field(pattern=_IMAGE, max_length=255)]
 Version = Annotated[str, Field(pattern=_VERSION, max_length=20)]
 KmsKey = Annotated[str, Field(pattern=_KMS_KEY, max_length=2048)]
 TrainingPlan = Annotated[str, Field(pattern=_PLAN, max_length=2048)]
+LambdaArn = Annotated[str, Field(pattern=_LAMBDA, max_length=2048)]
+PackageIndex = Annotated[str, Field(pattern=_PACKAGE_INDEX, max_length=512)]
+FileSystemId = Annotated[str, Field(pattern=_FILE_SYSTEM, max_length=21)]
+DirectoryPath = Annotated[str, Field(pattern=_DIRECTORY, max_length=4096)]
 ChannelName = Annotated[
     str, Field(pattern=_CHANNEL, max_length=64), AfterValidator(_check_channel_name)
 ]

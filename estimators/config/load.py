@@ -415,7 +415,9 @@ def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
         own_script=raw.get("entry") is not None,
         data=data,
         channels={
-            str(name): "" if _validation_errors(ChannelSection, channel) else str(channel["uri"])
+            str(name): None
+            if _validation_errors(ChannelSection, channel)
+            else ChannelSection.model_validate(channel)
             for name, channel in channels.items()
         },
     )

@@ -123,6 +123,8 @@ def _regional_problems(
             f"lacks {', '.join(missing)}: SageMaker reads and writes in the job's region only; "
             f"write {{{missing[0]}: BUCKET-IN-{fallback.region}}}",
         )
+    for key in config.file_systems:
+        yield ("region",), f"{key} belongs to one region; remove the fallback, or the file system"
     if config.cluster.vpc and fallback.vpc is None:
         yield ("vpc",), "is missing: subnets and security groups belong to one region"
     keys = {

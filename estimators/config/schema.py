@@ -14,7 +14,12 @@ from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.common.index_location import index_uri, removal_list_uri
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import cross_section_problems
-from sm_train.estimators.config.data import ChannelSection, DataSection, SourceSection
+from sm_train.estimators.config.data import (
+    ChannelSection,
+    DataSection,
+    FileSystemInputSection,
+    SourceSection,
+)
 from sm_train.estimators.config.fields import (
     MAX_CHANNELS,
     RESERVED_CHANNELS,
@@ -151,7 +156,16 @@ class RunConfig(Section):
     @property
     def train_sharded(self) -> bool:
         """Return whether each instance gets a part of the training data (`data.sharded`)."""
-        return self.entry is None if self.data.sharded is None else self.data.sharded
+        default = self.entry is None and self.data.file_system is None
+        return default if self.data.sharded is None else self.data.sharded
+
+    @property
+    def file_systems(self) -> dict[str, FileSystemInputSection]:
+        """Return the file systems that training jobs mount, by the run file's key."""
+        named = {"data.file_system": self.data.file_system}
+        for name, channel in self.channels.items():
+            named[f"channels.{name}.file_system"] = channel.file_system
+        return {key: section for key, section in named.items() if section is not None}
 
     @property
     def reads_index(self) -> bool:
@@ -228,7 +242,11 @@ class RunConfig(Section):
         """Return the URIs of the indexes of :attr:`source_channels` that have one."""
         if not self.reads_index:
             return {}
-        found = {name: index_uri(channel.uri) for name, channel in self.source_channels.items()}
+        found = {
+            name: index_uri(channel.uri)
+            for name, channel in self.source_channels.items()
+            if channel.uri is not None
+        }
         return {name: uri for name, uri in found.items() if uri is not None}
 
     @property
@@ -270,7 +288,7 @@ class RunConfig(Section):
             self.model,
             own_script=self.entry is not None,
             data=self.data,
-            channels={name: channel.uri for name, channel in self.channels.items()},
+            channels=self.channels,
         )
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))

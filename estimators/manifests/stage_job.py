@@ -198,12 +198,22 @@ def start_command(archive: str, code: str, python: str) -> str:
     )
 
 
-def without_smddp(config: RunConfig) -> RunConfig:
-    """Return the run with NCCL in place of SMDDP, which AWS's training images alone contain."""
-    if config.cluster.backend != "smddp":
-        return config
-    cluster = config.cluster.model_copy(update={"backend": "nccl"})
-    return config.model_copy(update={"cluster": cluster})
+def off_sagemaker(config: RunConfig) -> RunConfig:
+    """Return the run without what training jobs of SageMaker alone have.
+
+    NCCL takes the place of SMDDP, and the S3 prefixes that of the file systems that a training job
+    mounts.
+    """
+    changes: dict[str, object] = {}
+    if config.cluster.backend == "smddp":
+        changes["cluster"] = config.cluster.model_copy(update={"backend": "nccl"})
+    if config.file_systems:
+        changes["data"] = config.data.model_copy(update={"file_system": None})
+        changes["channels"] = {
+            name: channel.model_copy(update={"file_system": None})
+            for name, channel in config.channels.items()
+        }
+    return config.model_copy(update=changes)
 
 
 def check_job(job: StageJob) -> None:
@@ -219,6 +229,12 @@ def check_job(job: StageJob) -> None:
         raise ManifestError(
             f"cluster.instance_type: {job.instance.name}: has no GPU, which the trainer needs"
         )
+    for name, channel in config.channels.items():
+        if channel.uri is None:
+            raise ManifestError(
+                f"channels.{name}.uri: not set; only training jobs mount its file_system: write "
+                "the S3 prefix of the same files"
+            )
     if config.cluster.capacity == "training-plan":
         raise ManifestError(
             "cluster.capacity: training-plan: is for training jobs; give --set "

@@ -22,7 +22,7 @@ from sm_train.estimators.config.naming import (
 from sm_train.estimators.config.placement import placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.alarm_requests import alarm_prefix, rule_name, topic_name
-from sm_train.estimators.request.images import image_uri
+from sm_train.estimators.request.images import image_uri, in_ecr
 
 Condition = dict[str, dict[str, str] | dict[str, list[str]]]
 
@@ -153,7 +153,7 @@ def policies(config: RunConfig, region: str, image: str) -> dict[str, PolicyDocu
 
     ``laptop`` allows submitting and monitoring the run, ``job`` is the policy of its jobs' role,
     ``trust`` lets SageMaker assume that role, and ``watch`` is the policy of the scheduled function
-    that watches the run. ``image`` is the ECR image of the jobs.
+    that watches the run. ``image`` is the image of the jobs.
 
     Raises:
         ValueError: AWS has no image for one of the run's fallbacks.
@@ -224,7 +224,7 @@ def _scope(config: RunConfig, region: str) -> _Scope:
     inputs = [
         config.data.uri,
         *filter(None, optional),
-        *(channel.uri for channel in config.channels.values()),
+        *(channel.uri for channel in config.channels.values() if channel.uri is not None),
         *config.source_indexes.values(),
     ]
     # A prefix of the index covers its list of removed samples.
@@ -269,7 +269,8 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
         ),
         _allow("CheckRole", ["iam:GetRole"], [role]),
         *_secret_check_permissions(config, scope, role),
-        _allow("CheckImage", ["ecr:DescribeImages"], [_repository_arn(scope, image)]),
+        *_image_permissions("CheckImage", ["ecr:DescribeImages"], scope, image),
+        *_network_check_permissions(config, scope),
         # The first two have no resource smaller than a log group (Service Authorization Reference).
         _allow(
             "SearchLogs",
@@ -300,6 +301,71 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
         target = {"ssm:resourceTag/aws:ssmmessages:target-id": targets}
         permissions.append(_allow("OpenShell", ["ssm:StartSession"], ["*"], {"StringLike": target}))
     return permissions
+
+
+def _network_check_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
+    """Return what `check` needs to see the run's VPC and file systems.
+
+    The actions of EC2 have no resources (Service Authorization Reference).
+    """
+    if config.cluster.vpc is None:
+        return []
+    names = ("Subnets", "RouteTables", "VpcEndpoints")
+    return [
+        _allow("CheckNetwork", [f"ec2:Describe{name}" for name in names], ["*"]),
+        *_file_system_permissions("CheckFileSystems", config, scope, _CHECK_ACTIONS),
+    ]
+
+
+_MOUNT_ACTIONS = {
+    "FSxLustre": ["fsx:DescribeFileSystems"],
+    "EFS": ["elasticfilesystem:DescribeMountTargets"],
+}
+"""The actions of a job that mounts a file system, by its type: what the managed policy
+AmazonSageMakerFullAccess has for them; the guide lists none."""
+
+_CHECK_ACTIONS = {
+    "FSxLustre": ["fsx:DescribeFileSystems"],
+    "EFS": ["elasticfilesystem:DescribeFileSystems", "elasticfilesystem:DescribeMountTargets"],
+}
+
+
+def _file_system_permissions(
+    sid: str, config: RunConfig, scope: _Scope, actions: dict[str, list[str]]
+) -> Iterator[Permission]:
+    """Yield statements that allow ``actions``, by the type of a file system, on the run's."""
+    for kind, service in (("FSxLustre", "fsx"), ("EFS", "elasticfilesystem")):
+        ids = {section.id for section in config.file_systems.values() if section.type == kind}
+        if ids:
+            arns = [scope.arn(service, f"file-system/{name}") for name in sorted(ids)]
+            yield _allow(f"{sid}{kind}", actions[kind], arns)
+
+
+def _package_permissions(config: RunConfig) -> list[Permission]:
+    """Return what a job needs to install packages from a CodeArtifact repository.
+
+    The actions are those of its user guide's policies ("Create a VPC endpoint policy for
+    CodeArtifact", read 2026-11).
+    """
+    index = config.cluster.package_index or ""
+    if not index.startswith("arn:"):
+        return []
+    prefix, _, path = index.partition(":repository/")
+    domain = f"{prefix}:domain/{path.partition('/')[0]}"
+    return [
+        _allow("LogInToPackageIndex", ["codeartifact:GetAuthorizationToken"], [domain]),
+        _allow(
+            "ReadPackages",
+            ["codeartifact:GetRepositoryEndpoint", "codeartifact:ReadFromRepository"],
+            [index],
+        ),
+        _allow(
+            "GetBearerToken",
+            ["sts:GetServiceBearerToken"],
+            ["*"],
+            {"StringEquals": {"sts:AWSServiceName": "codeartifact.amazonaws.com"}},
+        ),
+    ]
 
 
 def _alarm_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
@@ -376,12 +442,18 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
             {"StringEquals": {"cloudwatch:namespace": _LOG_GROUP}},
         ),
         _allow("GetImageToken", ["ecr:GetAuthorizationToken"], ["*"]),
-        _allow(
+        *_image_permissions(
             "PullImage",
             ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-            [_repository_arn(scope, image)],
+            scope,
+            image,
         ),
+        *_package_permissions(config),
+        *_file_system_permissions("MountFileSystems", config, scope, _MOUNT_ACTIONS),
     ]
+    if config.cluster.image_credentials is not None:
+        function = [config.cluster.image_credentials]
+        permissions.append(_allow("LogInToRegistry", ["lambda:InvokeFunction"], function))
     actions = ["kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
     permissions += _key_permissions(config, scope, actions)
     permissions += _secret_permissions(config, scope)
@@ -521,6 +593,11 @@ def _key_permissions(config: RunConfig, scope: _Scope, actions: list[str]) -> li
             _allow("UseKeysWithAlias", actions, [scope.arn("kms", "key/*")], condition)
         )
     return permissions
+
+
+def _image_permissions(sid: str, actions: list[str], scope: _Scope, image: str) -> list[Permission]:
+    """Return a statement about the image's repository; none for a registry other than ECR."""
+    return [_allow(sid, actions, [_repository_arn(scope, image)])] if in_ecr(image) else []
 
 
 def _repository_arn(scope: _Scope, image: str) -> str:

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.common.job_config import major_minor
-from sm_train.entrypoints.common.user_packages import USER_REQUIREMENTS
+from sm_train.entrypoints.packages.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.bundle import job_requirements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.image_table import training_image
@@ -30,24 +30,26 @@ def image_uri(config: RunConfig, region: str) -> str:
         ValueError: AWS has no such image in the region or for the instance type, or SageMaker
             cannot pull the run file's image.
     """
+    for name in config.cluster.instance_types:
+        if obstacle := instance_type(name).obstacle:
+            raise ValueError(f"cluster.instance_type: {name} {obstacle}; choose another GPU type")
     version = framework_version(config)
     if version is None:
         image = config.cluster.image
         assert image is not None
-        if not _ECR.match(image):
-            raise ValueError(
-                f"cluster.image: {image} is not in Amazon ECR, the only registry that SageMaker "
-                "supports; push it to ACCOUNT.dkr.ecr.REGION.amazonaws.com"
-            )
-        return image
-    for name in config.cluster.instance_types:
-        accelerator = instance_type(name).accelerator
-        if accelerator.startswith("Trainium"):
-            raise ValueError(
-                f"cluster.instance_type: {name} has {accelerator}, and the training code requires "
-                "CUDA; choose a GPU type"
-            )
+        if in_ecr(image) or config.cluster.vpc:
+            return image
+        raise ValueError(
+            f"cluster.image: {image} is not in Amazon ECR; push it to "
+            "ACCOUNT.dkr.ecr.REGION.amazonaws.com, or set cluster.vpc: SageMaker pulls from "
+            "another registry only through the job's own network"
+        )
     return aws_image(version, config.cluster.instance_type, region)
+
+
+def in_ecr(image: str) -> bool:
+    """Return whether SageMaker pulls ``image`` from Amazon ECR, not from a private registry."""
+    return _ECR.match(image) is not None
 
 
 def aws_image(version: str, instance: str, region: str) -> str:

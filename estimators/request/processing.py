@@ -35,7 +35,7 @@ MAX_SECONDS = 5 * 24 * 3600
 _INPUT = "/opt/ml/processing/input"
 _START = (
     f"mkdir -p /tmp/code && tar xzf {_INPUT}/code/{ARCHIVE_NAME} -C /tmp/code && cd /tmp/code && "
-    "pip install -q --require-hashes -r requirements.txt{more} && "
+    "python -m sm_train.entrypoints.packages.pip_install{more} && "
     "python -m {module}"
 )
 
@@ -101,7 +101,7 @@ def processing_request(
     """Return the request of a job, whose name ends in ``now`` to the second."""
     name = f"{config.name}-{job.work}-{now:%Y%m%d%H%M%S}"
     staged = f"s3://{staging_bucket(config, region)}/{config.name}/{name}/input"
-    more = "".join(f" -r {name}" for name in job.requirements)
+    more = "".join(f" {name}" for name in job.requirements)
     start = _START.format(more=more, module=_MODULES[job.work])
     inputs: list[InputName] = ["code"]
     if job.with_model:

@@ -19,8 +19,10 @@ from sm_train.entrypoints.common.bucket_settings import (
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
 from sm_train.entrypoints.common.index_location import index_channel, removal_variables
 from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
+from sm_train.entrypoints.packages.pip_install import CODEARTIFACT, PIP_INDEX
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.cluster import ClusterSection
+from sm_train.estimators.config.data import FileSystemInputSection
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
     checkpoint_uri,
@@ -31,6 +33,7 @@ from sm_train.estimators.config.naming import (
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.entrypoint import CHANNELS, ENTRYPOINT, container_arguments
+from sm_train.estimators.request.images import in_ecr
 from sm_train.estimators.request.launch_plan import LaunchPlan
 from sm_train.estimators.request.metric_definitions import metric_definitions
 
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
         AlgorithmSpecificationTypeDef,
         ChannelTypeDef,
         CreateTrainingJobRequestTypeDef,
+        InstancePreferenceTypeDef,
         OutputDataConfigTypeDef,
         ResourceConfigTypeDef,
         StoppingConditionTypeDef,
@@ -118,7 +122,7 @@ def training_request(
     bucket = staging_bucket(config, region)
     request: TrainingRequest = {
         "TrainingJobName": job_name(config.name, stage.name, 1),
-        "AlgorithmSpecification": _algorithm(launch),
+        "AlgorithmSpecification": _algorithm(config.cluster, launch),
         "RoleArn": config.role or ROLE_NOT_SET,
         "HyperParameters": _hyperparameters(config, stage, launch, bundle, staged, region),
         "InputDataConfig": input_channels(config, stage, launch, staged, bucket),
@@ -161,6 +165,7 @@ def job_environment(config: RunConfig, bundle: SourceBundle, commit: str | None)
         BUNDLE_VARIABLE: bundle.sha256,
         **({COMMIT_VARIABLE: commit} if commit is not None else {}),
         **_removals(config),
+        **_package_index(config.cluster),
         **config.cluster.environment,
     }
 
@@ -172,6 +177,13 @@ def _removals(config: RunConfig) -> dict[str, str]:
     """
     lists = {} if config.cluster.network_isolation else config.removal_lists
     return removal_variables(lists)
+
+
+def _package_index(cluster: ClusterSection) -> dict[str, str]:
+    index = cluster.package_index
+    if index is None:
+        return {}
+    return {CODEARTIFACT if index.startswith("arn:") else PIP_INDEX: index}
 
 
 def _set_optional_fields(request: TrainingRequest, cluster: ClusterSection) -> None:
@@ -193,14 +205,21 @@ def _set_optional_fields(request: TrainingRequest, cluster: ClusterSection) -> N
         request["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
 
 
-def _algorithm(launch: LaunchPlan) -> AlgorithmSpecificationTypeDef:
-    return {
+def _algorithm(cluster: ClusterSection, launch: LaunchPlan) -> AlgorithmSpecificationTypeDef:
+    algorithm: AlgorithmSpecificationTypeDef = {
         "TrainingImage": launch.image,
         "TrainingInputMode": "FastFile",
         "MetricDefinitions": metric_definitions(),
         "ContainerEntrypoint": ENTRYPOINT,
         "ContainerArguments": container_arguments(launch.route),
     }
+    if not in_ecr(launch.image):
+        algorithm["TrainingImageConfig"] = {"TrainingRepositoryAccessMode": "Vpc"}
+        if cluster.image_credentials is not None:
+            algorithm["TrainingImageConfig"]["TrainingRepositoryAuthConfig"] = {
+                "TrainingRepositoryCredentialsProviderArn": cluster.image_credentials
+            }
+    return algorithm
 
 
 def _hyperparameters(
@@ -258,7 +277,11 @@ def input_channels(
     channels: list[ChannelTypeDef] = []
     if not config.data.synthetic_samples:
         sharded = config.train_sharded
-        channels.append(_channel("train", config.data.uri, "FastFile", sharded=sharded))
+        channels.append(
+            _mounted("train", config.data.file_system)
+            if config.data.file_system is not None
+            else _channel("train", config.data.uri, "FastFile", sharded=sharded)
+        )
     if config.index_uri:
         # AWS documents FastFile for prefixes only, and this is a single object.
         channels.append(_channel("index", config.index_uri, "File"))
@@ -273,7 +296,10 @@ def input_channels(
             last = f"{checkpoints}/{step_folder_name(previous.max_steps)}/"
             channels.append(_channel("previous_state", last, "File"))
     for name, channel in config.channels.items():
-        channels.append(_channel(name, channel.uri, channel.mode, sharded=channel.sharded))
+        if channel.file_system is not None:
+            channels.append(_mounted(name, channel.file_system))
+        elif channel.uri is not None:
+            channels.append(_channel(name, channel.uri, channel.mode, sharded=channel.sharded))
     for name, uri in config.source_indexes.items():
         channels.append(_channel(index_channel(name), uri, "File"))
     if launch.route == "torchrun" or config.cluster.network_isolation:
@@ -324,6 +350,21 @@ def _channel(
     }
 
 
+def _mounted(name: str, file_system: FileSystemInputSection) -> ChannelTypeDef:
+    return {
+        "ChannelName": name,
+        "DataSource": {
+            "FileSystemDataSource": {
+                "FileSystemId": file_system.id,
+                "FileSystemAccessMode": "ro",
+                "FileSystemType": file_system.type,
+                "DirectoryPath": file_system.directory,
+            }
+        },
+        "InputMode": "File",
+    }
+
+
 def _output(config: RunConfig, bucket: str) -> OutputDataConfigTypeDef:
     output: OutputDataConfigTypeDef = {
         "S3OutputPath": f"s3://{bucket}/{config.name}/output",
@@ -343,7 +384,7 @@ def _resources(config: RunConfig, stage: StageSection) -> ResourceConfigTypeDef:
         resources["VolumeKmsKeyId"] = cluster.volume_kms_key
     if cluster.keep_alive_period is not None:
         resources["KeepAlivePeriodInSeconds"] = cluster.keep_alive_period
-    if cluster.training_plan is not None:
+    if cluster.training_plan is not None and not cluster.alternatives:
         resources["TrainingPlanArn"] = cluster.training_plan
     return resources
 
@@ -361,17 +402,17 @@ def _instances(cluster: ClusterSection, instances: int) -> ResourceConfigTypeDef
     counts = {
         name: cluster.equivalent_instances(name, instances) for name in cluster.instance_types
     }
+    preferences: list[InstancePreferenceTypeDef] = [
+        {"InstanceType": _instance_type(name)} for name in counts
+    ]
+    if cluster.training_plan is not None:
+        # The others, which have no plan, are on-demand instances.
+        preferences[0]["TrainingPlanArns"] = [cluster.training_plan]
     if set(counts.values()) == {instances}:
-        return {
-            "InstancePreferences": [{"InstanceType": _instance_type(name)} for name in counts],
-            "InstanceCount": instances,
-        }
-    return {
-        "InstancePreferences": [
-            {"InstanceType": _instance_type(name), "InstanceCount": count}
-            for name, count in counts.items()
-        ]
-    }
+        return {"InstancePreferences": preferences, "InstanceCount": instances}
+    for preference, count in zip(preferences, counts.values(), strict=True):
+        preference["InstanceCount"] = count
+    return {"InstancePreferences": preferences}
 
 
 def _instance_type(name: str) -> TrainingInstanceTypeType:

@@ -292,11 +292,15 @@ def pinned_trainer_class(request: TrainingRequest) -> Any:
             arguments["training_job_name"] = request["TrainingJobName"]
             arguments["profiler_config"] = ProfilerConfig(**_snake_case(request["ProfilerConfig"]))
             for channel in arguments["input_data_config"] or ():
-                source = channel.data_source.s3_data_source
                 # In local mode the channel is a folder of this machine.
-                if channel.channel_name == "sm_drivers" and hasattr(source, "s3_uri"):
+                if channel.channel_name != "sm_drivers":
+                    continue
+                source = channel.data_source.s3_data_source
+                if hasattr(source, "s3_uri"):
                     source.s3_uri += "/"
             algorithm = arguments["algorithm_specification"]
+            if registry := request["AlgorithmSpecification"].get("TrainingImageConfig"):
+                algorithm.training_image_config = _image_config(registry)
             if algorithm.container_arguments in (None, SDK_ARGUMENTS):
                 expected = request["AlgorithmSpecification"]
                 algorithm.container_entrypoint = expected["ContainerEntrypoint"]
@@ -309,6 +313,18 @@ def pinned_trainer_class(request: TrainingRequest) -> Any:
             return arguments
 
     return PinnedTrainer
+
+
+def _image_config(registry: Mapping[str, Any]) -> Any:
+    """Return the SDK's form of the registry's access, which its trainer has no setting for."""
+    from sagemaker.core.shapes import TrainingImageConfig, TrainingRepositoryAuthConfig
+
+    fields: dict[str, Any] = _snake_case(registry)
+    if "training_repository_auth_config" in fields:
+        fields["training_repository_auth_config"] = TrainingRepositoryAuthConfig(
+            **_snake_case(fields["training_repository_auth_config"])
+        )
+    return TrainingImageConfig(**fields)
 
 
 def _run_name(request: TrainingRequest) -> str:
@@ -324,7 +340,7 @@ def _compute(request: TrainingRequest) -> Any:
     if "InstancePreferences" in resources:
         resources["InstancePreferences"] = [
             # Without an explicit None, the SDK warns about its own placeholder.
-            InstancePreference(**_snake_case(preference), training_plan_arns=None)
+            InstancePreference(**{"training_plan_arns": None} | _snake_case(preference))
             for preference in resources["InstancePreferences"]
         ]
     spot = request.get("EnableManagedSpotTraining")
@@ -346,15 +362,24 @@ def _networking(request: TrainingRequest) -> Any:
 
 def _channels(request: TrainingRequest, *, staged_by_sdk: bool) -> list[Any]:
     """Build the channels; the SDK adds those for the code and drivers that it stages itself."""
-    from sagemaker.core.training.configs import Channel, DataSource, S3DataSource
+    from sagemaker.core.training.configs import (
+        Channel,
+        DataSource,
+        FileSystemDataSource,
+        S3DataSource,
+    )
+
+    def source(fields: Mapping[str, Any]) -> Any:
+        if "FileSystemDataSource" in fields:
+            mounted = FileSystemDataSource(**_snake_case(fields["FileSystemDataSource"]))
+            return DataSource(file_system_data_source=mounted)
+        return DataSource(s3_data_source=S3DataSource(**_snake_case(fields["S3DataSource"])))
 
     return [
         Channel(
             channel_name=channel["ChannelName"],
             input_mode=channel["InputMode"],
-            data_source=DataSource(
-                s3_data_source=S3DataSource(**_snake_case(channel["DataSource"]["S3DataSource"]))
-            ),
+            data_source=source(channel["DataSource"]),
         )
         for channel in request["InputDataConfig"]
         if not (staged_by_sdk and channel["ChannelName"] in ("code", "sm_drivers"))

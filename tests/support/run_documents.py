@@ -93,7 +93,8 @@ def _is_user_tag(text: str) -> bool:
 @st.composite
 def clusters(draw: st.DrawFn) -> dict[str, Any]:
     """Any valid ``cluster``."""
-    instance = draw(st.sampled_from(instance_types()))
+    kinds = [kind for kind in instance_types() if kind.obstacle is None]
+    instance = draw(st.sampled_from(kinds))
     backends = ["auto", "nccl"] + ["smddp"] * instance.supports_smddp
     cluster: dict[str, Any] = {
         "instance_type": instance.name,
@@ -137,6 +138,7 @@ def _alternatives(first: InstanceType, cluster: dict[str, Any]) -> st.SearchStra
         other.name
         for other in instance_types()
         if other != first
+        and other.obstacle is None
         and first.accelerators % other.accelerators == 0
         and cluster["volume_gb"] <= (other.local_nvme_gb or 16384)
         and (cluster["backend"] != "smddp" or other.supports_smddp)

@@ -170,5 +170,6 @@ def _latest_job(
 def _data_uri(job: DescribeTrainingJobResponseTypeDef) -> str | None:
     for channel in job.get("InputDataConfig", []):
         if channel["ChannelName"] == "train":
-            return channel["DataSource"]["S3DataSource"]["S3Uri"]
+            # None of a job that mounts a file system.
+            return channel["DataSource"].get("S3DataSource", {}).get("S3Uri")
     return None

@@ -91,10 +91,10 @@ def ecr_image(address: str) -> EcrImage | None:
 def image_findings(config: RunConfig, region: str, today: date) -> Iterator[Finding]:
     """Check the image by the run file and the SDK's table of images, without calling AWS."""
     yield from _deprecated_environment(config)
+    yield from _unavailable_image(config, region)
     if config.cluster.image is not None:
         yield from _custom_image(config, config.cluster.image, region)
         return
-    yield from _unavailable_image(config, region)
     yield from _unsupported_gpu(config)
     yield from _smddp(config, today)
     yield from _unpatched_framework(config, today)
@@ -105,10 +105,10 @@ def _unavailable_image(config: RunConfig, region: str) -> Iterator[Finding]:
     try:
         image_uri(config, region)
     except ValueError as error:
-        reason = " ".join(str(error).split())
-        yield IMAGE_UNAVAILABLE.found(
-            "error", "cluster.framework_version", reason, "set another version, or remove it"
-        )
+        where, _, reason = " ".join(str(error).split()).partition(": ")
+        problem, _, fix = reason.partition("; ")
+        fix = fix or "set another version, or remove it"
+        yield IMAGE_UNAVAILABLE.found("error", where, problem, fix)
 
 
 def _unsupported_gpu(config: RunConfig) -> Iterator[Finding]:

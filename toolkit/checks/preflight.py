@@ -16,6 +16,9 @@ from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.aws.session import account_of, session_in_region
 from sm_train.toolkit.checks import storage
+from sm_train.toolkit.checks.account.quotas import default_runtime_findings, quota_findings
+from sm_train.toolkit.checks.account.role import ROLE_UNSET, role_findings, secret_findings
+from sm_train.toolkit.checks.account.vpc import file_system_findings, vpc_findings
 from sm_train.toolkit.checks.budget import (
     alternative_budget_findings,
     budget_findings,
@@ -35,7 +38,6 @@ from sm_train.toolkit.checks.image import image_findings, registry_findings
 from sm_train.toolkit.checks.local_data import read_local
 from sm_train.toolkit.checks.network import network_findings
 from sm_train.toolkit.checks.permissions import UNCHECKED, attempt, call_or_finding
-from sm_train.toolkit.checks.quotas import default_runtime_findings, quota_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
 from sm_train.toolkit.checks.relocation import (
     memory_findings_of_clusters,
@@ -43,7 +45,6 @@ from sm_train.toolkit.checks.relocation import (
     relocated_subjects,
     relocation_findings,
 )
-from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings, secret_findings
 from sm_train.toolkit.checks.run_file import placeholder_findings
 from sm_train.toolkit.checks.shards import (
     Shards,
@@ -106,6 +107,7 @@ def online_findings(
         )
         findings += _secret_findings(config, session, region, account)
         findings += _quota_findings(config, session, region)
+        findings += _network_findings(config, session, region)
         findings += attempt(
             "the image",
             "cluster.image",
@@ -120,6 +122,9 @@ def online_findings(
             findings += found_at(relocated, quotas)
             secrets = _secret_findings(relocated.config, regional, relocated.region, account)
             findings += found_at(relocated, secrets)
+            if relocated.region != region:
+                networks = _network_findings(relocated.config, regional, relocated.region)
+                findings += found_at(relocated, networks)
             findings += _relocated_account_findings(
                 subject, relocated, regional, progress, listings
             )
@@ -142,6 +147,23 @@ def _secret_findings(
     findings = secret_findings(config, session, region, account)
     action = "secretsmanager:DescribeSecret, ssm:DescribeParameters and iam:SimulatePrincipalPolicy"
     return list(attempt("the secrets", "alerts, trackers", action, findings))
+
+
+def _network_findings(config: RunConfig, session: boto3.Session, region: str) -> Iterator[Finding]:
+    """Check the run's VPC and its file systems."""
+    yield from attempt(
+        "the VPC",
+        "cluster.vpc",
+        "ec2:DescribeSubnets, ec2:DescribeRouteTables and ec2:DescribeVpcEndpoints",
+        vpc_findings(config, session, region),
+    )
+    yield from attempt(
+        "the file systems",
+        "data.file_system, channels",
+        "fsx:DescribeFileSystems, elasticfilesystem:DescribeFileSystems and "
+        "elasticfilesystem:DescribeMountTargets",
+        file_system_findings(config, session, region),
+    )
 
 
 def _quota_findings(config: RunConfig, session: boto3.Session, region: str) -> list[Finding]:

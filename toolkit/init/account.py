@@ -9,8 +9,8 @@ from sm_train.cost.instances import instance_types
 from sm_train.entrypoints.object_store.store import store_of
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session
-from sm_train.toolkit.checks.quotas import read_quotas
-from sm_train.toolkit.checks.role import may_assume
+from sm_train.toolkit.checks.account.quotas import read_quotas
+from sm_train.toolkit.checks.account.role import may_assume
 
 if TYPE_CHECKING:
     import boto3

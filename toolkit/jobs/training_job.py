@@ -154,7 +154,12 @@ class TrainingJob:
         Spot's saving is in its billed seconds, 1 − BillableTimeInSeconds ÷ TrainingTimeInSeconds
         (SageMaker developer guide), so they cost the on-demand price; a training plan is prepaid.
         """
-        plan = self.description["ResourceConfig"].get("TrainingPlanArn")
+        resources = self.description["ResourceConfig"]
+        plans = {
+            preference["InstanceType"]: preference.get("TrainingPlanArns")
+            for preference in resources.get("InstancePreferences", [])
+        }
+        plan = resources.get("TrainingPlanArn") or plans.get(self.instances[0])
         return "training-plan" if plan else "on-demand"
 
     @property

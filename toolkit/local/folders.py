@@ -171,7 +171,11 @@ def _channels_of_the_run_file(config: RunConfig, base: Path) -> list[LocalChanne
     for name, channel in config.channels.items():
         if channel.local is not None:
             folder = _existing(base / channel.local, f"channels.{name}.local")
-            found.append(LocalChannel(name, folder, channel.uri, channel.mode, channel.sharded))
+            found.append(
+                LocalChannel(
+                    name, folder, channel.uri or _ANY_FOLDER, channel.mode, channel.sharded
+                )
+            )
             index = index_path(folder)
             if name in config.source_indexes and index.exists():
                 uri = config.source_indexes[name]

@@ -65,8 +65,13 @@ def show_plan(plan: RunPlan, console: Console) -> None:
     console.print()
 
 
-def _distribution(config: RunConfig) -> str:
-    return "ShardedByS3Key" if config.train_sharded else "FullyReplicated"
+def _data_source(config: RunConfig) -> str:
+    """Describe where training jobs read the shards, and which of them each instance sees."""
+    mounted = config.data.file_system
+    if mounted is not None:
+        return f"{mounted.id}:{mounted.directory} ({mounted.type}), a copy of {config.data.uri}"
+    distribution = "ShardedByS3Key" if config.train_sharded else "FullyReplicated"
+    return f"{config.data.uri} (FastFile, {distribution})"
 
 
 def _stage_table(plan: RunPlan, width: int) -> Table:
@@ -169,7 +174,7 @@ def _details(submission: Submission, whole: Estimate) -> list[tuple[str, str]]:
     price = as_document(submission.cost)["stages"][0]
     return [
         ("image", request["AlgorithmSpecification"]["TrainingImage"]),
-        ("data", f"{config.data.uri} (FastFile, {_distribution(config)})"),
+        ("data", _data_source(config)),
         (
             "checkpoints",
             f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every_steps}",

@@ -142,7 +142,7 @@ def require_run_data(session: boto3.Session, config: RunConfig, region: str, sta
         require_shards(regional, data.uri, instances if sharded else 1)
         require_index(regional, data.uri, placement.config.index_uri)
         for name, uri in placement.config.source_indexes.items():
-            require_index(regional, placement.config.channels[name].uri, uri)
+            require_index(regional, placement.config.channels[name].uri or "", uri)
 
 
 def stage_relocated_code(

@@ -9,7 +9,7 @@ from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
 from sm_train.estimators.manifests.problem import ManifestError
-from sm_train.estimators.manifests.stage_job import Target, without_smddp
+from sm_train.estimators.manifests.stage_job import Target, off_sagemaker
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
@@ -39,7 +39,7 @@ def manifest_of(
         UserError: there is no such stage, or the run file does not fit the target.
     """
     chosen = choose_stages(config, stage)[0]
-    config = without_smddp(config)
+    config = off_sagemaker(config)
     bundle = bundle_of(config, base)
     try:
         manifest = build_manifest(

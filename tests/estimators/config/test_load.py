@@ -416,7 +416,10 @@ CASES = {
     "alternatives_in_warm_pool": (
         VALID
         + "  alternatives: [ml.p5.48xlarge]\n  capacity: warm-pool\n  keep_alive_period: 1h\n",
-        ["run.yaml:18: cluster.alternatives: require capacity: on-demand, not warm-pool"],
+        [
+            "run.yaml:18: cluster.alternatives: require capacity: on-demand or training-plan, "
+            "not warm-pool"
+        ],
     ),
     "duplicate_alternative": (
         VALID + "  alternatives: [ml.p5.48xlarge, ml.p4de.24xlarge]\n",
@@ -437,6 +440,25 @@ CASES = {
     "alternative_without_smddp": (
         VALID + "  alternatives: [ml.p5.48xlarge]\n  backend: smddp\n",
         ["run.yaml:19: cluster.backend: smddp does not run on ml.p5.48xlarge"],
+    ),
+    "credentials_without_vpc": (
+        VALID
+        + "  image: registry.example.com/own:1\n"
+        + "  image_credentials: arn:aws:lambda:us-east-1:210987654321:function:registry\n",
+        ["run.yaml:19: cluster.image_credentials: requires vpc: SageMaker logs in"],
+    ),
+    "package_index_without_https": (
+        VALID + "  package_index: http://packages.example.com/simple/\n",
+        ["run.yaml:18: cluster.package_index: 'http://packages.example.com/simple/': must be"],
+    ),
+    "file_system_without_vpc": (
+        VALID
+        + "channels:\n  words:\n    file_system: {id: fs-01234567, type: EFS, directory: /words}\n",
+        ["run.yaml:20: channels.words.file_system.id: 'fs-01234567': requires cluster.vpc"],
+    ),
+    "channel_without_place": (
+        VALID + "channels:\n  words: {mode: File}\n",
+        ["run.yaml:19: channels.words.uri: is missing; write an S3 URI, or file_system"],
     ),
     "max_pending_too_short": (
         VALID + "  max_pending: 29m\n",

@@ -39,7 +39,7 @@ def fallbacks(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
     fallback: dict[str, Any] = {}
     if draw(st.booleans()):
         fallback["instance_type"] = draw(
-            st.sampled_from([instance.name for instance in instance_types()])
+            st.sampled_from([kind.name for kind in instance_types() if kind.obstacle is None])
         )
     if draw(st.booleans()):
         fallback["capacity"] = draw(st.sampled_from(["on-demand", "spot"]))

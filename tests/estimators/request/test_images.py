@@ -45,8 +45,22 @@ def test_image_of_a_run(cluster: dict[str, Any], region: str, image: str) -> Non
     [
         ({"framework_version": "9.9.0"}, "us-east-1", "cluster.framework_version or region: .*9.9"),
         ({}, "moon-west-1", "cluster.framework_version or region: .*moon-west-1"),
-        ({"image": "python:3.12"}, "us-east-1", "cluster.image: python:3.12 is not in Amazon ECR"),
-        ({"instance_type": "ml.trn1.32xlarge"}, "us-east-1", "Trainium1.*choose a GPU type"),
+        (
+            {"image": "python:3.12"},
+            "us-east-1",
+            "python:3.12 is not in Amazon ECR; .*or set cluster.vpc",
+        ),
+        ({"instance_type": "ml.trn1.32xlarge"}, "us-east-1", "Trainium1.*choose another GPU type"),
+        (
+            {"instance_type": "ml.trn1.32xlarge", "image": ECR},
+            "us-east-1",
+            "Trainium1.*choose another GPU type",
+        ),
+        (
+            {"instance_type": "ml.p6e-gb200.36xlarge", "image": ECR},
+            "us-east-1",
+            "p6e-gb200.36xlarge has Arm processors.*UltraServers need a placement",
+        ),
         ({"instance_type": "ml.p5.48xlarge", "framework_version": "2.12"}, "moon-west-1", "moon"),
     ],
 )

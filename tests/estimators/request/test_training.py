@@ -111,7 +111,7 @@ def test_invalid_requests_are_rejected_in_the_run_file(path: tuple[str | int, ..
     """For any value of one key, either the run file is invalid or AWS accepts the request."""
     base = run(
         stages=[stage("a"), stage("b", optimizer_state="keep")],
-        cluster={"instance_type": "ml.p6e-gb200.36xlarge", "image": ECR},
+        cluster={"instance_type": "ml.p3.16xlarge", "image": ECR, "vpc": VPC},
     )
     for value in _values():
         try:
@@ -122,6 +122,7 @@ def test_invalid_requests_are_rejected_in_the_run_file(path: tuple[str | int, ..
             assert request_errors(request) == [], value
 
 
+VPC = {"subnets": ["subnet-1"], "security_groups": ["sg-1"]}
 SHARDED, REPLICATED = "ShardedByS3Key", "FullyReplicated"
 
 
@@ -279,10 +280,10 @@ def test_channel_names_are_valid_shell_variables() -> None:
             {"MaxRuntimeInSeconds": 432000, "MaxPendingTimeInSeconds": 7200},
         ),
         (
-            {"instance_type": "ml.p6e-gb200.36xlarge", "volume_kms_key": "alias/own"},
+            {"instance_type": "ml.p3.16xlarge", "volume_kms_key": "alias/own"},
             "ResourceConfig",
             {
-                "InstanceType": "ml.p6e-gb200.36xlarge",
+                "InstanceType": "ml.p3.16xlarge",
                 "InstanceCount": 4,
                 "VolumeSizeInGB": 30,
                 "VolumeKmsKeyId": "alias/own",
@@ -344,6 +345,89 @@ def test_alternatives_with_fewer_gpus_have_higher_counts() -> None:
         ],
         "VolumeSizeInGB": 30,
     }
+
+
+def test_a_training_plan_is_first_and_on_demand_instances_follow() -> None:
+    """A type may appear only once, and one without a plan is on demand (botocore's model)."""
+    cluster = {
+        "instance_type": "ml.p5.48xlarge",
+        "capacity": "training-plan",
+        "training_plan": f"{PLAN}own",
+        "alternatives": ["ml.p4de.24xlarge"],
+    }
+    [request] = requests(config(cluster=cluster))
+    assert request["ResourceConfig"] == {
+        "InstancePreferences": [
+            {"InstanceType": "ml.p5.48xlarge", "TrainingPlanArns": [f"{PLAN}own"]},
+            {"InstanceType": "ml.p4de.24xlarge"},
+        ],
+        "InstanceCount": 4,
+        "VolumeSizeInGB": 30,
+    }
+
+
+def test_image_of_a_private_registry_is_pulled_through_the_vpc() -> None:
+    function = "arn:aws:lambda:us-east-1:210987654321:function:registry"
+    cluster = {"instance_type": "ml.p5.48xlarge", "vpc": VPC, "image": "registry.example.com/own:1"}
+    [request] = requests(config(cluster=cluster))
+    assert request["AlgorithmSpecification"]["TrainingImage"] == "registry.example.com/own:1"
+    assert request["AlgorithmSpecification"]["TrainingImageConfig"] == {
+        "TrainingRepositoryAccessMode": "Vpc"
+    }
+    [request] = requests(config(cluster=cluster | {"image_credentials": function}))
+    assert request_errors(request) == []
+    assert request["AlgorithmSpecification"]["TrainingImageConfig"] == {
+        "TrainingRepositoryAccessMode": "Vpc",
+        "TrainingRepositoryAuthConfig": {"TrainingRepositoryCredentialsProviderArn": function},
+    }
+    [request] = requests(config(cluster=cluster | {"image": ECR}))
+    assert "TrainingImageConfig" not in request["AlgorithmSpecification"]
+
+
+@pytest.mark.parametrize(
+    ("index", "variable"),
+    [
+        ("https://packages.example.com/simple/", "PIP_INDEX_URL"),
+        (
+            "arn:aws:codeartifact:us-east-1:210987654321:repository/own/packages",
+            "CA_REPOSITORY_ARN",
+        ),
+    ],
+)
+def test_package_index_reaches_the_job(index: str, variable: str) -> None:
+    cluster = {"instance_type": "ml.p5.48xlarge", "package_index": index}
+    [request] = requests(config(cluster=cluster))
+    assert request["Environment"][variable] == index
+
+
+def test_file_systems_are_mounted_read_only() -> None:
+    shards = {"id": "fs-0123456789abcdef0", "type": "FSxLustre", "directory": "/abcdbev4/shards"}
+    words = {"id": "fs-01234567", "type": "EFS", "directory": "/words"}
+    run = config(
+        cluster={"instance_type": "ml.p5.48xlarge", "vpc": VPC},
+        data={"uri": "s3://ai-bucket/shards/", "file_system": shards},
+        channels={"words": {"file_system": words}},
+    )
+    [request] = requests(run)
+    assert request_errors(request) == []
+    assert channels(request)["train"] == {
+        "ChannelName": "train",
+        "DataSource": {
+            "FileSystemDataSource": {
+                "FileSystemId": "fs-0123456789abcdef0",
+                "FileSystemAccessMode": "ro",
+                "FileSystemType": "FSxLustre",
+                "DirectoryPath": "/abcdbev4/shards",
+            }
+        },
+        "InputMode": "File",
+    }
+    source = channels(request)["words"]["DataSource"]["FileSystemDataSource"]
+    assert (source["FileSystemType"], source["DirectoryPath"]) == ("EFS", "/words")
+    # The index is read from S3, as every instance sees all shards.
+    index = channels(request)["index"]["DataSource"]["S3DataSource"]
+    assert index["S3Uri"] == "s3://ai-bucket/index.parquet"
+    assert not run.train_sharded
 
 
 def test_output_kms_key_is_set() -> None:

@@ -42,13 +42,43 @@ RUNS: dict[str, dict[str, Any]] = {
     "alternatives": {
         "cluster": P5 | {"alternatives": ["ml.p4de.24xlarge"], "max_pending": "2h"},
     },
+    "training-plan-first": {
+        "cluster": P5
+        | {
+            "capacity": "training-plan",
+            "training_plan": f"{PLAN}own",
+            "alternatives": ["ml.p4de.24xlarge"],
+        }
+    },
+    "private-registry": {
+        "cluster": P5
+        | {
+            "image": "registry.example.com/own:1",
+            "image_credentials": "arn:aws:lambda:us-east-1:210987654321:function:registry",
+            "vpc": {"subnets": ["subnet-1"], "security_groups": ["sg-1"]},
+        }
+    },
+    "file-systems": {
+        "cluster": P5
+        | {
+            "vpc": {"subnets": ["subnet-1"], "security_groups": ["sg-1"]},
+            "package_index": "https://packages.example.com/simple/",
+        },
+        "data": {
+            "uri": "s3://ai-bucket/shards",
+            "file_system": {"id": "fs-01234567", "type": "FSxLustre", "directory": "/a/shards"},
+        },
+        "channels": {
+            "words": {"file_system": {"id": "fs-01234567", "type": "EFS", "directory": "/words"}}
+        },
+    },
     "alternatives-with-other-counts": {
         "cluster": {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
     },
     "isolated-encrypted": {
         "output_kms_key": "alias/own",
         "cluster": {
-            "instance_type": "ml.p6e-gb200.36xlarge",
+            "instance_type": "ml.p3.16xlarge",
             "image": ECR,
             "network_isolation": True,
             "volume_kms_key": "alias/own",

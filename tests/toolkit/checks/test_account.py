@@ -17,9 +17,9 @@ from sm_train.entrypoints.object_store.store import ObjectStore
 from sm_train.entrypoints.removal.removal_list import RemovalList
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.bucket_policy import denies_unencrypted
+from sm_train.toolkit.checks.account.role import secret_findings
 from sm_train.toolkit.checks.finding import Finding
 from sm_train.toolkit.checks.preflight import Subject, offline_findings, online_findings
-from sm_train.toolkit.checks.role import secret_findings
 from sm_train.toolkit.checks.storage import listing_findings
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError

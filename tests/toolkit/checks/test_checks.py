@@ -21,13 +21,13 @@ from sm_train.cost.json_document import as_document
 from sm_train.estimators.config.fields import quantity_bytes
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks import finding
+from sm_train.toolkit.checks.account.quotas import default_runtime_findings
+from sm_train.toolkit.checks.account.role import may_assume
 from sm_train.toolkit.checks.check_report import show
 from sm_train.toolkit.checks.finding import LEVELS, Check, Finding, Subject
 from sm_train.toolkit.checks.image import ecr_image, image_findings
 from sm_train.toolkit.checks.preflight import offline_findings
-from sm_train.toolkit.checks.quotas import default_runtime_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
-from sm_train.toolkit.checks.role import may_assume
 from sm_train.toolkit.checks.shards import Shards, augmentation_findings, shard_findings
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.worst_case import alternative_costs, total, up_to_suffix
@@ -35,7 +35,7 @@ from sm_train.toolkit.costing.worst_case import alternative_costs, total, up_to_
 from tests.support.run_documents import config, stage
 
 ROOT = Path(__file__).parents[3]
-CHECKS = sorted((ROOT / "toolkit" / "checks").glob("[a-z]*.py"))
+CHECKS = sorted((ROOT / "toolkit" / "checks").rglob("[a-z]*.py"))
 GB = 10**9
 
 
@@ -255,7 +255,22 @@ def images(today: date = date(2026, 11, 22), **cluster: Any) -> dict[str, Findin
 def test_image_of_another_region_is_an_error() -> None:
     assert "eu-west-1" in images(image=CUSTOM_IMAGE)["image-region"].message
     assert images(image=CUSTOM_IMAGE.replace("eu-west-1", "us-east-1")) == {}
-    assert images(image="registry.example.com/own:1") == {}
+
+
+def test_image_of_another_registry_needs_a_network_that_reaches_it() -> None:
+    private = "registry.example.com/own:1"
+    finding = images(image=private)["image-unavailable"]
+    assert (finding.level, finding.where) == ("error", "cluster.image")
+    assert finding.message == f"{private} is not in Amazon ECR"
+    network = {"subnets": ["subnet-1"], "security_groups": ["sg-1"]}
+    assert images(image=private, vpc=network) == {}
+
+
+def test_types_that_no_training_job_of_ours_runs_on_are_errors() -> None:
+    image = CUSTOM_IMAGE.replace("eu-west-1", "us-east-1")
+    for name, reason in (("ml.trn1.32xlarge", "Trainium"), ("ml.p6e-gb200.36xlarge", "Arm")):
+        finding = images(image=image, instance_type=name)["image-unavailable"]
+        assert (finding.where, reason in finding.message) == ("cluster.instance_type", True)
 
 
 def test_parses_ecr_address() -> None:
@@ -476,7 +491,8 @@ def documented() -> dict[str, tuple[str, ...]]:
 
 def test_every_check_is_described() -> None:
     """With the levels that its findings may have."""
-    modules = (import_module(f"sm_train.toolkit.checks.{path.stem}") for path in CHECKS)
+    names = (".".join(path.relative_to(ROOT).with_suffix("").parts) for path in CHECKS)
+    modules = [import_module(f"sm_train.{name}") for name in names]
     values = (value for module in modules for value in vars(module).values())
     checks = [value for value in values if isinstance(value, Check)]
     assert {check.code: check.levels for check in checks} == documented()

@@ -422,3 +422,52 @@ def test_job_may_use_what_the_run_file_names(
     for name in ("laptop", "job"):
         iam.create_policy(PolicyName=name, PolicyDocument=json.dumps(documents[name]))
     iam.create_role(RoleName="own", AssumeRolePolicyDocument=json.dumps(documents["trust"]))
+
+
+def test_private_network_adds_what_its_parts_need_and_no_more() -> None:
+    arn = "arn:aws:{}:us-east-1:210987654321:{}"
+    repository = arn.format("codeartifact", "repository/own/packages")
+    function = arn.format("lambda", "function:registry")
+    run = config(
+        cluster={
+            "instance_type": "ml.p5.48xlarge",
+            "vpc": {"subnets": ["subnet-1"], "security_groups": ["sg-1"]},
+            "image": "registry.example.com/own:1",
+            "image_credentials": function,
+            "package_index": repository,
+        },
+        data={
+            "uri": "s3://ai-bucket/shards/",
+            "file_system": {"id": "fs-0123456789", "type": "FSxLustre", "directory": "/a/b"},
+        },
+        channels={
+            "words": {"file_system": {"id": "fs-01234567", "type": "EFS", "directory": "/w"}}
+        },
+    )
+    documents = policies(run, "us-east-1", "registry.example.com/own:1")
+    lustre, efs = (
+        arn.format("fsx", "file-system/fs-0123456789"),
+        arn.format("elasticfilesystem", "file-system/fs-01234567"),
+    )
+    for action, resource in (
+        ("lambda:InvokeFunction", function),
+        ("codeartifact:GetAuthorizationToken", arn.format("codeartifact", "domain/own")),
+        ("codeartifact:GetRepositoryEndpoint", repository),
+        ("codeartifact:ReadFromRepository", repository),
+        ("fsx:DescribeFileSystems", lustre),
+        ("elasticfilesystem:DescribeMountTargets", efs),
+    ):
+        assert allowed(documents["job"], action, resource), action
+        assert allowed(documents["job"], action, f"{resource}-2") is None, action
+    for action, resource in (
+        ("ec2:DescribeRouteTables", "*"),
+        ("fsx:DescribeFileSystems", lustre),
+        ("elasticfilesystem:DescribeFileSystems", efs),
+    ):
+        assert allowed(documents["laptop"], action, resource), action
+    actions = {
+        action for statement in documents["job"]["Statement"] for action in statement["Action"]
+    }
+    assert "ecr:BatchGetImage" not in actions
+    plain = policies(config(), "us-east-1", ECR)
+    assert not [sid for sid in plain["job"]["Statement"] if "FileSystems" in sid["Sid"]]

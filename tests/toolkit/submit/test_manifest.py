@@ -8,6 +8,7 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -125,6 +126,26 @@ def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, tmp_path: Path) -> None
         assert len(result.stderr.strip().splitlines()) == 1
         assert result.stdout == ""
     assert not out.parent.exists()
+
+
+def test_pods_read_s3_where_training_jobs_mount_a_file_system(cli: Cli, tmp_path: Path) -> None:
+    file_system = {"id": "fs-01234567", "type": "EFS", "directory": "/shards"}
+    settings: dict[str, Any] = {
+        "kubernetes": KUBERNETES,
+        "cluster": {
+            "instance_type": "ml.p4d.24xlarge",
+            "vpc": {"subnets": ["subnet-1"], "security_groups": ["sg-1"]},
+        },
+        "data": {"uri": "s3://ai-bucket/shards/", "file_system": file_system},
+    }
+    result = cli("manifest", write_run(tmp_path, **settings), "--to", "trainjob")
+    assert result.returncode == 0, result.stderr
+    assert "fs-01234567" not in result.stdout
+    assert "s3://ai-bucket/shards/" in result.stdout
+    settings["channels"] = {"words": {"file_system": file_system}}
+    refused = cli("manifest", write_run(tmp_path, **settings), "--to", "trainjob")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("sm-train: channels.words.uri: not set; only training jobs")
 
 
 def test_smddp_becomes_nccl_with_a_warning(cli: Cli, tmp_path: Path) -> None:

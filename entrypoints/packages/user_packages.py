@@ -11,21 +11,17 @@ import hashlib
 import importlib
 import os
 import site
-import subprocess
-import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from sm_train.entrypoints.packages.pip_install import PackageInstallError, pip_install
+
 USER_REQUIREMENTS = "requirements-user.txt"
 """File of the bundle with the lines of the user's requirements.txt."""
 
 _BUNDLE = Path(__file__).parents[3]
-
-
-class PackageInstallError(RuntimeError):
-    """pip could not install the packages of the user code; its own output is in the log."""
 
 
 def install_user_packages(bundle: Path = _BUNDLE) -> None:
@@ -43,13 +39,12 @@ def install_user_packages(bundle: Path = _BUNDLE) -> None:
         # The position of `marker` is that of its opening, before the wait for the lock.
         if os.fstat(marker.fileno()).st_size:
             return
-        command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "-q"]
-        code = subprocess.run([*command, "-r", str(requirements)], check=False).returncode
-        if code:
+        try:
+            pip_install(requirements=requirements)
+        except PackageInstallError as error:
             raise PackageInstallError(
-                f"pip install -r {USER_REQUIREMENTS} failed with exit code {code}; "
-                "correct requirements.txt in the folder of code:"
-            )
+                f"{error}; correct requirements.txt in the folder of code:"
+            ) from None
         marker.write("installed\n")
 
 

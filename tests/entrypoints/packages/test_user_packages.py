@@ -76,7 +76,7 @@ def test_ranks_that_mpi_started_install_the_packages_once(tmp_path: Path) -> Non
     wheel = write_wheel(tmp_path)
     bundle = unpack_bundle(tmp_path / "code", f"smtown @ {wheel.as_uri()}")
     program = (
-        "from sm_train.entrypoints.common.user_packages import install_under_mpi\n"
+        "from sm_train.entrypoints.packages.user_packages import install_under_mpi\n"
         "install_under_mpi()\nimport own\n"
     )
     for rank in range(2):
@@ -101,7 +101,7 @@ def test_each_environment_of_a_node_gets_the_packages(tmp_path: Path) -> None:
     """A Slurm node keeps its temporary folder: the next image must not find another one's mark."""
     bundle = unpack_bundle(tmp_path / "code", f"smtown @ {write_wheel(tmp_path).as_uri()}")
     program = (
-        "from sm_train.entrypoints.common.user_packages import install_user_packages\n"
+        "from sm_train.entrypoints.packages.user_packages import install_user_packages\n"
         "install_user_packages()\n"
         "import importlib; importlib.invalidate_caches(); import own\n"
     )
@@ -124,7 +124,7 @@ def test_environment_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> No
     bundle = unpack_bundle(tmp_path / "code", "smtown==9.9")
     (tmp_path / "file").touch()
     program = (
-        "from sm_train.entrypoints.common.user_packages import install_user_packages\n"
+        "from sm_train.entrypoints.packages.user_packages import install_user_packages\n"
         "install_user_packages()\n"
     )
     ran = subprocess.run(
@@ -142,7 +142,7 @@ def test_environment_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> No
 def test_no_rank_installs_packages_where_the_launcher_does(tmp_path: Path) -> None:
     bundle = unpack_bundle(tmp_path / "code", "smtown==9.9")
     program = (
-        "from sm_train.entrypoints.common.user_packages import install_under_mpi\n"
+        "from sm_train.entrypoints.packages.user_packages import install_under_mpi\n"
         "install_under_mpi()\n"
     )
     env = environment(tmp_path)

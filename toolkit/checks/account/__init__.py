@@ -1,0 +1,1 @@
+"""Checks of the AWS account: the role, quotas, permissions, networks and file systems."""
