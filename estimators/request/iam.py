@@ -267,8 +267,14 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
             ],
             ["*"],
         ),
-        _allow("CheckRole", ["iam:GetRole"], [role]),
-        *_secret_check_permissions(config, scope, role),
+        # `check` simulates the jobs' role, and the user or role that runs it, whose ARN a policy
+        # cannot name. A session of a role does not contain the role's path, which GetRole tells.
+        _allow(
+            "SimulatePermissions",
+            ["iam:GetRole", "iam:SimulatePrincipalPolicy"],
+            [f"arn:{scope.partition}:iam::{scope.account}:{kind}/*" for kind in ("role", "user")],
+        ),
+        *_secret_check_permissions(config, scope),
         *_image_permissions("CheckImage", ["ecr:DescribeImages"], scope, image),
         *_network_check_permissions(config, scope),
         # The first two have no resource smaller than a log group (Service Authorization Reference).
@@ -510,7 +516,7 @@ def _secret_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
     return permissions
 
 
-def _secret_check_permissions(config: RunConfig, scope: _Scope, role: str) -> list[Permission]:
+def _secret_check_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
     """Return what `check` needs to see that the job can read its secrets; it reads none."""
     secrets, parameters = _secret_arns(config, scope)
     permissions = []
@@ -518,8 +524,6 @@ def _secret_check_permissions(config: RunConfig, scope: _Scope, role: str) -> li
         permissions.append(_allow("CheckSecrets", ["secretsmanager:DescribeSecret"], secrets))
     if parameters:
         permissions.append(_allow("CheckParameters", ["ssm:DescribeParameters"], ["*"]))
-    if permissions:
-        permissions.append(_allow("SimulateRole", ["iam:SimulatePrincipalPolicy"], [role]))
     return permissions
 
 

@@ -17,6 +17,7 @@ from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_para
 
 from tests.support.background_server import serve_in_background
 from tests.support.forked_commands.botocore_models import parse_models_once
+from tests.support.policy_simulator import simulate_principal_policy
 
 if TYPE_CHECKING:
     import boto3
@@ -167,6 +168,13 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
     if not target:
         query = environ.get("QUERY_STRING", "")
         aws.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], query))
+        if _service(environ) == "iam":
+            content = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            environ["wsgi.input"] = io.BytesIO(content)
+            if b"Action=SimulatePrincipalPolicy" in content:
+                status, document = simulate_principal_policy(content.decode(), ACCOUNT)
+                start_response(f"{status} Simulated", [("Content-Type", "text/xml")])
+                return [document]
         is_denied = not aws.denied_queries.isdisjoint(parse_qs(query, keep_blank_values=True))
         intercepted = aws.intercept(environ["REQUEST_METHOD"], environ["PATH_INFO"])
         if intercepted is not None:
@@ -204,6 +212,12 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
     headers.remove("Content-Length")
     start_response(status, headers.to_wsgi_list())
     return [json.dumps(filtered).encode()]
+
+
+def _service(environ: dict[str, Any]) -> str:
+    """Return the service that a request is signed for: Credential=KEY/DATE/REGION/SERVICE/..."""
+    parts = environ.get("HTTP_AUTHORIZATION", "").split(",")[0].split("/")
+    return str(parts[3]) if len(parts) > 3 else ""
 
 
 def _matches_the_etag(environ: dict[str, Any], query: str) -> bool:

@@ -18,6 +18,7 @@ from sm_train.toolkit.aws.session import account_of, session_in_region
 from sm_train.toolkit.checks import storage
 from sm_train.toolkit.checks.account.quotas import default_runtime_findings, quota_findings
 from sm_train.toolkit.checks.account.role import ROLE_UNSET, role_findings, secret_findings
+from sm_train.toolkit.checks.account.simulated_permissions import permission_findings
 from sm_train.toolkit.checks.account.vpc import file_system_findings, vpc_findings
 from sm_train.toolkit.checks.budget import (
     alternative_budget_findings,
@@ -102,9 +103,17 @@ def online_findings(
             *local_components_findings(config, subject.base),
             *_named_components(subject, session),
         ]
-        findings += attempt(
-            "the role", "role", "iam:GetRole", role_findings(config.role, session, account)
+        role = list(
+            attempt("the role", "role", "iam:GetRole", role_findings(config.role, session, account))
         )
+        findings += role
+        if not any(finding.level == "error" for finding in role):
+            findings += attempt(
+                "the permissions",
+                "role",
+                "iam:SimulatePrincipalPolicy",
+                permission_findings(config, session, region),
+            )
         findings += _secret_findings(config, session, region, account)
         findings += _quota_findings(config, session, region)
         findings += _network_findings(config, session, region)

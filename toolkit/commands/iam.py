@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.commands._options import RunFile
 from sm_train.toolkit.errors import UserError
 
+if TYPE_CHECKING:
+    from sm_train.estimators.config.schema import RunConfig
+    from sm_train.estimators.request.iam import PolicyDocument
+    from sm_train.toolkit.checks.account.simulated_permissions import Identity
+
 
 @sm_train_command(
     "sm-train iam run.yaml",
     "sm-train iam run.yaml --only job",
+    "sm-train iam run.yaml --missing --only job",
 )
 @click.argument("run", type=RunFile())
 @click.option(
@@ -21,8 +27,15 @@ from sm_train.toolkit.errors import UserError
     type=click.Choice(["laptop", "job", "trust", "watch"]),
     help="Print only this document.",
 )
+@click.option(
+    "--missing",
+    is_flag=True,
+    help="Print only what the jobs' role and your user lack, by a simulation of IAM.",
+)
 @click.pass_obj
-def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool) -> None:
+def command(
+    options: dict[str, Any], run: Path, only: str | None, missing: bool, as_json: bool
+) -> None:
     """Print least-privilege IAM policies for RUN: its submitter's, its jobs', its watcher's.
 
     The policies name the run, its buckets and its keys. Print them again when the run file changes.
@@ -39,14 +52,58 @@ def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool)
         documents = policies(config, region, image_uri(config, region))
     except ValueError as error:
         raise UserError(str(error)) from None
+    if missing:
+        names = ["laptop", "job"] if only is None else [only]
+        documents = _missing(options, config, region, documents, names)
     if config.role is None:
         click.echo(
             "warning: role is missing in the run file; account and role are placeholders", err=True
         )
     if only is None and not as_json:
-        for name, purpose in _PURPOSES.items():
-            note(f"{name}: {purpose}")
+        for name in documents:
+            note(f"{name}: {_PURPOSES[name]}")
     write_json(documents if only is None else documents[only])
+
+
+def _missing(
+    options: dict[str, Any],
+    config: RunConfig,
+    region: str,
+    documents: dict[str, PolicyDocument],
+    names: list[str],
+) -> dict[str, PolicyDocument]:
+    """Return the part of each policy that its role or user lacks.
+
+    Raises:
+        UserError: there is nothing to simulate, or AWS rejects a request.
+    """
+    from sm_train.toolkit.aws.aws_errors import translate_aws_errors
+    from sm_train.toolkit.aws.session import open_session
+    from sm_train.toolkit.checks.account.simulated_permissions import (
+        missing_permissions,
+        principal,
+        simulate,
+    )
+
+    if unknown := set(names) - {"laptop", "job"}:
+        raise UserError(f"--only: {unknown.pop()} is not simulated with --missing: job or laptop")
+    if config.role is None:
+        raise UserError("role: not set; --missing simulates it")
+    session = open_session(options["profile"], region)
+    found: dict[str, PolicyDocument] = {}
+    with translate_aws_errors("iam:SimulatePrincipalPolicy"):
+        arns = {"job": config.role, "laptop": principal(session) if "laptop" in names else None}
+        for name in names:
+            arn = arns[name]
+            if arn is None:
+                raise UserError(
+                    "--profile: the credentials are of no user or role of IAM; give --only job"
+                )
+            identity: Identity = "job" if name == "job" else "laptop"
+            simulation = simulate(identity, arn, documents[name], config, session, region)
+            statements = missing_permissions(documents[name], simulation.denials)
+            found[name] = {"Version": documents[name]["Version"], "Statement": statements}
+    return found
 
 
 _PURPOSES = {

@@ -96,7 +96,15 @@ def check(aws: Aws, quotas: FakeServer, tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", quotas.url)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    aws.client("iam").create_role(RoleName="sm-train", AssumeRolePolicyDocument=json.dumps(TRUST))
+    iam = aws.client("iam")
+    iam.create_role(RoleName="sm-train", AssumeRolePolicyDocument=json.dumps(TRUST))
+    everything = {
+        "Version": "2012-10-17",
+        "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"},
+    }
+    iam.put_role_policy(
+        RoleName="sm-train", PolicyName="all", PolicyDocument=json.dumps(everything)
+    )
     four = {f"{number}.tar": 1 for number in range(4)}
     shards = {f"shards/{name}": b"x" for name in four}
     aws.make_bucket("ai-bucket", **shards, **{"index.parquet": index_of(four, tmp_path)})
@@ -114,6 +122,7 @@ def check(aws: Aws, quotas: FakeServer, tmp_path: Path, monkeypatch: pytest.Monk
                 "shared-shards",
                 "smddp-tradeoff",
                 "order-depends-on-ranks",
+                "permissions-simulated",
             )
         }
 
