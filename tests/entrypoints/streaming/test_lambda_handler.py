@@ -390,16 +390,24 @@ def test_a_throttled_request_is_sent_again(
 
 
 def test_a_function_that_is_ended_by_its_timeout_packs_each_image_once(
-    deployment: Deployment, tmp_path: Path
+    deployment: Deployment, aws: Aws, tmp_path: Path
 ) -> None:
     """Lambda kills the process, and the queue delivers all of its messages again."""
+    killed = threading.Event()
+
+    def delay_last(method: str, path: str) -> None:
+        if path == "/raw/5.jpg":
+            killed.wait(DEADLINE)
+
     names = [f"{number}.jpg" for number in range(6)]
     for number, name in enumerate(names):
         deployment.arrive(name, image_bytes(number))
+    aws.intercept = delay_last
     with lambda_runtime(deployment) as (_, process):
         wait_until(lambda: deployment.keys(f"{STREAM_STATE}/staged/"))
         process.kill()
         process.wait()
+    killed.set()
     assert handle_all(deployment)[-1] == ("response", {"batchItemFailures": []})
     deployment.flush()
     assert deployment.packed(tmp_path)[1] == Counter(names)

@@ -66,7 +66,7 @@ def test_alarms_are_created_follow_the_jobs_and_are_deleted(laptop: Laptop) -> N
     created = laptop.json("alarms", "demo", "--yes")
     assert (created["jobs"], created["topic"]) == ([FIRST], TOPIC)
     assert sorted(created["alarms"]) == alarm_names(FIRST)
-    assert created["cost_per_month_usd"] == 1.1  # 2 + 1 + 4 + 4 metrics
+    assert created["cost_per_month_usd"] == 1.2  # 2 + 1 + 4 + 5 metrics
     assert created["warnings"] == [
         "the topic has no confirmed subscription: its messages reach nobody"
     ]

@@ -208,6 +208,7 @@ def test_rejected_call_costs_only_one_check(
         ]
     assert [(finding.where, finding.fix.split(",")[0]) for finding in unchecked] == [
         ("role", "allow iam:GetRole"),
+        ("role", "allow iam:SimulatePrincipalPolicy"),
         ("cluster", "retry"),
     ]
 
@@ -373,7 +374,11 @@ def test_thirty_thousand_shards_need_thirty_calls_and_a_few(
         run = config(role=ROLE, data={"uri": "s3://ai-bucket/set/shards/"})
         subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), tmp_path)
         found = online_findings(subject, SESSION, TODAY, counts.append)
-    assert {finding.code for finding in found} == {"smddp-tradeoff", "order-depends-on-ranks"}
+    assert {finding.code for finding in found} == {
+        "smddp-tradeoff",
+        "order-depends-on-ranks",
+        "permissions-simulated",
+    }
     lists = [request for request in s3.requests if "shards" in request.query.get("prefix", "")]
     assert len(lists) == 30
     assert counts == [1000 * number for number in range(1, 31)]

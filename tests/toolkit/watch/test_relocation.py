@@ -199,6 +199,7 @@ def test_pending_timeout_relocates(server: Aws, tmp_path: Path) -> None:
     run.lose(FIRST, status="Stopped", reason=None)
     job = get_backend("sagemaker")["345678901234"][EAST].training_jobs[FIRST]
     job.training_start_time = None
+    job.secondary_status_transitions = []
     job.creation_time = (datetime.now(UTC) - timedelta(hours=2)).isoformat()
     run.poll()
     assert run.described(SECOND)["ResourceConfig"]["InstanceType"] == "ml.p5.48xlarge"
