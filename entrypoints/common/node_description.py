@@ -24,6 +24,13 @@ TORCHRUN, HYPERPODRUN = "torchrun", "hyperpodrun"
 
 LAUNCHER_VARIABLE = "SM_TRAIN_LAUNCHER"
 
+MACHINE_VARIABLE = "SM_TRAIN_MACHINE"
+"""Environment variable with the name of the machine under a pod: Kubernetes' name of its node."""
+
+FAILED_AFTER_PROGRESS = 75
+"""Exit code of a node whose job failed after it stored a checkpoint: EX_TEMPFAIL of sysexits.h.
+A manifest does not count the restart after it."""
+
 Platform = Literal["sagemaker", "kubernetes", "slurm"]
 """What runs a job, and starts it again."""
 
@@ -85,6 +92,13 @@ def node_description() -> NodeDescription | None:
     """Return the description of this node; None in a SageMaker job, and on a laptop."""
     text = os.environ.get(NODE_VARIABLE)
     return None if text is None else NodeDescription.from_json(text)
+
+
+def machine_name() -> str | None:
+    """Return the name by which an administrator knows this machine: that of a node of Kubernetes
+    or Slurm, None elsewhere.
+    """
+    return os.environ.get(MACHINE_VARIABLE) or os.environ.get("SLURMD_NODENAME")
 
 
 def current_platform() -> Platform | None:

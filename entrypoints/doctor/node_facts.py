@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.common.node_description import machine_name
+
 _BOARD = Path("/sys/devices/virtual/dmi/id/board_asset_tag")
 """Nitro instances have their id there (EC2 user guide, "Identify EC2 Linux instances")."""
 
@@ -69,9 +71,9 @@ def _libfabric_from_fi_info() -> dict[str, str]:
 
 
 def instance_id() -> str | None:
-    """Return the EC2 instance id; None if the container does not show it."""
+    """Return the EC2 instance id, or the machine's name in its cluster; None if none is known."""
     tag = _read(_BOARD).strip()
-    return tag if re.fullmatch(r"i-[0-9a-f]{8,17}", tag) else None
+    return machine_name() or (tag if re.fullmatch(r"i-[0-9a-f]{8,17}", tag) else None)
 
 
 def cores() -> int:

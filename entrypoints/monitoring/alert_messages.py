@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +26,14 @@ class AlertFormatter:
     """Formats the alerts of a job of ``nodes`` nodes.
 
     ``checkpoints`` is this node's checkpoint folder, ``uploads`` whether it is copied to storage.
+    ``machines`` returns node → the name that its administrator knows it by, as far as it is known.
     """
 
     config: JobConfig
     nodes: int
     checkpoints: Path
     uploads: bool = True
+    machines: Callable[[], Mapping[int, str]] = dict
 
     def stall(self, symptom: str, culprit: Culprit, silent: float) -> Alert:
         """Return the alert for a stall after ``silent`` seconds."""
@@ -41,7 +44,7 @@ class AlertFormatter:
             "training has stalled",
             symptom,
             level="critical" if kills else "warning",
-            worst=_describe_culprit(culprit),
+            worst=self._describe_culprit(culprit),
             silent=silent,
             command=_command("resume" if kills else "stop", self.config.run, job),
         )
@@ -56,7 +59,7 @@ class AlertFormatter:
             f"failure {failure.kind} {failure.node} {failure.rank}",
             "training has failed",
             failure.text,
-            worst=_place(failure.node, failure.rank),
+            worst=self._place(failure.node, failure.rank),
             command=_command("resume", self.config.run),
         )
 
@@ -67,7 +70,7 @@ class AlertFormatter:
             "training waits for a straggler",
             symptom,
             level="warning",
-            worst=_place(straggler.node, straggler.rank),
+            worst=self._place(straggler.node, straggler.rank),
         )
 
     def not_stored(self, symptom: str, node: int, *, resolved: bool = False) -> Alert:
@@ -78,7 +81,7 @@ class AlertFormatter:
             title,
             symptom,
             level="warning",
-            worst=f"node {node}",
+            worst=self._place(node, None),
             command=None if resolved else _command("status", self.config.run),
             resolved=resolved,
         )
@@ -116,6 +119,20 @@ class AlertFormatter:
             resolved=resolved,
         )
 
+    def _describe_culprit(self, culprit: Culprit) -> str:
+        place = self._place(culprit.node, culprit.rank)
+        return f"{place}: {culprit.reason}" if place else culprit.reason
+
+    def _place(self, node: int | None, rank: int | None) -> str:
+        """Return the node with its machine, and the rank, as far as they are known."""
+        names = []
+        if node is not None:
+            machine = self.machines().get(node)
+            names.append(f"node {node} ({machine})" if machine else f"node {node}")
+        if rank is not None:
+            names.append(f"rank {rank}")
+        return ", ".join(names)
+
     def burned_usd(self, seconds: float | None) -> float | None:
         """Return what all instances cost in ``seconds``; None if the price is unknown."""
         price = self.config.expected.usd_per_instance_hour
@@ -146,18 +163,6 @@ def _command(purpose: str, run: str, job: str | None = None) -> str:
     if description is not None and purpose in description.commands:
         return description.commands[purpose]
     return f"sm-train {purpose} {job or run}"
-
-
-def _describe_culprit(culprit: Culprit) -> str:
-    place = _place(culprit.node, culprit.rank)
-    return f"{place}: {culprit.reason}" if place else culprit.reason
-
-
-def _place(node: int | None, rank: int | None) -> str:
-    """Return the node and the rank, as far as they are known."""
-    names = [f"node {node}"] if node is not None else []
-    names += [f"rank {rank}"] if rank is not None else []
-    return ", ".join(names)
 
 
 def _console_url() -> str | None:

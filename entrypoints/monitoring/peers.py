@@ -54,12 +54,14 @@ class NodeStatus:
     """What a node's watchdog sends: its ranks, and the likeliest cause of the job's failure.
 
     The first node's ``failure`` is the likeliest one of all nodes, any other node's its own.
+    ``machine`` is its administrator's name for the node.
     """
 
     ranks: Sequence[RankStatus] = ()
     stall: PeerStall | None = None
     failure: Failure | None = None
     busy: Sequence[BusyTotals] = ()
+    machine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class PeerLink:
         self._receive()
         if is_new_failure:
             for address in self._addresses.values():
-                self._send(NodeStatus(failure=own.failure), address)
+                self._send(NodeStatus(failure=own.failure, machine=own.machine), address)
 
     def _first_node(self) -> tuple[str, int] | None:
         """Return the first node's address; retries resolving its name, but not at every poll."""
@@ -135,6 +137,11 @@ class PeerLink:
     def busy_totals(self) -> list[BusyTotals]:
         """Return the busy times of the other nodes' ranks."""
         return [busy_rank for status in self._latest().values() for busy_rank in status.busy]
+
+    def machines(self) -> dict[int, str]:
+        """Return node → the name of its machine, of nodes that are silent now, too."""
+        statuses = {**self._latest(), self._node: self._own}.items()
+        return {node: status.machine for node, status in statuses if status.machine is not None}
 
     def stalls(self) -> dict[int, PeerStall]:
         """Return node → the stall in its last message, if it had one."""
@@ -199,7 +206,8 @@ class PeerLink:
             if self._node == 0 and node is not None and node not in replied:
                 replied.add(node)
                 self._addresses[node] = address
-                self._send(NodeStatus(failure=self._own.failure), address)
+                own = NodeStatus(failure=self._own.failure, machine=self._own.machine)
+                self._send(own, address)
 
     def _parse(self, message: bytes) -> int | None:
         """Record a datagram of this job; returns its node, or None for any other datagram."""
@@ -233,7 +241,14 @@ def _parse_node_status(document: Mapping[str, Any]) -> NodeStatus:
         _parse_stall(document["stall"]),
         _parse_failure(document["failure"]),
         tuple(_parse_busy(entry) for entry in document["busy"]),
+        _parse_machine(document.get("machine")),
     )
+
+
+def _parse_machine(name: object) -> str | None:
+    if name is not None and not isinstance(name, str):
+        raise ValueError
+    return name and name[:_MAX_TEXT_LENGTH]
 
 
 def _parse_stall(document: Mapping[str, object] | None) -> PeerStall | None:

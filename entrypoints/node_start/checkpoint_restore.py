@@ -121,6 +121,18 @@ def restore(store: PrefixFiles, folder: Path, warn: Callable[[str], None]) -> Re
     return Restored(tuple(restored), len(folders) - len(restored), len(needed), size)
 
 
+def newest_complete_step(store: PrefixFiles) -> int | None:
+    """Return the step of the newest checkpoint that S3 holds completely; None if it holds none."""
+    sizes = store.sizes()
+    stored = [
+        _read(store, name)
+        for name, unfinished_step in checkpoint_folders(sizes).items()
+        if unfinished_step is None
+    ]
+    steps = [checkpoint.step for checkpoint in stored if checkpoint.is_complete(sizes)]
+    return max(steps, default=None)
+
+
 def _folder_of(name: str, folders: Mapping[str, int | None]) -> str | None:
     """Return the folder of the checkpoint that a file belongs to; None if it is of none."""
     parents = name.split("/")[:-1]

@@ -29,6 +29,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     step_folders,
 )
 from sm_train.entrypoints.common.node_description import (
+    FAILED_AFTER_PROGRESS,
     LAUNCHER_VARIABLE,
     NODE_VARIABLE,
     TORCHRUN,
@@ -37,7 +38,7 @@ from sm_train.entrypoints.common.node_description import (
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.node_start.channels import ChannelError
-from sm_train.entrypoints.node_start.checkpoint_restore import restore
+from sm_train.entrypoints.node_start.checkpoint_restore import newest_complete_step, restore
 from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads
 from sm_train.entrypoints.node_start.cluster_variables import (
     ClusterError,
@@ -83,6 +84,7 @@ def main() -> int:
         with _checkpoints(description, paths):
             _require_own_checkpoints(description, paths)
             _log(f"prepared in {time.monotonic() - started:.0f} s: {_checkpoint_line(description)}")
+            step = _stored_step(description, paths)
             code = _run_launcher(description, place, stop)
     except (
         ClusterError,
@@ -96,6 +98,11 @@ def main() -> int:
     if code == 0 and paths.stop_request.exists():
         _log("stopped before the last step; the same command resumes from the checkpoint")
         return STOPPED
+    if code:
+        newest = _stored_step(description, paths)
+        if newest is not None and newest > (step or 0):
+            _log(f"failed with progress: the checkpoint of step {newest} is stored")
+            return FAILED_AFTER_PROGRESS
     return code
 
 
@@ -165,6 +172,22 @@ def _require_own_checkpoints(description: NodeDescription, paths: SageMakerPaths
                 "write the manifest with --take-over, else give the run another name"
             )
         return
+
+
+def _stored_step(description: NodeDescription, paths: SageMakerPaths) -> int | None:
+    """Return the step of the newest complete checkpoint in storage; None if it is not known."""
+    if description.syncs_checkpoints:
+        try:
+            return newest_complete_step(PrefixFiles(f"{description.checkpoints.rstrip('/')}/"))
+        except Exception as error:  # whatever the store's client raises: the attempt counts
+            _warn(f"{description.checkpoints}: {type(error).__name__}: {error}")
+            return None
+    # The marker of a checkpoint in a shared folder is written last.
+    steps = []
+    for folder in step_folders(paths.checkpoints):
+        with contextlib.suppress(OSError, MarkerError):
+            steps.append(CheckpointMarker.parse((folder / MARKER).read_bytes()).step)
+    return max(steps, default=None)
 
 
 def _checkpoint_line(description: NodeDescription) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from sm_train.entrypoints.common.digests import message_key
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
-from sm_train.entrypoints.common.node_description import uploads_checkpoints
+from sm_train.entrypoints.common.node_description import machine_name, uploads_checkpoints
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.monitoring.alert_messages import AlertFormatter
 from sm_train.entrypoints.monitoring.alert_sinks import AlertDispatcher
@@ -63,7 +63,8 @@ class Watchdog:
         ``uploads`` is whether the node's checkpoint folder is copied to storage.
         """
         heartbeat = config.heartbeat
-        formatter = AlertFormatter(config, info.nodes, paths.checkpoints, uploads)
+        machines = _own_machine if peers is None else peers.machines
+        formatter = AlertFormatter(config, info.nodes, paths.checkpoints, uploads, machines)
         self._ranks = LocalRanks(info, heartbeats)
         self._node = WatchedNode(
             config, paths, self._ranks, events, dispatcher, formatter, peers, clock
@@ -246,6 +247,12 @@ def _watch(config: JobConfig, key: bytes, heartbeats: Path, stdout: NonBlockingS
             time.sleep(POLL_SECONDS)
     watchdog.finish()
     last_event.close()
+
+
+def _own_machine() -> dict[int, str]:
+    """Return this machine's name, for a job with one node."""
+    name = machine_name()
+    return {} if name is None else {0: name}
 
 
 def _open_peer_link(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.node_description import machine_name
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.monitoring.alert_messages import AlertFormatter
 from sm_train.entrypoints.monitoring.alert_sinks import AlertDispatcher
@@ -55,7 +56,8 @@ class WatchedNode:
             return
         # The first node's replies carry the likeliest failure of all nodes.
         likeliest = failures.likeliest(node if node else None)
-        peers.exchange(NodeStatus(ranks, stall, likeliest, self.ranks.busy_totals()))
+        busy = self.ranks.busy_totals()
+        peers.exchange(NodeStatus(ranks, stall, likeliest, busy, machine_name()))
         failures.add(peers.failures(), self.clock())
         found = failures.likeliest()
         if found is None or found.kind not in CONSEQUENCES:

@@ -275,7 +275,8 @@ class KubernetesSection(Section):
     max_restarts: NonNegativeInt = Field(
         default=3,
         description="How often a failed or stopped job is started again. 3 is the default of "
-        "`cluster.retries`.",
+        "`cluster.retries`. A TrainJob counts attempts that stored no new checkpoint; other "
+        "operators count all.",
     )
     grace_period: Annotated[Duration, Field(ge=30, le=3600)] = Field(
         default=120,

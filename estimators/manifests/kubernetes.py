@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sm_train.entrypoints.common.node_description import HYPERPODRUN, TORCHRUN
+from sm_train.entrypoints.common.node_description import (
+    FAILED_AFTER_PROGRESS,
+    HYPERPODRUN,
+    TORCHRUN,
+)
 from sm_train.estimators.config.platforms import MAX_NAME
 from sm_train.estimators.manifests.pod import HEALTH, pod_template
 from sm_train.estimators.manifests.problem import ManifestError
@@ -37,11 +41,16 @@ _DISRUPTIONS = {
         {
             "action": "FailJob",
             # One stopped node stops the others, which may end first.
-            "onExitCodes": {"containerName": "node", "operator": "In", "values": [_STOPPED]},
+            "onExitCodes": {
+                "containerName": "node",
+                "operator": "In",
+                "values": [FAILED_AFTER_PROGRESS, _STOPPED],
+            },
         },
     ]
 }
-"""Marks a job whose pods were drained, preempted or stopped as one that its policy has failed."""
+"""Marks a job whose pods were drained, preempted or stopped, or that failed after it stored a new
+checkpoint, as one that its policy has failed."""
 
 _UNCOUNTED = {
     "name": "disruption",

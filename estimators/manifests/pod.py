@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sm_train.entrypoints.common.node_description import MACHINE_VARIABLE
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.manifests.pod_network import (
     container_network,
@@ -159,8 +160,10 @@ def _variables(job: StageJob, volumes: PodVolumes, launcher: str) -> list[dict[s
         raise ManifestError(
             f"kubernetes.secrets.{both[0]}: is also a variable of the job; remove one of them"
         )
+    machine = {"fieldRef": {"fieldPath": "spec.nodeName"}}
     return [
         *({"name": name, "value": value} for name, value in plain.items()),
+        {"name": MACHINE_VARIABLE, "valueFrom": machine},
         *_secrets(job),
     ]
 

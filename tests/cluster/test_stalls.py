@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker
+from sm_train.entrypoints.common.node_description import MACHINE_VARIABLE
 from sm_train.entrypoints.monitoring.alert_sinks import SLACK_VARIABLE
 from sm_train.toolkit.jobs.event_lines import parse_event
 
@@ -239,7 +240,8 @@ def test_alerts_of_a_stall_arrive_once_slack_is_back(tmp_path: Path) -> None:
 
 def test_killed_process_is_reported_at_once(tmp_path: Path) -> None:
     with webhook_server() as server:
-        variables = {SLACK_VARIABLE: server.address}
+        # What a pod's variable says: the name by which `kubectl cordon` knows the machine.
+        variables = {SLACK_VARIABLE: server.address, MACHINE_VARIABLE: "gpu-07"}
         with WatchedJob(tmp_path, ["go-on", "go-on"], "kill", variables) as job:
             job.wait_until_learned()
             os.kill(job.processes[1].pid, signal.SIGKILL)
@@ -247,6 +249,7 @@ def test_killed_process_is_reported_at_once(tmp_path: Path) -> None:
             assert died["rank_died"] == 1
             [alert] = server.wait_for(1)
             assert "rank 1 died without an error" in alert["attachments"][0]["text"]
+            assert "node 0 (gpu-07), rank 1" in alert["attachments"][0]["text"]
 
 
 def test_process_that_fails_at_once_is_reported(tmp_path: Path) -> None:

@@ -87,6 +87,20 @@ def test_first_node_receives_statuses_and_the_others_receive_its_reply() -> None
     assert second.is_reporter
 
 
+def test_nodes_know_each_others_machines_also_after_one_is_lost() -> None:
+    clock = Clock()
+    first, second = linked_pair(clock)
+    poll_until(
+        lambda: bool(first.statuses()) and not second.is_reporter,
+        lambda: second.exchange(replace(STATUS, machine="gpu-07")),
+        lambda: first.exchange(NodeStatus(machine="gpu-03")),
+    )
+    assert first.machines() == second.machines() == {0: "gpu-03", 1: "gpu-07"}
+    clock.now = SILENT_POLLS + 1
+    assert first.silent_nodes().keys() == {1}
+    assert first.machines()[1] == "gpu-07"
+
+
 def test_failures_reach_the_first_node_and_come_back_with_its_replies() -> None:
     first, second = linked_pair(Clock())
     local = Failure("disconnected", "rank 8 failed: connection reset by peer", 1, 8)

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker, step_folder_name
+from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS
 from sm_train.entrypoints.node_start.start import STOPPED
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
@@ -26,7 +27,7 @@ from sm_train.toolkit.jobs.event_lines import Event, parse_event
 from tests.conftest import Aws, clean_environment
 from tests.estimators.manifests.documents import IMAGE, environment, pods
 from tests.support.cluster.training_jobs import free_port, tiny_run, write_shards
-from tests.support.deadline import DEADLINE
+from tests.support.deadline import DEADLINE, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -34,9 +35,9 @@ BUCKET = "ai-bucket"
 PREFIX = "tiny/checkpoints/8px"
 
 
-def run_file(nodes: int, *, max_steps: int) -> RunConfig:
+def run_file(nodes: int, *, max_steps: int, checkpoint_every: int = 2) -> RunConfig:
     """Return a run whose pods copy data and checkpoints from and to S3, and install nothing."""
-    config = tiny_run(max_steps=max_steps, checkpoint_every=2)
+    config = tiny_run(max_steps=max_steps, checkpoint_every=checkpoint_every)
     document = config.model_dump(mode="json")
     document["stages"][0] |= {"instances": nodes, "per_device_batch_size": 4 // nodes}
     document["cluster"] |= {"network_isolation": True, "image": IMAGE}
@@ -88,6 +89,13 @@ class Node:
         code = self.process.wait(DEADLINE)
         self._reader.join(DEADLINE)
         return code
+
+    def kill_ranks(self) -> None:
+        """Kill the processes that train, as the kernel does that runs out of memory."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "--stage" in child.cmdline() and "RANK" in child.environ():
+                    child.kill()
 
     def kill(self) -> None:
         """Lose the node: all of its processes at once."""
@@ -204,6 +212,22 @@ def test_one_pod_trains_from_s3_and_leaves_its_model_there(cluster: Cluster, aws
     assert (start["world_size"], start["nodes"]) == (1, 1)
     assert complete_steps(aws)[-1] == 4
     assert "final/model_index.json" in objects(aws)
+
+
+def test_restart_after_progress_is_not_counted(cluster: Cluster, aws: Aws) -> None:
+    """The exit code says whether the attempt stored a checkpoint; the manifest counts by it."""
+    [node] = cluster.start(run_file(1, max_steps=10_000))
+    wait_until(lambda: bool(complete_steps(aws)))
+    node.kill_ranks()
+    assert node.end() == FAILED_AFTER_PROGRESS, node.text
+    saved = complete_steps(aws)[-1]
+    assert f"failed with progress: the checkpoint of step {saved} is stored" in node.text
+
+    [node] = cluster.start(run_file(1, max_steps=10_000, checkpoint_every=100_000))
+    node.wait_for('"kind": "step"')
+    node.kill_ranks()
+    assert node.end() not in (0, STOPPED, FAILED_AFTER_PROGRESS), node.text
+    assert complete_steps(aws)[-1] == saved
 
 
 @pytest.mark.slow

@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from sm_train.entrypoints.common.node_description import NODE_VARIABLE, NodeDescription
+from sm_train.entrypoints.common.node_description import (
+    FAILED_AFTER_PROGRESS,
+    MACHINE_VARIABLE,
+    NODE_VARIABLE,
+    NodeDescription,
+)
 from sm_train.estimators.config.load import RunFileError, load_run
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import Target
@@ -145,6 +150,17 @@ def test_channels_are_those_of_the_training_job() -> None:
         "/mnt/checkpoints/demo/256px/final",
     ]
     assert found.checkpoints == "/mnt/checkpoints/demo/512px"
+
+
+def test_pods_know_the_name_of_their_machine() -> None:
+    for target in KUBERNETES:
+        for pod in pods(manifest(config(), target)):
+            [machine] = [
+                variable
+                for variable in pod["spec"]["containers"][0]["env"]
+                if variable["name"] == MACHINE_VARIABLE
+            ]
+            assert machine["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
 def test_secrets_are_references() -> None:
@@ -308,7 +324,8 @@ def test_drains_and_preemptions_are_not_counted_as_restarts() -> None:
     [job] = spec["replicatedJobs"]
     disruption, stopped = job["template"]["spec"]["podFailurePolicy"]["rules"]
     assert disruption["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-    assert stopped["onExitCodes"]["values"] == [143]
+    # An attempt that stored a checkpoint before it failed is not counted either.
+    assert stopped["onExitCodes"]["values"] == [FAILED_AFTER_PROGRESS, 143]
     # A policy needs pods that are not restarted in place.
     assert job["template"]["spec"]["template"]["spec"]["restartPolicy"] == "Never"
 
@@ -525,7 +542,7 @@ def test_a_patch_changes_what_it_names_and_keeps_the_rest() -> None:
     }
     variables = {variable["name"]: variable.get("value") for variable in node["env"]}
     assert variables["NCCL_DEBUG"] == "WARN"
-    assert variables.keys() == environment(before).keys() | {"NCCL_DEBUG"}
+    assert variables.keys() == environment(before).keys() | {"NCCL_DEBUG", MACHINE_VARIABLE}
     [work] = [volume for volume in spec["volumes"] if volume["name"] == "work"]
     assert work["emptyDir"] == {"sizeLimit": "2Ti"}
     # A TrainJob states command, variables and resources itself, and no container twice.
