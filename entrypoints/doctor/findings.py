@@ -56,7 +56,7 @@ def findings(
     yield from _missing_nodes(cluster)
     yield from _world_size(cluster, instance)
     yield from _gpus(cluster, instance)
-    yield from transport_findings(cluster, instance)
+    yield from _transport(cluster, instance)
     yield from _links(cluster)
     yield from _lost_nodes(cluster)
     yield from _unfinished(cluster)
@@ -204,7 +204,7 @@ def _node_speeds(cluster: ClusterMeasurements) -> Iterator[tuple[int, NodeSpeeds
             yield rank.node, speeds
 
 
-def transport_findings(
+def _transport(
     cluster: ClusterMeasurements, instance: InstanceType | None
 ) -> Iterator[ClusterFinding]:
     """Judge each node's transport; a node's adapters are compared with the other nodes'."""

@@ -15,9 +15,9 @@ from urllib.parse import parse_qs
 
 from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
 
+from tests.support.aws.policy_simulator import simulate_principal_policy
 from tests.support.background_server import serve_in_background
 from tests.support.forked_commands.botocore_models import parse_models_once
-from tests.support.policy_simulator import simulate_principal_policy
 
 if TYPE_CHECKING:
     import boto3

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 import yaml
-from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
+from sm_train.cost.instances import USABLE_MEMORY, UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.consistency import KeyPath
 from sm_train.estimators.config.fields import (
     CONTAINER_IMAGE_PATTERN,
@@ -25,6 +25,8 @@ from sm_train.estimators.config.presets import (
 )
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.memory.memory_fit import candidate_changes, fits, stages_over
+from sm_train.toolkit.memory.sharding_choice import with_sharding
 from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.settings import require_valid
 
@@ -105,6 +107,8 @@ def fill(text: str, values: Values) -> str:
     for path, value in edits.items():
         if value is not None:
             text = _set(text, path, str(value))
+    if values.model is not None or values.instance_type is not None:
+        text = _fitted(text)
     if values.role:
         text = text.replace(_ACCOUNT, values.role.split(":")[4])
         text = text.replace(": replace with yours", "")
@@ -179,11 +183,44 @@ def _cluster_edits(text: str, values: Values) -> dict[KeyPath, object]:
         edits[(*where, "per_device_batch_size")] = per_gpu
         if "gradient_accumulation_steps" in stage:
             edits[(*where, "gradient_accumulation_steps")] = accumulation
-        edits[(*where, "effective_batch_size")] = (
-            f"{stage['effective_batch_size']}  # {per_gpu} per GPU × {accumulation} accumulation "
-            f"steps × {gpus} GPUs"
+        edits[(*where, "effective_batch_size")] = _checked(
+            stage["effective_batch_size"], per_gpu, accumulation, gpus
         )
     return edits
+
+
+def _fitted(text: str) -> str:
+    """Return the run file with the smallest changes by which each stage fits in GPU memory.
+
+    A stage that no change makes fit stays as it is: `check` reports it.
+    """
+    config = with_sharding(load_document(yaml.safe_load(text), (), "the template"))
+    kind = instance_type(config.cluster.instance_type)
+    if kind.accelerator_memory_gib is None:
+        return text
+    gpus = {stage.name: stage.instances * kind.accelerators for stage in config.stages}
+    for index, stage, _ in stages_over(config, USABLE_MEMORY * kind.accelerator_memory_gib):
+        changes = candidate_changes(stage, kind)
+        change = next((change for change in changes if fits(config, stage, **change)), {})
+        where: KeyPath = ("stages", index)
+        for key, value in change.items():
+            text = _set(text, (*where, key), str(value).lower())
+        if "per_device_batch_size" in change:
+            per_gpu, accumulation = (
+                change["per_device_batch_size"],
+                change["gradient_accumulation_steps"],
+            )
+            text = _set(
+                text,
+                (*where, "effective_batch_size"),
+                _checked(stage.effective_batch_size, per_gpu, accumulation, gpus[stage.name]),
+            )
+    return text
+
+
+def _checked(batch: object, per_gpu: int, accumulation: int, gpus: int) -> str:
+    """Return an effective batch size with its factors in a comment."""
+    return f"{batch}  # {per_gpu} per GPU × {accumulation} accumulation steps × {gpus} GPUs"
 
 
 def _split_batch(stage: dict[str, Any], gpus: int) -> tuple[int, int]:
@@ -205,9 +242,11 @@ def _split_batch(stage: dict[str, Any], gpus: int) -> tuple[int, int]:
 
 
 def _set(text: str, path: KeyPath, value: str) -> str:
-    """Replace the value at ``path``; a top-level key in a comment is taken out of it."""
+    """Replace the value at ``path``; a key that is in a comment is taken out of it."""
     node: yaml.Node | None = yaml.compose(text)
+    section = 0
     for key in path:
+        section = node.start_mark.index if node is not None else section
         if isinstance(node, yaml.SequenceNode):
             node = node.value[int(key)]
         elif isinstance(node, yaml.MappingNode):
@@ -215,10 +254,10 @@ def _set(text: str, path: KeyPath, value: str) -> str:
     if node is not None:
         start, end = node.start_mark.index, node.end_mark.index
         return _replace(text, start, end, value)
-    commented = re.search(rf"^# {path[-1]}: \S+", text, re.MULTILINE)
+    commented = re.compile(rf"^ *(# {path[-1]}: \S+)", re.MULTILINE).search(text, section)
     if commented is None:
         raise LookupError(f"{path}: not in the template")
-    return _replace(text, commented.start(), commented.end(), f"{path[-1]}: {value}")
+    return _replace(text, commented.start(1), commented.end(1), f"{path[-1]}: {value}")
 
 
 def _replace(text: str, start: int, end: int, value: str) -> str:

@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.cost.instances import instance_type, instance_types
-from sm_train.estimators.config.load import load_run
+from sm_train.estimators.config.load import load_document, load_run
+from sm_train.estimators.config.presets import preset_names
+from sm_train.toolkit.checks.memory import memory_findings
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.init.template import Values, fill, placeholders_in, read_template
+from sm_train.toolkit.memory.sharding_choice import with_sharding
 from sm_train.toolkit.placeholders import find_placeholders
 
 from tests.conftest import Aws, Cli
@@ -103,6 +107,23 @@ def test_effective_batch_size_is_kept_on_any_cluster(name: str, instances: int) 
     placeholders_in(text, "run.yaml")  # the run file is valid
     assert "effective_batch_size: 2048" in text
     assert f"× {gpus} GPUs" in text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *(Values(model=name) for name in preset_names()),
+        Values(model="sdxl", instance_type="ml.g5.48xlarge", instances=8),
+        Values(model="mmdit-20b", instance_type="ml.p5.48xlarge", instances=16),
+    ],
+    ids=lambda values: f"{values.model}-{values.instance_type}",
+)
+def test_stages_of_any_model_fit_in_memory(values: Values) -> None:
+    text = fill(read_template("default"), values)
+    config = with_sharding(load_document(yaml.safe_load(text), (), "run.yaml"))
+    assert [finding.message for finding in memory_findings(config)] == []
+    assert "effective_batch_size: 2048" in text
+    assert "866 M" not in text
 
 
 @pytest.mark.parametrize(
