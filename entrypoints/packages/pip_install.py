@@ -1,9 +1,9 @@
 """Runs pip in a job: with the run file's package index, and without a second one.
 
 ``cluster.package_index`` reaches the job as :data:`PIP_INDEX` or :data:`CODEARTIFACT`. The SDK's
-start script (sagemaker 3.27, ``install_requirements.py``) and AWS's container toolkit read the
-latter, too. Nothing here needs a package that pip has yet to install but boto3, which AWS's images
-contain.
+start script (sagemaker 3.27) and AWS's container toolkit read the latter, too, but show its token
+in the log if pip fails. Nothing here needs a package that pip has yet to install but boto3, which
+AWS's images contain.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 
 JOB_REQUIREMENTS = "requirements.txt"
 """File of the bundle with the pinned packages of sm-train."""
@@ -104,4 +106,7 @@ if __name__ == "__main__":
     try:
         install_job_packages(Path.cwd(), sys.argv[1:])
     except PackageInstallError as error:
+        paths = SageMakerPaths.from_environment()
+        if paths.input_config.exists():  # a training job, which has a failure reason
+            paths.write_failure(f"{error}\n")
         sys.exit(f"error: {error}")

@@ -224,6 +224,12 @@ class ClusterSection(Section):
             raise ValueError(
                 "package_index: with network_isolation: true nothing is installed; remove it"
             )
+        if (self.package_index or "").startswith("arn:") and self.backend == "smddp":
+            raise ValueError(
+                "package_index: with backend: smddp AWS's toolkit installs the packages, and it "
+                "logs CodeArtifact's token if pip fails; write backend: nccl, or use an image with "
+                "all packages (`sm-train image RUN --dockerfile`)"
+            )
 
     def _check_backend(self) -> None:
         if self.backend != "smddp":

@@ -16,6 +16,7 @@ from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import aws_image
 from sm_train.estimators.request.launch_plan import DEFAULT_PYTORCH
+from sm_train.estimators.request.training_request import package_index_variables
 
 if TYPE_CHECKING:
     from types_boto3_sagemaker.literals import ProcessingInstanceTypeType
@@ -126,6 +127,7 @@ def processing_request(
             "AWS_DEFAULT_REGION": region,
             ACCOUNT_VARIABLE: (config.role or ROLE_NOT_SET).split(":")[4],
             **bucket_variables(config.bucket_owners, config.bucket_keys),
+            **package_index_variables(config.cluster),
             "PYTHONUNBUFFERED": "1",
         },
         "RoleArn": config.role or ROLE_NOT_SET,

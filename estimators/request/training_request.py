@@ -165,7 +165,7 @@ def job_environment(config: RunConfig, bundle: SourceBundle, commit: str | None)
         BUNDLE_VARIABLE: bundle.sha256,
         **({COMMIT_VARIABLE: commit} if commit is not None else {}),
         **_removals(config),
-        **_package_index(config.cluster),
+        **package_index_variables(config.cluster),
         **config.cluster.environment,
     }
 
@@ -179,7 +179,8 @@ def _removals(config: RunConfig) -> dict[str, str]:
     return removal_variables(lists)
 
 
-def _package_index(cluster: ClusterSection) -> dict[str, str]:
+def package_index_variables(cluster: ClusterSection) -> dict[str, str]:
+    """Return the variable by which pip in a job finds ``cluster.package_index``."""
     index = cluster.package_index
     if index is None:
         return {}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError
+from sm_train.entrypoints.packages.pip_install import CODEARTIFACT
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, LAUNCHER, Bundle
 from sm_train.estimators.bundle.user_code import REQUIREMENTS
 from sm_train.estimators.config.naming import code_prefix
@@ -127,7 +128,7 @@ def job_trainer(
         session = Session(boto_session=boto_session, default_bucket=bucket)
         # On the smddp route AWS's toolkit downloads the code; the SDK stages none.
         is_smddp = hyperparameter(request, "sagemaker_submit_directory") is not None
-        source = {} if is_smddp else _source(archive, bundle)
+        source = {} if is_smddp else _source(request, archive, bundle)
 
         @contextmanager
         def creating() -> Iterator[list[TrainingRequest]]:
@@ -207,15 +208,21 @@ def _upload(uri: str, archive: Path, session: Any) -> None:
     session.upload_data(str(archive), bucket=bucket, key_prefix=key.rsplit("/", 1)[0])
 
 
-def _source(archive: Path, bundle: Bundle) -> dict[str, Any]:
-    """Return the trainer arguments that make the SDK stage the bundle and start it."""
+def _source(request: TrainingRequest, archive: Path, bundle: Bundle) -> dict[str, Any]:
+    """Return the trainer arguments that make the SDK stage the bundle and start it.
+
+    The SDK's script gives CodeArtifact's token to pip as an argument, which the log holds if pip
+    fails (sagemaker 3.27, install_requirements.py). The bundle's own installer does not.
+    """
     from sagemaker.core.training.configs import SourceCode
 
     packages = any(file.path == REQUIREMENTS for file in bundle.files)
+    installs = packages and CODEARTIFACT in request["Environment"]
+    command = launch_command(bundle.entry)
     source = SourceCode(
         source_dir=str(archive),
-        command=launch_command(bundle.entry),
-        requirements=REQUIREMENTS if packages else None,
+        command=f"$SM_PYTHON_CMD -m {_INSTALLER} && {command}" if installs else command,
+        requirements=REQUIREMENTS if packages and not installs else None,
     )
     return {"source_code": source}
 
@@ -262,6 +269,9 @@ def _model_trainer(
             RemoteDebugConfig(**_snake_case(request["RemoteDebugConfig"]))
         )
     return trainer
+
+
+_INSTALLER = "sm_train.entrypoints.packages.pip_install"
 
 
 def launch_command(entry: str) -> str:

@@ -112,6 +112,19 @@ def test_failure_is_one_line_with_its_reason(tmp_path: Path, exists: bool) -> No
     assert TOKEN not in done.stdout + done.stderr
 
 
+def test_failure_is_the_reason_of_a_training_job(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("smtown==9.9 --hash=sha256:" + "0" * 64 + "\n")
+    (tmp_path / "ml" / "input" / "config").mkdir(parents=True)
+    repository = Repository(write_wheel(tmp_path))
+    with fake_server(repository.respond) as server:
+        repository.url = server.url
+        base = {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
+        done = install(tmp_path, server, CA_REPOSITORY_ARN=REPOSITORY, **base)
+    assert done.returncode == 1
+    reason = (tmp_path / "ml" / "output" / "failure").read_text()
+    assert reason.startswith("pip install -r requirements.txt failed with exit code 1: No matching")
+
+
 def test_jobs_without_a_repository_ask_nobody() -> None:
     assert index_variables({}) == {}
     assert index_variables({"PIP_INDEX_URL": "https://packages.example.com/simple/"}) == {}

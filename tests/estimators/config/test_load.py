@@ -447,6 +447,12 @@ CASES = {
         + "  image_credentials: arn:aws:lambda:us-east-1:210987654321:function:registry\n",
         ["run.yaml:19: cluster.image_credentials: requires vpc: SageMaker logs in"],
     ),
+    "codeartifact_with_smddp": (
+        VALID
+        + "  backend: smddp\n"
+        + "  package_index: arn:aws:codeartifact:us-east-1:210987654321:repository/own/packages\n",
+        ["run.yaml:19: cluster.package_index: with backend: smddp AWS's toolkit installs"],
+    ),
     "package_index_without_https": (
         VALID + "  package_index: http://packages.example.com/simple/\n",
         ["run.yaml:18: cluster.package_index: 'http://packages.example.com/simple/': must be"],

@@ -19,6 +19,7 @@ from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launch_plan import framework_version, launch_plans, pytorch_version
 from sm_train.estimators.request.metric_definitions import metric_definitions
+from sm_train.estimators.request.processing import ProcessingJob, processing_request
 from sm_train.estimators.request.training_request import (
     code_uri,
     hyperparameter,
@@ -396,8 +397,12 @@ def test_image_of_a_private_registry_is_pulled_through_the_vpc() -> None:
 )
 def test_package_index_reaches_the_job(index: str, variable: str) -> None:
     cluster = {"instance_type": "ml.p5.48xlarge", "package_index": index}
-    [request] = requests(config(cluster=cluster))
+    run = config(cluster=cluster)
+    [request] = requests(run)
     assert request["Environment"][variable] == index
+    job = ProcessingJob("pack", "s3://ai-bucket/packed/", "ml.m5.xlarge", 2)
+    packing = processing_request(run, job, region="us-east-1", image=ECR, now=NOW)
+    assert packing["Environment"][variable] == index
 
 
 def test_file_systems_are_mounted_read_only() -> None:

@@ -148,3 +148,30 @@ def test_sdk_sends_the_displayed_request(
         key = f"{drivers.removeprefix('s3://ai-bucket/')}sm_train.sh"
         script = aws.client("s3").get_object(Bucket="ai-bucket", Key=key)["Body"].read().decode()
         assert "entrypoints.launch train.py\n" in script
+
+
+def test_token_of_codeartifact_is_not_left_to_the_sdks_script(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That script gives it to pip as an argument, which its traceback shows."""
+    aws.make_bucket("ai-bucket")
+    for variable, value in aws.environment.items():
+        monkeypatch.setenv(variable, value)
+    scripts = {}
+    repository = "arn:aws:codeartifact:us-east-1:210987654321:repository/own/packages"
+    for index in (None, repository):
+        run = config(cluster=P5 | {"package_index": index})
+        request, bundle = _request(run), build_bundle(run, framework_version(run))
+        create_training_job(request, bundle, boto_session=aws_session(), bucket="ai-bucket")
+        sent = aws.bodies("CreateTrainingJob")[-1]
+        [uri] = [
+            channel["DataSource"]["S3DataSource"]["S3Uri"]
+            for channel in sent["InputDataConfig"]
+            if channel["ChannelName"] == "sm_drivers"
+        ]
+        key = f"{uri.removeprefix('s3://ai-bucket/')}sm_train.sh"
+        scripts[index] = aws.client("s3").get_object(Bucket="ai-bucket", Key=key)["Body"].read()
+    assert b"install_requirements.py requirements.txt" in scripts[None]
+    assert b"install_requirements.py" not in scripts[repository]
+    launch = b"-m sm_train.entrypoints.packages.pip_install && exec $SM_PYTHON_CMD -m"
+    assert launch in scripts[repository]
