@@ -1,4 +1,7 @@
-"""Instance types of SageMaker training, from a table.
+"""Instance types of SageMaker training, from a table, and machines that AWS does not sell.
+
+Such a machine is written as its figures: ``own.8xH100-SXM5-80GB.3200gbps.23.5usd`` has eight GPUs
+of that data sheet, 3200 Gbit/s between nodes, and costs $23.50 an hour.
 
 Every GPU and Trainium type of botocore's ``TrainingInstanceType`` (1.44.5). Sources of
 ``data/instances.csv``: Karpenter's generated instance types (2026-08); for P2, P3 and Trn the AWS
@@ -8,8 +11,10 @@ instance pages. Prices are in :mod:`sm_train.cost.prices`.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +27,15 @@ _TABLE = Path(__file__).parent / "data" / "instances.csv"
 USABLE_MEMORY = 0.9
 """Share of a GPU's memory that a plan may use; the rest is for the CUDA context, NCCL buffers and
 fragmentation (assumed)."""
+
+
+_OWN_PREFIX = "own."
+_OWN = re.compile(
+    r"own\.(?P<gpus>[1-9][0-9]?)x(?P<gpu>[^.]+)\.(?P<gbps>[0-9]+(?:\.[0-9]+)?)gbps"
+    r"\.(?P<usd>[0-9]+(?:\.[0-9]+)?)usd"
+)
+
+OWN_PATTERN = f"^{_OWN.pattern}$"
 
 
 class UnknownInstanceTypeError(ValueError):
@@ -43,6 +57,13 @@ class InstanceType:
     """Peak dense bf16 TFLOP/s of one accelerator."""
     nvlink_gbytes: float | None = None
     """NVLink GB/s of one accelerator in one direction: half of the data sheet's figure."""
+    own_usd_per_hour: Decimal | None = None
+    """The price that its name states; None of a type that AWS sells."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a machine that AWS does not sell."""
+        return self.own_usd_per_hour is not None
 
     @property
     def supports_smddp(self) -> bool:
@@ -61,6 +82,8 @@ class InstanceType:
         A GB200 instance has Grace processors, and its request names its place in an UltraServer
         (``InstancePlacementConfig`` in botocore's service model).
         """
+        if self.is_own:
+            return "is a machine of your own, which SageMaker does not have"
         if not self.trains:
             return f"has {self.accelerator}, and the training code requires CUDA"
         if self.accelerator.startswith("GB"):
@@ -96,6 +119,8 @@ def instance_type(name: str) -> InstanceType:
         UnknownInstanceTypeError: the table has no such type.
     """
     by_name = _by_name()
+    if is_own_machine(name):
+        return _own_machine(name)
     if name not in by_name:
         from difflib import get_close_matches
 
@@ -104,6 +129,39 @@ def instance_type(name: str) -> InstanceType:
         hint = f"nearest: {', '.join(near)}" if near else "`sm-train instances` lists them"
         raise UnknownInstanceTypeError(f"{name!r} is not a known training instance type; {hint}")
     return by_name[name]
+
+
+def is_own_machine(name: str) -> bool:
+    """Return whether ``name`` is that of a machine that AWS does not sell."""
+    return name.startswith(_OWN_PREFIX)
+
+
+@cache
+def _own_machine(name: str) -> InstanceType:
+    match = _OWN.fullmatch(name)
+    if match is None:
+        raise UnknownInstanceTypeError(
+            f"{name!r} is not a machine such as own.8xH100-SXM5-80GB.3200gbps.23.5usd: number and "
+            "name of the GPUs, Gbit/s between nodes, price per hour"
+        )
+    gpus = sorted({kind.accelerator for kind in instance_types() if kind.trains})
+    if match["gpu"] not in gpus:
+        raise UnknownInstanceTypeError(
+            f"{name!r}: {match['gpu']} is not a known GPU; write one of {', '.join(gpus)}"
+        )
+    specification, count = accelerator(match["gpu"]), int(match["gpus"])
+    return InstanceType(
+        name=name,
+        accelerator=match["gpu"],
+        accelerators=count,
+        accelerator_memory_gib=specification.memory_gib,
+        network_gbps=float(match["gbps"]) or None,
+        efa_interfaces=None,
+        local_nvme_gb=None,
+        bf16_tflops=specification.bf16_tflops,
+        nvlink_gbytes=specification.link_gbytes if count > 1 else None,
+        own_usd_per_hour=Decimal(match["usd"]),
+    )
 
 
 @cache

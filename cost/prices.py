@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
-from sm_train.cost.instances import instance_type
+from sm_train.cost.instances import instance_type, is_own_machine
 
 _DATA = Path(__file__).parent / "data"
 _TABLE, _REGIONS = _DATA / "prices.csv", _DATA / "regions.csv"
@@ -179,7 +179,8 @@ class PriceTable:
         """
         if kind not in KINDS:
             raise ValueError(f"purchase: {kind!r} is not one of {', '.join(KINDS)}")
-        instance_type(name)
+        if (usd := instance_type(name).own_usd_per_hour) is not None:
+            return Price(name, region, usd, "verified", "the run file states it", None)
         listed = self._listed_price(name, region, kind)
         if listed.usd_per_instance_hour is None and kind in LEAST_SHARE:
             listed = self._bounds(name, region, kind)
@@ -338,7 +339,7 @@ def _discounted(price: Price, discount: Discount) -> Price:
 
 def staleness(price: Price, today: date) -> str | None:
     """Return why ``price`` may be out of date on ``today``; None if it is younger than 90 days."""
-    if price.usd_per_instance_hour is None:
+    if price.usd_per_instance_hour is None or is_own_machine(price.instance_type):
         return None
     where = f"price of {price.instance_type}"
     if price.date is None:

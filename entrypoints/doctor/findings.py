@@ -236,7 +236,7 @@ def _has_rdma(devices: Sequence[str] | None, instance: InstanceType | None) -> b
     """Return whether the node has EFA: a device that was found, or its instance type, says so."""
     if any(map(is_efa, devices or ())):
         return True
-    return None if instance is None else instance.supports_efa
+    return None if instance is None or instance.is_own else instance.supports_efa
 
 
 def slow_links(cluster: ClusterMeasurements) -> SlowLinks | None:

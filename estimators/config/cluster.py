@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
-from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
+from sm_train.cost.instances import (
+    OWN_PATTERN,
+    UnknownInstanceTypeError,
+    instance_type,
+    instance_types,
+)
 from sm_train.entrypoints.common.job_config import CollectiveBackend, major_minor
 from sm_train.estimators.config.fields import (
     Duration,
@@ -58,9 +63,14 @@ class ClusterSection(Section):
     """The instances of a job, and how they are provisioned."""
 
     instance_type: str = Field(
-        description="SageMaker instance type, such as ml.p4de.24xlarge.",
+        description="SageMaker instance type, such as ml.p4de.24xlarge; or, for `manifest`, a "
+        "machine that AWS does not sell: own., the number and name of its GPUs, the Gbit/s between "
+        "nodes and the price per hour, as in own.8xH100-SXM5-80GB.3200gbps.23.5usd.",
         json_schema_extra=lambda schema: schema.update(
-            enum=[instance.name for instance in instance_types()]
+            anyOf=[
+                {"enum": [instance.name for instance in instance_types()]},
+                {"pattern": OWN_PATTERN},
+            ]
         ),
     )
     alternatives: Annotated[list[str], Field(max_length=4)] = Field(

@@ -71,8 +71,8 @@ def trainjob(job: StageJob) -> list[Object]:
     """
     _check_name(job, f"-node-0-{job.nodes - 1}")
     volumes = pod_volumes(job)
-    instance_type, never = job.instance.name.removeprefix("ml."), {"restartPolicy": "Never"}
-    pod = _pod(job, volumes, "node", instance_type, TORCHRUN, spec=never)
+    never = {"restartPolicy": "Never"}
+    pod = _pod(job, volumes, "node", TORCHRUN, node_labels=_ec2_label(job), spec=never)
     # What the TrainJob sets itself.
     node = next(each for each in pod["spec"]["containers"] if each["name"] == "node")
     trainer = {name: node.pop(name) for name in ("command", "env", "resources")}
@@ -125,7 +125,7 @@ def pytorchjob(job: StageJob) -> list[Object]:
     _check_name(job, f"-worker-{max(0, job.nodes - 2)}")
     kubernetes = job.config.kubernetes
     volumes = pod_volumes(job)
-    pod = _pod(job, volumes, "pytorch", job.instance.name.removeprefix("ml."), TORCHRUN)
+    pod = _pod(job, volumes, "pytorch", TORCHRUN, node_labels=_ec2_label(job))
     # A stopped job exits with 143, a failed one with 1: both are started again.
     replica = {"restartPolicy": "OnFailure", "template": pod}
     replicas = {"Master": {"replicas": 1, **replica}}
@@ -164,7 +164,8 @@ def hyperpod_job(job: StageJob) -> list[Object]:
         }
     }
     spec = {"affinity": affinity}
-    pod = _pod(job, volumes, "pytorch", job.instance.name, HYPERPODRUN, spec=spec)
+    labels = {INSTANCE_TYPE: job.instance.name}
+    pod = _pod(job, volumes, "pytorch", HYPERPODRUN, node_labels=labels, spec=spec)
     metadata = _metadata(job, labels=_queue_labels(job))
     metadata["annotations"] |= {_AUTO_RESUME: "true", _RETRIES: str(kubernetes.max_restarts)}
     return [
@@ -196,20 +197,26 @@ def _pod(
     job: StageJob,
     volumes: PodVolumes,
     container: str,
-    instance_type: str,
     launcher: str,
     *,
+    node_labels: dict[str, str],
     spec: Object | None = None,
 ) -> Object:
     return pod_template(
         job,
         volumes,
         container=container,
-        node_labels={INSTANCE_TYPE: instance_type},
+        node_labels=node_labels,
         launcher=launcher,
         metadata={"labels": _labels(job), "annotations": job.annotations},
         spec=spec or {},
     )
+
+
+def _ec2_label(job: StageJob) -> dict[str, str]:
+    """Return the label of nodes of the run's type; of a machine of the user's own there is none."""
+    name = job.instance.name.removeprefix("ml.")
+    return {} if job.instance.is_own else {INSTANCE_TYPE: name}
 
 
 def _metadata(job: StageJob, labels: dict[str, str]) -> Object:

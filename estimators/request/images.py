@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-from sm_train.cost.instances import instance_type
+from sm_train.cost.instances import instance_type, is_own_machine
 from sm_train.entrypoints.common.job_config import major_minor
 from sm_train.entrypoints.packages.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.bundle import job_requirements
@@ -32,7 +32,9 @@ def image_uri(config: RunConfig, region: str) -> str:
     """
     for name in config.cluster.instance_types:
         if obstacle := instance_type(name).obstacle:
-            raise ValueError(f"cluster.instance_type: {name} {obstacle}; choose another GPU type")
+            own = is_own_machine(name)
+            fix = "`sm-train manifest` starts it" if own else "choose another GPU type"
+            raise ValueError(f"cluster.instance_type: {name} {obstacle}; {fix}")
     version = framework_version(config)
     if version is None:
         image = config.cluster.image

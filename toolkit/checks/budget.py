@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sm_train.cost.estimate import Estimate
+from sm_train.cost.instances import is_own_machine
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.config.schema import RunConfig
@@ -56,7 +57,9 @@ def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Fin
                 f"{where}.steps_per_second",
                 f"no it/s was measured for {stage['name']}: its duration and cost are "
                 + (f"estimated ({stage['throughput_basis']})" if stage["cost_usd"] else "unknown"),
-                f"run `sm-train measure RUN --stage {stage['name']}`, or set steps_per_second",
+                "set steps_per_second"
+                if is_own_machine(stage["instance_type"])
+                else f"run `sm-train measure RUN --stage {stage['name']}`, or set steps_per_second",
             )
         yield from _max_runtime_findings(config, stage)
     yield from _price_findings(

@@ -30,7 +30,8 @@ def disk_findings(config: RunConfig, stages: Iterable[CostStage]) -> Iterator[Fi
             continue
         share = stage.checkpoint_bytes / stage.instances
         on_sagemaker = kept * stage.checkpoint_bytes + share
-        yield from _sagemaker_findings(config, index, stage, on_sagemaker)
+        if not instance_type(stage.instance_type).is_own:
+            yield from _sagemaker_findings(config, index, stage, on_sagemaker)
         yield from _pod_findings(config, index, stage, stage.checkpoint_bytes + kept * share)
 
 

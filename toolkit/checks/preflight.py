@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.cost.instances import instance_type
 from sm_train.cost.json_document import as_document
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
@@ -77,11 +78,16 @@ def offline_findings(subject: Subject, today: date) -> list[Finding]:
         *base_findings(subject.config, subject.components),
         *local_components_findings(subject.config, subject.base),
         *_named_components(subject, None),
-        *default_runtime_findings(subject.config),
+        *_default_quotas(subject.config),
     ]
     if shards is not None:
         findings += _partition_findings(subject, shards)
     return _most_severe_first(findings)
+
+
+def _default_quotas(config: RunConfig) -> Iterator[Finding]:
+    if not instance_type(config.cluster.instance_type).is_own:
+        yield from default_runtime_findings(config)
 
 
 def online_findings(
@@ -103,26 +109,7 @@ def online_findings(
             *local_components_findings(config, subject.base),
             *_named_components(subject, session),
         ]
-        role = list(
-            attempt("the role", "role", "iam:GetRole", role_findings(config.role, session, account))
-        )
-        findings += role
-        if not any(finding.level == "error" for finding in role):
-            findings += attempt(
-                "the permissions",
-                "role",
-                "iam:SimulatePrincipalPolicy",
-                permission_findings(config, session, region),
-            )
-        findings += _secret_findings(config, session, region, account)
-        findings += _quota_findings(config, session, region)
-        findings += _network_findings(config, session, region)
-        findings += attempt(
-            "the image",
-            "cluster.image",
-            "ecr:DescribeImages",
-            registry_findings(config, session, region),
-        )
+        findings += _job_findings(config, session, region, account)
         listings: dict[int, ShardListing] = {}
         findings += _s3_findings(subject, session, shards, progress, listings)
         for relocated in relocated_subjects(subject):
@@ -138,6 +125,38 @@ def online_findings(
                 subject, relocated, regional, progress, listings
             )
     return _most_severe_first(findings)
+
+
+def _job_findings(
+    config: RunConfig, session: boto3.Session, region: str, account: str
+) -> Iterator[Finding]:
+    """Check what a training job needs besides its data: role, permissions, quotas, network, image.
+
+    A run on machines of the user's own has no training jobs.
+    """
+    if instance_type(config.cluster.instance_type).is_own:
+        yield from _secret_findings(config, session, region, account)
+        return
+    role = list(
+        attempt("the role", "role", "iam:GetRole", role_findings(config.role, session, account))
+    )
+    yield from role
+    if not any(finding.level == "error" for finding in role):
+        yield from attempt(
+            "the permissions",
+            "role",
+            "iam:SimulatePrincipalPolicy",
+            permission_findings(config, session, region),
+        )
+    yield from _secret_findings(config, session, region, account)
+    yield from _quota_findings(config, session, region)
+    yield from _network_findings(config, session, region)
+    yield from attempt(
+        "the image",
+        "cluster.image",
+        "ecr:DescribeImages",
+        registry_findings(config, session, region),
+    )
 
 
 def _named_components(subject: Subject, session: boto3.Session | None) -> list[Finding]:
@@ -212,7 +231,7 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     yield from network_findings(config)
     yield from entry_findings(config)
     yield from user_function_findings(config, subject.base)
-    if config.role is None:
+    if config.role is None and not instance_type(config.cluster.instance_type).is_own:
         yield ROLE_UNSET.found(
             "warning", "role", "role is not set", "set it to the role's ARN: submit requires it"
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.cost.explain import signed_dollars
+from sm_train.cost.instances import is_own_machine
 from sm_train.cost.speed import FIRM
 from sm_train.toolkit.terminal.console import write_line
 from sm_train.toolkit.terminal.csv_text import format_csv
@@ -118,6 +119,8 @@ def _after_estimate(document: Document, run: str | None) -> str:
         return "sm-train init run.yaml describes the whole run, and is priced with its model"
     measured = document.get("measured")
     loose = [stage for stage in document["stages"] if stage["throughput_basis"] not in FIRM]
+    if is_own_machine(document["stages"][0]["instance_type"]):
+        return f"sm-train check {run}, or sm-train manifest {run} --to trainjob"
     if loose and not measured:
         stage = "" if loose[0] is document["stages"][0] else f" --stage {loose[0]['name']}"
         return f"sm-train measure {run}{stage} --dry-run, to measure a stage marked ~"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.aws.session import price_region, resolve_region
@@ -68,6 +69,11 @@ def measure(options: MeasureOptions) -> None:
             an error. What was measured before is recorded.
     """
     config = load(options.run)
+    kind = instance_type(config.cluster.instance_type)
+    if kind.is_own and not options.local:
+        raise UserError(
+            f"cluster.instance_type: {kind.name} {kind.obstacle}; measure on it with --local"
+        )
     stage = choose_stages(config, options.stage or config.stages[0].name)[0]
     if options.local:
         _measure_here(options, config, stage)

@@ -46,7 +46,7 @@ def transport(facts: JobFacts) -> Verdict:
         if (
             problem := transport_problem(
                 log,
-                has_rdma=None if instance is None else instance.supports_efa,
+                has_rdma=None if instance is None or instance.is_own else instance.supports_efa,
                 adapters=None if instance is None else instance.efa_interfaces,
             )
         )
