@@ -35,7 +35,8 @@ _OWN = re.compile(
     r"\.(?P<usd>[0-9]+(?:\.[0-9]+)?)usd"
 )
 
-OWN_PATTERN = f"^{_OWN.pattern}$"
+OWN_PATTERN = "^" + re.sub(r"\?P<\w+>", "", _OWN.pattern) + "$"
+"""The same for editors, whose regular expressions name groups in another way."""
 
 
 class UnknownInstanceTypeError(ValueError):

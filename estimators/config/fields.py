@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from sm_train.cost.durations import duration_seconds
+from sm_train.cost.instances import OWN_PATTERN
 from sm_train.entrypoints.common import entry_arguments
 from sm_train.estimators.regions import region_problem
 
@@ -140,6 +141,7 @@ _PATTERN_MESSAGES = {
     _IMAGE: "must be an image such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1",
     _KMS_KEY: "must be the ID or ARN of a KMS key",
     _PLAN: "must be a plan ARN: arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
+    OWN_PATTERN: "must be a machine such as own.8xH100-SXM5-80GB.3200gbps.23.5usd",
     _LAMBDA: "must be the ARN of a Lambda function: arn:aws:lambda:REGION:ACCOUNT:function:NAME",
     _PACKAGE_INDEX: "must be an https:// address without a password, or the ARN of a CodeArtifact "
     "repository: arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/NAME",
