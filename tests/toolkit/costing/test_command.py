@@ -333,8 +333,9 @@ def test_changes_of_the_run_file_are_priced_and_checked(cli: Cli, tmp_path: Path
 
 def test_stage_that_does_not_fit_is_the_first_warning(cli: Cli, tmp_path: Path) -> None:
     cli("init", "run.yaml", "--model", "mmdit-20b")
+    whole = "stages.256px.activation_checkpointing=false"
     for command in (("cost",), ("submit", "--dry-run")):
-        result = cli(*command, "run.yaml", env={"COLUMNS": "120"})
+        result = cli(*command, "run.yaml", "--set", whole, env={"COLUMNS": "120"})
         assert result.returncode == 0, result.stderr
         assert "256px does not fit: it needs about" in " ".join(
             (result.stdout + result.stderr).split()
