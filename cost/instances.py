@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -64,7 +64,7 @@ class InstanceType:
     @property
     def is_own(self) -> bool:
         """Whether it is a machine that AWS does not sell."""
-        return self.own_usd_per_hour is not None
+        return is_own_machine(self.name)
 
     @property
     def supports_smddp(self) -> bool:
@@ -119,9 +119,9 @@ def instance_type(name: str) -> InstanceType:
     Raises:
         UnknownInstanceTypeError: the table has no such type.
     """
-    by_name = _by_name()
     if is_own_machine(name):
         return _own_machine(name)
+    by_name = _by_name()
     if name not in by_name:
         from difflib import get_close_matches
 
@@ -150,19 +150,15 @@ def _own_machine(name: str) -> InstanceType:
         raise UnknownInstanceTypeError(
             f"{name!r}: {match['gpu']} is not a known GPU; write one of {', '.join(gpus)}"
         )
-    specification, count = accelerator(match["gpu"]), int(match["gpus"])
-    return InstanceType(
-        name=name,
-        accelerator=match["gpu"],
-        accelerators=count,
-        accelerator_memory_gib=specification.memory_gib,
-        network_gbps=float(match["gbps"]) or None,
-        efa_interfaces=None,
-        local_nvme_gb=None,
-        bf16_tflops=specification.bf16_tflops,
-        nvlink_gbytes=specification.link_gbytes if count > 1 else None,
-        own_usd_per_hour=Decimal(match["usd"]),
-    )
+    row = {
+        "instance_type": name,
+        "accelerator": match["gpu"],
+        "accelerators": match["gpus"],
+        "network_gbps": match["gbps"] if float(match["gbps"]) else "",
+        "efa_interfaces": "",
+        "local_nvme_gb": "",
+    }
+    return replace(_from_row(row), own_usd_per_hour=Decimal(match["usd"]))
 
 
 @cache

@@ -253,8 +253,7 @@ class _Process:
 
     def _report_transport(self, barrier: StoreBarrier) -> None:
         """Report a bad transport now: measuring the pairs of nodes takes most of the time."""
-        ranks = self._collect(barrier, timed_out=False).ranks
-        logs = [f"log/{rank.node}/{rank.rank}" for rank in ranks]
+        logs = [f"log/{rank.node}/{rank.rank}" for rank in _joined_ranks(barrier)]
         barrier.messages.arrivals(logs, LOG_SECONDS)
         so_far = self._collect(barrier, timed_out=False)
         self._reported = report_transport(self._config, so_far, self._events)
@@ -331,18 +330,8 @@ class _Process:
 
     def _collect(self, barrier: StoreBarrier, *, timed_out: bool) -> ClusterMeasurements:
         """Read everything that reached the store."""
-        all_ranks = range(barrier.size)
-        facts = {rank: barrier.get(f"facts/{rank}") for rank in all_ranks}
-        _, _, joined = barrier.get("join/result") or [[], 0.0, []]
-        delays = dict(map(tuple, joined))
-        ranks = tuple(
-            RankFacts(
-                **{key: value for key, value in rank_facts.items() if key != "max_bytes"}
-                | {"join_delay": delays[rank]}
-            )
-            for rank, rank_facts in facts.items()
-            if rank_facts is not None and rank in delays
-        )
+        ranks = _joined_ranks(barrier)
+        missing = sorted(set(range(barrier.size)) - {rank.rank for rank in ranks})
         speeds = {rank.rank: barrier.get(f"speeds/{rank.rank}") for rank in ranks}
         lost = {rank.rank: barrier.get(f"lost/{rank.rank}") for rank in ranks}
         nodes = sorted({rank.node for rank in ranks})
@@ -355,8 +344,8 @@ class _Process:
             backend=self._backend,
             join_timeout=self._join_timeout,
             ranks=ranks,
-            missing_ranks=tuple(rank for rank in all_ranks if rank not in delays),
-            late_ranks=tuple(rank for rank in all_ranks if facts[rank] and rank not in delays),
+            missing_ranks=tuple(missing),
+            late_ranks=tuple(rank for rank in missing if barrier.get(f"facts/{rank}")),
             lost_ranks={rank: part for rank, part in lost.items() if part},
             speeds={
                 rank: NodeSpeeds(**rank_speeds)
@@ -378,6 +367,21 @@ class _Process:
         if len(self._resources.hosts) > 1 or len(nodes) < 2:
             return self._resources.hosts
         return tuple(f"node-{node + 1}" for node in range(nodes[-1] + 1))
+
+
+def _joined_ranks(barrier: StoreBarrier) -> tuple[RankFacts, ...]:
+    """Return the ranks that joined in time."""
+    _, _, joined = barrier.get("join/result") or [[], 0.0, []]
+    delays = dict(map(tuple, joined))
+    facts = {rank: barrier.get(f"facts/{rank}") for rank in range(barrier.size) if rank in delays}
+    return tuple(
+        RankFacts(
+            **{key: value for key, value in rank_facts.items() if key != "max_bytes"}
+            | {"join_delay": delays[rank]}
+        )
+        for rank, rank_facts in facts.items()
+        if rank_facts is not None
+    )
 
 
 def _network_interface(paths: SageMakerPaths) -> str | None:

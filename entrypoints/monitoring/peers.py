@@ -120,7 +120,7 @@ class PeerLink:
         self._receive()
         if is_new_failure:
             for address in self._addresses.values():
-                self._send(NodeStatus(failure=own.failure, machine=own.machine), address)
+                self._reply(address)
 
     def _first_node(self) -> tuple[str, int] | None:
         """Return the first node's address; retries resolving its name, but not at every poll."""
@@ -190,6 +190,11 @@ class PeerLink:
         """Whether this node sends alerts: the first one does, and one that is cut off from it."""
         return self._node == 0 or 0 not in self._received or 0 in self.silent_nodes()
 
+    def _reply(self, address: tuple[str, int]) -> None:
+        """Send what other nodes need of the first one's status."""
+        own = self._own
+        self._send(NodeStatus(failure=own.failure, machine=own.machine), address)
+
     def _send(self, status: NodeStatus, address: tuple[str, int]) -> None:
         own = {"job": self._job, "node": self._node, "sent_ns": time.time_ns()}
         with contextlib.suppress(OSError):
@@ -206,8 +211,7 @@ class PeerLink:
             if self._node == 0 and node is not None and node not in replied:
                 replied.add(node)
                 self._addresses[node] = address
-                own = NodeStatus(failure=self._own.failure, machine=self._own.machine)
-                self._send(own, address)
+                self._reply(address)
 
     def _parse(self, message: bytes) -> int | None:
         """Record a datagram of this job; returns its node, or None for any other datagram."""

@@ -99,9 +99,7 @@ def restore(store: PrefixFiles, folder: Path, warn: Callable[[str], None]) -> Re
         name for name in sizes if _folder_of(name, folders) is None and not (folder / name).exists()
     ]
     store.download(needed, folder)
-    stored = [
-        _read(store, name) for name, unfinished_step in folders.items() if unfinished_step is None
-    ]
+    stored = _stored(store, folders)
     restored = []
     for kind in sorted({checkpoint.kind for checkpoint in stored}):
         candidates = [checkpoint for checkpoint in stored if checkpoint.kind == kind]
@@ -124,11 +122,7 @@ def restore(store: PrefixFiles, folder: Path, warn: Callable[[str], None]) -> Re
 def newest_complete_step(store: PrefixFiles) -> int | None:
     """Return the step of the newest checkpoint that S3 holds completely; None if it holds none."""
     sizes = store.sizes()
-    stored = [
-        _read(store, name)
-        for name, unfinished_step in checkpoint_folders(sizes).items()
-        if unfinished_step is None
-    ]
+    stored = _stored(store, checkpoint_folders(sizes))
     steps = [checkpoint.step for checkpoint in stored if checkpoint.is_complete(sizes)]
     return max(steps, default=None)
 
@@ -138,6 +132,13 @@ def _folder_of(name: str, folders: Mapping[str, int | None]) -> str | None:
     parents = name.split("/")[:-1]
     paths = ("/".join(parents[:depth]) for depth in range(len(parents), 0, -1))
     return next((path for path in paths if path in folders), None)
+
+
+def _stored(store: PrefixFiles, folders: Mapping[str, int | None]) -> list[_StoredCheckpoint]:
+    """Return the checkpoints among :func:`checkpoint_folders` that have a marker."""
+    return [
+        _read(store, name) for name, unfinished_step in folders.items() if unfinished_step is None
+    ]
 
 
 def _read(store: PrefixFiles, folder: str) -> _StoredCheckpoint:

@@ -54,6 +54,7 @@ from sm_train.entrypoints.node_start.prepare import (
     launch_environment,
 )
 from sm_train.entrypoints.packages.pip_install import PackageInstallError, install_job_packages
+from sm_train.entrypoints.uploads.notes import read_uploads
 
 STOPPED = 128 + signal.SIGTERM
 
@@ -182,12 +183,7 @@ def _stored_step(description: NodeDescription, paths: SageMakerPaths) -> int | N
         except Exception as error:  # whatever the store's client raises: the attempt counts
             _warn(f"{description.checkpoints}: {type(error).__name__}: {error}")
             return None
-    # The marker of a checkpoint in a shared folder is written last.
-    steps = []
-    for folder in step_folders(paths.checkpoints):
-        with contextlib.suppress(OSError, MarkerError):
-            steps.append(CheckpointMarker.parse((folder / MARKER).read_bytes()).step)
-    return max(steps, default=None)
+    return read_uploads(paths.checkpoints).newest
 
 
 def _checkpoint_line(description: NodeDescription) -> str:

@@ -49,6 +49,13 @@ class FileSystemInputSection(Section):
     )
 
 
+def _refuse_sharded_file_system(section: DataSection | ChannelSection) -> None:
+    if section.file_system is not None and section.sharded:
+        raise ValueError(
+            "sharded: every instance sees the whole directory of file_system; remove it"
+        )
+
+
 class CaptionField(Section):
     """A field of a sample's JSON file that holds a caption."""
 
@@ -315,10 +322,7 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _check_file_system(self) -> DataSection:
-        if self.file_system is not None and self.sharded:
-            raise ValueError(
-                "sharded: every instance sees the whole directory of file_system; remove it"
-            )
+        _refuse_sharded_file_system(self)
         return self
 
     @model_validator(mode="after")
@@ -364,8 +368,5 @@ class ChannelSection(Section):
     def _check_place(self) -> ChannelSection:
         if self.uri is None and self.file_system is None:
             raise ValueError("uri: is missing; write an S3 URI, or file_system")
-        if self.file_system is not None and self.sharded:
-            raise ValueError(
-                "sharded: every instance sees the whole directory of file_system; remove it"
-            )
+        _refuse_sharded_file_system(self)
         return self

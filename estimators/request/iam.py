@@ -268,7 +268,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
             ["*"],
         ),
         # `check` simulates the jobs' role, and the user or role that runs it, whose ARN a policy
-        # cannot name. A session of a role does not contain the role's path, which GetRole tells.
+        # cannot name. A session of a role does not contain the role's path, which GetRole returns.
         _allow(
             "SimulatePermissions",
             ["iam:GetRole", "iam:SimulatePrincipalPolicy"],

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 from sm_train.cost.instances import USABLE_MEMORY, instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.memory.memory_fit import (
-    candidate_changes,
-    fits,
-    stages_over,
-    unplanned,
-)
+from sm_train.toolkit.memory.memory_fit import smallest_change, stages_over, unplanned
 
 MEMORY_SHORT = Check("memory-short", ("error",))
 MEMORY_TIGHT = Check("memory-tight", ("warning",))
@@ -32,14 +27,7 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     if available is None:
         return
     for index, stage, need in stages_over(config, USABLE_MEMORY * available):
-        change = next(
-            (
-                change
-                for change in candidate_changes(stage, instance)
-                if fits(config, stage, **change)
-            ),
-            None,
-        )
+        change = smallest_change(config, stage)
         where = f"stages[{index}].per_device_batch_size"
         message = (
             f"{stage.name} needs about {need.gib:.0f} GiB of each {instance.accelerator}'s "

@@ -25,7 +25,7 @@ from sm_train.estimators.config.presets import (
 )
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.memory.memory_fit import candidate_changes, fits, stages_over
+from sm_train.toolkit.memory.memory_fit import smallest_change, stages_over
 from sm_train.toolkit.memory.sharding_choice import with_sharding
 from sm_train.toolkit.placeholders import find_placeholders
 from sm_train.toolkit.settings import require_valid
@@ -198,23 +198,19 @@ def _fitted(text: str) -> str:
     kind = instance_type(config.cluster.instance_type)
     if kind.accelerator_memory_gib is None:
         return text
-    gpus = {stage.name: stage.instances * kind.accelerators for stage in config.stages}
     for index, stage, _ in stages_over(config, USABLE_MEMORY * kind.accelerator_memory_gib):
-        changes = candidate_changes(stage, kind)
-        change = next((change for change in changes if fits(config, stage, **change)), {})
+        change = smallest_change(config, stage) or {}
         where: KeyPath = ("stages", index)
         for key, value in change.items():
             text = _set(text, (*where, key), str(value).lower())
         if "per_device_batch_size" in change:
-            per_gpu, accumulation = (
+            product = _checked(
+                stage.effective_batch_size,
                 change["per_device_batch_size"],
                 change["gradient_accumulation_steps"],
+                stage.instances * kind.accelerators,
             )
-            text = _set(
-                text,
-                (*where, "effective_batch_size"),
-                _checked(stage.effective_batch_size, per_gpu, accumulation, gpus[stage.name]),
-            )
+            text = _set(text, (*where, "effective_batch_size"), product)
     return text
 
 

@@ -272,6 +272,12 @@ def candidate_changes(stage: Any, instance: InstanceType) -> list[StageChange]:
     return [_change(stage, *candidate) for candidate in candidates]
 
 
+def smallest_change(config: RunConfig, stage: Any) -> StageChange | None:
+    """Return the first of :func:`candidate_changes` with which a stage fits; None if none does."""
+    changes = candidate_changes(stage, instance_type(config.cluster.instance_type))
+    return next((change for change in changes if fits(config, stage, **change)), None)
+
+
 def _change(
     stage: Any, sharding: str, size: int, checkpointing: ActivationCheckpointing
 ) -> StageChange:
