@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.common.write_threads import write_in_threads
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackOptions, ShardPlan, shard_name
 from sm_train.entrypoints.packing.plan_files import (
@@ -181,9 +181,7 @@ def copy_partitions(folder: Path, names: Iterable[str], destination: Storage, ta
     def copy(name: str) -> None:
         write_file(destination, f"{target}/{name}", (folder / name).read_bytes())
 
-    with ThreadPoolExecutor(_COPIES) as pool:
-        for _ in pool.map(copy, names):
-            pass
+    write_in_threads(copy, names, _COPIES)
 
 
 def read_start(destination: Storage, default_ns: int) -> int:

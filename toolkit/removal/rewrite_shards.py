@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 
+from sm_train.entrypoints.common.write_threads import write_in_threads
 from sm_train.entrypoints.data.shard_format import SUFFIX, Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
 from sm_train.entrypoints.packing.shard_builder import encode_record, open_index
@@ -73,8 +73,7 @@ def rewrite_shards(
         columns = index.header.columns
         return _rewrite(shards, old, rewrite, columns, progress)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        written = list(pool.map(write, rewrites))
+    written = write_in_threads(write, rewrites, _THREADS)
     return {rewrite.old: shard for rewrite, shard in zip(rewrites, written, strict=True)}
 
 

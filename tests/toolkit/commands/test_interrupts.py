@@ -66,10 +66,10 @@ class LongCommand:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def write_run(folder: Path) -> None:
-    """Write shards and the run file of a local run of six steps."""
+def write_run(folder: Path, max_steps: int = 6) -> None:
+    """Write shards and the run file of a short local run."""
     write_shards(folder / "shards", shards=2, each=8)
-    document = tiny_run(max_steps=6, checkpoint_every=2).model_dump(mode="json")
+    document = tiny_run(max_steps=max_steps, checkpoint_every=2).model_dump(mode="json")
     document["data"]["local"] = "shards"
     (folder / "run.yaml").write_text(yaml.safe_dump(document))
 
@@ -417,7 +417,7 @@ cli.main(["list"])
 
 def test_second_local_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     """It would replace the folders in which the first one is training."""
-    write_run(tmp_path)
+    write_run(tmp_path, max_steps=100_000)  # it trains until the test ends
     command = COMMANDS["train"]
     with started(command, tmp_path) as first:
         assert first.stderr is not None
