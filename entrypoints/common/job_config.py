@@ -19,6 +19,10 @@ T = TypeVar("T")
 JOB_FILE = "job.json"
 """Name of the file in the bundle that holds the configuration of every stage."""
 
+RUN_FILE = "run.json"
+"""Name of the file in the bundle that holds the whole run file, for those who resume the run or
+look at it; the training does not read it."""
+
 BUNDLE_VARIABLE, COMMIT_VARIABLE = "SM_TRAIN_BUNDLE", "SM_TRAIN_COMMIT"
 """Environment variables of a job with the SHA-256 of its source bundle, which cannot contain its
 own digest, and with the commit of the run file's repository."""

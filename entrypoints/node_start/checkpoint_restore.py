@@ -26,6 +26,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     parse_step_folder,
 )
 from sm_train.entrypoints.common.digests import file_digest
+from sm_train.entrypoints.job_records.node_record import FOLDER as JOB_RECORDS
 from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
 
 _THREADS = 8
@@ -96,7 +97,11 @@ def restore(store: PrefixFiles, folder: Path, warn: Callable[[str], None]) -> Re
     sizes = store.sizes()
     folders = checkpoint_folders(sizes)
     needed = [
-        name for name in sizes if _folder_of(name, folders) is None and not (folder / name).exists()
+        name
+        for name in sizes
+        if _folder_of(name, folders) is None
+        and not name.startswith(f"{JOB_RECORDS}/")
+        and not (folder / name).exists()
     ]
     store.download(needed, folder)
     stored = _stored(store, folders)

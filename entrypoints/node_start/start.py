@@ -12,8 +12,10 @@ with 0, Kubernetes would take the stage for finished.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,15 +30,19 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     MarkerError,
     step_folders,
 )
+from sm_train.entrypoints.common.job_config import JOB_FILE, RUN_FILE
 from sm_train.entrypoints.common.node_description import (
     FAILED_AFTER_PROGRESS,
     LAUNCHER_VARIABLE,
     NODE_VARIABLE,
     TORCHRUN,
     NodeDescription,
+    machine_name,
 )
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import block_signals
+from sm_train.entrypoints.job_records.node_record import NodeRecord, StopRequest
+from sm_train.entrypoints.job_records.node_recorder import NodeRecorder, recorded_output
 from sm_train.entrypoints.node_start.channels import ChannelError
 from sm_train.entrypoints.node_start.checkpoint_restore import newest_complete_step, restore
 from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads
@@ -53,7 +59,9 @@ from sm_train.entrypoints.node_start.prepare import (
     describe_cluster,
     launch_environment,
 )
+from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packages.pip_install import PackageInstallError, install_job_packages
+from sm_train.entrypoints.shared_work.storage import open_storage
 from sm_train.entrypoints.uploads.notes import read_uploads
 
 STOPPED = 128 + signal.SIGTERM
@@ -67,9 +75,34 @@ def main() -> int:
     paths = SageMakerPaths.from_environment()
     stop = _Stop(paths.stop_request)
     description = NodeDescription.from_json(os.environ[NODE_VARIABLE])
-    started = time.monotonic()
     try:
         place = _place(description)
+    except ClusterError as error:
+        _log(f"error: {error}")
+        return 1
+    recorder = _recorder(description, place, stop)
+    code = 1
+    try:
+        with recorded_output(recorder.add):
+            code = _run_node(description, paths, place, stop, recorder)
+    except SystemExit:
+        code = STOPPED
+        raise
+    finally:
+        recorder.finish(code)
+    return code
+
+
+def _run_node(
+    description: NodeDescription,
+    paths: SageMakerPaths,
+    place: ClusterPlace,
+    stop: _Stop,
+    recorder: NodeRecorder,
+) -> int:
+    """Prepare the node, run the launcher, and return the exit code."""
+    started = time.monotonic()
+    try:
         _log(
             f"node {place.node_rank} of {len(place.hosts)} ({place.current_host}; {place.source}), "
             f"first node {place.master_addr}:{place.master_port}"
@@ -86,9 +119,9 @@ def main() -> int:
             _require_own_checkpoints(description, paths)
             _log(f"prepared in {time.monotonic() - started:.0f} s: {_checkpoint_line(description)}")
             step = _stored_step(description, paths)
+            recorder.set_state("training")
             code = _run_launcher(description, place, stop)
     except (
-        ClusterError,
         PackageInstallError,
         PreparationError,
         ChannelError,
@@ -96,6 +129,10 @@ def main() -> int:
     ) as error:
         _log(f"error: {error}")
         return 1
+    if code == 0 and stop.by_request:
+        # With 0 the platform does not start the job again.
+        _log("stopped as requested; the platform's command to resume continues at the checkpoint")
+        return 0
     if code == 0 and paths.stop_request.exists():
         _log("stopped before the last step; the same command resumes from the checkpoint")
         return STOPPED
@@ -108,17 +145,50 @@ def main() -> int:
 
 
 class _Stop:
-    """Handles SIGTERM: while the node is prepared it exits, later it asks the ranks to stop."""
+    """Handles SIGTERM: while the node is prepared it exits, later it asks the ranks to stop.
+
+    ``by_request`` is whether a stored request has asked for the stop, of which SIGTERM is none.
+    """
 
     def __init__(self, request: Path) -> None:
         self._request = request
-        self.training = False
+        self.training = self.by_request = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def on_request(self, request: StopRequest) -> None:
+        """Ask the ranks to stop, as ``request`` in the storage demands."""
+        _log(f"{request.by} asks for a stop")
+        self.by_request = True
+        self._request.touch()
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         if not self.training:
             sys.exit(STOPPED)
         self._request.touch()
+
+
+def _recorder(description: NodeDescription, place: ClusterPlace, stop: _Stop) -> NodeRecorder:
+    """Start to store the node's heartbeat and output next to the stage's checkpoints."""
+    host = socket.gethostname()
+    now = time.time()
+    record = NodeRecord(
+        run=json.loads((_BUNDLE / JOB_FILE).read_bytes())[description.stage]["run"],
+        stage=description.stage,
+        platform=description.platform,
+        node=f"algo-{place.node_rank + 1}" if description.launcher == TORCHRUN else host,
+        nodes=len(place.hosts),
+        instance_type=description.instance_type,
+        host=host,
+        machine=machine_name(),
+        started=now,
+        seen=now,
+        commands=description.commands,
+    )
+    storage = open_storage(description.checkpoints, S3Access())
+    recorder = NodeRecorder(storage, record, on_stop=stop.on_request, warn=_warn)
+    run_file = _BUNDLE / RUN_FILE if place.node_rank == 0 else None
+    recorder.start(None if run_file is None else run_file.read_bytes())
+    return recorder
 
 
 def _place(description: NodeDescription) -> ClusterPlace:

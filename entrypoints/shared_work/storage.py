@@ -72,6 +72,12 @@ class Storage(Protocol):
     def has_files(self, folder: str) -> bool:
         """Return whether any file is below ``folder``."""
 
+    def list_sizes(self, folder: str) -> dict[str, int]:
+        """Return the size in bytes of every file below ``folder``, by its name there.
+
+        An empty ``folder`` lists everything.
+        """
+
     def modified_ns(self, name: str) -> int:
         """Return when an existing file was last modified, Unix nanoseconds."""
 
@@ -183,6 +189,14 @@ class LocalFolder:
         path = self.path / folder
         return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
+    def list_sizes(self, folder: str) -> dict[str, int]:
+        sizes, top = {}, self.path / folder
+        for path in top.rglob("*"):
+            with suppress(FileNotFoundError):  # deleted since
+                if path.is_file() and not path.name.startswith("."):
+                    sizes[path.relative_to(top).as_posix()] = path.stat().st_size
+        return sizes
+
     def modified_ns(self, name: str) -> int:
         return (self.path / name).stat().st_mtime_ns
 
@@ -266,12 +280,11 @@ class S3Prefix:
 
     def objects(self, folder: str) -> Iterator[tuple[str, int]]:
         """Yield the name below ``folder`` and the size in bytes of every object there, in order."""
-        base = f"{self.prefix}{folder}/"
+        base = f"{self.prefix}{folder}/" if folder else self.prefix
         for stored in self._store.objects(self.bucket, base):
             yield stored.key.removeprefix(base), stored.bytes
 
     def list_sizes(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of every object below ``folder``, by its name there."""
         return dict(self.objects(folder))
 
     def abort_uploads(

@@ -21,7 +21,12 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from sm_train.entrypoints.common.job_config import JOB_FILE, major_minor, tracker_requirements
+from sm_train.entrypoints.common.job_config import (
+    JOB_FILE,
+    RUN_FILE,
+    major_minor,
+    tracker_requirements,
+)
 from sm_train.entrypoints.packages.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.bundle.user_code import (
@@ -39,8 +44,6 @@ START_SCRIPT = "start_entry.py"
 """The script that starts the user's own (``entry``) and observes it."""
 LAUNCHER = "sm_train.entrypoints.launch"
 """Module of the bundle that starts the entry script on all GPUs of a node."""
-RUN_FILE = "run.json"
-"""The whole run file, which ``submit --clone`` loads again; the training code does not read it."""
 LARGE_BYTES = 50_000_000
 """Size to warn above: every instance of every attempt downloads and unpacks the bundle."""
 

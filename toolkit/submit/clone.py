@@ -9,8 +9,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.bucket_settings import declare_buckets
+from sm_train.entrypoints.common.job_config import RUN_FILE
 from sm_train.entrypoints.object_store.store import store_of
-from sm_train.estimators.bundle.bundle import RUN_FILE, Bundle, rebuild_bundle, unpack
+from sm_train.estimators.bundle.bundle import Bundle, rebuild_bundle, unpack
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launch_plan import pytorch_version

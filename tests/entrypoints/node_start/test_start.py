@@ -18,11 +18,14 @@ import psutil
 import pytest
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker, step_folder_name
 from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS
+from sm_train.entrypoints.job_records.node_record import STOP_FILE, StopRequest, read_nodes
 from sm_train.entrypoints.node_start.start import STOPPED
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import build_manifest
-from sm_train.toolkit.jobs.event_lines import Event, parse_event
+from sm_train.toolkit.jobs.event_lines import Event, parse_event, parse_events
 
 from tests.conftest import Aws, clean_environment
 from tests.estimators.manifests.documents import IMAGE, environment, pods
@@ -48,9 +51,10 @@ def run_file(nodes: int, *, max_steps: int, checkpoint_every: int = 2) -> RunCon
 
 @dataclass
 class Node:
-    """One node's process, and the lines that it has printed."""
+    """One node's process, its folder in place of /opt/ml, and the lines that it has printed."""
 
     process: subprocess.Popen[str]
+    folder: Path
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -157,7 +161,7 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-            started.append(Node(process))
+            started.append(Node(process, base))
         self._started += started
         return started
 
@@ -178,6 +182,14 @@ def cluster(tmp_path: Path, aws: Aws) -> Any:
         yield running
     finally:
         running.close()
+
+
+@pytest.fixture
+def storage(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """Return the stage's checkpoint folder in S3."""
+    for name, value in aws.environment.items():
+        monkeypatch.setenv(name, value)
+    return open_storage(f"s3://{BUCKET}/{PREFIX}", S3Access(region="us-east-1"))
 
 
 def objects(aws: Aws) -> dict[str, int]:
@@ -205,13 +217,46 @@ def complete_steps(aws: Aws) -> list[int]:
     return sorted(steps)
 
 
-def test_one_pod_trains_from_s3_and_leaves_its_model_there(cluster: Cluster, aws: Aws) -> None:
+def test_one_pod_trains_from_s3_and_leaves_its_model_there(
+    cluster: Cluster, aws: Aws, storage: Storage
+) -> None:
     [node] = cluster.start(run_file(1, max_steps=4))
     assert node.end() == 0, node.text
     [start] = node.events("start")
     assert (start["world_size"], start["nodes"]) == (1, 1)
     assert complete_steps(aws)[-1] == 4
     assert "final/model_index.json" in objects(aws)
+    [stored] = read_nodes(storage)
+    assert (stored.record.node, stored.record.state, stored.record.exit_code) == (
+        "algo-1",
+        "ended",
+        0,
+    )
+    log = b"".join(map(storage.read, stored.segments)).decode()
+    assert log in node.text.replace("\r\n", "\n")
+    assert "sm-train start: prepared in" in log
+    assert any(event["kind"] == "end" for event in parse_events(log.splitlines()))
+    assert RunConfig.model_validate_json(storage.read("job-records/run.json")).name == "tiny"
+
+
+def test_stored_request_stops_the_pod_for_good(
+    cluster: Cluster, aws: Aws, storage: Storage
+) -> None:
+    """With the exit code 0 the platform does not start it again; a later start trains on."""
+    [node] = cluster.start(run_file(1, max_steps=10_000, checkpoint_every=100_000))
+    node.wait_for('"kind": "step"')
+    write_file(storage, STOP_FILE, StopRequest(time.time(), "sm-train stop").to_json())
+    assert node.end() == 0, node.text
+    assert "sm-train stop asks for a stop" in node.text
+    [step] = complete_steps(aws)
+    [stored] = read_nodes(storage)
+    assert (stored.record.stopped_by, stored.record.exit_code) == ("sm-train stop", 0)
+
+    [node] = cluster.start(run_file(1, max_steps=step + 2))
+    assert node.end() == 0, node.text
+    assert complete_steps(aws)[-1] == step + 2
+    # Records of the first attempt are not part of a checkpoint.
+    assert not list(node.folder.glob("checkpoints/job-records"))
 
 
 def test_restart_after_progress_is_not_counted(cluster: Cluster, aws: Aws) -> None:
