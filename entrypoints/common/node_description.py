@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -30,6 +31,10 @@ MACHINE_VARIABLE = "SM_TRAIN_MACHINE"
 FAILED_AFTER_PROGRESS = 75
 """Exit code of a node whose job failed after it stored a checkpoint: EX_TEMPFAIL of sysexits.h.
 A manifest does not count the restart after it."""
+
+STOPPED = 128 + signal.SIGTERM
+"""Exit code of a node that SIGTERM has stopped, after its checkpoint: a platform starts it again,
+while with 0 it would take the stage for finished."""
 
 Platform = Literal["sagemaker", "kubernetes", "slurm"]
 """What runs a job, and starts it again."""

@@ -35,6 +35,7 @@ from sm_train.entrypoints.common.node_description import (
     FAILED_AFTER_PROGRESS,
     LAUNCHER_VARIABLE,
     NODE_VARIABLE,
+    STOPPED,
     TORCHRUN,
     NodeDescription,
     machine_name,
@@ -63,8 +64,6 @@ from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packages.pip_install import PackageInstallError, install_job_packages
 from sm_train.entrypoints.shared_work.storage import open_storage
 from sm_train.entrypoints.uploads.notes import read_uploads
-
-STOPPED = 128 + signal.SIGTERM
 
 _LAUNCHER = "sm_train.entrypoints.launch"
 _BUNDLE = Path(__file__).parents[3]

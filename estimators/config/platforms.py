@@ -18,6 +18,7 @@ from sm_train.estimators.config.fields import (
     LABEL_VALUE_PATTERN,
     MODULE_PATTERN,
     RESOURCE_NAME_PATTERN,
+    SCHEDULE_PATTERN,
     SECRET_KEY_PATTERN,
     SLURM_IMAGE_PATTERN,
     SLURM_NAME_PATTERN,
@@ -30,6 +31,9 @@ from sm_train.estimators.config.fields import (
     ShellPath,
     VariableName,
 )
+
+MAX_CRON_NAME = 52
+"""Longest name of a CronJob: Kubernetes appends 11 characters to those of its jobs."""
 
 MAX_NAME = 63
 """Longest name of a pod, label value or service (RFC 1123 label, in Kubernetes' own validation)."""
@@ -52,6 +56,7 @@ LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=317)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN), AfterValidator(_check_length)]
 ContainerImage = Annotated[str, Field(pattern=CONTAINER_IMAGE_PATTERN, max_length=512)]
 SecretKey = Annotated[str, Field(pattern=SECRET_KEY_PATTERN, max_length=320)]
+CronSchedule = Annotated[str, Field(pattern=SCHEDULE_PATTERN, max_length=100)]
 InterfaceName = Annotated[str, Field(pattern=INTERFACE_PATTERN)]
 AttachmentName = Annotated[str, Field(pattern=ATTACHMENT_PATTERN)]
 SlurmImage = Annotated[str, Field(pattern=SLURM_IMAGE_PATTERN, max_length=512)]
@@ -277,6 +282,12 @@ class KubernetesSection(Section):
         description="How often a failed or stopped job is started again. 3 is the default of "
         "`cluster.retries`. A TrainJob counts attempts that stored no new checkpoint; other "
         "operators count all.",
+    )
+    watch_schedule: CronSchedule | None = Field(
+        default="*/2 * * * *",
+        description="Schedule of the CronJob that watches the run from outside of its pods, in "
+        "cron's syntax: it alerts when their heartbeats cease, and stops the run at its budget. It "
+        "is written if `alerts`, a secret with a webhook, or `budget` is set. None writes none.",
     )
     grace_period: Annotated[Duration, Field(ge=30, le=3600)] = Field(
         default=120,

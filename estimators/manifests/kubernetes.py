@@ -13,6 +13,7 @@ from typing import Any
 from sm_train.entrypoints.common.node_description import (
     FAILED_AFTER_PROGRESS,
     HYPERPODRUN,
+    STOPPED,
     TORCHRUN,
 )
 from sm_train.estimators.config.platforms import MAX_NAME
@@ -20,6 +21,7 @@ from sm_train.estimators.manifests.pod import HEALTH, pod_template
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import StageJob
 from sm_train.estimators.manifests.volumes import PodVolumes, pod_volumes
+from sm_train.estimators.manifests.watcher import watcher
 
 Object = dict[str, Any]
 
@@ -28,9 +30,6 @@ _TRAINER = "trainer.kubeflow.org"
 _AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 _RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
 _QUEUE = "kueue.x-k8s.io/queue-name"
-_STOPPED = 143
-"""Exit code of a node that SIGTERM has stopped, after its checkpoint."""
-
 _DISRUPTIONS = {
     "rules": [
         {
@@ -44,7 +43,7 @@ _DISRUPTIONS = {
             "onExitCodes": {
                 "containerName": "node",
                 "operator": "In",
-                "values": [FAILED_AFTER_PROGRESS, _STOPPED],
+                "values": [FAILED_AFTER_PROGRESS, STOPPED],
             },
         },
     ]
@@ -117,7 +116,7 @@ def trainjob(job: StageJob) -> list[Object]:
             },
         },
     }
-    return [*volumes.objects, runtime, train]
+    return [*volumes.objects, runtime, train, *watcher(job, volumes)]
 
 
 def pytorchjob(job: StageJob) -> list[Object]:
@@ -147,6 +146,7 @@ def pytorchjob(job: StageJob) -> list[Object]:
                 "pytorchReplicaSpecs": replicas,
             },
         },
+        *watcher(job, volumes),
     ]
 
 
@@ -190,6 +190,7 @@ def hyperpod_job(job: StageJob) -> list[Object]:
                 ],
             },
         },
+        *watcher(job, volumes),
     ]
 
 

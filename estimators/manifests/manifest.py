@@ -12,6 +12,7 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.manifests.kubernetes import hyperpod_job, pytorchjob, trainjob
 from sm_train.estimators.manifests.slurm import batch_script
 from sm_train.estimators.manifests.stage_job import StageJob, Target, check_job
+from sm_train.estimators.manifests.watcher import watcher_name
 from sm_train.estimators.request.training_request import SourceBundle
 
 _KUBERNETES: dict[Target, Callable[[StageJob], list[dict[str, Any]]]] = {
@@ -100,7 +101,9 @@ def _kubectl_commands(job: StageJob, resource: str, file: str | None) -> dict[st
     source = file or f"{job.name}.yaml"
     namespaced = f"-n {job.config.kubernetes.namespace}"
     pods = f"-l app.kubernetes.io/instance={job.name}"
-    delete = f"kubectl delete {namespaced} {resource}/{job.name}"
+    watcher = watcher_name(job)
+    objects = [f"{resource}/{job.name}", *([f"cronjob/{watcher}"] if watcher else [])]
+    delete = f"kubectl delete {namespaced} {' '.join(objects)}"
     logs = f"kubectl logs {namespaced} {pods} --prefix --tail=-1 --max-log-requests={job.nodes + 1}"
     return {
         "start": f"kubectl apply -f {source}",

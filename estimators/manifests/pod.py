@@ -14,8 +14,12 @@ from sm_train.estimators.manifests.pod_network import (
 )
 from sm_train.estimators.manifests.pod_patch import merged
 from sm_train.estimators.manifests.problem import ManifestError
-from sm_train.estimators.manifests.stage_job import StageJob, start_command
-from sm_train.estimators.manifests.volumes import WORK_FOLDER, PodVolumes
+from sm_train.estimators.manifests.stage_job import (
+    WATCH_MODULE,
+    StageJob,
+    start_command,
+)
+from sm_train.estimators.manifests.volumes import WORK_FOLDER, WORK_VOLUME, PodVolumes
 
 GPU = "nvidia.com/gpu"
 HEALTH = "sagemaker.amazonaws.com/node-health-status"
@@ -34,6 +38,12 @@ _EMPTY = f"rm -rf {WORK_FOLDER}/* {WORK_FOLDER}/.[!.]* && "
 
 START = start_command(_ARCHIVE, _CODE, "python3")
 """The container's command: Python becomes process 1, which gets SIGTERM."""
+
+
+def watch_command() -> str:
+    """Return the command of the watcher's container."""
+    return start_command(_ARCHIVE, _CODE, "python3", WATCH_MODULE)
+
 
 FETCH_IMAGE = "public.ecr.aws/aws-cli/aws-cli:2.31.0"
 """Image of the init container, with sh, aws and sha256sum."""
@@ -78,7 +88,7 @@ def pod_template(
         "terminationGracePeriodSeconds": kubernetes.grace_period,
         "nodeSelector": node_labels if kubernetes.node_labels is None else kubernetes.node_labels,
         "tolerations": [{"key": GPU, "operator": "Exists"}],
-        "initContainers": [_init_container(job)],
+        "initContainers": [fetch_code(job, keeps_files=_keeps_files(job))],
         "containers": [trains],
         "volumes": volumes.volumes,
     }
@@ -114,7 +124,11 @@ def _scheduling(job: StageJob) -> dict[str, Any]:
     return {"spec": {**spec, "affinity": {"podAffinity": together}}}
 
 
-def _init_container(job: StageJob) -> dict[str, Any]:
+def fetch_code(job: StageJob, *, keeps_files: bool = False) -> dict[str, Any]:
+    """Return the init container that fetches the bundle.
+
+    With ``keeps_files`` the work folder has files of an earlier pod, which it removes.
+    """
     variables = {
         "AWS_REGION": job.region,
         "BUNDLE_URI": job.code_uri,
@@ -123,16 +137,16 @@ def _init_container(job: StageJob) -> dict[str, Any]:
     return {
         "name": "fetch-code",
         "image": FETCH_IMAGE,
-        "command": ["/bin/sh", "-c", _EMPTY + FETCH if _keeps_files(job) else FETCH],
+        "command": ["/bin/sh", "-c", _EMPTY + FETCH if keeps_files else FETCH],
         # An S3-compatible store, and keys for it, are needed for the code, too.
         "env": [
             *(
                 {"name": name, "value": value}
                 for name, value in {**job.config.cluster.environment, **variables}.items()
             ),
-            *_secrets(job),
+            *secret_variables(job),
         ],
-        "volumeMounts": [{"name": "work", "mountPath": WORK_FOLDER}],
+        "volumeMounts": [{"name": WORK_VOLUME, "mountPath": WORK_FOLDER}],
     }
 
 
@@ -142,7 +156,7 @@ def _keeps_files(job: StageJob) -> bool:
     return volume is not None and volume.host_path is not None
 
 
-def _secrets(job: StageJob) -> list[dict[str, Any]]:
+def secret_variables(job: StageJob) -> list[dict[str, Any]]:
     """Return the variables that are references to Kubernetes secrets."""
     found = []
     for name, reference in job.config.kubernetes.secrets.items():
@@ -164,7 +178,7 @@ def _variables(job: StageJob, volumes: PodVolumes, launcher: str) -> list[dict[s
     return [
         *({"name": name, "value": value} for name, value in plain.items()),
         {"name": MACHINE_VARIABLE, "valueFrom": machine},
-        *_secrets(job),
+        *secret_variables(job),
     ]
 
 

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 Target = Literal["trainjob", "pytorchjob", "hyperpod-eks", "slurm"]
 
-_START_MODULE = "sm_train.entrypoints.node_start.start"
+START_MODULE = "sm_train.entrypoints.node_start.start"
+WATCH_MODULE = "sm_train.entrypoints.job_records.watch_once"
+"""Modules of the bundle: a node's first process, and the look from outside of the nodes."""
 
 _PREVIOUS_CHANNELS = ("previous", "previous_state")
 _ALERTED = ("status", "stop", "resume")
@@ -187,14 +189,14 @@ class StageJob:
         ]
 
 
-def start_command(archive: str, code: str, python: str) -> str:
-    """Return the shell command that unpacks the bundle and becomes the node's first process.
+def start_command(archive: str, code: str, python: str, module: str = START_MODULE) -> str:
+    """Return the shell command that unpacks the bundle and becomes ``module``'s process.
 
     ``archive`` and ``code`` are paths as the shell reads them.
     """
     return (
         f"rm -rf {code} && mkdir -p {code} && tar -xzf {archive} -C {code} && cd {code} && "
-        f"exec {python} -m {_START_MODULE}"
+        f"exec {python} -m {module}"
     )
 
 

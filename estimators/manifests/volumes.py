@@ -14,6 +14,7 @@ from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import StageJob, mounted
 
 WORK_FOLDER = "/opt/ml"
+WORK_VOLUME, CHECKPOINT_VOLUME = "work", "checkpoints"
 _BUCKETS, _FILE_SYSTEM, _CHECKPOINTS = "/mnt/s3", "/mnt/data", "/mnt/checkpoints"
 
 _ANY_SIZE = "1200Gi"
@@ -43,7 +44,7 @@ def pod_volumes(job: StageJob) -> PodVolumes:
         ManifestError: the run file names no volume where it needs one.
     """
     found = PodVolumes()
-    found.add("work", WORK_FOLDER, _work_volume(job))
+    found.add(WORK_VOLUME, WORK_FOLDER, _work_volume(job))
     # Kubernetes limits a memory volume to half of the node's memory.
     found.add("dshm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
     data, previous = job.channels()
@@ -184,5 +185,5 @@ def _checkpoint_folder(job: StageJob, found: PodVolumes) -> str | None:
                 "spec": spec,
             }
         )
-    found.add("checkpoints", _CHECKPOINTS, _claim(claim))
+    found.add(CHECKPOINT_VOLUME, _CHECKPOINTS, _claim(claim))
     return f"{_CHECKPOINTS}/{job.config.name}"

@@ -14,22 +14,21 @@ from sm_train.toolkit.settings import default_profile
 if TYPE_CHECKING:
     from sm_train.toolkit.api.metrics import Metrics
     from sm_train.toolkit.diagnose.diagnosis import Diagnosis
-    from sm_train.toolkit.jobs.local_folder import LocalRunFolder
     from sm_train.toolkit.review.review_model import Review
     from sm_train.toolkit.runs.logs import JobLogLine
     from sm_train.toolkit.runs.run_status import Status
-    from sm_train.toolkit.targets.resolved_run import RunOnSageMaker
+    from sm_train.toolkit.targets.resolved_run import FoundRun
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run or one of its jobs on SageMaker, or a local run.
+    """A run or one of its jobs on SageMaker, a run on Kubernetes or Slurm, or a local run.
 
-    ``name`` is the name of a run, of a stage (``RUN--STAGE``) or of a job, a run file, or the
-    folder of a local run. A run stands for its newest job in :meth:`logs`, and for all of its jobs
-    in :meth:`metrics` and :meth:`review`. ``region`` and ``profile`` are for AWS; without them they
-    come from where the command line takes them: ``SM_TRAIN_*``, the configuration file, AWS's own
-    configuration.
+    ``name`` is the name of a run, of a stage (``RUN--STAGE``) or of a job, a run file, the folder
+    of a local run, or the place of a run's checkpoints in S3 or in a folder. A run stands for its
+    newest job in :meth:`logs`, and for all of its jobs in :meth:`metrics` and :meth:`review`.
+    ``region`` and ``profile`` are for AWS; without them they come from where the command line takes
+    them: ``SM_TRAIN_*``, the configuration file, AWS's own configuration.
 
     Every method raises :class:`sm_train.Error`: a UsageError if there is no such run or job, an
     AccessError without valid credentials.
@@ -149,7 +148,7 @@ class Job:
     def _options(self) -> dict[str, Any]:
         return {"region": self.region, "profile": self.profile}
 
-    def _find(self) -> RunOnSageMaker | LocalRunFolder:
+    def _find(self) -> FoundRun:
         from sm_train.toolkit.targets.resolved_run import find_run
 
         return find_run(self.name, self._options)

@@ -1,4 +1,4 @@
-"""``sm-train list``: the runs of this account and region."""
+"""``sm-train list``: the runs of this account and region, or those in a folder or a bucket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 @sm_train_command(
     "sm-train list",
     "sm-train list --days 90 --region us-west-2",
+    "sm-train list s3://my-bucket /fsx/sm-train",
 )
+@click.argument("places", metavar="[PLACE]...", nargs=-1)
 @click.option(
     "--days",
     type=click.IntRange(1),
@@ -21,22 +23,30 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     help="Include jobs created in the last N days.",
 )
 @click.pass_obj
-def command(options: dict[str, Any], days: int, as_json: bool) -> None:
+def command(options: dict[str, Any], places: tuple[str, ...], days: int, as_json: bool) -> None:
     """List the runs that had jobs recently, whichever laptop started them.
 
-    A run is known by the tags of its jobs; no state is kept on this machine.
+    A run on SageMaker is known by the tags of its jobs; no state is kept on this machine. PLACE is
+    a bucket, or a folder that nodes share: the runs of Kubernetes and Slurm that store their
+    checkpoints there are listed instead.
     """
     from datetime import UTC, datetime, timedelta
 
     from sm_train.toolkit.aws.session import open_session, resolve_region
-    from sm_train.toolkit.runs.listing import list_runs, show_runs
+    from sm_train.toolkit.jobs.training_job import jobs_since
+    from sm_train.toolkit.runs.listing import jobs_in, list_runs, show_runs
     from sm_train.toolkit.terminal.console import stdout_console, write_json
 
-    region = resolve_region(options["region"], None, options["profile"])
-    session = open_session(options["profile"], region)
     now = datetime.now(UTC)
-    runs = list_runs(session, now - timedelta(days=days), now)
+    since = now - timedelta(days=days)
+    region = None
+    if places:
+        runs = list_runs(jobs_in(places, options, since), now)
+    else:
+        region = resolve_region(options["region"], None, options["profile"])
+        session = open_session(options["profile"], region)
+        runs = list_runs(jobs_since(session, since), now)
     if as_json:
         write_json({"region": region, "runs": runs})
     else:
-        show_runs(runs, region, stdout_console())
+        show_runs(runs, region, region or ", ".join(places), stdout_console())

@@ -23,12 +23,14 @@ def command(
     """Stop a run's live job after it has saved a checkpoint; `resume` continues at that step.
 
     SageMaker grants 120 seconds for the checkpoint. With --after-stage, a run that was started
-    with `submit --auto-advance` pauses between two stages. A local run stops as with Ctrl-C.
+    with `submit --auto-advance` pauses between two stages. A local run stops as with Ctrl-C. Nodes
+    of Kubernetes or Slurm get the request through the storage of their checkpoints.
     """
+    from sm_train.toolkit.clusters.cluster_run import ClusterRun
     from sm_train.toolkit.jobs.local_folder import LocalRunFolder
     from sm_train.toolkit.runs.next_command import resume_command
     from sm_train.toolkit.runs.stop import pause_after_stage, stop
-    from sm_train.toolkit.targets.resolved_run import find_run
+    from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, find_run
     from sm_train.toolkit.terminal.console import note, write_json
     from sm_train.toolkit.terminal.json_record import record_document
 
@@ -36,12 +38,14 @@ def command(
     result = pause_after_stage(found) if after_stage else stop(found, wait=wait)
     is_local = isinstance(found, LocalRunFolder)
     name = found.target if isinstance(found, LocalRunFolder) else result.training_job_name
+    on_cluster = isinstance(found, ClusterRun)
     if after_stage:
         outcome = f"continues to the end of {result.stage}; no other stage starts"
     elif result.live:
-        outcome = "saves a checkpoint and ends"
+        when = " once its nodes have read the request" if on_cluster else ""
+        outcome = f"saves a checkpoint and ends{when}"
     else:
-        outcome = "has ended" if is_local else "has ended; no other job starts"
+        outcome = "has ended" if is_local or on_cluster else "has ended; no other job starts"
     if as_json:
         write_json(record_document(result))
     if result.warning is not None:
@@ -49,5 +53,5 @@ def command(
     if is_local and result.status == "Completed":
         note(f"{name} {outcome}")
     else:
-        resume = resume_command(found if isinstance(found, LocalRunFolder) else found.run)
+        resume = resume_command(found.run if isinstance(found, RunOnSageMaker) else found)
         note(f"{name} {outcome}. To continue: {resume}")

@@ -11,10 +11,14 @@ from sm_train.cost.actual_cost import FinishedJob, as_document, measurements, ob
 from sm_train.cost.estimate import Estimate, estimate
 from sm_train.cost.stage import CostStage
 from sm_train.cost.timeline import Timeline
+from sm_train.toolkit.clusters.cluster_logs import rank_0_events
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
+from sm_train.toolkit.clusters.cluster_state import read_cluster_state
 from sm_train.toolkit.costing.estimate_inputs import EstimateInputs
 from sm_train.toolkit.costing.history import History, history_uri, write_history
+from sm_train.toolkit.diagnose.targets import diagnose_attempts
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.job_events import read_jobs
+from sm_train.toolkit.jobs.job_events import job_events, read_jobs
 from sm_train.toolkit.jobs.training_job import jobs_of_run
 from sm_train.toolkit.runs.run_state import read_state
 from sm_train.toolkit.targets.resolved_run import run_of_config
@@ -39,8 +43,8 @@ def actual_cost(
     if not training_jobs:
         raise UserError(f"--actual: no training job of run {config.name} in {region}; submit one")
     jobs = read_jobs(
-        session,
         training_jobs,
+        lambda job: job_events(session, job.name, job.region),
         inputs.prices,
         datetime.now(UTC),
         partial(failed_on_infrastructure, session),
@@ -59,6 +63,31 @@ def actual_cost(
     projection = read_state(session, run_of_config(session, config, region)).projection
     left = {name: usd for name, usd in projection.stages.items() if name in names}
     return as_document(jobs, _expected(inputs, jobs), left) | stored
+
+
+def actual_cost_on_cluster(inputs: EstimateInputs, run: ClusterRun) -> dict[str, Any]:
+    """Return the document of ``cost --actual`` for a run on a cluster.
+
+    The hours are those in which its nodes sent heartbeats, the price is that of the run's machine.
+    Nothing is stored: other runs may not share the place of its checkpoints.
+
+    Raises:
+        UserError: no node has stored a record, or the place cannot be read.
+    """
+    now = datetime.now(UTC)
+    attempts = run.newest_jobs(now.timestamp())
+    jobs = read_jobs(
+        attempts,
+        partial(rank_0_events, run),
+        inputs.prices,
+        now,
+        lambda job: bool(diagnose_attempts(run, job.name).retryable),
+    )
+    names = {stage.name for stage in inputs.stages}
+    projection = read_cluster_state(run).projection
+    left = {name: usd for name, usd in projection.stages.items() if name in names}
+    document = as_document(jobs, _expected(inputs, jobs), left)
+    return document | {"history": None, "warnings": []}
 
 
 def _expected(inputs: EstimateInputs, jobs: list[FinishedJob]) -> dict[str, Estimate]:

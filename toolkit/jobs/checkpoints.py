@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     parse_step_folder,
 )
 from sm_train.entrypoints.object_store.store import store_of
+from sm_train.entrypoints.shared_work.storage import LocalFolder, Storage
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -153,12 +153,16 @@ def _list_files(
 
 def local_checkpoints(folder: Path) -> StoredCheckpoint:
     """Return the newest complete checkpoint of a local run's stage, below ``folder``."""
-    sizes: dict[str, int] = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # deleted by the job since
-            if path.is_file():
-                sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-    return _newest_complete(sizes, lambda name: (folder / name / MARKER).read_bytes())
+    return checkpoints_in(LocalFolder(folder))
+
+
+def checkpoints_in(storage: Storage) -> StoredCheckpoint:
+    """Return the newest complete checkpoint of a stage, whose checkpoint folder is ``storage``.
+
+    Raises:
+        OSError: the storage cannot be read.
+    """
+    return _newest_complete(storage.list_sizes(""), lambda name: storage.read(f"{name}/{MARKER}"))
 
 
 def _newest_complete(

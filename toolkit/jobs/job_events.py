@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sm_train.cost.actual_cost import FinishedJob
 from sm_train.cost.estimate import billed_price
@@ -17,23 +17,26 @@ from sm_train.toolkit.jobs.training_job import TrainingJob
 if TYPE_CHECKING:
     import boto3
 
+_Job = TypeVar("_Job", bound=TrainingJob)
+
 
 def read_jobs(
-    session: boto3.Session,
-    jobs: Sequence[TrainingJob],
+    jobs: Sequence[_Job],
+    events_of: Callable[[_Job], Iterable[Event]],
     prices: PriceTable,
     now: datetime,
-    failed_on_infrastructure: Callable[[TrainingJob], bool],
+    failed_on_infrastructure: Callable[[_Job], bool],
 ) -> list[FinishedJob]:
     """Return each job with its billed seconds up to ``now``, its price and its timeline.
 
-    ``failed_on_infrastructure`` diagnoses a failed job.
+    ``events_of`` reads the events of a job's rank 0, and ``failed_on_infrastructure`` diagnoses a
+    failed job.
     """
     finished: list[FinishedJob] = []
     last_steps: dict[str, int] = {}
     """Stage → its last step so far: the timeline counts steps up to it as repeated."""
     for job in jobs:
-        line = _timeline(session, job, last_steps.get(job.stage), now)
+        line = _timeline(events_of, job, last_steps.get(job.stage), now)
         if line is not None:
             last_steps[job.stage] = max(line.last_step, last_steps.get(job.stage, 0))
         instance_type, count = job.instances
@@ -55,11 +58,14 @@ def read_jobs(
 
 
 def _timeline(
-    session: boto3.Session, job: TrainingJob, previous_step: int | None, now: datetime
+    events_of: Callable[[_Job], Iterable[Event]],
+    job: _Job,
+    previous_step: int | None,
+    now: datetime,
 ) -> Timeline | None:
     if not job.billable_seconds(now):
         return None
-    events = list(job_events(session, job.name, job.region))
+    events = list(events_of(job))
     if not events:
         return None
     return timeline(events, *job.billed_interval(now), previous_step)

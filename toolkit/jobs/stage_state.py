@@ -10,7 +10,7 @@ from typing import Literal
 from sm_train.entrypoints.uploads.lag import StorageLag
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.live_events import Progress
-from sm_train.toolkit.jobs.training_job import FROM_STEP_TAG, TrainingJob
+from sm_train.toolkit.jobs.training_job import FROM_STEP_TAG, LOST, TRAINING, TrainingJob
 
 LOG_DELAY_SECONDS = 300.0
 """How late CloudWatch and clocks may be: added to the timeout before a job counts as stalled."""
@@ -24,10 +24,12 @@ State = Literal[
     "stopping",
     "stopped",
     "failed",
+    "lost",
     "no-results",
     "done",
 ]
-"""``no-results``: SageMaker completed the newest job, and storage holds nothing that it made."""
+"""``lost``: no node of a job on Kubernetes or Slurm sends heartbeats, and none reported its end.
+``no-results``: the newest job is completed, and storage holds nothing that it made."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,15 @@ class StageState:
 
     @property
     def other_platform(self) -> str | None:
-        """The platform that wrote the newest checkpoint, unless it is SageMaker.
+        """The platform that wrote the newest checkpoint, unless the newest job is on it.
 
         None also if a training job resumed from that checkpoint: its user has said that the other
         platform's job has ended.
         """
         platform = self.stored.platform
+        own = self.jobs[-1].platform if self.jobs else "sagemaker"
         resumed = {job.tags.get(FROM_STEP_TAG) for job in self.jobs}
-        return None if platform == "sagemaker" or str(self.stored.step) in resumed else platform
+        return None if platform == own or str(self.stored.step) in resumed else platform
 
     @property
     def step(self) -> int:
@@ -105,6 +108,8 @@ def stage_state(
         state = _live_state(job, progress, now, stall_after)
     elif job is not None and job.status == "Completed":
         state = _completed_state(stored, progress, max_steps, own_script=own_script)
+    elif job is not None and job.secondary_status == LOST:
+        state = "lost"
     elif job is not None:
         state = "failed" if job.status == "Failed" else "stopped"
     elif stored.final and (own_script or (stored.step or 0) >= max_steps):
@@ -161,7 +166,6 @@ def _live_state(job: TrainingJob, progress: Progress, now: datetime, stall_after
     return "stalled" if is_stalled else "training"
 
 
-TRAINING = "Training"
 _RESTARTING = frozenset(
     {
         "Interrupted",

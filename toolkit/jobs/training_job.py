@@ -38,6 +38,12 @@ FROM_STEP_TAG, CAUSE_TAG = "sm-train:from-step", "sm-train:cause"
 AUTO_ADVANCE_TAG, STOPPED_TAG = "sm-train:auto-advance", "sm-train:stopped-for"
 """A job's tags: whether the next stage starts automatically (on, off), and why it was stopped."""
 
+TRAINING = "Training"
+"""Secondary status of a job that trains."""
+
+LOST = "NoHeartbeat"
+"""Secondary status of a job on another platform whose nodes send no heartbeats."""
+
 _CONCURRENT_CALLS = 4
 """Jobs described at a time: SageMaker throttles an account's calls together."""
 
@@ -60,6 +66,11 @@ class TrainingJob:
         return self.status not in ENDED
 
     @property
+    def platform(self) -> str:
+        """What runs the job, as in the marker of a checkpoint."""
+        return "sagemaker"
+
+    @property
     def attempt(self) -> int:
         """Counted from 1 within the stage."""
         return int(self.name.rpartition("-")[2])
@@ -72,7 +83,7 @@ class TrainingJob:
     @property
     def training_since(self) -> datetime | None:
         """When the newest transition to the secondary status Training began."""
-        return self._newest_transition("Training")
+        return self._newest_transition(TRAINING)
 
     @property
     def stopping_since(self) -> datetime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sm_train.cost.json_document import usd
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
+from sm_train.toolkit.aws.session import resolve_region, session_in_region
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
+from sm_train.toolkit.clusters.cluster_state import read_cluster_state
 from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
 from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.jobs.training_job import server_time
@@ -20,12 +23,18 @@ from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.log_parser import parse_log
 from sm_train.toolkit.review.metric_export import Exported, export_jobs
 from sm_train.toolkit.review.review_model import Figures, JobReview, Review
-from sm_train.toolkit.review.sources import ReviewSource, local_sources, sagemaker_sources
+from sm_train.toolkit.review.sources import (
+    ReviewSource,
+    cluster_sources,
+    local_sources,
+    sagemaker_sources,
+)
 from sm_train.toolkit.review.time_series import charts, marks, progress
 from sm_train.toolkit.review.verdicts import judge
 from sm_train.toolkit.review.verdicts.gpus import utilization, while_training
 from sm_train.toolkit.run_file import load
 from sm_train.toolkit.runs.run_state import read_state
+from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, find_run
 from sm_train.toolkit.targets.target import Kind, Target, log_target
 from sm_train.toolkit.terminal.console import stderr_console
 
@@ -52,8 +61,7 @@ def build_review(
     config = load(run_file) if run_file else None
     sources, region, session = find_sources(targets, region=region, profile=profile, config=config)
     collector = FactsCollector(region, price_table(), session, config, with_samples=with_samples)
-    if session is not None:
-        collector.now = server_time(session)
+    collector.now = datetime.now(UTC) if session is None else server_time(session)
     jobs = [review_job(collector.collect(source)) for source in _with_progress(sources)]
     return Review(tuple(jobs), tuple(collector.warnings), _projections(session, sources))
 
@@ -61,14 +69,17 @@ def build_review(
 def _projections(
     session: boto3.Session | None, sources: Sequence[ReviewSource]
 ) -> dict[str, ProjectionDocument]:
-    """Return what each run on SageMaker has cost and will cost, by its name."""
-    if session is None:
-        return {}
+    """Return what each run on SageMaker or on a cluster has cost and will cost, by its name."""
+    projections = {}
     runs = {source.run.name: source.run for source in sources if source.run is not None}
-    return {
-        name: read_state(session_in_region(session, run.region), run).projection.as_dict()
-        for name, run in runs.items()
-    }
+    for run in runs.values():
+        if isinstance(run, ClusterRun):
+            state = read_cluster_state(run)
+        else:
+            assert session is not None
+            state = read_state(session_in_region(session, run.region), run)
+        projections[run.name] = state.projection.as_dict()
+    return projections
 
 
 def export(
@@ -99,13 +110,18 @@ def find_sources(
     named = [log_target(target) for target in targets]
     uses_aws = any(target.on_sagemaker for target in named)
     region = _region(named, region, profile, config, uses_aws=uses_aws)
-    session = open_session(profile, region) if uses_aws else None
+    session: boto3.Session | None = None
     sources: list[ReviewSource] = []
     for target in named:
-        if session is not None and target.on_sagemaker:
-            sources += sagemaker_sources(session, target.text, region)
-        else:
+        if not target.on_sagemaker and target.root is None:
             sources += local_sources(target.path)
+            continue
+        found = find_run(target.address, {"region": region, "profile": profile})
+        if isinstance(found, ClusterRun):
+            sources += cluster_sources(found)
+        elif isinstance(found, RunOnSageMaker):
+            session = session or found.session
+            sources += sagemaker_sources(found)
     # A job that two targets name is reviewed once.
     return list({source.name: source for source in sources}.values()), region, session
 

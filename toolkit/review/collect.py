@@ -8,11 +8,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sm_train.cost.estimate import Estimate, billed_price, money
-from sm_train.cost.instances import InstanceType, instance_types
+from sm_train.cost.instances import InstanceType, UnknownInstanceTypeError, instance_type
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_metrics import Series, instance_metrics
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.errors import UserError
@@ -79,6 +80,7 @@ class FactsCollector:
             cost=self._cost(source, stage, job_timeline, instance_type, instances, end - begin),
             settings=job_settings(source.config or self.config, stage, start),
             samples=self._samples(source),
+            target=source.run.target if isinstance(source.run, ClusterRun) else None,
         )
 
     def _diagnosis(self, source: ReviewSource, log: JobLog) -> Diagnosis | None:
@@ -118,7 +120,7 @@ class FactsCollector:
     def _metrics(
         self, job: TrainingJob | None, begin: float, end: float
     ) -> Mapping[tuple[str, str], Series]:
-        if job is None or end <= begin:
+        if job is None or job.platform != "sagemaker" or end <= begin:
             return {}
         assert self.session is not None
         now = self.now.timestamp()
@@ -152,6 +154,8 @@ class FactsCollector:
         seconds = log_seconds if job is None else job.billable_seconds(self.now)
         billed = money(seconds, instances or 1, price.usd_per_instance_hour)
         kind = "billed seconds" if job else "seconds in the log"
+        if job is not None and job.platform != "sagemaker":
+            kind = "seconds with heartbeats"
         return JobCost(
             None if billed is None else float(billed),
             estimate,
@@ -162,7 +166,10 @@ class FactsCollector:
 def _cluster(job: TrainingJob | None, start: Event) -> tuple[InstanceType | None, int | None]:
     """Return the instance type and count, of the job or else of its ``start`` event."""
     name, count = job.instances if job else (start.get("instance_type"), start.get("nodes"))
-    return {kind.name: kind for kind in instance_types()}.get(name or ""), count
+    try:
+        return instance_type(name or ""), count
+    except UnknownInstanceTypeError:
+        return None, count
 
 
 def _outcome(job: TrainingJob) -> JobOutcome:

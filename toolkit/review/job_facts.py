@@ -60,6 +60,13 @@ class JobFacts:
     cost: JobCost
     settings: Mapping[str, str]
     samples: tuple[SampleImage, ...]
+    target: str | None = None
+    """What `diagnose` takes, unless it is the name."""
+
+    @property
+    def diagnose_command(self) -> str:
+        """The command that diagnoses the job."""
+        return f"`sm-train diagnose {self.target or self.name}`"
 
     @property
     def seconds(self) -> float:

@@ -6,11 +6,13 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.checkpoint_layout import parse_step_folder
 from sm_train.entrypoints.object_store.store import store_of
+from sm_train.entrypoints.shared_work.storage import Storage
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.review.review_model import SampleImage
@@ -65,6 +67,20 @@ def s3_grids(session: boto3.Session, checkpoint_uri: str) -> list[SampleGrid]:
         step = parse_step_folder(PurePosixPath(key).stem)
         if step is not None and key.endswith(".png"):
             grids.append(SampleGrid(step, f"s3://{bucket}/{key}", lambda key=key: read(key)))  # type: ignore[misc]
+    return grids
+
+
+def stored_grids(storage: Storage) -> list[SampleGrid]:
+    """Return the grids in a stage's checkpoint folder.
+
+    Raises:
+        OSError: the storage cannot be read.
+    """
+    grids = []
+    for name in sorted(storage.list_sizes(_FOLDER)):
+        step, key = parse_step_folder(PurePosixPath(name).stem), f"{_FOLDER}/{name}"
+        if step is not None and name.endswith(".png"):
+            grids.append(SampleGrid(step, storage.address(key), partial(storage.read, key)))
     return grids
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,16 +12,19 @@ from typing import TYPE_CHECKING
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_logs import search
 from sm_train.toolkit.aws.session import session_in_region
+from sm_train.toolkit.clusters.cluster_logs import log_streams
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose
 from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.diagnose.log_files import attempts, log_files
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
 from sm_train.toolkit.diagnose.matches import LogStream
+from sm_train.toolkit.diagnose.targets import diagnose_attempts
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import LOG_NAME
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
-from sm_train.toolkit.review.sample_images import SampleGrid, local_grids, s3_grids
-from sm_train.toolkit.targets.resolved_run import ResolvedRun, resolve_run
+from sm_train.toolkit.review.sample_images import SampleGrid, local_grids, s3_grids, stored_grids
+from sm_train.toolkit.targets.resolved_run import ResolvedRun, RunOnSageMaker
 
 if TYPE_CHECKING:
     import boto3
@@ -34,7 +38,7 @@ LogBlocks = Callable[[], Iterator[tuple[str | None, bytes]]]
 
 @dataclass(frozen=True)
 class ReviewSource:
-    """One job to review, or one stage of a local run.
+    """One job to review, one attempt on a cluster, or one stage of a local run.
 
     ``job``, ``run`` and ``config`` are None for local logs.
     """
@@ -45,7 +49,7 @@ class ReviewSource:
     """Reads the complete logs."""
     sample_grids: Callable[[], list[SampleGrid]]
     job: TrainingJob | None = None
-    run: ResolvedRun | None = None
+    run: ResolvedRun | ClusterRun | None = None
 
     @property
     def config(self) -> RunConfig | None:
@@ -74,17 +78,17 @@ def _file_source(path: Path, streams: list[LogStream]) -> ReviewSource:
     )
 
 
-def sagemaker_sources(session: boto3.Session, target: str, region: str) -> list[ReviewSource]:
-    """Return all jobs of the run ``target``, or the job or those of the stage that it names.
+def sagemaker_sources(found: RunOnSageMaker) -> list[ReviewSource]:
+    """Return all jobs of a run, or the job or those of the stage that the user named.
 
     Raises:
         UserError: there is no such job, or AWS rejects a request.
     """
-    run = resolve_run(session, target, region)
+    session, run = found.session, found.run
     jobs = jobs_of_run(session, run.name)
     jobs = [job for job in jobs if run.is_named(job)]
     if not jobs:
-        raise UserError(f"{target}: has no jobs yet; run `sm-train submit` first")
+        raise UserError(f"{run.name}: has no jobs yet; run `sm-train submit` first")
     return [
         ReviewSource(
             job.name,
@@ -95,6 +99,25 @@ def sagemaker_sources(session: boto3.Session, target: str, region: str) -> list[
             run,
         )
         for job in jobs
+    ]
+
+
+def cluster_sources(run: ClusterRun) -> list[ReviewSource]:
+    """Return the attempts of the stage that the user named, or of all stages.
+
+    Raises:
+        UserError: no node has stored a record, or the place cannot be read.
+    """
+    return [
+        ReviewSource(
+            job.name,
+            _file_blocks(log_streams(run, job)),
+            partial(diagnose_attempts, run, job.name),
+            partial(stored_grids, run.storage(job.stage)),
+            job,
+            run,
+        )
+        for job in run.newest_jobs(time.time())
     ]
 
 

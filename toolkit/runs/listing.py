@@ -1,18 +1,19 @@
-"""Lists an account's runs by the tags of their jobs."""
+"""Lists runs by their jobs: those of an account, or those whose nodes stored records in a place."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from sm_train.toolkit.clusters.cluster_run import runs_in
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import spent_usd
-from sm_train.toolkit.jobs.training_job import jobs_since
+from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.terminal.formatting import format_usd
 from sm_train.toolkit.terminal.rich_table import rich_table
 
 if TYPE_CHECKING:
-    import boto3
     from rich.console import Console
 
 
@@ -32,12 +33,26 @@ class ListedRun(TypedDict):
     spent_usd: float | None
 
 
-def list_runs(session: boto3.Session, since: datetime, now: datetime) -> list[ListedRun]:
-    """Return the runs that had jobs since ``since``, newest job first.
+def jobs_in(places: Sequence[str], options: dict[str, Any], since: datetime) -> list[TrainingJob]:
+    """Return the attempts since ``since`` of the runs in folders and buckets, oldest first.
 
-    Number and dollars count the jobs created since then only.
+    ``options`` are the global ones.
+
+    Raises:
+        UserError: a place cannot be read.
     """
-    jobs = jobs_since(session, since)
+    now = datetime.now(UTC).timestamp()
+    runs = [run for place in places for run in runs_in(place, options)]
+    jobs = [job for run in runs for stage in run.stages for job in run.jobs(stage, now)]
+    found = [job for job in jobs if job.created >= since]
+    return sorted(found, key=lambda job: (job.created, job.name))
+
+
+def list_runs(jobs: Sequence[TrainingJob], now: datetime) -> list[ListedRun]:
+    """Return the runs of ``jobs`` (oldest first), newest job first.
+
+    Number and dollars count these jobs only.
+    """
     newest, prices = {job.run: job for job in jobs}, price_table()
     runs: list[ListedRun] = []
     for run, job in sorted(newest.items(), key=lambda item: item[1].created, reverse=True):
@@ -61,10 +76,10 @@ def list_runs(session: boto3.Session, since: datetime, now: datetime) -> list[Li
     return runs
 
 
-def show_runs(runs: list[ListedRun], region: str, console: Console) -> None:
-    """Print the runs as a table."""
+def show_runs(runs: list[ListedRun], region: str | None, where: str, console: Console) -> None:
+    """Print the runs as a table; ``region`` is that of all places, ``where`` names them."""
     if not runs:
-        console.print(f"No run had a recent job in {region}.")
+        console.print(f"No run had a recent job in {where}.", markup=False, soft_wrap=True)
         return
     header = ("run", "stage", "status", "cluster", "jobs", "since", "spent")
     table = rich_table(header, right=("jobs", "spent"))
@@ -74,7 +89,7 @@ def show_runs(runs: list[ListedRun], region: str, console: Console) -> None:
             run["stage"],
             run["status"],
             f"{run['instances']} × {run['instance_type']}"
-            + ("" if run["region"] == region else f" in {run['region']}"),
+            + ("" if region in (None, run["region"]) else f" in {run['region']}"),
             str(run["jobs"]),
             run["created"][:16].replace("T", " "),
             format_usd(run["spent_usd"]),

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from sm_train.entrypoints.common.events import PREFIX
 from sm_train.toolkit.aws.cloudwatch_logs import search
+from sm_train.toolkit.clusters.cluster_logs import LogReader, follow_lines
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import LOG_NAME, parse_event
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder
 from sm_train.toolkit.jobs.log_tail import follow_log, streams_of
-from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, newest_job
+from sm_train.toolkit.targets.resolved_run import FoundRun, newest_job
 from sm_train.toolkit.terminal.printable import printable
 
 _LOGGER = logging.getLogger("sm_train")
@@ -36,7 +38,7 @@ class JobLogLine:
 
 
 def read_logs(
-    run: RunOnSageMaker | LocalRunFolder,
+    run: FoundRun,
     *,
     since: float = 0.0,
     node: int | None = None,
@@ -45,7 +47,8 @@ def read_logs(
 ) -> Iterator[JobLogLine]:
     """Return the lines of the job that the user named, or of the newest, since a Unix time.
 
-    Of a local run they are those of the newest stage, or of the one that the user named.
+    Of a local run they are those of the newest stage, or of the one that the user named. Lines of
+    a cluster have the time of the last event before them.
     ``on_error`` is called with each failed poll of ``follow``.
 
     Raises:
@@ -55,6 +58,8 @@ def read_logs(
     if isinstance(run, LocalRunFolder):
         reject_options(run, node=node, since=since)
         return _local_lines(run, follow=follow)
+    if isinstance(run, ClusterRun):
+        return _cluster_lines(run, node=node, since=since, follow=follow)
     job = newest_job(run.session, run.run)
     if follow:
         entries = follow_log(run.session, job, since, on_error, node=node)
@@ -63,7 +68,18 @@ def read_logs(
     return (JobLogLine(entry.time, entry.node, entry.message) for entry in entries)
 
 
-def reject_options(run: LocalRunFolder, **options: object) -> None:
+def _cluster_lines(
+    run: ClusterRun, *, node: int | None, since: float, follow: bool
+) -> Iterator[JobLogLine]:
+    job = run.newest_jobs(time.time())[-1]
+    if follow:
+        lines = follow_lines(run, job, node=node, since=since)
+    else:
+        lines = LogReader(run, node=node, since=since).poll(job)
+    return (JobLogLine(line.time, line.node, line.message) for line in lines)
+
+
+def reject_options(run: LocalRunFolder | ClusterRun, **options: object) -> None:
     """Refuse options that apply to jobs on SageMaker only.
 
     Raises:
@@ -71,9 +87,11 @@ def reject_options(run: LocalRunFolder, **options: object) -> None:
     """
     for name, value in options.items():
         if value:
+            kind = "a local run, with one log of all nodes"
+            if isinstance(run, ClusterRun):
+                kind = f"a run on {run.platform}"
             raise UserError(
-                f"--{name.replace('_', '-')}: applies to jobs on SageMaker; {run.target} is a "
-                "local run, with one log of all nodes"
+                f"--{name.replace('_', '-')}: applies to jobs on SageMaker; {run.target} is {kind}"
             )
 
 

@@ -138,7 +138,7 @@ def next_action(
     if stage is None:
         return Finish(ExitCode.OK, "the run is done")
     job = stage.job
-    over_budget = policy.budget_stops and _over_budget(policy, spent_usd)
+    over_budget = policy.budget_stops and exceeds_budget(policy, spent_usd)
     if job is not None and job.live:
         return _while_live(stage, job, over_budget)
     if stage.other_platform is not None:
@@ -171,7 +171,8 @@ def other_platform_message(stage: StageState) -> str:
     )
 
 
-def _over_budget(policy: Policy, spent_usd: float) -> bool:
+def exceeds_budget(policy: Policy, spent_usd: float) -> bool:
+    """Return whether the run has spent its budget."""
     return policy.budget_usd is not None and spent_usd >= policy.budget_usd
 
 

@@ -24,19 +24,22 @@ from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 if TYPE_CHECKING:
     import boto3
+    from sm_train.toolkit.clusters.cluster_run import ClusterRun
 
 
 @dataclass(frozen=True)
 class RunState:
     """A run at one moment."""
 
-    run: ResolvedRun
+    run: ResolvedRun | ClusterRun
     stages: tuple[StageState, ...]
     projection: Projection
     now: datetime
-    """The time on AWS's clock."""
+    """The time on AWS's clock; of a run on a cluster, on this machine's."""
     live: LiveState
     """The state of the newest job of the current stage."""
+    notices: tuple[str, ...] = ()
+    """What else endangers the run, one line each."""
 
     @property
     def current(self) -> StageState | None:
@@ -48,7 +51,7 @@ class RunState:
         lag = self.current and self.current.lag
         not_stored = lag.describe() if lag and lag.is_too_long else None
         overdue = [overdue_stop(job, self.now) for stage in self.stages for job in stage.jobs]
-        return tuple(filter(None, (not_stored, *overdue)))
+        return tuple(filter(None, (not_stored, *overdue, *self.notices)))
 
 
 MAX_STOPPING = timedelta(hours=1)

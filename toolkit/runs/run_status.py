@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.uploads.lag import StorageLag
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
+from sm_train.toolkit.clusters.cluster_state import read_cluster_state
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder, read_stages
 from sm_train.toolkit.jobs.stage_state import StageState, State, current
 from sm_train.toolkit.report_html.notebook import data_frame, html_table
 from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.run_state import RunState, read_state
-from sm_train.toolkit.targets.resolved_run import RunOnSageMaker
+from sm_train.toolkit.targets.resolved_run import FoundRun
 from sm_train.toolkit.terminal.formatting import (
     format_duration,
     format_number,
@@ -140,14 +142,16 @@ class Status:
         return html_table(columns, rows, caption=self.run, notes=notes)
 
 
-def read_status(run: RunOnSageMaker | LocalRunFolder) -> Status:
-    """Read the status of a run, from AWS or from its folder.
+def read_status(run: FoundRun) -> Status:
+    """Read the status of a run, from AWS, from what its nodes stored, or from its folder.
 
     Raises:
         UserError: AWS returns an error, or the folder has no run file.
     """
     if isinstance(run, LocalRunFolder):
         return local_status(run)
+    if isinstance(run, ClusterRun):
+        return status_of(read_cluster_state(run))
     return status_of(read_state(run.session, run.run))
 
 
@@ -173,7 +177,7 @@ def local_status(run: LocalRunFolder) -> Status:
 
 
 def status_of(state: RunState) -> Status:
-    """Return the status of a run whose state has been read from AWS."""
+    """Return the status of a run on SageMaker or on a cluster, whose state has been read."""
     stage = state.current
     now, left = state.now.timestamp(), state.projection.stages
     return Status(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
+from sm_train.toolkit.clusters.cluster_state import read_cluster_state
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder, final_model, read_stages
 from sm_train.toolkit.jobs.stage_state import StageState, current
 from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.remediation import other_platform_message
 from sm_train.toolkit.runs.run_state import RunState, read_state
-from sm_train.toolkit.targets.resolved_run import RunOnSageMaker
+from sm_train.toolkit.targets.resolved_run import FoundRun
 from sm_train.toolkit.terminal.console import escaped
 from sm_train.toolkit.terminal.formatting import format_duration, format_number
 from sm_train.toolkit.terminal.rich_table import rich_table
@@ -20,17 +22,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def show_status(run: RunOnSageMaker | LocalRunFolder, console: Console) -> None:
-    """Print what is known about a run, on SageMaker or here."""
+def show_status(run: FoundRun, console: Console) -> None:
+    """Print what is known about a run, on SageMaker, on a cluster or here."""
     if isinstance(run, LocalRunFolder):
         show_local(run, console)
+    elif isinstance(run, ClusterRun):
+        show_state(read_cluster_state(run), console)
     else:
         show_state(read_state(run.session, run.run), console)
 
 
 def show_state(state: RunState, console: Console) -> None:
     """Print stages, the newest job, cost and the next command, at most 100 columns wide."""
-    console.print(f"[bold]{escaped(state.run.name)}[/] in {state.run.region}\n")
+    run = state.run
+    where = f"on {run.platform}, in {run.root}" if isinstance(run, ClusterRun) else None
+    console.print(f"[bold]{escaped(run.name)}[/] {escaped(where or f'in {run.region}')}\n")
     console.print(_stage_table(state.stages, with_jobs=True))
     console.print()
     for line in _summary(state):
@@ -90,7 +96,8 @@ def _summary(state: RunState) -> list[str]:
             lines.append(f"  ended without results: nothing is stored below {job.checkpoint_uri}")
         lines += [f"  WARNING: {warning}" for warning in state.warnings]
         lines += [f"  {folder} is skipped: {reason}" for folder, reason in stage.stored.skipped]
-    if stage is not None and stage.other_platform is not None:
+    on_sagemaker = not isinstance(state.run, ClusterRun)
+    if on_sagemaker and stage is not None and stage.other_platform is not None:
         lines.append(other_platform_message(stage))
     lines.append(str(state.projection))
     if (command := next_command(state.run, stage)) is not None:

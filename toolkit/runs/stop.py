@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sm_train.toolkit.clusters.cluster_job import ClusterJob
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder, read_stages
 from sm_train.toolkit.jobs.stage_state import current
@@ -19,7 +21,7 @@ from sm_train.toolkit.jobs.training_job import (
 )
 from sm_train.toolkit.runs.logs import reject_options
 from sm_train.toolkit.runs.remediation import USER
-from sm_train.toolkit.targets.resolved_run import ResolvedRun, RunOnSageMaker, newest_job
+from sm_train.toolkit.targets.resolved_run import FoundRun, ResolvedRun, RunOnSageMaker, newest_job
 
 if TYPE_CHECKING:
     import boto3
@@ -54,8 +56,10 @@ class EndedJob:
     reason: str | None
 
 
-def stop(run: RunOnSageMaker | LocalRunFolder, *, wait: bool) -> StopResult:
+def stop(run: FoundRun, *, wait: bool) -> StopResult:
     """Stop a run after a checkpoint; a local one as Ctrl-C does.
+
+    Nodes of a cluster receive a stored request with their next heartbeat.
 
     Raises:
         UserError: the run has no job, AWS returns an error, or a local run's process cannot be
@@ -66,16 +70,34 @@ def stop(run: RunOnSageMaker | LocalRunFolder, *, wait: bool) -> StopResult:
         if wait:
             run.wait()
         return StopResult(None, run.stages[-1].name, _local_status(run))
+    if isinstance(run, ClusterRun):
+        return _stop_on_cluster(run, wait=wait)
     return _stop_on_sagemaker(run.session, run.run, wait=wait)
 
 
-def pause_after_stage(run: RunOnSageMaker | LocalRunFolder) -> StopResult:
+def _stop_on_cluster(run: ClusterRun, *, wait: bool) -> StopResult:
+    job = run.newest_jobs(time.time())[-1]
+    if job.live and job.status != "Stopping":
+        run.request_stop(job.stage, "sm-train stop", time.time())
+        job = _refreshed(run, job)
+    while wait and job.live:
+        time.sleep(_POLL_SECONDS)
+        job = _refreshed(run, job)
+    return StopResult(job.name, job.stage, job.status)
+
+
+def _refreshed(run: ClusterRun, job: ClusterJob) -> ClusterJob:
+    """Return the newest attempt of the job's stage, as it is now stored."""
+    return run.refreshed().jobs(job.stage, time.time())[-1]
+
+
+def pause_after_stage(run: FoundRun) -> StopResult:
     """Turn off auto-advance: no stage follows the current one.
 
     Raises:
-        UserError: the run has no job, AWS returns an error, or it is a local run.
+        UserError: the run has no job, AWS returns an error, or it is not on SageMaker.
     """
-    if isinstance(run, LocalRunFolder):
+    if not isinstance(run, RunOnSageMaker):
         reject_options(run, after_stage=True)
         raise AssertionError
     job = newest_job(run.session, replace(run.run, stage=None, job=None))
@@ -83,7 +105,7 @@ def pause_after_stage(run: RunOnSageMaker | LocalRunFolder) -> StopResult:
     return StopResult(job.name, job.stage, job.status)
 
 
-def wait_for_end(run: RunOnSageMaker | LocalRunFolder) -> EndedJob:
+def wait_for_end(run: FoundRun) -> EndedJob:
     """Wait until the job that the user named, or the newest, has ended.
 
     Raises:
@@ -92,6 +114,12 @@ def wait_for_end(run: RunOnSageMaker | LocalRunFolder) -> EndedJob:
     if isinstance(run, LocalRunFolder):
         run.wait()
         return EndedJob(str(run.target), _local_status(run), "failed; diagnose() returns the cause")
+    if isinstance(run, ClusterRun):
+        attempt = run.newest_jobs(time.time())[-1]
+        while attempt.live:
+            time.sleep(_POLL_SECONDS)
+            attempt = _refreshed(run, attempt)
+        return EndedJob(attempt.name, attempt.status, attempt.failure_reason)
     job = _ended(run.session, newest_job(run.session, run.run))
     return EndedJob(job.name, job.status, job.failure_reason)
 

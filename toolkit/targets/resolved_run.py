@@ -8,13 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.session import open_session, resolve_region, session_in_region
+from sm_train.toolkit.aws.session import (
+    account_of,
+    open_session,
+    resolve_region,
+    session_in_region,
+)
+from sm_train.toolkit.clusters.cluster_run import (
+    ClusterRun,
+    cluster_run_at,
+    cluster_run_of,
+    is_own_machine,
+)
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 from sm_train.toolkit.run_file import load
-from sm_train.toolkit.targets.target import Kind, local_run_hint, run_target
+from sm_train.toolkit.targets.target import Kind, Target, local_run_hint, run_target
 
 if TYPE_CHECKING:
     import boto3
@@ -128,15 +139,85 @@ class RunOnSageMaker:
     run: ResolvedRun
 
 
-def find_run(target: str, options: dict[str, Any]) -> RunOnSageMaker | LocalRunFolder:
-    """Return the run that a user names, on SageMaker or in a folder here; ``options`` are the
-    global ones.
+FoundRun = RunOnSageMaker | ClusterRun | LocalRunFolder
+"""A run, wherever it is."""
+
+
+def find_run(
+    target: str, options: dict[str, Any], session: boto3.Session | None = None
+) -> FoundRun:
+    """Return the run that a user names: on SageMaker, on a cluster, or in a folder here.
+
+    Of a run with jobs on SageMaker and elsewhere it is the place of the newest one. ``options`` are
+    the global ones. ``session`` is one of the run's region, if it is open already.
 
     Raises:
         UserError: there is no such run, or AWS returns an error.
     """
-    local = run_target(target).local
-    return local if local is not None else RunOnSageMaker(*open_run(target, options))
+    found = run_target(target)
+    if found.local is not None:
+        return found.local
+    cluster = _cluster_run(found, options)
+    if cluster is not None and (found.root is not None or is_own_machine(cluster.config)):
+        return cluster
+    try:
+        run = RunOnSageMaker(*_sagemaker_run(target, options, session))
+    except UserError:
+        if cluster is None and found.kind is Kind.NAME:
+            cluster = _in_default_bucket(found.text, options)
+        if cluster is None:
+            raise
+        return cluster
+    if cluster is None and found.kind is Kind.NAME:
+        cluster = cluster_run_of(target, run.run.config, options, run.run.bucket)
+    return run if cluster is None or _is_newer(run.run, cluster) else cluster
+
+
+def _sagemaker_run(
+    target: str, options: dict[str, Any], session: boto3.Session | None
+) -> tuple[boto3.Session, ResolvedRun]:
+    if session is None:
+        return open_run(target, options)
+    run = resolve_run(session, target, session.region_name)
+    return session_in_region(session, run.region), run
+
+
+def may_be_on_sagemaker(target: str) -> bool:
+    """Return whether a run may have jobs on SageMaker; nothing is asked for that.
+
+    Raises:
+        UserError: the target names no run.
+    """
+    found = run_target(target)
+    if found.kind is Kind.RUN_FILE:
+        return not is_own_machine(load(found.path))
+    return found.kind is Kind.NAME
+
+
+def _cluster_run(found: Target, options: dict[str, Any]) -> ClusterRun | None:
+    """Return the run whose records a folder, an address or the place in a run file holds."""
+    if found.root is not None:
+        return cluster_run_at(found.text, found.root, options, found.stage)
+    if found.kind is Kind.RUN_FILE:
+        return cluster_run_of(found.text, load(found.path), options)
+    return None
+
+
+def _in_default_bucket(name: str, options: dict[str, Any]) -> ClusterRun | None:
+    """Look for a run that SageMaker does not know in the account's default bucket."""
+    session, region = _open(None, options)
+    run, _, stage = name.partition("--")
+    try:
+        root = f"s3://sagemaker-{region}-{account_of(session)}/{run}/checkpoints"
+        return cluster_run_at(name, root, options, stage or None)
+    except UserError:
+        return None
+
+
+def _is_newer(run: ResolvedRun, cluster: ClusterRun) -> bool:
+    """Return whether SageMaker has a job that is younger than the cluster's newest record."""
+    record = cluster.newest_record
+    return bool(run.jobs) and (record is None or run.jobs[-1].created.timestamp() > record.started)
 
 
 def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, ResolvedRun]:
@@ -149,6 +230,7 @@ def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, Resol
     found = run_target(target)
     if found.kind is Kind.RUN_FILE:
         config = load(found.path)
+        _require_sagemaker(target, config, options)
         session, region = _open(config.region, options)
         return session, run_of_config(session, config, region)
     session, region = open_session_for(target, options)
@@ -169,9 +251,39 @@ def open_session_for(target: str, options: dict[str, Any]) -> tuple[boto3.Sessio
             f"{target}: is a local run; this command works on SageMaker. To continue: "
             f"{found.local.start_command}"
         )
-    configured = load(found.path).region if found.kind is Kind.RUN_FILE else None
+    if found.kind is Kind.FOLDER:
+        _refuse_cluster(target, _cluster_run(found, options))
+    configured = None
+    if found.kind is Kind.RUN_FILE:
+        config = load(found.path)
+        _require_sagemaker(target, config, options)
+        configured = config.region
     with local_run_hint(target):
         return _open(configured, options)
+
+
+def _require_sagemaker(target: str, config: RunConfig, options: dict[str, Any]) -> None:
+    """Refuse a run on machines that SageMaker does not have.
+
+    Raises:
+        UserError: it is one.
+    """
+    if is_own_machine(config):
+        _refuse_cluster(target, cluster_run_of(target, config, options))
+
+
+def _refuse_cluster(target: str, cluster: ClusterRun | None) -> None:
+    """Refuse a run on a cluster, for a command that works on SageMaker only.
+
+    Raises:
+        UserError: always.
+    """
+    where = "on Kubernetes or Slurm" if cluster is None else f"on {cluster.platform}"
+    resume = None if cluster is None else cluster.command("resume")
+    raise UserError(
+        f"{target}: is a run {where}; this command works on SageMaker. To continue the run there: "
+        f"{resume or 'sm-train manifest RUN --to KIND'}"
+    )
 
 
 def _open(configured: str | None, options: dict[str, Any]) -> tuple[boto3.Session, str]:

@@ -45,7 +45,8 @@ def open_config(text: str, changes: Sequence[str], options: dict[str, Any]) -> O
 
 
 def open_recorded(target: Target, changes: Sequence[str], options: dict[str, Any]) -> OpenedConfig:
-    """Return the settings of a local run, or of a run on SageMaker as submitted.
+    """Return the settings of a local run, of a run on a cluster, or of one on SageMaker as
+    submitted.
 
     Raises:
         UserError: there is no such run, a change is invalid, or AWS returns an error.
@@ -55,9 +56,16 @@ def open_recorded(target: Target, changes: Sequence[str], options: dict[str, Any
         config = _changed(target.local.config(), changes, str(folder))
         origin = f"settings of the local run {folder}"
         return OpenedConfig(config, Path(), stage=target.local.stage, origin=origin)
-    from sm_train.toolkit.targets.resolved_run import open_run
+    from sm_train.toolkit.clusters.cluster_run import ClusterRun
+    from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, find_run
 
-    run = open_run(target.text, options)[1]
+    found = find_run(target.address, options)
+    if isinstance(found, ClusterRun):
+        config = _changed(found.config, changes, found.name)
+        origin = f"settings of the run on {found.platform} in {found.root}"
+        return OpenedConfig(config, Path(), found.region, found.stage, origin)
+    assert isinstance(found, RunOnSageMaker)
+    run = found.run
     config = _changed(run.config, changes, run.name)
     origin = f"settings as submitted with {run.jobs[-1].name}"
     return OpenedConfig(config, Path(), run.region, run.stage, origin)

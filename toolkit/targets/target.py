@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 _CHECKPOINTS = re.compile(
-    r"s3://[^/]+/(?P<run>[A-Za-z0-9-]+)/checkpoints(?:/(?P<stage>[A-Za-z0-9-]+)(?:/step-\d+)?)?/?"
+    r"(?P<root>s3://[^/]+/(?P<run>[A-Za-z0-9-]+)/checkpoints)"
+    r"(?:/(?P<stage>[A-Za-z0-9-]+)(?:/step-\d+)?)?/?"
 )
 """An address of a stage's checkpoints (estimators/config/naming.py), or of one of them."""
 
@@ -42,17 +43,27 @@ class Target:
     """What ``text`` names. ``local`` is the run of a local run's folder, None of others.
 
     A *name* is that of a run, of a stage (``RUN--STAGE``) or of a job on SageMaker. Only AWS knows
-    whether there is one.
+    whether there is one. ``root`` is the place of a run's checkpoints that the text leads to, a
+    folder or an S3 prefix, and ``stage`` the stage that it names there.
     """
 
     text: str
     kind: Kind
     local: LocalRunFolder | None = None
+    root: str | None = None
+    stage: str | None = None
 
     @property
     def path(self) -> Path:
         """The path on this machine; of a local run its folder, wherever the text leads to it."""
         return Path(self.text) if self.local is None else self.local.target
+
+    @property
+    def address(self) -> str:
+        """The text that leads to the same run again, with the place of its checkpoints."""
+        if self.root is None or self.kind is not Kind.NAME:
+            return self.text
+        return self.root if self.stage is None else f"{self.root}/{self.stage}"
 
     @property
     def on_sagemaker(self) -> bool:
@@ -103,8 +114,13 @@ def run_target(text: str) -> Target:
         return Target(text, Kind.RUN_FILE)
     if found := _CHECKPOINTS.fullmatch(text):
         run, stage = found["run"], found["stage"]
-        return Target(f"{run}--{stage}" if stage else run, Kind.NAME)
+        name = f"{run}--{stage}" if stage else run
+        return Target(name, Kind.NAME, root=found["root"], stage=stage)
     if target.kind is Kind.FOLDER:
+        from sm_train.toolkit.clusters.cluster_run import folder_root
+
+        if (place := folder_root(target.path)) is not None:
+            return Target(text, Kind.FOLDER, root=place[0], stage=place[1])
         raise UserError(f"{text}: holds no local run; name its folder, a run file, a run or a job")
     if target.kind is Kind.ADDRESS:
         raise UserError(
@@ -115,13 +131,16 @@ def run_target(text: str) -> Target:
 
 
 def log_target(text: str) -> Target:
-    """Return what ``text`` names: a run on SageMaker or here, or log files.
+    """Return what ``text`` names: a run on SageMaker, on a cluster or here, or log files.
 
     Raises:
         UserError: it names something else.
     """
+    from sm_train.toolkit.clusters.cluster_run import folder_root
+
     target = parse_target(text)
-    return run_target(text) if target.kind is Kind.ADDRESS else target
+    has_records = target.kind is Kind.FOLDER and folder_root(target.path) is not None
+    return run_target(text) if target.kind is Kind.ADDRESS or has_records else target
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.aws.session import session_in_region
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.errors import TRANSIENT, ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError
@@ -66,7 +67,8 @@ def reconcile(session: boto3.Session, run: ResolvedRun, *, dry_run: bool) -> Wat
         UserError: AWS returns an error.
     """
     session = session_in_region(session, run.region)
-    state = read_state(session, refresh_run(session, run))
+    run = refresh_run(session, run)
+    state = read_state(session, run)
     action = next_action(
         state.stages,
         Policy.of(run.config, run.submitted_config),
@@ -77,16 +79,16 @@ def reconcile(session: boto3.Session, run: ResolvedRun, *, dry_run: bool) -> Wat
     if dry_run:
         done = action.message
     elif isinstance(action, StartJob):
-        started = _start(session, state, action)
+        started = _start(session, run, state, action)
         if started is None:
             return reconcile(session, run, dry_run=dry_run)
         done = started
     else:
-        done = _stop_or_finish(session, state, action)
-    return WatchResult(state, action, done, _warning(state))
+        done = _stop_or_finish(session, run, state, action)
+    return WatchResult(state, action, done, watch_warning(state))
 
 
-def _warning(state: RunState) -> str | None:
+def watch_warning(state: RunState) -> str | None:
     """Return what endangers the run or its budget; None if nothing does."""
     return "; ".join(filter(None, (*state.warnings, budget_warning(state)))) or None
 
@@ -142,21 +144,26 @@ def failed_on_infrastructure(session: boto3.Session, job: TrainingJob) -> bool:
     return cause.retryable and cause.code != "capacity"
 
 
-def _start(session: boto3.Session, state: RunState, action: StartJob) -> str | None:
+def _start(
+    session: boto3.Session, run: ResolvedRun, state: RunState, action: StartJob
+) -> str | None:
     """Start the job and describe it; None if inputs were copied first and the state may be old."""
     try:
-        started = start_where_possible(session, state.run, state.stages, action)
+        started = start_where_possible(session, run, state.stages, action)
     except ClaimedError as error:
         return str(error)  # the next poll sees the other process's job
     if started is None:
         return None
     cluster = "" if started.cluster is None else f", {started.cluster}"
     message = f"{action.message}; started {started.name} from step {action.from_step:,}{cluster}"
-    return _with_alarms(session, state.run, message)
+    return _with_alarms(session, run, message)
 
 
 def _stop_or_finish(
-    session: boto3.Session, state: RunState, action: NoAction | StopJob | Finish
+    session: boto3.Session,
+    run: ResolvedRun,
+    state: RunState,
+    action: NoAction | StopJob | Finish,
 ) -> str:
     if isinstance(action, StopJob):
         warning = stop_job(session, action.job, action.cause)
@@ -165,7 +172,7 @@ def _stop_or_finish(
         message = action.message
         if action.exit_code is ExitCode.OVER_BUDGET:
             message = _without_warm_pools(session, state, message)
-        return _with_alarms(session, state.run, message)
+        return _with_alarms(session, run, message)
     return action.message
 
 
@@ -186,29 +193,22 @@ def _with_alarms(session: boto3.Session, run: ResolvedRun, message: str) -> str:
 
 
 def watch(
-    session: boto3.Session,
-    find: Callable[[], ResolvedRun],
-    *,
-    dry_run: bool,
-    interval: float,
-    view: WatchView,
+    poll: Callable[[], WatchResult], *, dry_run: bool, interval: float, view: WatchView
 ) -> ExitCode:
     """Poll every ``interval`` seconds until the run needs nothing more; returns the exit code.
 
-    The run is resolved again for each poll, since new code may have been submitted. A transient
-    error delays the next poll; it does not end the watch.
+    A transient error delays the next poll; it does not end the watch.
 
     Raises:
         UserError: AWS returns an error that is not transient, such as expired credentials.
     """
-    pause, run = interval, None
+    pause, result = interval, None
     while True:
         try:
-            run = find()
-            result = reconcile(session, run, dry_run=dry_run)
+            result = poll()
         except UserError as error:
             if error.exit_code not in TRANSIENT:
-                raise _with_advice(error, run) from None
+                raise _with_advice(error, result) from None
             pause = min(2 * pause, MAX_POLL_SECONDS)
             view.poll_failed(error, pause)
         else:
@@ -242,17 +242,24 @@ def once_exit_code(action: Action, *, dry_run: bool) -> ExitCode:
     return exit_code(action, dry_run=dry_run) or ExitCode.OK
 
 
-def _with_advice(error: UserError, run: ResolvedRun | None) -> UserError:
-    """Say what continues without the watch, and what does not; ``run`` is None if unknown."""
+def _with_advice(error: UserError, result: WatchResult | None) -> UserError:
+    """Say what continues without the watch, and what does not; ``result`` is the last poll's."""
     if error.exit_code != ExitCode.PERMISSION:
         return error
-    missing = ["start another job after a failure", "start the next stage"]
+    run = None if result is None else result.state.run
+    if isinstance(run, ClusterRun):
+        missing = ["alert when all nodes are gone"]
+        retries = "the platform's restarts"
+    else:
+        missing = ["start another job after a failure", "start the next stage"]
+        retries = "SageMaker's own retries"
     if run is None or run.config.budget is not None:
         missing.append("stop the run at its budget")
-    *others, last = missing
+    *first, last = missing
+    others = f"{', '.join(first)} or " if first else ""
     message = (
-        "the run itself continues, with its checkpoints, alerts and SageMaker's own retries; "
-        f"nothing will {', '.join(others)} or {last}: fix this and watch again"
+        f"the run itself continues, with its checkpoints, alerts and {retries}; "
+        f"nothing will {others}{last}: fix this and watch again"
     )
     return UserError(f"{error}; {message}", error.exit_code)
 

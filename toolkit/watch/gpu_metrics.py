@@ -16,13 +16,16 @@ _WINDOW_SECONDS = 900.0
 """CloudWatch may publish a minute some minutes late."""
 
 
-def gpu_utilization(session: boto3.Session, state: RunState) -> dict[str, float]:
+def gpu_utilization(session: boto3.Session | None, state: RunState) -> dict[str, float]:
     """Return the newest minute of each node, in percent of one GPU; missing nodes are unknown.
 
-    An error of AWS gives an empty result, so that it does not end the watch.
+    An error of AWS gives an empty result, so that it does not end the watch; so does a run that is
+    not on SageMaker, which has no session.
     """
     job = state.current.job if state.current else None
-    if job is None or not job.live or job.started is None:
+    if session is None or job is None or job.platform != "sagemaker":
+        return {}
+    if not job.live or job.started is None:
         return {}
     nodes = [node for node in live_nodes(state) if not _logs_utilization(state, node)]
     try:

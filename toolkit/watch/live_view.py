@@ -37,8 +37,11 @@ _REFRESH_PER_SECOND = 2
 
 
 @contextmanager
-def open_view(session: boto3.Session, *, as_json: bool) -> Iterator[WatchView]:
-    """Open a live view on a terminal with cursor control; otherwise print lines."""
+def open_view(session: boto3.Session | None, *, as_json: bool) -> Iterator[WatchView]:
+    """Open a live view on a terminal with cursor control; otherwise print lines.
+
+    ``session`` is None for a run that cannot be on SageMaker.
+    """
     console = stderr_console()
     if as_json:
         yield JsonWatchView(session)
@@ -49,7 +52,7 @@ def open_view(session: boto3.Session, *, as_json: bool) -> Iterator[WatchView]:
         yield LineWatchView()
 
 
-def print_view(session: boto3.Session, result: WatchResult) -> None:
+def print_view(session: boto3.Session | None, result: WatchResult) -> None:
     """Print the view of a single poll."""
     console = stderr_console()
     state = result.state
@@ -66,7 +69,7 @@ class LiveWatchView:
     printed below it at the end.
     """
 
-    def __init__(self, session: boto3.Session, console: Console) -> None:
+    def __init__(self, session: boto3.Session | None, console: Console) -> None:
         from rich.live import Live
 
         self._session, self._console = session, console
@@ -134,11 +137,13 @@ class LiveWatchView:
 
     def _follow(self) -> float:
         """Merge the job's new events; returns the seconds until the log should be read again."""
-        if self._job is None or self._model is None:
+        if self._session is None or self._job is None or self._model is None:
+            return math.inf
+        if self._job.platform != "sagemaker":  # its events are read with each poll
             return math.inf
         try:
             if self._follower is None:
-                self._follower = self._start_follower(self._job)
+                self._follower = _start_follower(self._session, self._job)
             events = live_of(self._follower.poll()) if self._follower is not None else LiveState()
         except UserError as error:
             # The next poll of the run decides whether the error ends the watch.
@@ -150,13 +155,6 @@ class LiveWatchView:
         last_error = self._follower.error
         self._error = "" if last_error is None else f"{last_error}; "
         return self._follower.pause
-
-    def _start_follower(self, job: TrainingJob) -> LogFollower | None:
-        """Return a follower of the job's recent log; None before its first line."""
-        newest = newest_line(self._session, job.name, region=job.region)
-        if newest is None:
-            return None
-        return LogFollower(self._session, job, newest - _HISTORY_SECONDS, pattern=EVENT_PATTERN)
 
     # ------------------------------------------------------------------ rendering
 
@@ -171,6 +169,14 @@ class LiveWatchView:
             model = replace(model, footer=footer)
         now = time.time() + self._clock_ahead
         return screen(model, now, self._console.width, self._console.height)
+
+
+def _start_follower(session: boto3.Session, job: TrainingJob) -> LogFollower | None:
+    """Return a follower of the job's recent log; None before its first line."""
+    newest = newest_line(session, job.name, region=job.region)
+    if newest is None:
+        return None
+    return LogFollower(session, job, newest - _HISTORY_SECONDS, pattern=EVENT_PATTERN)
 
 
 def _name(job: TrainingJob | None) -> str | None:

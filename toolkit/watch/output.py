@@ -78,7 +78,7 @@ def watch_status(result: WatchResult, gpus: Mapping[str, float] | None = None) -
     )
 
 
-def print_json(session: boto3.Session, result: WatchResult) -> None:
+def print_json(session: boto3.Session | None, result: WatchResult) -> None:
     """Print the result as one line of JSON."""
     document = watch_status(result, gpu_utilization(session, result.state)).document
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
@@ -88,7 +88,7 @@ def print_json(session: boto3.Session, result: WatchResult) -> None:
 class JsonWatchView:
     """Prints one JSON object for each poll."""
 
-    def __init__(self, session: boto3.Session) -> None:
+    def __init__(self, session: boto3.Session | None) -> None:
         self._session = session
 
     def show(self, result: WatchResult) -> None:

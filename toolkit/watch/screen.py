@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.jobs.live_events import progress_of
 from sm_train.toolkit.jobs.live_state import (
     LiveState,
@@ -44,6 +45,7 @@ _STATE_STYLES = {
     "restarting": "cyan",
     "stalled": "red",
     "failed": "red",
+    "lost": "red",
     "no-results": "red",
     "stopping": "yellow",
     "stopped": "yellow",
@@ -116,7 +118,8 @@ def _header(model: ScreenState, now: float, width: int) -> Text:
             line.append(f"  {stage.job.name}", "not bold")
             if stage.state != "training" and stage.job.secondary_status:
                 line.append(f" ({stage.job.secondary_status})", "not bold")
-    right = f"{state.run.region}  {datetime.fromtimestamp(now):%H:%M:%S}"
+    where = state.run.platform if isinstance(state.run, ClusterRun) else state.run.region
+    right = f"{where}  {datetime.fromtimestamp(now):%H:%M:%S}"
     if (gap := width - len(line.plain) - len(right)) >= 2:
         line.append(" " * gap + right, "not bold dim")
     return line

@@ -17,9 +17,8 @@ from typing import Any
 import psutil
 import pytest
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker, step_folder_name
-from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS
+from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, STOPPED
 from sm_train.entrypoints.job_records.node_record import STOP_FILE, StopRequest, read_nodes
-from sm_train.entrypoints.node_start.start import STOPPED
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
 from sm_train.estimators.bundle.bundle import build_bundle

@@ -25,7 +25,7 @@ _SHORT_FIX = "check the program's own limit of steps or epochs, and the end of i
 
 _FIXES = {
     "start_up": "keep instances between jobs (cluster.capacity: warm-pool), or use a smaller image",
-    "restarts": "find out what ended the earlier attempts: `sm-train diagnose {name}`",
+    "restarts": "find out what ended the earlier attempts: {command}",
     "lost_work": "save more often: lower checkpoint.every_steps",
     "stalls": "have stalled jobs killed and restarted: heartbeat.on_stall: kill",
     "checkpoints": "save less often: raise checkpoint.every_steps",
@@ -80,7 +80,7 @@ def _goodput_fix(facts: JobFacts, part: str) -> str | None:
     if part == "start_up" and not facts.billed:
         return None
     fixes = _FIXES | _ENTRY_FIXES if has_own_script(facts) else _FIXES
-    return fixes[part].format(name=facts.name)
+    return fixes[part].format(command=facts.diagnose_command)
 
 
 def _parts(facts: JobFacts) -> Iterator[str]:
@@ -118,7 +118,7 @@ def stalls(facts: JobFacts) -> Verdict:
         question,
         sentence,
         tuple(_stall(event) for event in reported[:_MAX_EVENTS]),
-        f"the evidence includes the stacks of all processes; `sm-train diagnose {facts.name}` "
+        f"the evidence includes the stacks of all processes; {facts.diagnose_command} "
         "analyzes the logs"
         if reported
         else "enable heartbeats to report stalls as they happen: see heartbeat in the run file",
@@ -159,9 +159,9 @@ def outcome(facts: JobFacts) -> Verdict:
         question,
         "it failed for an unknown reason" if failed else "the log has no end event",
         (*evidence, *(_last_lines(diagnosis) if diagnosis else ())),
-        f"`sm-train diagnose {facts.name}` shows the lines to look at"
+        f"{facts.diagnose_command} shows the lines to look at"
         if failed
-        else f"if it is no longer running, `sm-train diagnose {facts.name}` shows why",
+        else f"if it is no longer running, {facts.diagnose_command} shows why",
     )
 
 
@@ -212,7 +212,7 @@ def _sagemaker_outcome(
             question,
             f"it failed{reason}",
             evidence,
-            f"`sm-train diagnose {facts.name}` finds the cause",
+            f"{facts.diagnose_command} finds the cause",
         )
     if job_outcome.secondary in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded"):
         return Verdict(

@@ -1,0 +1,38 @@
+"""The program of the CronJob that a manifest writes: looks once at a run from outside of its pods.
+
+The bundle's packages are installed before what needs them is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from sm_train.entrypoints.common.node_description import NODE_VARIABLE, NodeDescription
+from sm_train.entrypoints.packages.pip_install import PackageInstallError, install_job_packages
+
+_BUNDLE = Path(__file__).parents[3]
+
+
+def main() -> int:
+    """Print the alerts that were sent; return 1 if the look failed or an alert did not arrive."""
+    description = NodeDescription.from_json(os.environ[NODE_VARIABLE])
+    try:
+        install_job_packages(_BUNDLE)
+        from sm_train.entrypoints.job_records.watcher import watch_bundle
+
+        deliveries = watch_bundle(_BUNDLE, description, time.time())
+    except (PackageInstallError, OSError) as error:
+        print(f"error: {error}")
+        return 1
+    for delivery in deliveries:
+        print(delivery.alert.text())
+        for problem in delivery.problems:
+            print(f"not delivered to {problem}")
+    return 1 if any(delivery.problems for delivery in deliveries) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

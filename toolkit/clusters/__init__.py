@@ -1,0 +1,1 @@
+"""Runs on Kubernetes and Slurm, as far as their nodes' stored records show them."""

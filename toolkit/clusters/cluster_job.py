@@ -1,0 +1,133 @@
+"""Attempts of a stage on Kubernetes or Slurm, from what their nodes stored: pure functions.
+
+An attempt has the facts of a training job, so that state, cost and reviews are computed alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, STOPPED
+from sm_train.entrypoints.job_records.attempts import attempts, failed, named
+from sm_train.entrypoints.job_records.node_record import NodeRecord, StopRequest, StoredNode
+from sm_train.toolkit.jobs.training_job import LOST, TRAINING, TrainingJob
+
+
+@dataclass(frozen=True)
+class ClusterJob(TrainingJob):
+    """One attempt: its ``starts`` of nodes. ``home`` is the region whose prices apply."""
+
+    starts: tuple[StoredNode, ...] = ()
+    home: str = ""
+
+    @property
+    def region(self) -> str:
+        return self.home
+
+    @property
+    def platform(self) -> str:
+        return self.records[0].platform
+
+    @property
+    def nodes(self) -> list[str]:
+        return [record.node for record in self.records]
+
+    @property
+    def records(self) -> list[NodeRecord]:
+        """The records of its nodes."""
+        return [start.record for start in self.starts]
+
+    @property
+    def seen(self) -> float:
+        """The newest heartbeat, Unix seconds."""
+        return max(record.seen for record in self.records)
+
+
+def cluster_jobs(
+    nodes: Sequence[StoredNode],
+    checkpoints: str,
+    region: str,
+    now: float,
+    stop: StopRequest | None = None,
+) -> list[ClusterJob]:
+    """Return the attempts of a stage, oldest first.
+
+    ``nodes`` are all starts of nodes, ``checkpoints`` is the address of the stage's checkpoint
+    folder, and ``stop`` the newest request to stop. ``now`` is in Unix seconds.
+    """
+    return [
+        _job(number, attempt, checkpoints, region, now, stop)
+        for number, attempt in enumerate(attempts(nodes), start=1)
+    ]
+
+
+def _job(
+    number: int,
+    starts: Sequence[StoredNode],
+    checkpoints: str,
+    region: str,
+    now: float,
+    stop: StopRequest | None,
+) -> ClusterJob:
+    records = [start.record for start in starts]
+    first = records[0]
+    live = [record for record in records if record.is_live(now)]
+    begin = min(record.started for record in records)
+    description: dict[str, Any] = {
+        "CreationTime": _time(begin),
+        "TrainingStartTime": _time(begin),
+        "ResourceConfig": {"InstanceType": first.instance_type, "InstanceCount": len(records)},
+        "CheckpointConfig": {"S3Uri": checkpoints},
+        # Nodes start and end at different times: the mean of their times is that of each.
+        "BillableTimeInSeconds": sum(record.seconds for record in records) / len(records),
+    }
+    if live:
+        status = "InProgress"
+        if stop is not None and stop.requested > min(record.started for record in live):
+            status = "Stopping"
+        description["SecondaryStatus"] = _phase(live, first.nodes)
+    else:
+        status, secondary, reason = _end(records, now)
+        description["SecondaryStatus"] = secondary
+        description["TrainingEndTime"] = _time(max(record.seen for record in records))
+        if reason:
+            description["FailureReason"] = reason
+    name = f"{first.run}--{first.stage}-{first.platform}-{number:04d}"
+    return ClusterJob(
+        name, first.run, first.stage, status, {}, description, starts=tuple(starts), home=region
+    )
+
+
+def _phase(live: Sequence[NodeRecord], nodes: int) -> str:
+    """Return the secondary status of an attempt with live nodes."""
+    if len(live) < nodes:
+        return f"{len(live)} of {nodes} nodes"
+    return TRAINING if all(record.state == "training" for record in live) else "Starting"
+
+
+def _end(records: Sequence[NodeRecord], now: float) -> tuple[str, str, str]:
+    """Return status, secondary status and reason of an attempt without live nodes."""
+    lost = [record for record in records if record.is_lost(now)]
+    if ended := failed(records):
+        progress = any(record.exit_code == FAILED_AFTER_PROGRESS for record in ended)
+        codes = sorted({f"{record.exit_code}" for record in ended})
+        reason = f"{named(ended)} ended with exit code {', '.join(codes)}"
+        reason += ", after a new checkpoint was stored" if progress else ""
+        return "Failed", "Failed", reason
+    if lost:
+        since = _time(max(record.seen for record in lost))
+        reason = f"no heartbeat of {named(lost)} since {since:%Y-%m-%d %H:%M} UTC"
+        return "Failed", LOST, reason
+    requested = next((record.stopped_by for record in records if record.stopped_by), None)
+    if requested is not None:
+        return "Stopped", "Stopped", f"{requested} asked for the stop"
+    if any(record.exit_code == STOPPED for record in records):
+        return "Stopped", "Stopped", "SIGTERM stopped it after a checkpoint"
+    return "Completed", "Completed", ""
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,172 @@
+"""Reads the logs that the nodes of a cluster stored, once or continuously."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sm_train.entrypoints.job_records.node_record import StoredNode
+from sm_train.entrypoints.shared_work.storage import Storage
+from sm_train.toolkit.clusters.cluster_job import ClusterJob
+from sm_train.toolkit.clusters.cluster_run import ClusterRun, readable
+from sm_train.toolkit.diagnose.log_scanner import whole_lines
+from sm_train.toolkit.diagnose.matches import LogStream
+from sm_train.toolkit.jobs.event_lines import Event, parse_event, parse_events
+from sm_train.toolkit.jobs.live_state import LiveState, fold_events
+
+_LIVE_SEGMENTS = 2
+"""Newest segments of a node's log whose events show its state."""
+
+_POLL_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class ClusterLogLine:
+    """A line of a node's log. ``time`` is that of the last event up to it, Unix seconds."""
+
+    time: float
+    node: str
+    message: str
+
+
+def log_streams(run: ClusterRun, job: ClusterJob) -> list[LogStream]:
+    """Return the log of each node of an attempt, as `diagnose` and `review` read logs."""
+    storage = run.storage(job.stage)
+    return [_stream(run, storage, start) for start in job.starts]
+
+
+def _stream(run: ClusterRun, storage: Storage, start: StoredNode) -> LogStream:
+    def blocks() -> Iterator[bytes]:
+        for name in start.segments:
+            with readable(run.root):
+                content = storage.read(name)
+            yield content
+
+    record = start.record
+    name = f"{run.root}/{job_folder(start)}"
+    return LogStream(name, blocks, record.node, record.seen)
+
+
+def platform_streams(job: ClusterJob) -> list[LogStream]:
+    """Return what the records say of the attempt's end, as a line of the platform."""
+    if not job.failure_reason:
+        return []
+    ended = job.ended or job.created
+    line = f"{ended.isoformat(timespec='milliseconds')} {job.platform}: {job.failure_reason}\n"
+    return [LogStream("job-records", lambda: [line.encode()], None, ended.timestamp())]
+
+
+def job_folder(start: StoredNode) -> str:
+    """Return the folder of a node's records below the run's root."""
+    return f"{start.record.stage}/{start.record.folder}"
+
+
+def rank_0_events(run: ClusterRun, job: ClusterJob) -> Iterator[Event]:
+    """Yield the events of an attempt's rank 0.
+
+    Raises:
+        UserError: the place cannot be read.
+    """
+    for stream in log_streams(run, job):
+        for block in whole_lines(stream.blocks()):
+            lines = block.decode("utf-8", "replace").splitlines()
+            yield from (event for event in parse_events(lines) if event["rank"] == 0)
+
+
+def read_live(run: ClusterRun, job: ClusterJob) -> LiveState:
+    """Return the state of the newest events of an attempt.
+
+    Raises:
+        UserError: the place cannot be read.
+    """
+    storage = run.storage(job.stage)
+    events = []
+    for start in job.starts:
+        for name in start.segments[-_LIVE_SEGMENTS:]:
+            with readable(run.root):
+                content = storage.read(name)
+            for line in content.decode("utf-8", "replace").splitlines():
+                if (event := parse_event(line)) is not None:
+                    events.append((start.record.node, event))
+    return fold_events(events)
+
+
+class LogReader:
+    """Yields the lines of an attempt, each once, however often it is polled.
+
+    Lines of several nodes are in order of time; ``node`` selects one, ``since`` is in Unix seconds.
+    """
+
+    def __init__(self, run: ClusterRun, *, node: int | None, since: float) -> None:
+        self._run, self._since = run, since
+        self._node = None if node is None else f"algo-{node}"
+        self._read: dict[str, _Position] = {}
+
+    def poll(self, job: ClusterJob) -> Iterator[ClusterLogLine]:
+        """Yield the lines that have been stored since the last poll.
+
+        Raises:
+            UserError: the place cannot be read.
+        """
+        storage = self._run.storage(job.stage)
+        streams = [
+            self._new_lines(storage, start, has_ended=not job.live)
+            for start in job.starts
+            if self._node in (None, start.record.node)
+        ]
+        for line in heapq.merge(*streams, key=lambda line: line.time):
+            if line.time >= self._since:
+                yield line
+
+    def _new_lines(
+        self, storage: Storage, start: StoredNode, *, has_ended: bool
+    ) -> Iterator[ClusterLogLine]:
+        """Yield a node's new lines. A line is whole in one segment, except at the log's end."""
+        at = self._read.setdefault(start.record.folder, _Position(start.record.started))
+        for name in start.segments:
+            if name < at.segment:
+                continue
+            if name != at.segment:
+                at.segment, at.lines = name, 0
+            with readable(self._run.root):
+                content = storage.read(name)
+            lines = content.split(b"\n")
+            if not (has_ended and lines[-1]):
+                del lines[-1]
+            for raw in lines[at.lines :]:
+                line = raw.decode("utf-8", "replace")
+                if (event := parse_event(line)) is not None:
+                    at.time = max(at.time, float(event["time"]))
+                at.lines += 1
+                yield ClusterLogLine(at.time, start.record.node, line)
+
+
+@dataclass
+class _Position:
+    """What has been read of a node's log: the newest segment, its lines, and the time of them."""
+
+    time: float
+    segment: str = ""
+    lines: int = 0
+
+
+def follow_lines(
+    run: ClusterRun, job: ClusterJob, *, node: int | None, since: float
+) -> Iterator[ClusterLogLine]:
+    """Yield the lines of an attempt until it has ended, also those that are stored meanwhile.
+
+    Raises:
+        UserError: the place cannot be read.
+    """
+    reader = LogReader(run, node=node, since=since)
+    while True:
+        yield from reader.poll(job)
+        if not job.live:
+            return
+        time.sleep(_POLL_SECONDS)
+        run = run.refreshed()
+        job = next(
+            (other for other in run.jobs(job.stage, time.time()) if other.name == job.name), job
+        )

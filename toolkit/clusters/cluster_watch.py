@@ -1,0 +1,130 @@
+"""Watches a run on a cluster by what its nodes store: alerts of silence, and stops at the budget.
+
+The platform starts jobs again; nothing is started here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sm_train.cost.prices import ON_DEMAND
+from sm_train.entrypoints.job_records.node_record import MISSING_SECONDS
+from sm_train.entrypoints.job_records.silence import Silence, find_silence
+from sm_train.entrypoints.job_records.watcher import Delivery, WatchedStage, alert_on_silence
+from sm_train.toolkit.clusters.cluster_run import ClusterRun, readable
+from sm_train.toolkit.clusters.cluster_state import read_cluster_state
+from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.errors import ExitCode
+from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.runs.next_command import next_command
+from sm_train.toolkit.runs.remediation import (
+    BUDGET,
+    Action,
+    Finish,
+    NoAction,
+    Policy,
+    StopJob,
+    exceeds_budget,
+)
+from sm_train.toolkit.runs.run_state import RunState
+from sm_train.toolkit.watch.controller import WatchResult, watch_warning
+
+
+def look(run: ClusterRun, *, dry_run: bool) -> WatchResult:
+    """Look once at the run and, unless ``dry_run``, alert and stop as it needs.
+
+    Raises:
+        UserError: the place of its checkpoints cannot be read or written.
+    """
+    run = run.refreshed()
+    state = read_cluster_state(run)
+    stage = state.current
+    now = state.now.timestamp()
+    silence = None if stage is None else find_silence(run.nodes(stage.name), now)
+    action = cluster_action(state, silence)
+    notes = []
+    if not dry_run and isinstance(action, StopJob):
+        by = f"the budget of ${_budget_usd(run):,.2f}, which is spent,"
+        run.request_stop(action.job.stage, by, time.time())
+    if not dry_run and stage is not None:
+        notes = [_delivered(delivery) for delivery in _alert(run, stage.name, now)]
+    done = "; ".join([action.message, *notes])
+    return WatchResult(state, action, done, watch_warning(state))
+
+
+def cluster_action(state: RunState, silence: Silence | None) -> Action:
+    """Return what the run needs now; ``silence`` is what its current stage's records show. Pure."""
+    stage = state.current
+    if stage is None:
+        return Finish(ExitCode.OK, "the run is done")
+    job = stage.job
+    if job is None:
+        command = next_command(state.run, stage)
+        return Finish(ExitCode.OK, f"no node of {stage.name} has started; to start it: {command}")
+    policy = Policy.of(state.run.config, state.run.config)
+    over_budget = policy.budget_stops and exceeds_budget(policy, state.projection.known_spent_usd)
+    if job.live and stage.state != "stopping" and over_budget:
+        message = f"{job.name} has spent the budget: its nodes stop after a checkpoint"
+        return StopJob(job, BUDGET, message)
+    if silence is not None and not job.live:
+        return Finish(ExitCode.STALLED, f"{job.name}: {silence.symptom}")
+    if job.live:
+        return NoAction(f"{job.name} is {stage.state}{_since(stage, state)}")
+    return _after_end(state, stage)
+
+
+def _after_end(state: RunState, stage: StageState) -> Action:
+    """Return what follows an attempt whose end is no silence yet, or was planned."""
+    job = stage.job
+    assert job is not None
+    reason = job.failure_reason or f"ended at step {stage.resumes_from:,} of {stage.max_steps:,}"
+    if over := state.run.config.budget:
+        spent = state.projection.known_spent_usd
+        if over.on_exceed == "stop" and spent >= over.usd:
+            return Finish(ExitCode.OVER_BUDGET, f"{job.name}: {reason}")
+    age = (state.now - (job.ended or job.created)).total_seconds()
+    if stage.state == "failed" and age <= MISSING_SECONDS:
+        return NoAction(f"{job.name}: {reason}; the platform may start it again")
+    code = ExitCode.JOB_FAILED if stage.state in ("failed", "no-results") else ExitCode.OK
+    command = next_command(state.run, stage)
+    return Finish(code, f"{job.name}: {reason}; next: {command}")
+
+
+def _since(stage: StageState, state: RunState) -> str:
+    if stage.state != "stalled" or stage.progress.last_activity is None:
+        return ""
+    minutes = (state.now.timestamp() - stage.progress.last_activity) / 60
+    return f": no progress since step {stage.step:,}, for {minutes:.0f} minutes"
+
+
+def _alert(run: ClusterRun, stage: str, now: float) -> Sequence[Delivery]:
+    watched = WatchedStage(
+        run.name,
+        stage,
+        run.storage(stage),
+        run.config.alerts.job_config(),
+        _usd_per_hour(run),
+    )
+    with readable(run.root):
+        return alert_on_silence(watched, run.nodes(stage), now)
+
+
+def _delivered(delivery: Delivery) -> str:
+    alert = delivery.alert
+    if not delivery.sinks:
+        return f"alert `{alert.title}`: this machine has no sink of `alerts` to send it to"
+    if delivery.problems:
+        return f"alert `{alert.title}` did not arrive: {', '.join(delivery.problems)}"
+    return f"alert sent: {alert.title}"
+
+
+def _usd_per_hour(run: ClusterRun) -> float | None:
+    price = price_table().price(run.config.cluster.instance_type, run.region, ON_DEMAND)
+    usd = price.usd_per_instance_hour
+    return None if usd is None else float(usd)
+
+
+def _budget_usd(run: ClusterRun) -> float:
+    assert run.config.budget is not None
+    return run.config.budget.usd
