@@ -17,6 +17,9 @@ REGIONS = tuple(
 )
 """Regions with SageMaker in all partitions (botocore 1.44.5, ``endpoints.json``, 2026-11)."""
 
+DEFAULT_REGION = "us-east-1"
+"""Region of the prices if none is given."""
+
 _MIN_SIMILARITY = 0.75
 _SAME = 0.03
 """Suggestions whose similarity differs by less are shown together."""

@@ -1,4 +1,4 @@
-"""The program of the CronJob that a manifest writes: looks once at a run from outside of its pods.
+"""The program of the CronJob that a manifest writes: checks a run once, from outside of its pods.
 
 The bundle's packages are installed before what needs them is imported.
 """
@@ -17,7 +17,7 @@ _BUNDLE = Path(__file__).parents[3]
 
 
 def main() -> int:
-    """Print the alerts that were sent; return 1 if the look failed or an alert did not arrive."""
+    """Print the alerts that were sent; return 1 if the check failed or an alert did not arrive."""
     description = NodeDescription.from_json(os.environ[NODE_VARIABLE])
     try:
         install_job_packages(_BUNDLE)

@@ -1,6 +1,6 @@
 """Watches a run from outside of its nodes, by what they store.
 
-One call looks once. It alerts when the nodes' heartbeats cease, and asks them to stop when the
+Each call checks once. It alerts when the nodes' heartbeats cease, and asks them to stop when the
 budget is spent. What it has sent is stored next to the records, so that the next call repeats
 nothing.
 """
@@ -193,7 +193,7 @@ def _send(stage: WatchedStage, alert: Alert) -> Delivery:
 
 
 def watch_bundle(bundle: Path, description: NodeDescription, now: float) -> list[Delivery]:
-    """Look once at all stages of the run whose code is in ``bundle``.
+    """Check all stages of the run once whose code is in ``bundle``.
 
     Raises:
         OSError: the storage cannot be read or written.

@@ -21,7 +21,7 @@ from sm_train.estimators.manifests.pod import HEALTH, pod_template
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import StageJob
 from sm_train.estimators.manifests.volumes import PodVolumes, pod_volumes
-from sm_train.estimators.manifests.watcher import watcher
+from sm_train.estimators.manifests.watch_cron_job import watcher
 
 Object = dict[str, Any]
 

@@ -12,7 +12,7 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.manifests.kubernetes import hyperpod_job, pytorchjob, trainjob
 from sm_train.estimators.manifests.slurm import batch_script
 from sm_train.estimators.manifests.stage_job import StageJob, Target, check_job
-from sm_train.estimators.manifests.watcher import watcher_name
+from sm_train.estimators.manifests.watch_cron_job import watcher_name
 from sm_train.estimators.request.training_request import SourceBundle
 
 _KUBERNETES: dict[Target, Callable[[StageJob], list[dict[str, Any]]]] = {
@@ -34,7 +34,7 @@ class Manifest:
     """A manifest: its ``text``, and its ``objects``, of which a Slurm script has none.
 
     ``code_uri`` is where the cluster expects the bundle. ``commands`` are those that take the place
-    of `submit`, `watch` and `stop`: purpose → command line.
+    of `submit` and `resume`, and others of the platform: purpose → command line.
     """
 
     target: Target

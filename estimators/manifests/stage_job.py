@@ -40,7 +40,7 @@ Target = Literal["trainjob", "pytorchjob", "hyperpod-eks", "slurm"]
 
 START_MODULE = "sm_train.entrypoints.node_start.start"
 WATCH_MODULE = "sm_train.entrypoints.job_records.watch_once"
-"""Modules of the bundle: a node's first process, and the look from outside of the nodes."""
+"""Modules of the bundle: a node's first process, and the watcher outside of the nodes."""
 
 _PREVIOUS_CHANNELS = ("previous", "previous_state")
 _ALERTED = ("status", "stop", "resume")

@@ -11,8 +11,6 @@ from sm_train.entrypoints.job_records.node_record import StoredNode
 from sm_train.entrypoints.shared_work.storage import Storage
 from sm_train.toolkit.clusters.cluster_job import ClusterJob
 from sm_train.toolkit.clusters.cluster_run import ClusterRun, readable
-from sm_train.toolkit.diagnose.log_scanner import whole_lines
-from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.jobs.event_lines import Event, parse_event, parse_events
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 
@@ -31,36 +29,17 @@ class ClusterLogLine:
     message: str
 
 
-def log_streams(run: ClusterRun, job: ClusterJob) -> list[LogStream]:
-    """Return the log of each node of an attempt, as `diagnose` and `review` read logs."""
-    storage = run.storage(job.stage)
-    return [_stream(run, storage, start) for start in job.starts]
+def read_segments(run: ClusterRun, start: StoredNode) -> Iterator[bytes]:
+    """Yield the log of a node in segments.
 
-
-def _stream(run: ClusterRun, storage: Storage, start: StoredNode) -> LogStream:
-    def blocks() -> Iterator[bytes]:
-        for name in start.segments:
-            with readable(run.root):
-                content = storage.read(name)
-            yield content
-
-    record = start.record
-    name = f"{run.root}/{job_folder(start)}"
-    return LogStream(name, blocks, record.node, record.seen)
-
-
-def platform_streams(job: ClusterJob) -> list[LogStream]:
-    """Return what the records say of the attempt's end, as a line of the platform."""
-    if not job.failure_reason:
-        return []
-    ended = job.ended or job.created
-    line = f"{ended.isoformat(timespec='milliseconds')} {job.platform}: {job.failure_reason}\n"
-    return [LogStream("job-records", lambda: [line.encode()], None, ended.timestamp())]
-
-
-def job_folder(start: StoredNode) -> str:
-    """Return the folder of a node's records below the run's root."""
-    return f"{start.record.stage}/{start.record.folder}"
+    Raises:
+        UserError: the place cannot be read.
+    """
+    storage = run.storage(start.record.stage)
+    for name in start.segments:
+        with readable(run.root):
+            content = storage.read(name)
+        yield content
 
 
 def rank_0_events(run: ClusterRun, job: ClusterJob) -> Iterator[Event]:
@@ -69,9 +48,9 @@ def rank_0_events(run: ClusterRun, job: ClusterJob) -> Iterator[Event]:
     Raises:
         UserError: the place cannot be read.
     """
-    for stream in log_streams(run, job):
-        for block in whole_lines(stream.blocks()):
-            lines = block.decode("utf-8", "replace").splitlines()
+    for start in job.starts:
+        for segment in read_segments(run, start):
+            lines = segment.decode("utf-8", "replace").splitlines()
             yield from (event for event in parse_events(lines) if event["rank"] == 0)
 
 

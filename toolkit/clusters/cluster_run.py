@@ -32,15 +32,17 @@ from sm_train.entrypoints.shared_work.storage import Storage, open_storage, writ
 from sm_train.estimators.config.naming import ROLE_NOT_SET, checkpoint_uri, staging_bucket
 from sm_train.estimators.config.platforms import KubernetesSection, SlurmSection
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.regions import DEFAULT_REGION
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.session import resolve_region
 from sm_train.toolkit.clusters.cluster_job import ClusterJob, cluster_jobs
-from sm_train.toolkit.costing.price_table import DEFAULT_REGION
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint, checkpoints_in
 
 _STAGE = re.compile(r"[A-Za-z0-9-]+")
 _REQUESTS = 16
+_ENDPOINTS = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}
+"""Variables that make the nodes use a store that is not S3."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,11 @@ def may_be_on_cluster(config: RunConfig) -> bool:
 def is_own_machine(config: RunConfig) -> bool:
     """Return whether the run's machine is one that AWS does not sell."""
     return instance_type(config.cluster.instance_type).is_own
+
+
+def is_outside_of_aws(config: RunConfig) -> bool:
+    """Return whether SageMaker cannot have jobs of the run: AWS lacks its machine or its store."""
+    return is_own_machine(config) or not _ENDPOINTS.isdisjoint(config.cluster.environment)
 
 
 def cluster_run_at(

@@ -55,8 +55,8 @@ def command(
     """Write one stage of RUN as a manifest for Kubernetes, or as a batch script for Slurm.
 
     The sections kubernetes and slurm of the run file hold what these clusters need. Nothing is
-    started: submit, watch and stop work with SageMaker only, and the equivalent kubectl or Slurm
-    commands are printed on standard error. diagnose and review read the job's log.
+    started: the commands of kubectl or Slurm are printed on standard error. status, logs, watch,
+    stop, review, diagnose and cost --actual work from what the job's nodes store.
     """
     from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.memory.memory_fit import stages_short_of_memory

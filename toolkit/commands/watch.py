@@ -92,13 +92,13 @@ def _poller(
     The run is found again for each poll, since new code may have been submitted.
     """
     from sm_train.toolkit.clusters.cluster_run import ClusterRun
-    from sm_train.toolkit.clusters.cluster_watch import look
     from sm_train.toolkit.targets.resolved_run import (
         RunOnSageMaker,
         find_run,
         may_be_on_sagemaker,
         open_session_for,
     )
+    from sm_train.toolkit.watch.cluster_watch import check_once
     from sm_train.toolkit.watch.controller import reconcile
 
     session = open_session_for(target, options)[0] if may_be_on_sagemaker(target) else None
@@ -106,7 +106,7 @@ def _poller(
     def poll() -> WatchResult:
         found = find_run(target, options, session)
         if isinstance(found, ClusterRun):
-            return look(found, dry_run=dry_run)
+            return check_once(found, dry_run=dry_run)
         assert isinstance(found, RunOnSageMaker)
         return reconcile(found.session, found.run, dry_run=dry_run)
 

@@ -13,13 +13,13 @@ from sm_train.cost.stage import CostStage
 from sm_train.cost.timeline import Timeline
 from sm_train.toolkit.clusters.cluster_logs import rank_0_events
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
-from sm_train.toolkit.clusters.cluster_state import read_cluster_state
 from sm_train.toolkit.costing.estimate_inputs import EstimateInputs
 from sm_train.toolkit.costing.history import History, history_uri, write_history
 from sm_train.toolkit.diagnose.targets import diagnose_attempts
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.job_events import job_events, read_jobs
 from sm_train.toolkit.jobs.training_job import jobs_of_run
+from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.run_state import read_state
 from sm_train.toolkit.targets.resolved_run import run_of_config
 from sm_train.toolkit.watch.controller import failed_on_infrastructure

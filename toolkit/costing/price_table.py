@@ -19,8 +19,6 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     import boto3
 
-DEFAULT_REGION = "us-east-1"
-"""Region of the prices if none is given."""
 
 _VERSION = 1
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sm_train.toolkit.aws.session import session_in_region
-from sm_train.toolkit.clusters.cluster_logs import log_streams, platform_streams
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
+from sm_train.toolkit.diagnose.cluster_streams import log_streams, platform_streams
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, succeeded
 from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.diagnose.log_files import attempts, log_files

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import click
 from sm_train.cost.instances import instance_type
+from sm_train.estimators.regions import DEFAULT_REGION
 from sm_train.toolkit.aws.session import profile_region
-from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
+from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.init.account import Account, open_account
 from sm_train.toolkit.init.template import RDMA_RESOURCE, Values, require_valid_value

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sm_train.cost.json_document import usd
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.regions import DEFAULT_REGION
 from sm_train.toolkit.aws.session import resolve_region, session_in_region
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
-from sm_train.toolkit.clusters.cluster_state import read_cluster_state
-from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
+from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.projection import ProjectionDocument
 from sm_train.toolkit.jobs.training_job import server_time
 from sm_train.toolkit.review.collect import FactsCollector
@@ -33,6 +33,7 @@ from sm_train.toolkit.review.time_series import charts, marks, progress
 from sm_train.toolkit.review.verdicts import judge
 from sm_train.toolkit.review.verdicts.gpus import utilization, while_training
 from sm_train.toolkit.run_file import load
+from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.run_state import read_state
 from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, find_run
 from sm_train.toolkit.targets.target import Kind, Target, log_target

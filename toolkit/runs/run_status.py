@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.uploads.lag import StorageLag
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
-from sm_train.toolkit.clusters.cluster_state import read_cluster_state
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder, read_stages
 from sm_train.toolkit.jobs.stage_state import StageState, State, current
 from sm_train.toolkit.report_html.notebook import data_frame, html_table
+from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.run_state import RunState, read_state
 from sm_train.toolkit.targets.resolved_run import FoundRun

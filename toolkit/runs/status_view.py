@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
-from sm_train.toolkit.clusters.cluster_state import read_cluster_state
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder, final_model, read_stages
 from sm_train.toolkit.jobs.stage_state import StageState, current
+from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.remediation import other_platform_message
 from sm_train.toolkit.runs.run_state import RunState, read_state

@@ -18,7 +18,7 @@ from sm_train.toolkit.clusters.cluster_run import (
     ClusterRun,
     cluster_run_at,
     cluster_run_of,
-    is_own_machine,
+    is_outside_of_aws,
 )
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
@@ -158,7 +158,7 @@ def find_run(
     if found.local is not None:
         return found.local
     cluster = _cluster_run(found, options)
-    if cluster is not None and (found.root is not None or is_own_machine(cluster.config)):
+    if cluster is not None and (found.root is not None or is_outside_of_aws(cluster.config)):
         return cluster
     try:
         run = RunOnSageMaker(*_sagemaker_run(target, options, session))
@@ -190,7 +190,7 @@ def may_be_on_sagemaker(target: str) -> bool:
     """
     found = run_target(target)
     if found.kind is Kind.RUN_FILE:
-        return not is_own_machine(load(found.path))
+        return not is_outside_of_aws(load(found.path))
     return found.kind is Kind.NAME
 
 
@@ -263,12 +263,12 @@ def open_session_for(target: str, options: dict[str, Any]) -> tuple[boto3.Sessio
 
 
 def _require_sagemaker(target: str, config: RunConfig, options: dict[str, Any]) -> None:
-    """Refuse a run on machines that SageMaker does not have.
+    """Refuse a run whose machines or store SageMaker does not have.
 
     Raises:
         UserError: it is one.
     """
-    if is_own_machine(config):
+    if is_outside_of_aws(config):
         _refuse_cluster(target, cluster_run_of(target, config, options))
 
 

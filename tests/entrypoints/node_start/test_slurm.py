@@ -264,6 +264,15 @@ def test_slurm_job_fails_with_a_node_stops_and_resumes_on_one(
     assert steps == [stopped + 1, stopped + 2, stopped + 3]
     assert (checkpoints / "final" / "model_index.json").exists()
 
+    # Without a network: from the folder that the nodes share.
+    document = json.loads(cli("status", checkpoints.parent, "--json").stdout)
+    [stage_status] = document["stages"]
+    assert (stage_status["state"], stage_status["step"]) == ("done", stopped + 3)
+    ends = [job["status"] for job in stage_status["jobs"]]
+    assert ends == ["Failed", "Stopped", "Completed"]
+    [reviewed] = json.loads(cli("review", checkpoints.parent, "--json").stdout)["jobs"][-1:]
+    assert reviewed["last_step"] == stopped + 3
+
 
 @pytest.mark.slow
 def test_slurm_job_in_an_image_is_requeued_and_resumes(

@@ -2,185 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import subprocess
-import sys
-import tarfile
-import threading
 import time
-from dataclasses import dataclass, field, replace
-from io import BytesIO
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker, step_folder_name
 from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, STOPPED
 from sm_train.entrypoints.job_records.node_record import STOP_FILE, StopRequest, read_nodes
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
-from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.manifests.manifest import build_manifest
-from sm_train.toolkit.jobs.event_lines import Event, parse_event, parse_events
+from sm_train.toolkit.jobs.event_lines import parse_events
 
-from tests.conftest import Aws, clean_environment
-from tests.estimators.manifests.documents import IMAGE, environment, pods
-from tests.support.cluster.training_jobs import free_port, tiny_run, write_shards
+from tests.conftest import Aws
+from tests.support.cluster.pods import BUCKET, PREFIX, Cluster, cluster_with_shards, run_file
 from tests.support.deadline import DEADLINE, wait_until
 
 pytestmark = pytest.mark.integration
 
-BUCKET = "ai-bucket"
-PREFIX = "tiny/checkpoints/8px"
-
-
-def run_file(nodes: int, *, max_steps: int, checkpoint_every: int = 2) -> RunConfig:
-    """Return a run whose pods copy data and checkpoints from and to S3, and install nothing."""
-    config = tiny_run(max_steps=max_steps, checkpoint_every=checkpoint_every)
-    document = config.model_dump(mode="json")
-    document["stages"][0] |= {"instances": nodes, "per_device_batch_size": 4 // nodes}
-    document["cluster"] |= {"network_isolation": True, "image": IMAGE}
-    document["kubernetes"] = {"data": "sync", "checkpoints": "sync"}
-    document["data"]["index"] = False
-    return RunConfig.model_validate(document)
-
-
-@dataclass
-class Node:
-    """One node's process, its folder in place of /opt/ml, and the lines that it has printed."""
-
-    process: subprocess.Popen[str]
-    folder: Path
-    lines: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._printed = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._printed:
-                self.lines.append(line)
-                self._printed.notify_all()
-        with self._printed:
-            self._printed.notify_all()
-
-    def wait_for(self, text: str) -> None:
-        with self._printed:
-            found = self._printed.wait_for(
-                lambda: any(text in line for line in self.lines) or not self._reader.is_alive(),
-                DEADLINE,
-            )
-        assert found, f"{text!r} was not printed:\n{self.text}"
-        assert text in self.text, self.text
-
-    @property
-    def text(self) -> str:
-        return "".join(self.lines)
-
-    def events(self, kind: str) -> list[Event]:
-        found = (parse_event(line) for line in self.lines)
-        return [event for event in found if event is not None and event["kind"] == kind]
-
-    def end(self) -> int:
-        """Return the exit code, once everything that was printed has been read."""
-        code = self.process.wait(DEADLINE)
-        self._reader.join(DEADLINE)
-        return code
-
-    def kill_ranks(self) -> None:
-        """Kill the processes that train, as the kernel does that runs out of memory."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if "--stage" in child.cmdline() and "RANK" in child.environ():
-                    child.kill()
-
-    def kill(self) -> None:
-        """Lose the node: all of its processes at once."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            tree = psutil.Process(self.process.pid)
-            for child in [tree, *tree.children(recursive=True)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
-
-
-class Cluster:
-    """Starts the pods of a manifest as processes, each with folders of its own."""
-
-    def __init__(self, folder: Path, aws: Aws) -> None:
-        self._folder, self._aws = folder, aws
-        self._started: list[Node] = []
-        self._attempts = 0
-
-    def start(self, config: RunConfig, *, take_over: bool = False) -> list[Node]:
-        """Start a stage's pods on new nodes, with the variables that Kubeflow Trainer sets."""
-        self._attempts += 1
-        bundle = build_bundle(config, None)
-        manifest = build_manifest(
-            config,
-            config.stages[0],
-            "trainjob",
-            bundle,
-            region="us-east-1",
-            file=None,
-            take_over=take_over,
-        )
-        variables = environment(pods(manifest)[0])
-        nodes = config.stages[0].instances
-        port = free_port()
-        started = []
-        for rank in range(nodes):
-            base = self._folder / f"attempt-{self._attempts}" / f"node-{rank}"
-            code = base / "input" / "data" / "code"
-            code.mkdir(parents=True)
-            with tarfile.open(fileobj=BytesIO(bundle.archive)) as archive:
-                archive.extractall(code, filter="data")
-            platform = {
-                "PET_NNODES": str(nodes),
-                "PET_NODE_RANK": str(rank),
-                "PET_MASTER_ADDR": "localhost",
-                "PET_MASTER_PORT": str(port),
-                "JOB_COMPLETION_INDEX": str(rank),
-                "SAGEMAKER_BASE_DIR": str(base),
-                "ACCELERATE_USE_CPU": "true",
-                "OMP_NUM_THREADS": "1",
-            }
-            environ = clean_environment(self._folder) | variables | self._aws.environment | platform
-            environ.pop("PYTHONPATH", None)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "sm_train.entrypoints.node_start.start"],
-                cwd=code,
-                env=environ,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            started.append(Node(process, base))
-        self._started += started
-        return started
-
-    def close(self) -> None:
-        for node in self._started:
-            node.kill()
-            node.process.wait()
-
 
 @pytest.fixture
-def cluster(tmp_path: Path, aws: Aws) -> Any:
-    write_shards(tmp_path / "shards", shards=4, each=4)
-    aws.make_bucket(BUCKET)
-    for shard in sorted((tmp_path / "shards").iterdir()):
-        aws.client("s3").upload_file(str(shard), BUCKET, f"shards/{shard.name}")
-    running = Cluster(tmp_path, aws)
-    try:
+def cluster(tmp_path: Path, aws: Aws) -> Iterator[Cluster]:
+    with cluster_with_shards(tmp_path, aws) as running:
         yield running
-    finally:
-        running.close()
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_pods_and_volumes_are_kubernetes_objects(run: str, target: Target) -> No
     for pod in pods(found):
         assert read_by_kubernetes(pod, "V1PodTemplateSpec") == pod
     for item in found.objects:
-        if item["apiVersion"] == "v1":
+        if item["apiVersion"] in ("v1", "batch/v1"):
             assert read_by_kubernetes(item, f"V1{item['kind']}") == item
 
 

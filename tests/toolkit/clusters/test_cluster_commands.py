@@ -18,7 +18,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import ExitCode
 
 from tests.conftest import Cli
-from tests.support.cluster_records import COMMANDS, StoredRun
+from tests.support.cluster.stored_run import COMMANDS, StoredRun
 from tests.support.job_log_lines import SimulatedJob
 from tests.support.run_documents import run
 from tests.support.run_files import one_line
@@ -163,8 +163,8 @@ def test_logs_of_all_nodes_are_in_order(cli: Cli, stored: StoredRun) -> None:
     times = [json.loads(line)["time"] for line in raw]
     assert times == sorted(times)
     assert len(raw) > 60
-    one = cli("logs", stored.folder, "--node", "2").stdout
-    assert one == "algo-2 | node 1 starts\n"
+    second = cli("logs", stored.folder, "--node", "2").stdout
+    assert second == "algo-2 | node 1 starts\n"
 
 
 def test_diagnose_names_the_cause_in_the_newest_attempt(cli: Cli, stored: StoredRun) -> None:

@@ -19,7 +19,7 @@ _SINKS = ("SM_TRAIN_SLACK_WEBHOOK", "SM_TRAIN_WEBHOOK")
 """Variables with addresses for alerts (entrypoints/monitoring/alert_sinks.py)."""
 
 _SECONDS = 300
-"""Time for one look, with the download of the code and the installation of packages."""
+"""Time for one check, with the download of the code and the installation of packages."""
 
 
 def watcher_name(job: StageJob) -> str | None:

@@ -13,10 +13,10 @@ from sm_train.entrypoints.job_records.node_record import MISSING_SECONDS
 from sm_train.entrypoints.job_records.silence import Silence, find_silence
 from sm_train.entrypoints.job_records.watcher import Delivery, WatchedStage, alert_on_silence
 from sm_train.toolkit.clusters.cluster_run import ClusterRun, readable
-from sm_train.toolkit.clusters.cluster_state import read_cluster_state
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.remediation import (
     BUDGET,
@@ -31,8 +31,8 @@ from sm_train.toolkit.runs.run_state import RunState
 from sm_train.toolkit.watch.controller import WatchResult, watch_warning
 
 
-def look(run: ClusterRun, *, dry_run: bool) -> WatchResult:
-    """Look once at the run and, unless ``dry_run``, alert and stop as it needs.
+def check_once(run: ClusterRun, *, dry_run: bool) -> WatchResult:
+    """Check the run once and, unless ``dry_run``, alert and stop as it needs.
 
     Raises:
         UserError: the place of its checkpoints cannot be read or written.
