@@ -23,15 +23,17 @@ def main() -> int:
         install_job_packages(_BUNDLE)
         from sm_train.entrypoints.job_records.watcher import watch_bundle
 
-        deliveries = watch_bundle(_BUNDLE, description, time.time())
+        report = watch_bundle(_BUNDLE, description, time.time())
     except (PackageInstallError, OSError) as error:
         print(f"error: {error}")
         return 1
-    for delivery in deliveries:
+    for warning in report.warnings:
+        print(f"warning: {warning}")
+    for delivery in report.deliveries:
         print(delivery.alert.text())
         for problem in delivery.problems:
             print(f"not delivered to {problem}")
-    return 1 if any(delivery.problems for delivery in deliveries) else 0
+    return 1 if any(delivery.problems for delivery in report.deliveries) else 0
 
 
 if __name__ == "__main__":

@@ -39,8 +39,6 @@ from sm_train.entrypoints.shared_work.storage import Storage, open_storage, writ
 _ALERTS_FILE = f"{FOLDER}/alerts.json"
 _HOUR = 3600.0
 
-BUDGET_KEY = "budget"
-
 
 @dataclass(frozen=True)
 class WatchedStage:
@@ -76,20 +74,19 @@ def alert_on_silence(
         OSError: the storage cannot be read or written.
     """
     silence = find_silence(nodes, now)
-    sent = dict(read_document(stage.storage, _ALERTS_FILE) or {})
-    deliveries = []
-    keys = {silence.key} if silence is not None else set[str]()
-    if silence is not None and silence.key not in sent:
-        deliveries.append(_send(stage, _alert(stage, nodes, silence, now)))
-        if deliveries[-1].arrived:
-            sent[silence.key] = now
-    for key in sent.keys() - keys - {BUDGET_KEY}:
-        # All nodes are worse than some: the alert about some is not over, but replaced.
-        if silence is None:
-            deliveries.append(_send(stage, _resolved(stage, key, now)))
-        del sent[key]
-    if deliveries or sent != (read_document(stage.storage, _ALERTS_FILE) or {}):
-        write_file(stage.storage, _ALERTS_FILE, json.dumps(sent).encode())
+    before = read_document(stage.storage, _ALERTS_FILE) or {}
+    after, alerts = dict[str, float](), []
+    if silence is None:
+        alerts += [_resolved(stage, key, now) for key in before]
+    elif silence.key in before:
+        after[silence.key] = before[silence.key]
+    else:
+        # An alert about some nodes is not over when all are silent: this one replaces it.
+        alerts.append(_alert(stage, nodes, silence, now))
+    deliveries = [_send(stage, alert) for alert in alerts if _is_severe(stage, alert)]
+    after |= {item.alert.key: now for item in deliveries if item.arrived and silence is not None}
+    if after != before:
+        write_file(stage.storage, _ALERTS_FILE, json.dumps(after).encode())
     return deliveries
 
 
@@ -114,7 +111,7 @@ def stop_at_budget(
     by = f"the budget of ${budget_usd:,.2f}, which is spent,"
     write_file(stage.storage, STOP_FILE, StopRequest(now, by).to_json())
     alert = Alert(
-        key=BUDGET_KEY,
+        key="budget",
         level="critical",
         title="the budget is spent",
         run=stage.run,
@@ -179,10 +176,13 @@ def _newest_checkpoint(storage: Storage) -> str | None:
     return max(folders, default=None)
 
 
+def _is_severe(stage: WatchedStage, alert: Alert) -> bool:
+    """Return whether the run file wants an alert of this level, or that one of them is over."""
+    return alert.resolved or LEVELS.index(alert.level) >= LEVELS.index(stage.alerts.level)
+
+
 def _send(stage: WatchedStage, alert: Alert) -> Delivery:
     """Send an alert to each sink in one attempt: the next call tries again."""
-    if not alert.resolved and LEVELS.index(alert.level) < LEVELS.index(stage.alerts.level):
-        return Delivery(alert, 0)
     sinks, problems = configured_sinks(stage.alerts), []
     for factory in sinks:
         try:
@@ -192,7 +192,15 @@ def _send(stage: WatchedStage, alert: Alert) -> Delivery:
     return Delivery(alert, len(sinks), tuple(problems))
 
 
-def watch_bundle(bundle: Path, description: NodeDescription, now: float) -> list[Delivery]:
+@dataclass(frozen=True)
+class WatchReport:
+    """What a check has sent, and what it could not do."""
+
+    deliveries: tuple[Delivery, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def watch_bundle(bundle: Path, description: NodeDescription, now: float) -> WatchReport:
     """Check all stages of the run once whose code is in ``bundle``.
 
     Raises:
@@ -202,14 +210,16 @@ def watch_bundle(bundle: Path, description: NodeDescription, now: float) -> list
     names = json.loads((bundle / JOB_FILE).read_bytes())
     stages = [_stage(bundle, root, name) for name in names]
     nodes = {stage.stage: read_nodes(stage.storage) for stage in stages}
-    deliveries = []
+    deliveries, warnings = [], []
     budget = _budget(json.loads((bundle / RUN_FILE).read_bytes()))
     spent = _spent(stages, nodes)
+    if budget is not None and spent is None:
+        warnings.append("budget.usd cannot be enforced: the price of a node is unknown")
     for stage in stages:
         if budget is not None and spent is not None:
             deliveries += stop_at_budget(stage, nodes[stage.stage], spent, budget, now)
         deliveries += alert_on_silence(stage, nodes[stage.stage], now)
-    return deliveries
+    return WatchReport(tuple(deliveries), tuple(warnings))
 
 
 def _stage(bundle: Path, root: str, name: str) -> WatchedStage:
@@ -221,8 +231,9 @@ def _stage(bundle: Path, root: str, name: str) -> WatchedStage:
 
 def _budget(run_file: dict[str, Any]) -> float | None:
     """Return the dollars at which a run stops; None without a limit that stops it."""
-    budget = run_file.get("budget") or {}
-    return float(budget["usd"]) if budget.get("on_exceed", "stop") == "stop" and budget else None
+    budget = run_file.get("budget")
+    stops = budget is not None and budget.get("on_exceed", "stop") == "stop"
+    return float(budget["usd"]) if budget is not None and stops else None
 
 
 def _spent(

@@ -58,9 +58,10 @@ def cluster_jobs(
     ``nodes`` are all starts of nodes, ``checkpoints`` is the address of the stage's checkpoint
     folder, and ``stop`` the newest request to stop. ``now`` is in Unix seconds.
     """
+    groups = attempts(nodes)
     return [
-        _job(number, attempt, checkpoints, region, now, stop)
-        for number, attempt in enumerate(attempts(nodes), start=1)
+        _job(number, group, checkpoints, region, now if group is groups[-1] else None, stop)
+        for number, group in enumerate(groups, start=1)
     ]
 
 
@@ -69,12 +70,13 @@ def _job(
     starts: Sequence[StoredNode],
     checkpoints: str,
     region: str,
-    now: float,
+    now: float | None,
     stop: StopRequest | None,
 ) -> ClusterJob:
+    """Return one attempt; ``now`` is None for one that a later attempt has followed."""
     records = [start.record for start in starts]
     first = records[0]
-    live = [record for record in records if record.is_live(now)]
+    live = [] if now is None else [record for record in records if record.is_live(now)]
     begin = min(record.started for record in records)
     description: dict[str, Any] = {
         "CreationTime": _time(begin),
@@ -90,7 +92,7 @@ def _job(
             status = "Stopping"
         description["SecondaryStatus"] = _phase(live, first.nodes)
     else:
-        status, secondary, reason = _end(records, now)
+        status, secondary, reason = _end(records)
         description["SecondaryStatus"] = secondary
         description["TrainingEndTime"] = _time(max(record.seen for record in records))
         if reason:
@@ -108,9 +110,9 @@ def _phase(live: Sequence[NodeRecord], nodes: int) -> str:
     return TRAINING if all(record.state == "training" for record in live) else "Starting"
 
 
-def _end(records: Sequence[NodeRecord], now: float) -> tuple[str, str, str]:
+def _end(records: Sequence[NodeRecord]) -> tuple[str, str, str]:
     """Return status, secondary status and reason of an attempt without live nodes."""
-    lost = [record for record in records if record.is_lost(now)]
+    lost = [record for record in records if record.state != "ended"]
     if ended := failed(records):
         progress = any(record.exit_code == FAILED_AFTER_PROGRESS for record in ended)
         codes = sorted({f"{record.exit_code}" for record in ended})

@@ -299,15 +299,24 @@ def _override(stages: Sequence[CostStage], options: CostOptions) -> list[CostSta
 
 
 def read_measurements(options: CostOptions, region: str) -> list[StageMeasurement]:
-    """Read the measurements of ``--measured``: logs, folders of local runs, or training jobs."""
+    """Read the measurements of ``--measured``: logs, folders of local runs, places of runs on
+    clusters, or training jobs.
+    """
     if not options.measured:
         return []
-    from sm_train.toolkit.costing.measured_throughput import read_measured, read_measured_job
+    from sm_train.toolkit.costing.measured_throughput import (
+        read_measured,
+        read_measured_job,
+        read_measured_run,
+    )
 
     measurements = []
     for name in options.measured:
+        globals_ = {"region": region, "profile": options.profile}
+        if (attempt := read_measured_run(name, globals_)) is not None:
+            measurements.append(attempt)
         # A local file takes precedence; names of training jobs have neither dots nor slashes.
-        if Path(name).exists() or "." in name or os.sep in name:
+        elif Path(name).exists() or "." in name or os.sep in name:
             measurements += read_measured(Path(name))
         else:
             measurements.append(read_measured_job(name, region, options.profile))

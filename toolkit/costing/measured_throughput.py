@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,13 @@ from sm_train.cost.instances import instance_types
 from sm_train.cost.throughput import Measurement
 from sm_train.cost.timeline import MeanSpeed, mean_speed
 from sm_train.toolkit.aws.session import open_session
+from sm_train.toolkit.clusters.cluster_logs import rank_0_events
+from sm_train.toolkit.clusters.cluster_run import cluster_run_at
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import Event, read_events
 from sm_train.toolkit.jobs.job_events import job_events
 from sm_train.toolkit.jobs.local_folder import find_local_run
+from sm_train.toolkit.targets.target import log_target
 
 _WORTH_NAMING = 0.02
 """Share of the speed lost in stalls above which a measurement says so."""
@@ -61,6 +65,24 @@ def read_measured_job(name: str, region: str, profile: str | None) -> StageMeasu
             f"--measured: {name}: not a local file; as a training job: {reason}",
             error.exit_code,
         ) from None
+
+
+def read_measured_run(place: str, options: dict[str, Any]) -> StageMeasurement | None:
+    """Measure the newest attempt of a run on a cluster, by the folder or address of its
+    checkpoints; None if that holds no records.
+
+    Raises:
+        UserError: the place cannot be read, or has no step event.
+    """
+    if not (place.startswith("s3://") or Path(place).is_dir()):
+        return None
+    target = log_target(place)
+    if target.root is None:
+        return None
+    run = cluster_run_at(place, target.root, options, target.stage)
+    if run is None:
+        return None
+    return measure_speed(rank_0_events(run, run.newest_jobs(time.time())[-1]), place)
 
 
 def measure_speed(events: Iterable[Event], source: str) -> StageMeasurement:

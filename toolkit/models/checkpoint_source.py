@@ -19,6 +19,7 @@ from sm_train.estimators.config.naming import checkpoint_uri
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
 from sm_train.toolkit.aws.s3_download import download_all
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.checkpoints import (
     StoredCheckpoint,
@@ -26,7 +27,8 @@ from sm_train.toolkit.jobs.checkpoints import (
     require_stored,
     stored_checkpoints,
 )
-from sm_train.toolkit.targets.resolved_run import open_run
+from sm_train.toolkit.jobs.local_folder import LocalRunFolder
+from sm_train.toolkit.targets.resolved_run import find_run
 from sm_train.toolkit.targets.target import Kind, parse_target
 
 if TYPE_CHECKING:
@@ -130,7 +132,11 @@ def local_stage(target: str, stage: str | None) -> Path:
 
 def _of_run(target: str, stage: str | None, options: dict[str, Any]) -> StoredModel:
     """Return the newest checkpoint of a run's stage, of the last stage that has one."""
-    session, run = open_run(target, options)
+    found = find_run(target, options)
+    assert not isinstance(found, LocalRunFolder)
+    if isinstance(found, ClusterRun):
+        return _on_cluster(found, stage, options)
+    session, run = found.session, found.run
     stage = stage or run.stage
     names = [candidate.name for candidate in run.config.stages]
     if stage is not None and stage not in names:
@@ -148,6 +154,17 @@ def _of_run(target: str, stage: str | None, options: dict[str, Any]) -> StoredMo
         "checkpoint.every_steps steps",
         ExitCode.PREFLIGHT,
     )
+
+
+def _on_cluster(run: ClusterRun, stage: str | None, options: dict[str, Any]) -> StoredModel:
+    """Return the newest checkpoint of a stage whose nodes copy checkpoints to S3."""
+    names = [stage] if stage is not None else list(reversed(run.stages))
+    newest = next((name for name in names if run.stored(name).step is not None), names[0])
+    place = f"{run.root}/{newest}"
+    if not place.startswith("s3://"):
+        raise UserError(f"{run.target}: its checkpoints are in the folder {place}; name that")
+    session = open_bucket_session(place, options["region"], options["profile"])
+    return _at_uri(session, place, session.region_name)
 
 
 def _at_uri(session: boto3.Session, uri: str, region: str) -> StoredModel:

@@ -39,7 +39,8 @@ def manifest_of(
         UserError: there is no such stage, or the run file does not fit the target.
     """
     chosen = choose_stages(config, stage)[0]
-    config = off_sagemaker(config)
+    # The price of a node, by which the run's watcher knows its cost, is that of the region.
+    config = off_sagemaker(config).model_copy(update={"region": region})
     bundle = bundle_of(config, base)
     try:
         manifest = build_manifest(

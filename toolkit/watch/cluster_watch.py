@@ -5,13 +5,17 @@ The platform starts jobs again; nothing is started here.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from sm_train.cost.prices import ON_DEMAND
 from sm_train.entrypoints.job_records.node_record import MISSING_SECONDS
 from sm_train.entrypoints.job_records.silence import Silence, find_silence
-from sm_train.entrypoints.job_records.watcher import Delivery, WatchedStage, alert_on_silence
+from sm_train.entrypoints.job_records.watcher import (
+    Delivery,
+    WatchedStage,
+    alert_on_silence,
+    stop_at_budget,
+)
 from sm_train.toolkit.clusters.cluster_run import ClusterRun, readable
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import ExitCode
@@ -43,13 +47,8 @@ def check_once(run: ClusterRun, *, dry_run: bool) -> WatchResult:
     now = state.now.timestamp()
     silence = None if stage is None else find_silence(run.nodes(stage.name), now)
     action = cluster_action(state, silence)
-    notes = []
-    if not dry_run and isinstance(action, StopJob):
-        by = f"the budget of ${_budget_usd(run):,.2f}, which is spent,"
-        run.request_stop(action.job.stage, by, time.time())
-    if not dry_run and stage is not None:
-        notes = [_delivered(delivery) for delivery in _alert(run, stage.name, now)]
-    done = "; ".join([action.message, *notes])
+    deliveries = () if dry_run or stage is None else _act(run, stage.name, state, now)
+    done = "; ".join([action.message, *map(_delivered, deliveries)])
     return WatchResult(state, action, done, watch_warning(state))
 
 
@@ -98,7 +97,9 @@ def _since(stage: StageState, state: RunState) -> str:
     return f": no progress since step {stage.step:,}, for {minutes:.0f} minutes"
 
 
-def _alert(run: ClusterRun, stage: str, now: float) -> Sequence[Delivery]:
+def _act(run: ClusterRun, stage: str, state: RunState, now: float) -> Sequence[Delivery]:
+    """Stop the stage's nodes if the budget is spent, and alert."""
+    nodes, budget = run.nodes(stage), run.config.budget
     watched = WatchedStage(
         run.name,
         stage,
@@ -106,8 +107,12 @@ def _alert(run: ClusterRun, stage: str, now: float) -> Sequence[Delivery]:
         run.config.alerts.job_config(),
         _usd_per_hour(run),
     )
+    deliveries = []
     with readable(run.root):
-        return alert_on_silence(watched, run.nodes(stage), now)
+        if budget is not None and budget.on_exceed == "stop":
+            spent = state.projection.known_spent_usd
+            deliveries += stop_at_budget(watched, nodes, spent, budget.usd, now)
+        return [*deliveries, *alert_on_silence(watched, nodes, now)]
 
 
 def _delivered(delivery: Delivery) -> str:
@@ -123,8 +128,3 @@ def _usd_per_hour(run: ClusterRun) -> float | None:
     price = price_table().price(run.config.cluster.instance_type, run.region, ON_DEMAND)
     usd = price.usd_per_instance_hour
     return None if usd is None else float(usd)
-
-
-def _budget_usd(run: ClusterRun) -> float:
-    assert run.config.budget is not None
-    return run.config.budget.usd

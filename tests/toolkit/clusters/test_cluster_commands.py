@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sm_train.entrypoints.job_records.node_record import read_nodes, read_stop_request
 from sm_train.entrypoints.shared_work.storage import write_file
 from sm_train.estimators.config.schema import RunConfig
@@ -280,6 +281,47 @@ def test_watch_of_live_nodes_continues(cli: Cli, stored: StoredRun) -> None:
     assert (document["action"], document["state"]) == ("wait", "training")
     assert [node["node"] for node in document["nodes"]] == ["algo-1", "algo-2"]
     assert not (stored.folder / "256px/job-records/alerts.json").exists()
+
+
+def test_speed_of_the_newest_attempt_prices_another_run(
+    cli: Cli, stored: StoredRun, tmp_path: Path
+) -> None:
+    stored.attempt(time.time() - 4000, states=("ended", "ended"), codes=(1, 143))
+    fast = SimulatedJob(nodes=2, intervals=30, speed=lambda share: 3.6)
+    stored.attempt(time.time() - 10, job=fast)
+    path = tmp_path / "run.yaml"
+    document = stored.config.model_dump(mode="json", exclude_defaults=True)
+    path.write_text(yaml.safe_dump(document))
+    priced = document_of(cli, "cost", path, "--measured", stored.folder, "--rescale-batch")
+    # At half of the batch that was measured.
+    assert priced["stages"][0]["steps_per_second"] == pytest.approx(7.2, rel=0.02)
+
+
+def test_interrupted_attempt_has_ended_when_another_follows(cli: Cli, stored: StoredRun) -> None:
+    """A killed node leaves a young heartbeat; the attempt after it may end before that is old."""
+    stored.attempt(time.time() - 100, states=("ended", "training"), codes=(1, None))
+    records = stored.attempt(time.time() - 5, states=("ended",), codes=(0,))
+    later = replace(records[0], started=time.time() - 50)
+    write_file(stored.storage("256px"), later.file, later.to_json())
+    (stored.folder / "256px" / records[0].file).unlink()
+    stages = document_of(cli, "status", stored.folder)["stages"]
+    assert [job["status"] for job in stages[0]["jobs"]] == ["Failed", "Completed"]
+
+
+def test_checkpoints_in_a_folder_are_named_by_it(
+    cli: Cli, stored: StoredRun, tmp_path: Path
+) -> None:
+    stored.attempt(time.time() - 10)
+    stored.checkpoint(1000)
+    document = stored.config.model_dump(mode="json", exclude_defaults=True)
+    document["slurm"] = {"shared_folder": str(stored.folder.parents[1])}
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(document))
+    done = cli("export", path, "out")
+    assert one_line(done.stderr) == (
+        f"sm-train: {path}: its checkpoints are in the folder {stored.folder / '256px'}; name that"
+    )
+    assert document_of(cli, "status", path)["run"] == "art"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,141 @@
+"""What a watcher makes of the records of a stage's nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sm_train.entrypoints.common.job_config import AlertsConfig
+from sm_train.entrypoints.job_records.attempts import attempts
+from sm_train.entrypoints.job_records.node_record import (
+    STOP_FILE,
+    NodeRecord,
+    StopRequest,
+    StoredNode,
+    read_stop_request,
+)
+from sm_train.entrypoints.job_records.silence import find_silence
+from sm_train.entrypoints.job_records.watcher import (
+    WatchedStage,
+    alert_on_silence,
+    stop_at_budget,
+)
+from sm_train.entrypoints.shared_work.storage import LocalFolder, write_file
+
+from tests.entrypoints.job_records.test_node_recorder import record
+from tests.support.webhook_server import WebhookServer, webhook_server
+
+NOW = 1_700_010_000.0
+
+
+def node(name: str, age: float, **values: Any) -> StoredNode:
+    """Return a node whose newest heartbeat is ``age`` seconds old."""
+    fields = {"started": NOW - 3600, "seen": NOW - age, "state": "training"} | values
+    return StoredNode(record(name, **fields), ())
+
+
+def ended(name: str, age: float, code: int, **values: Any) -> StoredNode:
+    return node(name, age, state="ended", exit_code=code, **values)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([], None),
+        ([node("algo-1", 10), node("algo-2", 170)], None),
+        ([node("algo-1", 10), node("algo-2", 200)], ("silence of some", "warning")),
+        ([node("algo-1", 200), node("algo-2", 300)], ("silence", "critical")),
+        ([node("algo-1", 200), ended("algo-2", 300, 1)], ("silence", "critical")),
+        ([ended("algo-1", 100, 1), ended("algo-2", 100, 143)], None),
+        ([ended("algo-1", 300, 1), ended("algo-2", 300, 143)], ("silence", "critical")),
+        ([ended("algo-1", 300, 143), ended("algo-2", 300, 143)], ("silence", "critical")),
+        ([ended("algo-1", 300, 0), ended("algo-2", 300, 0)], None),
+        ([ended("algo-1", 300, 1, stopped_by="the user"), ended("algo-2", 300, 1)], None),
+        ([ended("algo-1", 900, 1), node("algo-1", 10, started=NOW - 60)], None),
+    ],
+)
+def test_silence_is_what_nobody_has_planned(
+    nodes: list[StoredNode], expected: tuple[str, str] | None
+) -> None:
+    silence = find_silence(nodes, NOW)
+    assert (silence and (silence.key, silence.level)) == expected
+
+
+def test_node_that_runs_on_while_another_restarts_belongs_to_the_newest_attempt() -> None:
+    first, second = node("algo-1", 10), ended("algo-2", 500, 1)
+    again = node("algo-2", 10, started=NOW - 400)
+    groups = attempts([first, second, again])
+    assert [[start.record.node for start in group] for group in groups] == [
+        ["algo-2"],
+        ["algo-2", "algo-1"],
+    ]
+
+
+def stage(folder: Path, level: str = "warning") -> WatchedStage:
+    alerts = AlertsConfig(None, None, None, level)  # type: ignore[arg-type]
+    return WatchedStage("art", "256px", LocalFolder(folder), alerts, usd_per_hour=24.0)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with webhook_server() as running:
+        monkeypatch.setenv("SM_TRAIN_WEBHOOK", running.address)
+        yield running
+
+
+def titles(server: WebhookServer) -> list[tuple[str, bool]]:
+    return [(alert["key"], alert["resolved"]) for alert in server.received]
+
+
+def test_each_problem_is_sent_once_and_its_end(tmp_path: Path, server: WebhookServer) -> None:
+    watched = stage(tmp_path)
+    some = [node("algo-1", 10), node("algo-2", 200)]
+    everyone = [node("algo-1", 200), node("algo-2", 300)]
+    for nodes in (some, some, everyone, everyone, [node("algo-1", 1)], [node("algo-1", 1)]):
+        alert_on_silence(watched, nodes, NOW)
+    assert titles(server) == [("silence of some", False), ("silence", False), ("silence", True)]
+    assert json.loads((tmp_path / "job-records/alerts.json").read_bytes()) == {}
+
+
+def test_alert_that_did_not_arrive_is_sent_again(tmp_path: Path, server: WebhookServer) -> None:
+    server.responses += [(503, {})]
+    nodes = [node("algo-1", 300)]
+    [failed] = alert_on_silence(stage(tmp_path), nodes, NOW)
+    assert failed.problems == ("webhook: HTTP 503",)
+    [sent] = alert_on_silence(stage(tmp_path), nodes, NOW)
+    assert sent.arrived
+    assert len(server.received) == 1
+
+
+def test_level_of_the_run_file_decides(tmp_path: Path, server: WebhookServer) -> None:
+    some = [node("algo-1", 10), node("algo-2", 200)]
+    assert alert_on_silence(stage(tmp_path, "critical"), some, NOW) == []
+    assert server.received == []
+
+
+def test_budget_stops_live_nodes_once(tmp_path: Path, server: WebhookServer) -> None:
+    watched, nodes = stage(tmp_path), [node("algo-1", 10)]
+    assert stop_at_budget(watched, nodes, 99.0, 100.0, NOW) == []
+    assert stop_at_budget(watched, [ended("algo-1", 10, 1)], 101.0, 100.0, NOW) == []
+    assert len(stop_at_budget(watched, nodes, 101.0, 100.0, NOW)) == 1
+    assert stop_at_budget(watched, nodes, 101.0, 100.0, NOW + 10) == []
+    request = read_stop_request(LocalFolder(tmp_path))
+    assert request is not None
+    assert request.requested == NOW
+    # An attempt that starts later is stopped as well.
+    again = [node("algo-1", 10, started=NOW + 20)]
+    assert len(stop_at_budget(watched, again, 102.0, 100.0, NOW + 30)) == 1
+    assert [alert["title"] for alert in server.received] == ["the budget is spent"] * 2
+
+
+def test_damaged_requests_and_records_are_no_requests(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    for content in (b"", b"[]", b"{}", b"\xff"):
+        write_file(storage, STOP_FILE, content)
+        assert read_stop_request(storage) is None
+        with pytest.raises(ValueError):
+            NodeRecord.parse(content)
+    write_file(storage, STOP_FILE, StopRequest(NOW, "the user").to_json())
+    assert read_stop_request(storage) == StopRequest(NOW, "the user")
