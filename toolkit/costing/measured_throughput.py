@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.cost.instances import instance_types
+from sm_train.cost.instances import instance_type
 from sm_train.cost.throughput import Measurement
 from sm_train.cost.timeline import MeanSpeed, mean_speed
 from sm_train.toolkit.aws.session import open_session
@@ -145,7 +145,10 @@ def _is_on_cpu(start: Event) -> bool:
 
 def _known_instance_type(name: Any) -> str | None:
     """Return the events' instance type if its figures are known, else None."""
-    return name if name in {instance.name for instance in instance_types()} else None
+    try:
+        return instance_type(str(name)).name
+    except ValueError:
+        return None
 
 
 def _is_restart(previous: Event, start: Event) -> bool:

@@ -291,10 +291,10 @@ def test_speed_of_the_newest_attempt_prices_another_run(
     stored.attempt(time.time() - 10, job=fast)
     path = tmp_path / "run.yaml"
     document = stored.config.model_dump(mode="json", exclude_defaults=True)
+    del document["stages"][0]["steps_per_second"]
     path.write_text(yaml.safe_dump(document))
     priced = document_of(cli, "cost", path, "--measured", stored.folder, "--rescale-batch")
-    # At half of the batch that was measured.
-    assert priced["stages"][0]["steps_per_second"] == pytest.approx(7.2, rel=0.02)
+    assert "mean of 29 intervals): 3.6 it/s" in priced["assumptions"][0]
 
 
 def test_interrupted_attempt_has_ended_when_another_follows(cli: Cli, stored: StoredRun) -> None:
