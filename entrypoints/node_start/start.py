@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -83,7 +84,10 @@ def main() -> int:
     code = 1
     try:
         with recorded_output(recorder.add):
-            code = _run_node(description, paths, place, stop, recorder)
+            try:
+                code = _run_node(description, paths, place, stop, recorder)
+            except Exception:  # its traceback belongs to the log that is stored
+                traceback.print_exc()
     except SystemExit:
         code = STOPPED
         raise

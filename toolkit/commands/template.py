@@ -61,7 +61,7 @@ def _watched(runs: tuple[Path, ...], options: dict[str, Any]) -> tuple[str, str]
     from sm_train.estimators.request.iam import merge_policies, policies
     from sm_train.estimators.request.images import image_uri
     from sm_train.toolkit.aws.session import resolve_region
-    from sm_train.toolkit.clusters.cluster_run import is_outside_of_aws
+    from sm_train.toolkit.clusters.find_cluster_run import is_outside_of_aws
     from sm_train.toolkit.run_file import load
 
     configs = [load(path) for path in runs]

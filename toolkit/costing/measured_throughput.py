@@ -13,7 +13,7 @@ from sm_train.cost.throughput import Measurement
 from sm_train.cost.timeline import MeanSpeed, mean_speed
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.clusters.cluster_logs import rank_0_events
-from sm_train.toolkit.clusters.cluster_run import cluster_run_at
+from sm_train.toolkit.clusters.find_cluster_run import cluster_run_at
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import Event, read_events
 from sm_train.toolkit.jobs.job_events import job_events

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from sm_train.toolkit.clusters.cluster_run import runs_in
+from sm_train.toolkit.clusters.find_cluster_run import runs_in
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import spent_usd
 from sm_train.toolkit.jobs.training_job import TrainingJob

@@ -14,8 +14,8 @@ from sm_train.toolkit.aws.session import (
     resolve_region,
     session_in_region,
 )
-from sm_train.toolkit.clusters.cluster_run import (
-    ClusterRun,
+from sm_train.toolkit.clusters.cluster_run import ClusterRun
+from sm_train.toolkit.clusters.find_cluster_run import (
     cluster_run_at,
     cluster_run_of,
     is_outside_of_aws,

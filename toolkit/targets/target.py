@@ -117,7 +117,7 @@ def run_target(text: str) -> Target:
         name = f"{run}--{stage}" if stage else run
         return Target(name, Kind.NAME, root=found["root"], stage=stage)
     if target.kind is Kind.FOLDER:
-        from sm_train.toolkit.clusters.cluster_run import folder_root
+        from sm_train.toolkit.clusters.find_cluster_run import folder_root
 
         if (place := folder_root(target.path)) is not None:
             return Target(text, Kind.FOLDER, root=place[0], stage=place[1])
@@ -136,7 +136,7 @@ def log_target(text: str) -> Target:
     Raises:
         UserError: it names something else.
     """
-    from sm_train.toolkit.clusters.cluster_run import folder_root
+    from sm_train.toolkit.clusters.find_cluster_run import folder_root
 
     target = parse_target(text)
     has_records = target.kind is Kind.FOLDER and folder_root(target.path) is not None
