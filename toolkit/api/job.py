@@ -110,7 +110,7 @@ class Job:
         """Stop the run's live job after it has saved a checkpoint.
 
         SageMaker grants 120 seconds for the checkpoint. No watcher restarts the run. A local run
-        stops as with Ctrl-C.
+        stops as with Ctrl-C; nodes of a cluster read the request with their next heartbeat.
 
         Args:
             wait: Return when the job has ended.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sm_train
 import yaml
 from sm_train.entrypoints.job_records.node_record import read_nodes, read_stop_request
 from sm_train.entrypoints.shared_work.storage import write_file
@@ -339,3 +340,12 @@ def test_commands_of_sagemaker_refuse_the_run_in_one_line(
     done = cli(command[0], stored.folder, *command[1:])
     assert done.returncode == ExitCode.USAGE
     assert "Kubernetes" in one_line(done.stderr)
+
+
+def test_python_api_reads_a_run_on_a_cluster(stored: StoredRun) -> None:
+    stored.attempt(time.time() - 10)
+    job = sm_train.Job(str(stored.folder))
+    assert job.status().state == "training"
+    assert next(job.logs()).message == "node 0 starts"
+    assert job.metrics().column("step")[-1] > 3000
+    assert job.stop() == "Stopping"
