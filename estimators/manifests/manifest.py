@@ -113,12 +113,24 @@ def _kubectl_commands(job: StageJob, resource: str, file: str | None) -> dict[st
         # A job that has ended is not started again by `apply`.
         "resume": f"{delete} --ignore-not-found && kubectl apply -f {source}",
         "diagnose": f"{logs} > {job.name}.log; sm-train diagnose {job.name}.log",
+        # Of a volume, only the user knows where it is mounted outside of the pods.
+        **({"watch": f"sm-train watch {_run_place(job)}"} if _copies_checkpoints(job) else {}),
     }
+
+
+def _copies_checkpoints(job: StageJob) -> bool:
+    return job.config.kubernetes.checkpoints == "sync"
+
+
+def _run_place(job: StageJob) -> str:
+    """Return the prefix of the checkpoints of all stages."""
+    return job.checkpoint_uri.rpartition("/")[0]
 
 
 def _slurm_commands(job: StageJob, file: str | None) -> dict[str, str]:
     source = file or f"{job.name}.sbatch"
-    folder = f"{(job.config.slurm.shared_folder or '').rstrip('/')}/{job.config.name}/logs"
+    place = f"{(job.config.slurm.shared_folder or '').rstrip('/')}/{job.config.name}"
+    folder = f"{place}/logs"
     log = f"{folder}/{job.name}-JOB.log"
     return {
         "start": f"mkdir -p {folder} && sbatch {source}",
@@ -128,4 +140,5 @@ def _slurm_commands(job: StageJob, file: str | None) -> dict[str, str]:
         "stop": f"scancel --name={job.name} --signal=TERM",
         "resume": f"sbatch {source}",
         "diagnose": f"sm-train diagnose {log}",
+        "watch": f"sm-train watch {place}",
     }

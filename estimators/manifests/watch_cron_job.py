@@ -81,6 +81,7 @@ def watcher(job: StageJob, volumes: PodVolumes) -> list[dict[str, Any]]:
         "initContainers": [fetch_code(job)],
         "containers": [container],
         "volumes": [*_of_checkpoints(volumes.volumes), {"name": WORK_VOLUME, "emptyDir": {}}],
+        **_of_patch(kubernetes.pod_patch),
     }
     metadata = {"labels": labels, "annotations": dict(job.annotations)}
     return [
@@ -104,6 +105,12 @@ def watcher(job: StageJob, volumes: PodVolumes) -> list[dict[str, Any]]:
             },
         }
     ]
+
+
+def _of_patch(patch: dict[str, Any]) -> dict[str, Any]:
+    """Return what the user's patch of the run's pods says about image and user, not about GPUs."""
+    spec = patch.get("spec") or {}
+    return {key: spec[key] for key in ("imagePullSecrets", "securityContext") if key in spec}
 
 
 def _of_checkpoints(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

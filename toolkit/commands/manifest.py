@@ -59,8 +59,10 @@ def command(
     stop, review, diagnose and cost --actual work from what the job's nodes store.
     """
     from sm_train.toolkit.aws.session import open_session, resolve_region
-    from sm_train.toolkit.memory.memory_fit import stages_short_of_memory
+    from sm_train.toolkit.costing.history import recorded_history
+    from sm_train.toolkit.costing.run_price import estimate_run
     from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.submit.plan_view import run_warnings
     from sm_train.toolkit.submit.staged_manifest import manifest_of
     from sm_train.toolkit.submit.staged_manifest import stage_code as upload
     from sm_train.toolkit.submit.submit import check_budget, require_own_values
@@ -69,11 +71,13 @@ def command(
     config = load(run, changes)
     region = resolve_region(options["region"], config.region, options["profile"])
     require_own_values(config)
-    warnings = [*check_budget(config, region), *stages_short_of_memory(config)]
+    history = recorded_history(config, run.parent)
+    warnings = check_budget(config, region, history)
     name = None if out is None else str(out)
     manifest, bundle = manifest_of(
         config, run.parent, stage, target, region, name, take_over=take_over
     )
+    warnings += run_warnings(config, estimate_run(config, region, history=history), bundle)
     if config.cluster.backend == "smddp":
         warnings.append("cluster.backend: smddp exists in training jobs only; these jobs use NCCL")
     for warning in warnings:

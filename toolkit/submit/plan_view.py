@@ -10,7 +10,7 @@ from sm_train.cost.estimate import Estimate, Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
-from sm_train.estimators.bundle.bundle import LARGE_BYTES
+from sm_train.estimators.bundle.bundle import LARGE_BYTES, Bundle
 from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
@@ -218,15 +218,22 @@ def warnings(submission: Submission, whole: Estimate) -> list[str]:
         "submit refuses it"
         for placeholder in find_placeholders(submission.config)
     ]
-    stages = [priced_stage.stage for priced_stage in whole.stages]
-    lines += [epoch.message for epoch in unusual_epochs(stages, submission.config)]
-    lines += stages_short_of_memory(submission.config)
     if not is_installed("botocore"):
         lines.append('the request is not validated: pip install "sm-train[aws]"')
-    size = len(submission.bundle.archive)
+    return lines + run_warnings(submission.config, whole, submission.bundle)
+
+
+def run_warnings(config: RunConfig, whole: Estimate, bundle: Bundle) -> list[str]:
+    """Return what is unusual about a run, whatever platform it is for: its epochs, the GPU memory
+    that it needs, and the size of its bundle. ``whole`` is the estimate of all stages.
+    """
+    stages = [priced_stage.stage for priced_stage in whole.stages]
+    lines = [epoch.message for epoch in unusual_epochs(stages, config)]
+    lines += stages_short_of_memory(config)
+    size = len(bundle.archive)
     if size <= LARGE_BYTES:
         return lines
-    largest = max(submission.bundle.files, key=lambda file: file.bytes)
+    largest = max(bundle.files, key=lambda file: file.bytes)
     return [
         *lines,
         f"the bundle has {size / 1e6:.0f} MB, and every instance downloads it at every start; its "

@@ -82,6 +82,23 @@ def test_shared_volume_of_checkpoints_is_mounted() -> None:
     ]
 
 
+def test_patch_of_the_pods_gives_the_watcher_the_secrets_of_the_registry() -> None:
+    secrets = [{"name": "registry"}]
+    patch = {"spec": {"imagePullSecrets": secrets, "priorityClassName": "high"}}
+    cron = only(manifest(run({"secrets": WEBHOOK, "pod_patch": patch}), "trainjob"), "CronJob")
+    pod = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == secrets
+    assert "priorityClassName" not in pod
+
+
+def test_command_to_watch_names_the_place_of_the_checkpoints() -> None:
+    place = "sm-train watch s3://ai-bucket/demo/checkpoints"
+    assert manifest(run(), "trainjob").commands["watch"] == place
+    assert manifest(run(), "slurm").commands["watch"] == "sm-train watch /fsx/sm-train/demo"
+    volume = {"checkpoints": "volume", "checkpoint_volume": {"claim": "fsx"}}
+    assert "watch" not in manifest(run(volume), "trainjob").commands
+
+
 def test_name_that_is_too_long_for_a_cron_job_is_refused() -> None:
     stages = [stage("a-stage-with-a-long-name")]
     name = "a-run-with-a-long-name"
