@@ -66,6 +66,14 @@ class ClusterRun:
         """Return the run as it is now stored."""
         return replace(self)
 
+    def is_live(self, now: float) -> bool:
+        """Return whether a node of any stage has sent a heartbeat lately; ``now`` in Unix seconds.
+
+        Raises:
+            UserError: the place cannot be read.
+        """
+        return any(node.record.is_live(now) for stage in self.stages for node in self.nodes(stage))
+
     def jobs(self, stage: str, now: float) -> list[ClusterJob]:
         """Return the stage's attempts, oldest first; ``now`` is in Unix seconds.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -177,7 +178,7 @@ def _sagemaker_run(
     target: str, options: dict[str, Any], session: boto3.Session | None
 ) -> tuple[boto3.Session, ResolvedRun]:
     if session is None:
-        return open_run(target, options)
+        return _open_on_sagemaker(target, options)
     run = resolve_run(session, target, session.region_name)
     return session_in_region(session, run.region), run
 
@@ -222,11 +223,18 @@ def _is_newer(run: ResolvedRun, cluster: ClusterRun) -> bool:
 
 def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, ResolvedRun]:
     """Return the run of ``target`` and a session in its home region, for a command with the global
-    ``options``.
+    ``options`` that works on SageMaker only.
 
     Raises:
-        UserError: there is no such run, or AWS returns an error.
+        UserError: there is no such run, nodes of a cluster train it, or AWS returns an error.
     """
+    cluster = _cluster_run(run_target(target), options)
+    if cluster is not None and cluster.is_live(time.time()):
+        _refuse_cluster(target, cluster)
+    return _open_on_sagemaker(target, options)
+
+
+def _open_on_sagemaker(target: str, options: dict[str, Any]) -> tuple[boto3.Session, ResolvedRun]:
     found = run_target(target)
     if found.kind is Kind.RUN_FILE:
         config = load(found.path)
@@ -251,8 +259,10 @@ def open_session_for(target: str, options: dict[str, Any]) -> tuple[boto3.Sessio
             f"{target}: is a local run; this command works on SageMaker. To continue: "
             f"{found.local.start_command}"
         )
-    if found.kind is Kind.FOLDER:
-        _refuse_cluster(target, _cluster_run(found, options))
+    if found.root is not None:
+        cluster = _cluster_run(found, options)
+        if found.kind is Kind.FOLDER or (cluster and is_outside_of_aws(cluster.config)):
+            _refuse_cluster(target, cluster)
     configured = None
     if found.kind is Kind.RUN_FILE:
         config = load(found.path)

@@ -18,6 +18,7 @@ from sm_train.toolkit.errors import ExitCode
 
 from tests.conftest import Aws, Cli
 from tests.support.cluster.pods import BUCKET, PREFIX, Cluster, cluster_with_shards, run_file
+from tests.support.run_files import one_line
 from tests.support.webhook_server import webhook_server
 
 pytestmark = pytest.mark.integration
@@ -121,9 +122,24 @@ def test_cron_job_alerts_when_the_pods_are_gone_and_stops_at_the_budget(
         ]
 
 
-def test_stop_and_watch_of_a_running_pod(cluster: Cluster, aws: Aws, cli: Cli) -> None:
+def test_stop_and_watch_of_a_running_pod(
+    cluster: Cluster, aws: Aws, cli: Cli, tmp_path: Path
+) -> None:
     [node] = cluster.start(run_of(10_000))
     node.wait_for('"kind": "step"')
+    path = tmp_path / "run.yaml"
+    document = run_of(10_000).model_dump(mode="json", exclude_defaults=True)
+    path.write_text(yaml.safe_dump(document))
+    aws.calls.clear()
+    for command in ("resume", "alarms"):
+        for target in (str(path), ROOT):
+            refused = cli(command, target, **aws_options(aws))
+            assert refused.returncode == ExitCode.USAGE
+            assert one_line(refused.stderr).startswith(
+                f"sm-train: {target}: is a run on Kubernetes; this command works on SageMaker. "
+                "To continue the run there: kubectl delete"
+            )
+    assert aws.calls == []
     polled = cli("watch", ROOT, "--once", "--json", **aws_options(aws))
     assert polled.returncode == 0, polled.stderr
     assert json.loads(polled.stdout)["action"] == "wait"
