@@ -16,10 +16,12 @@ from sm_train.entrypoints.job_records.watcher import (
     alert_on_silence,
     stop_at_budget,
 )
+from sm_train.toolkit.clusters.cluster_job import ClusterJob
 from sm_train.toolkit.clusters.cluster_run import ClusterRun, readable
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.remediation import (
@@ -83,11 +85,18 @@ def _after_end(state: RunState, stage: StageState) -> Action:
         if over.on_exceed == "stop" and spent >= over.usd:
             return Finish(ExitCode.OVER_BUDGET, f"{job.name}: {reason}")
     age = (state.now - (job.ended or job.created)).total_seconds()
-    if stage.state == "failed" and age <= MISSING_SECONDS:
+    if age <= MISSING_SECONDS and _may_restart(job):
         return NoAction(f"{job.name}: {reason}; the platform may start it again")
     code = ExitCode.JOB_FAILED if stage.state in ("failed", "no-results") else ExitCode.OK
     command = next_command(state.run, stage)
     return Finish(code, f"{job.name}: {reason}; next: {command}")
+
+
+def _may_restart(job: TrainingJob) -> bool:
+    """Return whether the platform starts the job again: it failed, or SIGTERM stopped it."""
+    assert isinstance(job, ClusterJob)
+    requested = any(record.stopped_by for record in job.records)
+    return job.status in ("Failed", "Stopped") and not requested
 
 
 def _since(stage: StageState, state: RunState) -> str:

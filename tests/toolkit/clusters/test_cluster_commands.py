@@ -276,6 +276,33 @@ def test_watch_stops_nodes_at_the_budget(cli: Cli, stored: StoredRun) -> None:
     assert request.by == "the budget of $5.00, which is spent,"
 
 
+@pytest.mark.parametrize(
+    ("age", "codes", "fields", "action", "code"),
+    [
+        (60, (1, 143), {}, "wait", ExitCode.OK),
+        (60, (143, 143), {}, "wait", ExitCode.OK),
+        (600, (143, 143), {}, "end", ExitCode.STALLED),
+        (600, (1, 143), {}, "end", ExitCode.STALLED),
+        (60, (0, 0), {"stopped_by": "the user"}, "end", ExitCode.OK),
+        (600, (0, 0), {"stopped_by": "the user"}, "end", ExitCode.OK),
+        (60, (0, 0), {}, "end", ExitCode.OK),
+    ],
+)
+def test_watch_waits_for_the_platform_to_start_a_job_again(
+    cli: Cli,
+    stored: StoredRun,
+    age: float,
+    codes: tuple[int, int],
+    fields: dict[str, Any],
+    action: str,
+    code: ExitCode,
+) -> None:
+    stored.checkpoint(500)
+    stored.attempt(time.time() - age, states=("ended", "ended"), codes=codes, **fields)
+    done = cli("watch", stored.folder, "--once", "--json")
+    assert (json.loads(done.stdout)["action"], done.returncode) == (action, code), done.stdout
+
+
 def test_watch_of_live_nodes_continues(cli: Cli, stored: StoredRun) -> None:
     stored.attempt(time.time() - 10)
     document = json.loads(cli("watch", stored.folder, "--once", "--json").stdout)
