@@ -10,6 +10,7 @@ from sm_train.cost.instances import (
     UnknownInstanceTypeError,
     instance_type,
     instance_types,
+    is_own_machine,
 )
 from sm_train.entrypoints.common.job_config import CollectiveBackend, major_minor
 from sm_train.estimators.config.fields import (
@@ -161,6 +162,11 @@ class ClusterSection(Section):
         description="Environment variables of the job. Do not store secrets here: they are "
         "visible in the console.",
     )
+
+    @property
+    def is_own_machine(self) -> bool:
+        """Return whether AWS does not sell the machine: the user describes it."""
+        return is_own_machine(self.instance_type)
 
     @property
     def instance_types(self) -> tuple[str, ...]:

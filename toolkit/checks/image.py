@@ -91,7 +91,7 @@ def ecr_image(address: str) -> EcrImage | None:
 def image_findings(config: RunConfig, region: str, today: date) -> Iterator[Finding]:
     """Check the image by the run file and the SDK's table of images, without calling AWS."""
     yield from _deprecated_environment(config)
-    if instance_type(config.cluster.instance_type).is_own:
+    if config.cluster.is_own_machine:
         return  # the manifest checks its image
     yield from _unavailable_image(config, region)
     if config.cluster.image is not None:

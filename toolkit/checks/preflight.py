@@ -7,7 +7,6 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.cost.instances import instance_type
 from sm_train.cost.json_document import as_document
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
@@ -86,7 +85,7 @@ def offline_findings(subject: Subject, today: date) -> list[Finding]:
 
 
 def _default_quotas(config: RunConfig) -> Iterator[Finding]:
-    if not instance_type(config.cluster.instance_type).is_own:
+    if not config.cluster.is_own_machine:
         yield from default_runtime_findings(config)
 
 
@@ -134,7 +133,7 @@ def _job_findings(
 
     A run on machines of the user's own has no training jobs.
     """
-    if instance_type(config.cluster.instance_type).is_own:
+    if config.cluster.is_own_machine:
         yield from _secret_findings(config, session, region, account)
         return
     role = list(
@@ -231,7 +230,7 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     yield from network_findings(config)
     yield from entry_findings(config)
     yield from user_function_findings(config, subject.base)
-    if config.role is None and not instance_type(config.cluster.instance_type).is_own:
+    if config.role is None and not config.cluster.is_own_machine:
         yield ROLE_UNSET.found(
             "warning", "role", "role is not set", "set it to the role's ARN: submit requires it"
         )

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.job_records.node_record import FOLDER, RUN_FILE, read_document
 from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.shared_work.storage import open_storage
@@ -33,17 +32,12 @@ _ENDPOINTS = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}
 def may_be_on_cluster(config: RunConfig) -> bool:
     """Return whether the run file describes another platform than SageMaker."""
     sections = (config.kubernetes, config.slurm)
-    return sections != (KubernetesSection(), SlurmSection()) or is_own_machine(config)
-
-
-def is_own_machine(config: RunConfig) -> bool:
-    """Return whether the run's machine is one that AWS does not sell."""
-    return instance_type(config.cluster.instance_type).is_own
+    return sections != (KubernetesSection(), SlurmSection()) or config.cluster.is_own_machine
 
 
 def is_outside_of_aws(config: RunConfig) -> bool:
     """Return whether SageMaker cannot have jobs of the run: AWS lacks its machine or its store."""
-    return is_own_machine(config) or not _ENDPOINTS.isdisjoint(config.cluster.environment)
+    return config.cluster.is_own_machine or not _ENDPOINTS.isdisjoint(config.cluster.environment)
 
 
 def cluster_run_at(
@@ -180,7 +174,7 @@ def _region_of(config: RunConfig, options: dict[str, Any]) -> str:
     try:
         return resolve_region(options["region"], config.region, options["profile"])
     except UserError:
-        if is_own_machine(config):
+        if config.cluster.is_own_machine:
             return DEFAULT_REGION
         raise
 
