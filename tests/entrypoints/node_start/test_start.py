@@ -85,6 +85,21 @@ def test_one_pod_trains_from_s3_and_leaves_its_model_there(
     assert RunConfig.model_validate_json(storage.read("job-records/run.json")).name == "tiny"
 
 
+def test_traceback_of_an_unexpected_error_is_stored(
+    cluster: Cluster, storage: Storage, tmp_path: Path
+) -> None:
+    folder = tmp_path / "attempt-1" / "node-0" / "input"
+    folder.mkdir(parents=True)
+    (folder / "config").write_text("a file in the folder's place")
+    [node] = cluster.start(run_file(1, max_steps=1))
+    assert node.end() == 1, node.text
+    [stored] = read_nodes(storage)
+    assert (stored.record.state, stored.record.exit_code) == ("ended", 1)
+    log = b"".join(map(storage.read, stored.segments)).decode()
+    assert "Traceback" in log
+    assert "FileExistsError" in log
+
+
 def test_stored_request_stops_the_pod_for_good(
     cluster: Cluster, aws: Aws, storage: Storage
 ) -> None:
