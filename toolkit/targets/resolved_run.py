@@ -21,7 +21,7 @@ from sm_train.toolkit.clusters.find_cluster_run import (
     cluster_run_of,
     is_outside_of_aws,
 )
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
@@ -163,8 +163,9 @@ def find_run(
         return cluster
     try:
         run = RunOnSageMaker(*_sagemaker_run(target, options, session))
-    except UserError:
-        if cluster is None and found.kind is Kind.NAME:
+    except UserError as error:
+        # Other errors say nothing about the run.
+        if cluster is None and found.kind is Kind.NAME and error.exit_code is ExitCode.USAGE:
             cluster = _in_default_bucket(found.text, options)
         if cluster is None:
             raise
@@ -205,10 +206,13 @@ def _cluster_run(found: Target, options: dict[str, Any]) -> ClusterRun | None:
 
 
 def _in_default_bucket(name: str, options: dict[str, Any]) -> ClusterRun | None:
-    """Look for a run that SageMaker does not know in the account's default bucket."""
-    session, region = _open(None, options)
+    """Look for a run that SageMaker does not know in the account's default bucket.
+
+    None also if that fails: the error of the request to SageMaker says why.
+    """
     run, _, stage = name.partition("--")
     try:
+        session, region = _open(None, options)
         root = f"s3://sagemaker-{region}-{account_of(session)}/{run}/checkpoints"
         return cluster_run_at(name, root, options, stage or None)
     except UserError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,15 @@ from typing import Any
 
 import pytest
 import yaml
-from sm_train.entrypoints.job_records.node_record import STOP_FILE, read_nodes
+from sm_train.entrypoints.job_records.node_record import (
+    RUN_FILE,
+    STOP_FILE,
+    NodeRecord,
+    read_nodes,
+)
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
+from sm_train.estimators.bundle.bundle import run_document
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import ExitCode
 
@@ -160,3 +167,28 @@ def test_run_without_records_says_where_they_would_be(cli: Cli, aws: Aws, tmp_pa
     done = cli("status", path, **aws_options(aws))
     assert done.returncode == ExitCode.USAGE
     assert "manifest RUN --to KIND" in done.stderr
+
+
+def test_run_in_the_default_bucket_is_found_by_its_name(
+    cli: Cli, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of machines that AWS sells, which has no job on SageMaker."""
+    for name, value in aws.environment.items():
+        monkeypatch.setenv(name, value)
+    account = aws.client("sts").get_caller_identity()["Account"]
+    bucket = f"sagemaker-us-east-1-{account}"
+    aws.make_bucket(bucket)
+    place = f"s3://{bucket}/tiny/checkpoints/8px"
+    now = time.time()
+    record = NodeRecord(
+        "tiny", "8px", "kubernetes", "algo-1", 1, "ml.p4d.24xlarge", "pod", None, now - 60, now
+    )
+    stored = open_storage(place, S3Access(region="us-east-1"))
+    write_file(stored, record.file, record.to_json())
+    write_file(stored, RUN_FILE, json.dumps(run_document(run_of(4))).encode())
+    done = cli("status", "tiny", "--json", **aws_options(aws))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["run"], document["state"]) == ("tiny", "starting")
+    missing = cli("status", "other", **aws_options(aws))
+    assert "neither a run file here nor a run or job" in missing.stderr
