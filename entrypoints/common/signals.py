@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,7 +93,11 @@ def record_signals() -> Iterator[Callable[[], None]]:
     """Defer termination signals; the yielded function raises KeyboardInterrupt if one arrived.
 
     An exception at an arbitrary point could leave the locks of a process pool held forever.
+    Signals interrupt the main thread only, so in another one there is nothing to defer.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
     received: list[int] = []
 
     def raise_if_received() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -25,21 +24,11 @@ def write_in_threads(
     Raises:
         KeyboardInterrupt: on a termination signal.
     """
-    if threading.current_thread() is not threading.main_thread():  # signals interrupt only that one
-        return _write(write, items, threads, lambda: None)
     with record_signals() as raise_recorded:
-        return _write(write, items, threads, raise_recorded)
 
+        def call(item: _Item) -> _Result:
+            raise_recorded()
+            return write(item)
 
-def _write(
-    write: Callable[[_Item], _Result],
-    items: Iterable[_Item],
-    threads: int,
-    raise_recorded: Callable[[], None],
-) -> list[_Result]:
-    def call(item: _Item) -> _Result:
-        raise_recorded()
-        return write(item)
-
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(call, items))
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(call, items))

@@ -1,4 +1,4 @@
-"""Groups the starts of nodes by attempts, and tells how an attempt ended: pure functions."""
+"""Groups the starts of nodes into attempts, and selects the nodes that failed: pure functions."""
 
 from __future__ import annotations
 

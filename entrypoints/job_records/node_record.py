@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from sm_train.entrypoints.shared_work.storage import Storage
+from sm_train.entrypoints.shared_work.storage import Storage, write_file
 
 FOLDER = "job-records"
 """Folder in a stage's checkpoint folder."""
@@ -182,6 +182,15 @@ def read_stop_request(storage: Storage) -> StopRequest | None:
         return None if document is None else StopRequest(document["requested"], document["by"])
     except KeyError:
         return None
+
+
+def store_stop_request(storage: Storage, request: StopRequest) -> None:
+    """Store a request to stop, over an earlier one.
+
+    Raises:
+        OSError: the storage cannot be written.
+    """
+    write_file(storage, STOP_FILE, request.to_json())
 
 
 def read_document(storage: Storage, name: str) -> dict[str, Any] | None:

@@ -23,12 +23,12 @@ from sm_train.entrypoints.common.job_config import (
 from sm_train.entrypoints.common.node_description import NodeDescription
 from sm_train.entrypoints.job_records.node_record import (
     FOLDER,
-    STOP_FILE,
     StopRequest,
     StoredNode,
     read_document,
     read_nodes,
     read_stop_request,
+    store_stop_request,
 )
 from sm_train.entrypoints.job_records.silence import Silence, find_silence
 from sm_train.entrypoints.monitoring.alert_sinks import UndeliveredError, configured_sinks
@@ -109,7 +109,7 @@ def stop_at_budget(
     if request is not None and request.requested > max(record.started for record in live):
         return []
     by = f"the budget of ${budget_usd:,.2f}, which is spent,"
-    write_file(stage.storage, STOP_FILE, StopRequest(now, by).to_json())
+    store_stop_request(stage.storage, StopRequest(now, by))
     alert = Alert(
         key="budget",
         level="critical",

@@ -40,11 +40,6 @@ class ClusterJob(TrainingJob):
         """The records of its nodes."""
         return [start.record for start in self.starts]
 
-    @property
-    def seen(self) -> float:
-        """The newest heartbeat, Unix seconds."""
-        return max(record.seen for record in self.records)
-
 
 def cluster_jobs(
     nodes: Sequence[StoredNode],

@@ -29,14 +29,14 @@ class ClusterLogLine:
     message: str
 
 
-def read_segments(run: ClusterRun, start: StoredNode) -> Iterator[bytes]:
-    """Yield the log of a node in segments.
+def read_segments(run: ClusterRun, start: StoredNode, newest: int | None = None) -> Iterator[bytes]:
+    """Yield the log of a node in segments: all, or the ``newest``.
 
     Raises:
         UserError: the place cannot be read.
     """
     storage = run.storage(start.record.stage)
-    for name in start.segments:
+    for name in start.segments[-(newest or 0) :]:
         with readable(run.root):
             content = storage.read(name)
         yield content
@@ -50,8 +50,11 @@ def rank_0_events(run: ClusterRun, job: ClusterJob) -> Iterator[Event]:
     """
     for start in job.starts:
         for segment in read_segments(run, start):
-            lines = segment.decode("utf-8", "replace").splitlines()
-            yield from (event for event in parse_events(lines) if event["rank"] == 0)
+            yield from (event for event in _events(segment) if event["rank"] == 0)
+
+
+def _events(segment: bytes) -> Iterator[Event]:
+    return parse_events(segment.decode("utf-8", "replace").splitlines())
 
 
 def read_live(run: ClusterRun, job: ClusterJob) -> LiveState:
@@ -60,16 +63,12 @@ def read_live(run: ClusterRun, job: ClusterJob) -> LiveState:
     Raises:
         UserError: the place cannot be read.
     """
-    storage = run.storage(job.stage)
-    events = []
-    for start in job.starts:
-        for name in start.segments[-_LIVE_SEGMENTS:]:
-            with readable(run.root):
-                content = storage.read(name)
-            for line in content.decode("utf-8", "replace").splitlines():
-                if (event := parse_event(line)) is not None:
-                    events.append((start.record.node, event))
-    return fold_events(events)
+    return fold_events(
+        (start.record.node, event)
+        for start in job.starts
+        for segment in read_segments(run, start, _LIVE_SEGMENTS)
+        for event in _events(segment)
+    )
 
 
 class LogReader:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sm_train.entrypoints.job_records.node_record import (
-    STOP_FILE,
     NodeRecord,
     StopRequest,
     StoredNode,
     read_nodes,
     read_stop_request,
+    store_stop_request,
 )
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
+from sm_train.entrypoints.shared_work.storage import Storage, open_storage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.clusters.cluster_job import ClusterJob, cluster_jobs
@@ -113,7 +113,7 @@ class ClusterRun:
             UserError: the place cannot be written.
         """
         with readable(self.root):
-            write_file(self.storage(stage), STOP_FILE, StopRequest(now, by).to_json())
+            store_stop_request(self.storage(stage), StopRequest(now, by))
 
     @property
     def newest_record(self) -> NodeRecord | None:

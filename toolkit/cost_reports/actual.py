@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +19,7 @@ from sm_train.toolkit.costing.history import History, history_uri, write_history
 from sm_train.toolkit.diagnose.targets import diagnose_attempts
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.job_events import job_events, read_jobs
-from sm_train.toolkit.jobs.training_job import jobs_of_run
+from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.run_state import read_state
 from sm_train.toolkit.targets.resolved_run import run_of_config
@@ -31,15 +32,19 @@ if TYPE_CHECKING:
 def actual_cost(
     inputs: EstimateInputs,
     session: boto3.Session,
+    training_jobs: Sequence[TrainingJob] | None,
 ) -> dict[str, Any]:
     """Return the document of ``cost --actual``, and store what the jobs showed in S3.
+
+    ``training_jobs`` are the run's, None if they have not been listed.
 
     Raises:
         UserError: the run has no job yet, or AWS refuses a request.
     """
     config, region = inputs.config, inputs.purchase.region
     assert config is not None
-    training_jobs = jobs_of_run(session, config.name)
+    if training_jobs is None:
+        training_jobs = jobs_of_run(session, config.name)
     if not training_jobs:
         raise UserError(f"--actual: no training job of run {config.name} in {region}; submit one")
     jobs = read_jobs(

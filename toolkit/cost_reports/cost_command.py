@@ -167,7 +167,7 @@ def _show_regions(inputs: EstimateInputs, options: CostCommand) -> None:
 def _show_actual(inputs: EstimateInputs, options: CostCommand) -> None:
     from sm_train.toolkit.clusters.cluster_run import ClusterRun
     from sm_train.toolkit.cost_reports.actual import actual_cost, actual_cost_on_cluster
-    from sm_train.toolkit.targets.resolved_run import find_run
+    from sm_train.toolkit.targets.resolved_run import RunOnSageMaker, find_run
 
     assert options.run is not None
     globals_ = {"region": inputs.purchase.region, "profile": options.profile}
@@ -175,7 +175,9 @@ def _show_actual(inputs: EstimateInputs, options: CostCommand) -> None:
     if isinstance(found, ClusterRun):
         document = actual_cost_on_cluster(inputs, found)
     else:
-        document = actual_cost(inputs, open_session(options.profile, inputs.purchase.region))
+        session = open_session(options.profile, inputs.purchase.region)
+        jobs = found.run.jobs if isinstance(found, RunOnSageMaker) else None
+        document = actual_cost(inputs, session, jobs)
     if options.as_json:
         write_json(document)
     else:

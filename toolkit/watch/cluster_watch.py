@@ -38,12 +38,11 @@ from sm_train.toolkit.watch.controller import WatchResult, watch_warning
 
 
 def check_once(run: ClusterRun, *, dry_run: bool) -> WatchResult:
-    """Check the run once and, unless ``dry_run``, alert and stop as it needs.
+    """Check the run, just found, once and, unless ``dry_run``, alert and stop as it needs.
 
     Raises:
         UserError: the place of its checkpoints cannot be read or written.
     """
-    run = run.refreshed()
     state = read_cluster_state(run)
     stage = state.current
     now = state.now.timestamp()

@@ -12,13 +12,19 @@ import pytest
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker, step_folder_name
 from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, STOPPED
 from sm_train.entrypoints.job_records.node_record import STOP_FILE, StopRequest, read_nodes
-from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
+from sm_train.entrypoints.shared_work.storage import Storage, write_file
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.jobs.event_lines import parse_events
 
 from tests.conftest import Aws
-from tests.support.cluster.pods import BUCKET, PREFIX, Cluster, cluster_with_shards, run_file
+from tests.support.cluster.pods import (
+    BUCKET,
+    PREFIX,
+    Cluster,
+    checkpoint_storage,
+    cluster_with_shards,
+    run_file,
+)
 from tests.support.deadline import DEADLINE, wait_until
 
 pytestmark = pytest.mark.integration
@@ -32,10 +38,7 @@ def cluster(tmp_path: Path, aws: Aws) -> Iterator[Cluster]:
 
 @pytest.fixture
 def storage(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    """Return the stage's checkpoint folder in S3."""
-    for name, value in aws.environment.items():
-        monkeypatch.setenv(name, value)
-    return open_storage(f"s3://{BUCKET}/{PREFIX}", S3Access(region="us-east-1"))
+    return checkpoint_storage(aws, monkeypatch)
 
 
 def objects(aws: Aws) -> dict[str, int]:

@@ -14,6 +14,9 @@ from io import BytesIO
 from pathlib import Path
 
 import psutil
+import pytest
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.shared_work.storage import Storage, open_storage
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.manifests.manifest import Manifest, build_manifest
@@ -187,6 +190,13 @@ def _manifest(config: RunConfig, *, take_over: bool = False) -> Manifest:
 def _unpack(bundle: bytes, folder: Path) -> None:
     with tarfile.open(fileobj=BytesIO(bundle)) as archive:
         archive.extractall(folder, filter="data")
+
+
+def checkpoint_storage(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """Return the stage's checkpoint folder in S3, reached from the test's own process."""
+    for name, value in aws.environment.items():
+        monkeypatch.setenv(name, value)
+    return open_storage(f"s3://{BUCKET}/{PREFIX}", S3Access(region="us-east-1"))
 
 
 @contextmanager

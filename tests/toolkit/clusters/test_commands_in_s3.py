@@ -24,7 +24,14 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import ExitCode
 
 from tests.conftest import Aws, Cli
-from tests.support.cluster.pods import BUCKET, PREFIX, Cluster, cluster_with_shards, run_file
+from tests.support.cluster.pods import (
+    BUCKET,
+    PREFIX,
+    Cluster,
+    checkpoint_storage,
+    cluster_with_shards,
+    run_file,
+)
 from tests.support.run_files import one_line
 from tests.support.webhook_server import webhook_server
 
@@ -41,10 +48,7 @@ def cluster(tmp_path: Path, aws: Aws) -> Iterator[Cluster]:
 
 @pytest.fixture
 def storage(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    """Return the stage's checkpoint folder in S3."""
-    for name, value in aws.environment.items():
-        monkeypatch.setenv(name, value)
-    return open_storage(f"s3://{BUCKET}/{PREFIX}", S3Access(region="us-east-1"))
+    return checkpoint_storage(aws, monkeypatch)
 
 
 def run_of(max_steps: int, **changes: Any) -> RunConfig:
