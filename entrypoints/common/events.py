@@ -71,7 +71,7 @@ FIELDS: dict[str, frozenset[str]] = {
     # `stall-resolved` adds step and silent_seconds; `rank-died` adds step, rank_died and death
     # (killed, died, aborted or terminated: monitoring/failures.py; the launcher terminates the
     # other ranks after the first one); `node-lost` adds blamed_node; `straggler` adds step,
-    # straggler_rank, straggler_node and ratio.
+    # straggler_rank, straggler_node and ratio; `heartbeat-invalid` adds unread_rank.
     "warning": frozenset({"code", "message"}),
     "error": frozenset({"code", "message"}),
     "end": frozenset({"step", "reason", "training_seconds", "images", "steps_per_second"}),

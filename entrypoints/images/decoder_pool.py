@@ -221,7 +221,8 @@ class _Memory:
         return int(value)
 
     def put(self, offset: int, value: int) -> None:
-        struct.pack_into("=q", self._map, offset, value)
+        # One copy: pack_into would set the word to 0 first, which the other process may read.
+        self._map[offset : offset + 8] = struct.pack("=q", value)
 
 
 def _pixels_offset(content_bytes: int) -> int:

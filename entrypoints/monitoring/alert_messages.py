@@ -86,9 +86,10 @@ class AlertFormatter:
             resolved=resolved,
         )
 
-    def ended(self, step: int) -> Alert:
-        """Return the alert for a job that finished or was stopped."""
-        return self._alert("end", "training has ended", f"at step {step}", level="info")
+    def ended(self, step: int | None) -> Alert:
+        """Return the alert for a job that finished or was stopped; ``step`` is None if unknown."""
+        where = "at an unknown step" if step is None else f"at step {step}"
+        return self._alert("end", "training has ended", where, level="info")
 
     def _alert(
         self,

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from struct import Struct
 from typing import IO
+from zlib import crc32
 
 from sm_train.entrypoints.common.procfs import state
 
@@ -64,26 +65,28 @@ WARM_UP = {
 nvidia-resiliency-ext's training-iteration detection leaves out as many iterations (2025).
 """
 
-# The memory is one array of int64 (_TOTAL_WORDS,), in native byte order:
-#   0      sequence number, written first      \
-#   1      phase                                |  _BEAT, one record
-#   2      optimizer step                       |
-#   3      start of the phase, monotonic ns     |
-#   4      sequence number, written last       /
-#   5..8   pid, rank, local rank, exit state
-#   9..11  steps with a known busy time, nanoseconds of busy time, and of waits for a CPU in it
-#   12     start of a compilation, monotonic ns; 0 if nothing is being compiled
-#   13..   nanoseconds spent in each row (_ROWS,)
-#   then   duration histograms (_ROWS, BUCKETS)
+# The memory is one array of int64 (_TOTAL_WORDS,), in native byte order. One thread of the
+# watched process writes all of it. Readers are other processes, which see each aligned word as it
+# was before or after a store. They may see stores to different words in any order: Arm does not
+# keep it.
+#   0..5   record of the present phase: sequence number, phase, optimizer step, start of the phase
+#          (monotonic ns), checksum, sequence number. A reader sees one complete record or none.
+#   6..8   pid, rank, local rank: written once, before the file has its name
+#   9      exit state: one word, written once more at the end
+#   10     start of a compilation, monotonic ns; 0 if nothing is being compiled: one word
+#   11..15 record of busy times: steps with a known one, nanoseconds of busy time, and of waits for
+#          a CPU in it, checksum, steps. A reader sees one complete record or none.
+#   16..   nanoseconds spent in each row (_ROWS,): each word is right when it is read, and may lack
+#          the latest phase
+#   then   duration histograms (_ROWS, BUCKETS): the same
 # A row is a phase; one more row holds whole optimizer steps.
-_BEGIN, _PHASE, _STEP, _SINCE, _END = range(5)
-_BEAT = Struct("=5q")
-_PID, _RANK, _LOCAL_RANK, _EXIT_STATE = range(5, 9)
+_BEAT_FIELDS, _BUSY_FIELDS = 3, 2
+_BEAT, _PID, _RANK, _LOCAL_RANK, _EXIT_STATE, _COMPILING, _BUSY, _TOTALS = 0, 6, 7, 8, 9, 10, 11, 16
 _ROWS = len(Phase) + 1
 _WHOLE_STEP_ROW = len(Phase)
-_BUSY_STEPS, _BUSY, _CPU_WAIT = range(9, 12)
-_COMPILING = 12
-_TOTALS = 13
+_WORD_BYTES = 8
+_READ_ATTEMPTS = 100
+"""A reader that meets a write tries again at once; the writer may be descheduled in the middle."""
 
 # Histogram buckets are logarithmic with a linear subdivision, as in HdrHistogram: each doubling
 # (octave) of the duration is split into 16 equal parts, so a bucket is at most 1/16 wide. The
@@ -95,7 +98,6 @@ BUCKETS = _OCTAVES * _PARTS
 
 _HISTOGRAMS = _TOTALS + _ROWS
 _TOTAL_WORDS = _HISTOGRAMS + _ROWS * BUCKETS
-_WORD_BYTES = 8
 
 # IntEnum members are several times as slow to compare and index with as plain integers.
 _FIRST_STEP_PHASE, _STEP_PHASE = int(Phase.FIRST_STEP), int(Phase.STEP)
@@ -180,6 +182,46 @@ class DurationHistogram:
 EMPTY_HISTOGRAM = DurationHistogram((0,) * BUCKETS)
 
 
+class _Record:
+    """Several integers in shared memory of which a reader sees all or none.
+
+    The sequence number stands at both ends, and a checksum covers it and the fields. One copy
+    writes the record: ``Struct.pack_into`` would set its target to zero first, where readers see it
+    (CPython 3.11, Modules/_struct.c, s_pack_internal).
+    """
+
+    def __init__(self, memory: mmap.mmap, first_word: int, fields: int) -> None:
+        self._memory = memory
+        self._head, self._tail = Struct(f"={fields + 1}q"), Struct("=2q")
+        first = first_word * _WORD_BYTES
+        self._bytes = slice(first, first + self._head.size + self._tail.size)
+
+    def write(self, sequence: int, *fields: int) -> None:
+        """Replace the record."""
+        head = self._head.pack(sequence, *fields)
+        self._memory[self._bytes] = head + self._tail.pack(crc32(head), sequence)
+
+    def read(self) -> tuple[int, ...] | None:
+        """Return the sequence number and the fields; None if no valid record is found."""
+        size = self._head.size
+        for _ in range(_READ_ATTEMPTS):
+            content = self._memory[self._bytes]
+            head = content[:size]
+            values = self._head.unpack(head)
+            if self._tail.unpack(content[size:]) == (crc32(head), values[0]):
+                return values
+        return None
+
+
+@dataclass(frozen=True)
+class WatchedProcess:
+    """The process that writes heartbeats."""
+
+    rank: int
+    local_rank: int
+    pid: int
+
+
 @dataclass(frozen=True)
 class HeartbeatSample:
     """The state of one process when it was read.
@@ -233,7 +275,11 @@ class HeartbeatWriter:
         self._is_first_step = True
         words = self._words
         words[_PID], words[_RANK], words[_LOCAL_RANK] = os.getpid(), rank, local_rank
-        words[_SINCE] = self._since
+        self._beat = _Record(self._map, _BEAT, _BEAT_FIELDS)
+        self._beat.write(0, self._phase, 0, self._since)
+        self._busy = _Record(self._map, _BUSY, _BUSY_FIELDS)
+        self._busy_totals = (0, 0, 0)
+        self._busy.write(*self._busy_totals)
         temporary.replace(path)
 
     def enter(self, phase: Phase, step: int) -> None:
@@ -242,11 +288,7 @@ class HeartbeatWriter:
         words, previous, spent = self._words, self._phase, now - self._since
         entered = _FIRST_STEP_PHASE if phase == _STEP_PHASE and self._is_first_step else phase + 0
         self._sequence = sequence = self._sequence + 1
-        # A seqlock without a lock: one memcpy writes the record from low to high addresses, with
-        # the sequence number at both ends. A reader that finds the end's number, then the fields,
-        # then the same number at the beginning has read one complete record. This needs stores to
-        # become visible in order, as on x86-64; a torn read is retried.
-        _BEAT.pack_into(self._map, 0, sequence, entered, step, now, sequence)
+        self._beat.write(sequence, entered, step, now)
         self._phase, self._since = entered, now
         self._totals[previous] += spent
         words[_TOTALS + previous] = self._totals[previous]
@@ -271,10 +313,9 @@ class HeartbeatWriter:
 
         ``cpu_wait`` is the part of it in which other programs used the CPU cores.
         """
-        words = self._words
-        words[_BUSY] += nanoseconds
-        words[_CPU_WAIT] += cpu_wait
-        words[_BUSY_STEPS] += 1
+        steps, busy, waits = self._busy_totals
+        self._busy_totals = (steps + 1, busy + nanoseconds, waits + cpu_wait)
+        self._busy.write(*self._busy_totals)
 
     def begin_compilation(self) -> None:
         """Report that layers are being compiled, which takes a step longer than any other.
@@ -301,28 +342,33 @@ class HeartbeatReader:
             self._map = mmap.mmap(
                 file.fileno(), _TOTAL_WORDS * _WORD_BYTES, access=mmap.ACCESS_READ
             )
-        self._words = memoryview(self._map).cast("q")
+        self._words = words = memoryview(self._map).cast("q")
+        self._beat = _Record(self._map, _BEAT, _BEAT_FIELDS)
+        self._busy = _Record(self._map, _BUSY, _BUSY_FIELDS)
+        self.process = WatchedProcess(words[_RANK], words[_LOCAL_RANK], words[_PID])
 
-    def sample(self) -> HeartbeatSample:
-        """Read the process's present state."""
-        words = self._words
-        # The reader's side of the seqlock: the number written last is read first. A process that
-        # was stopped in the middle of a write leaves it unfinished for good, so give up at last.
-        for _ in range(100):
-            sequence = words[_END]
-            phase, step, since = words[_PHASE], words[_STEP], words[_SINCE]
-            if words[_BEGIN] == sequence:
-                break
+    @property
+    def exit_state(self) -> ExitState:
+        """How the process ended, if it has reported its end."""
+        return ExitState(self._words[_EXIT_STATE])
+
+    def sample(self) -> HeartbeatSample | None:
+        """Read the process's present state; None if the memory holds no valid record."""
+        record = self._beat.read()
+        if record is None:
+            return None
+        sequence, phase, step, since = record
+        process = self.process
         return HeartbeatSample(
-            rank=words[_RANK],
-            local_rank=words[_LOCAL_RANK],
-            pid=words[_PID],
+            rank=process.rank,
+            local_rank=process.local_rank,
+            pid=process.pid,
             phase=Phase(phase),
             step=step,
             sequence=sequence,
             since=since / 1e9,
-            exit_state=ExitState(words[_EXIT_STATE]),
-            compiling=bool(words[_COMPILING]),
+            exit_state=self.exit_state,
+            compiling=bool(self._words[_COMPILING]),
         )
 
     def durations(self, phase: Phase) -> DurationHistogram:
@@ -337,12 +383,16 @@ class HeartbeatReader:
         """Return the seconds spent in a phase, without the present stay."""
         return float(self._words[_TOTALS + phase]) / 1e9
 
-    def busy(self) -> tuple[int, float, float]:
-        """Return the steps whose busy time is known, its seconds, and those without a CPU core."""
-        # In this order a step that ends meanwhile cannot count without its time.
-        words = self._words
-        steps = words[_BUSY_STEPS]
-        return steps, words[_BUSY] / 1e9, words[_CPU_WAIT] / 1e9
+    def busy(self) -> tuple[int, float, float] | None:
+        """Return the steps whose busy time is known, its seconds, and those without a CPU core.
+
+        None if the memory holds no valid record of them.
+        """
+        record = self._busy.read()
+        if record is None:
+            return None
+        steps, busy, waits = record
+        return steps, busy / 1e9, waits / 1e9
 
     def total_seconds(self) -> float:
         """Return the seconds spent in all phases, without the present stay."""

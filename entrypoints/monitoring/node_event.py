@@ -51,9 +51,10 @@ class NodeReport:
     ) -> None:
         """Read all counters and log the event; ``job_fields`` are added to it."""
         self._counters = self._counters or self._open_counters()
-        reading = self._counters.read(now, [reader.sample().pid for reader in readers])
+        reading = self._counters.read(now, [reader.process.pid for reader in readers])
         before, self._reading = self._reading, reading
-        ranks = [self._rank_row(reader) for reader in readers]
+        totals = [_RankTotals.read(reader) for reader in readers]
+        ranks = [self._rank_row(rank) for rank in totals if rank is not None]
         if before is None:
             return
         figures = node_metrics.event_fields(before, reading)
@@ -66,9 +67,8 @@ class NodeReport:
         }
         self._events.write("node", _text(self._node, figures), **_rounded(fields))
 
-    def _rank_row(self, reader: HeartbeatReader) -> dict[str, float | None]:
+    def _rank_row(self, now: _RankTotals) -> dict[str, float | None]:
         """Return a rank's row: durations of whole steps and busy seconds since the last event."""
-        now = _RankTotals.read(reader)
         before = self._previous.get(now.rank, _NO_TOTALS)
         self._previous[now.rank] = now
         steps, seconds = now.steps - before.steps, now.total - before.total
@@ -125,13 +125,17 @@ class _RankTotals:
     cpu_wait: float
 
     @classmethod
-    def read(cls, reader: HeartbeatReader) -> _RankTotals:
+    def read(cls, reader: HeartbeatReader) -> _RankTotals | None:
+        """Return the totals that ``reader`` sees; None without a valid record of busy times."""
+        busy = reader.busy()
+        if busy is None:
+            return None
         return cls(
-            reader.sample().rank,
+            reader.process.rank,
             reader.step_durations(),
             reader.seconds_in(Phase.DATA),
             reader.total_seconds(),
-            *reader.busy(),
+            *busy,
         )
 
 

@@ -15,7 +15,13 @@ from sm_train.entrypoints.monitoring.first_failure import (
     death,
     exception,
 )
-from sm_train.entrypoints.monitoring.heartbeat import ExitState, HeartbeatSample, error_file
+from sm_train.entrypoints.monitoring.heartbeat import (
+    ExitState,
+    HeartbeatReader,
+    HeartbeatSample,
+    WatchedProcess,
+    error_file,
+)
 from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
 from sm_train.entrypoints.watchdog.watched_node import DISK_TIMEOUT, WatchedNode
 
@@ -34,20 +40,23 @@ class FailureWatch:
         self.failures = FailureLog(self.patience)
         self._unsent: Failure | None = None
 
-    def check(self, samples: Sequence[HeartbeatSample], now: float) -> None:
+    def check(self, readers: Sequence[HeartbeatReader], now: float) -> None:
         """Find the processes that failed, or died without reporting an end."""
         info = self._node.info
-        for sample, reader in zip(samples, self._node.ranks.readers, strict=False):
-            if self.failures.has(info.node, sample.rank):
+        for reader in readers:
+            process, exit_state = reader.process, reader.exit_state
+            if self.failures.has(info.node, process.rank):
                 continue
-            dead = sample.exit_state is ExitState.RUNNING and procfs.state(sample.pid) in "ZX"
+            dead = exit_state is ExitState.RUNNING and procfs.state(process.pid) in "ZX"
             # It may have reported its end between the two reads.
-            if dead and reader.sample().exit_state is ExitState.RUNNING:
-                found = self._death(sample)
-                fields = {"step": sample.step, "rank_died": sample.rank, "death": found.kind}
+            if dead and reader.exit_state is ExitState.RUNNING:
+                sample = reader.sample()
+                found = self._death(process, sample)
+                step = None if sample is None else sample.step
+                fields = {"step": step, "rank_died": process.rank, "death": found.kind}
                 self._node.events.warn("rank-died", found.text, **fields)
-            elif sample.exit_state is ExitState.FAILED:
-                found = self._error(sample)
+            elif exit_state is ExitState.FAILED:
+                found = self._error(process, reader.sample())
             else:
                 continue
             if info.nodes > 1:
@@ -79,15 +88,19 @@ class FailureWatch:
         is_cause = reported is not None and reported.kind not in CONSEQUENCES
         return is_cause and self._unsent is None
 
-    def _death(self, sample: HeartbeatSample) -> Failure:
-        exit_code = self._exit_codes.get(sample.pid)
-        return death(exit_code, node=self._node.info.node, rank=sample.rank, where=_where(sample))
+    def _death(self, process: WatchedProcess, sample: HeartbeatSample | None) -> Failure:
+        exit_code = self._exit_codes.get(process.pid)
+        node = self._node.info.node
+        return death(exit_code, node=node, rank=process.rank, where=_where(sample))
 
-    def _error(self, sample: HeartbeatSample) -> Failure:
-        path = error_file(self._node.ranks.heartbeats, sample.local_rank)
+    def _error(self, process: WatchedProcess, sample: HeartbeatSample | None) -> Failure:
+        path = error_file(self._node.ranks.heartbeats, process.local_rank)
         error = call_with_timeout(DISK_TIMEOUT, lambda: path.read_text(errors="replace"), "")
-        return exception(error, node=self._node.info.node, rank=sample.rank, where=_where(sample))
+        node = self._node.info.node
+        return exception(error, node=node, rank=process.rank, where=_where(sample))
 
 
-def _where(sample: HeartbeatSample) -> str:
+def _where(sample: HeartbeatSample | None) -> str:
+    if sample is None:
+        return "in an unknown phase: no valid heartbeat record"
     return f"in {sample.activity} after step {sample.step}"

@@ -37,10 +37,22 @@ class LocalRanks:
         self.readers: list[HeartbeatReader] = []
 
     def samples(self) -> list[HeartbeatSample]:
-        """Return the heartbeats of the processes that have started."""
+        """Return the heartbeats of the processes that have started and have a valid record."""
         if len(self.readers) < self.info.processes:
             self.readers = list(open_readers(self.heartbeats))
-        return [reader.sample() for reader in self.readers]
+        samples = (reader.sample() for reader in self.readers)
+        return [sample for sample in samples if sample is not None]
+
+    def unread(self, samples: Sequence[HeartbeatSample]) -> set[int]:
+        """Return the ranks that have started, but have no valid record among ``samples``."""
+        return {reader.process.rank for reader in self.readers} - {
+            sample.rank for sample in samples
+        }
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether the first process has reported success."""
+        return bool(self.readers) and self.readers[0].exit_state is ExitState.DONE
 
     def durations(self, phase: Phase) -> DurationHistogram:
         """Return a phase's durations on all ranks of this node.
@@ -52,9 +64,9 @@ class LocalRanks:
 
     def busy_totals(self) -> list[BusyTotals]:
         """Return how long each rank has been busy since its start."""
+        totals = ((reader.process.rank, reader.busy()) for reader in self.readers)
         return [
-            BusyTotals(reader.sample().rank, self.info.node, *reader.busy())
-            for reader in self.readers
+            BusyTotals(rank, self.info.node, *busy) for rank, busy in totals if busy is not None
         ]
 
     def statuses(

@@ -58,6 +58,8 @@ class StallWatch:
     def __init__(self, node: WatchedNode, detector: StallDetector, failures: FailureLog) -> None:
         self._node, self._detector, self._failures = node, detector, failures
         self._stall: StallState | None = None
+        # rank → sequence number at which it was overdue at the last poll
+        self._suspects: dict[int, int] = {}
         self.own: PeerStall | None = None
         self._peers_since: float | None = None
         self._learn_at = self._remind_at = node.clock()
@@ -75,10 +77,15 @@ class StallWatch:
     def check(
         self, samples: Sequence[HeartbeatSample], overdue: Sequence[HeartbeatSample], now: float
     ) -> None:
-        """Begin, continue or end a stall; ``overdue`` are the ranks beyond their timeouts."""
+        """Begin, continue or end a stall; ``overdue`` are the ranks beyond their timeouts.
+
+        A stall begins once two polls in succession find a rank overdue in the same phase.
+        """
+        before, self._suspects = self._suspects, {rank.rank: rank.sequence for rank in overdue}
         if self._stall is None:
-            if overdue:
-                self._begin(samples, overdue[0], now)
+            confirmed = [rank for rank in overdue if before.get(rank.rank) == rank.sequence]
+            if confirmed:
+                self._begin(samples, confirmed[0], now)
         elif not overdue and _has_progressed(samples, self._stall):
             self._end(samples, self._stall, now)
         elif self._stall.alert is not None and now >= self._remind_at:
@@ -100,8 +107,10 @@ class StallWatch:
             f"no heartbeat for {silent:.3g} s in {first.activity} after step {first.step} "
             f"(timeout {timeout:.3g} s, {self._usual_duration(first.phase)})"
         )
-        if (missing := node.info.processes - len(samples)) > 0:
+        if (missing := node.info.processes - len(node.ranks.readers)) > 0:
             symptom += f"; {missing} of {node.info.processes} processes have not started"
+        if unread := sorted(node.ranks.unread(samples)):
+            symptom += f"; no valid heartbeat record of ranks {', '.join(map(str, unread))}"
         self._stall = StallState(first.since, {sample.rank: sample.sequence for sample in samples})
         self.own = PeerStall(symptom, silent)
         report = call_with_timeout(
@@ -130,7 +139,7 @@ class StallWatch:
             ends=kill,
         )
         if kill:
-            self._kill_job(samples, f"stall: {symptom}; {culprit.reason}")
+            self._kill_job(f"stall: {symptom}; {culprit.reason}")
 
     def _end(self, samples: Sequence[HeartbeatSample], stall: StallState, now: float) -> None:
         self._stall = self.own = None
@@ -184,7 +193,7 @@ class StallWatch:
             statuses, silent = statuses + node.peers.statuses(), node.peers.silent_nodes()
         return find_culprit(statuses, silent)
 
-    def _kill_job(self, samples: Sequence[HeartbeatSample], cause: str) -> None:
+    def _kill_job(self, cause: str) -> None:
         """Kill this node's processes; the launcher then fails the job, which can be resumed.
 
         SIGKILL, because a process that hangs runs no Python signal handler.
@@ -196,15 +205,18 @@ class StallWatch:
             time.sleep(PEER_DETECTION_SECONDS)
         node.dispatcher.finish(LAST_ALERT_TIMEOUT)
         self.killed = True
-        for sample in samples:
-            if sample.exit_state is ExitState.RUNNING:
+        for reader in node.ranks.readers:
+            if reader.exit_state is ExitState.RUNNING:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(sample.pid, signal.SIGKILL)
+                    os.kill(reader.process.pid, signal.SIGKILL)
 
 
 def _has_progressed(samples: Sequence[HeartbeatSample], stall: StallState) -> bool:
-    return all(
-        sample.sequence != stall.sequences.get(sample.rank)
-        or sample.exit_state is not ExitState.RUNNING
+    """Return whether every rank has ended or entered another phase, as far as records are valid."""
+    progressed = {
+        sample.rank
         for sample in samples
-    )
+        if sample.sequence != stall.sequences.get(sample.rank)
+        or sample.exit_state is not ExitState.RUNNING
+    }
+    return progressed >= stall.sequences.keys() | {sample.rank for sample in samples}

@@ -86,6 +86,8 @@ class Watchdog:
         self._detector = StallDetector(bounds, max_gap=max_gap)
         self._failed = FailureWatch(self._node, exit_codes if exit_codes is not None else {})
         self._stalls = StallWatch(self._node, self._detector, self._failed.failures)
+        # Ranks without a valid record at the last poll, and those that were reported for it.
+        self._unread, self._reported = set[int](), set[int]()
         now = clock()
         # When each periodic task runs next.
         self._due = {"heartbeat": now + heartbeat.interval, "measure": now, "storage": now}
@@ -93,25 +95,27 @@ class Watchdog:
     @property
     def pids(self) -> list[int]:
         """The processes that are watched."""
-        return [sample.pid for sample in self._ranks.samples()]
+        return [reader.process.pid for reader in self._ranks.readers]
 
     def poll(self) -> None:
         """Read every process's heartbeat once and run the tasks that are due."""
         now = self._node.clock()
         samples, heartbeat = self._ranks.samples(), self._node.config.heartbeat
-        if not samples:
+        if not self._ranks.readers:
             return
+        self._report_unread(samples)
         self._stalls.learn(now)
         overdue = self._detector.overdue(samples, now)
         if not self._stalls.killed:
-            self._failed.check(samples, now)
+            self._failed.check(self._ranks.readers, now)
         self._exchange(samples, now)
         self._failed.report(now)
-        self._compare_ranks(samples, now)
-        self._stalls.check(samples, overdue, now)
+        if samples:
+            self._compare_ranks(samples, now)
+            self._stalls.check(samples, overdue, now)
         if self._storage is not None and self._is_due("storage", now, STORAGE_CHECK_SECONDS):
             self._storage.check(now)
-        if self._is_due("heartbeat", now, heartbeat.interval):
+        if samples and self._is_due("heartbeat", now, heartbeat.interval):
             self._log_heartbeat(samples, now)
         if self._is_due("measure", now, 2 * heartbeat.interval):
             self._report.start_measuring(self._ranks.readers, now, self._stragglers.fields())
@@ -121,6 +125,14 @@ class Watchdog:
             statuses = self._ranks.statuses(samples)
             self._node.exchange(statuses, self._stalls.own, self._failed.failures)
             self._stalls.report_peers(samples, now)
+
+    def _report_unread(self, samples: Sequence[HeartbeatSample]) -> None:
+        """Warn once of each rank that has no valid heartbeat record in two polls in succession."""
+        before, self._unread = self._unread, self._ranks.unread(samples)
+        for rank in sorted(before & self._unread - self._reported):
+            self._reported.add(rank)
+            message = f"rank {rank} has no valid heartbeat record: its progress is unknown"
+            self._node.events.warn("heartbeat-invalid", message, unread_rank=rank)
 
     def _is_due(self, task: str, now: float, interval: float) -> bool:
         if now < self._due[task]:
@@ -165,26 +177,24 @@ class Watchdog:
             time.sleep(_SETTLE_POLL_SECONDS)
             samples = self._ranks.samples()
         node = self._node
-        if not _ended_well(samples):
+        if not self._ranks.ended_well:
             self._failed.report(node.clock(), final=True)
         elif node.info.node == 0:
-            node.dispatcher.send(node.formatter.ended(samples[0].step))
+            step = max((sample.step for sample in samples), default=None)
+            node.dispatcher.send(node.formatter.ended(step))
         node.dispatcher.finish(LAST_ALERT_TIMEOUT)
 
     def _has_settled(self, samples: Sequence[HeartbeatSample]) -> bool:
         """Poll once more for failures; return whether no other one has to be waited for."""
-        now, ended_well = self._node.clock(), _ended_well(samples)
+        now, ended_well = self._node.clock(), self._ranks.ended_well
         # After a success the other processes' ends no longer matter.
         if not self._stalls.killed:
-            self._failed.check(samples[:1] if ended_well else samples, now)
+            readers = self._ranks.readers
+            self._failed.check(readers[:1] if ended_well else readers, now)
         self._exchange(samples, now)
         self._failed.report(now)
         # Another node may still name the process that the connection was lost to.
         return ended_well or self._stalls.killed or self._failed.has_cause
-
-
-def _ended_well(samples: Sequence[HeartbeatSample]) -> bool:
-    return bool(samples) and samples[0].exit_state is ExitState.DONE
 
 
 def poll_seconds(config: JobConfig) -> float:

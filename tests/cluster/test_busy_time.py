@@ -96,7 +96,7 @@ def test_paused_rank_is_busy_for_longer(tmp_path: Path, stage: dict[str, Any]) -
         # Without a reader its pipe fills up and blocks rank 0.
         threading.Thread(target=lambda: [None for _ in running.lines()], daemon=True).start()
         readers = readers_of(running)
-        with paused(readers[1].sample().pid, 0.6):
+        with paused(readers[1].process.pid, 0.6):
             healthy, slow = own_seconds(readers, STEPS)
         assert slow > 1.2 * healthy
         steps = [reader.busy()[0] for reader in readers]
@@ -115,7 +115,7 @@ def test_one_of_four_ranks_that_is_paused_30_percent_of_the_time_is_named(
     with training(tmp_path, 4, **stage) as running:
         running.wait_for("step", step=5)
         began = time.time()
-        with paused(readers_of(running)[2].sample().pid, 0.3):
+        with paused(readers_of(running)[2].process.pid, 0.3):
             found = running.wait_for("warning", code="straggler")
     assert (found["straggler_rank"], found["straggler_node"]) == (2, 0)
     assert found["ratio"] > 1.1

@@ -66,6 +66,7 @@ def ranks(node: Processes) -> dict[int, HeartbeatSample]:
     return {
         heartbeat.rank: heartbeat
         for heartbeat in (reader.sample() for reader in open_readers(folder))
+        if heartbeat is not None
     }
 
 

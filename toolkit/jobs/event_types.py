@@ -95,6 +95,7 @@ _OPTIONAL: Mapping[str, Mapping[str, Any]] = {
         "blamed_rank": _Rank,
         "blamed_node": _Rank,
         "rank_died": _Rank,
+        "unread_rank": _Rank,
         "silent_seconds": _Seconds,
         "evidence": str,
     },

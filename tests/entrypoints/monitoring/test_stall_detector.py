@@ -58,6 +58,12 @@ def sample(
     return HeartbeatSample(rank, rank, 1, phase, sequence, sequence, since, ExitState.RUNNING)
 
 
+def read(reader: HeartbeatReader) -> HeartbeatSample:
+    found = reader.sample()
+    assert found is not None
+    return found
+
+
 # ---------------------------------------------------------------------- the writer
 
 
@@ -78,7 +84,7 @@ def test_reader_sees_phases_and_their_durations(tmp_path: Path) -> None:
             writer.enter(phase, step)
             clock.advance(seconds)
     writer.enter(Phase.FINISH, steps)
-    last = reader.sample()
+    last = read(reader)
     assert (last.rank, last.local_rank, last.phase) == (9, 1, Phase.FINISH)
     assert (last.step, last.sequence) == (steps, 2 * steps + 1)
     assert last.since == clock.now / 1e9
@@ -90,7 +96,7 @@ def test_reader_sees_phases_and_their_durations(tmp_path: Path) -> None:
     assert reader.step_durations().quantile(0.5) == pytest.approx(0.5, rel=0.07)
     assert reader.seconds_in(Phase.DATA) == pytest.approx(0.1 * steps)
     writer.end(ExitState.DONE)
-    assert reader.sample().exit_state is ExitState.DONE
+    assert read(reader).exit_state is ExitState.DONE
 
 
 def test_compilation_is_named_and_not_learned_from(tmp_path: Path) -> None:
@@ -103,7 +109,7 @@ def test_compilation_is_named_and_not_learned_from(tmp_path: Path) -> None:
         clock.advance(0.4)
         if step == 80:
             writer.begin_compilation()
-            compiling = reader.sample()
+            compiling = read(reader)
             assert compiling.activity == "step (compiling)"
             # A compilation is no phase of its own: other ranks may have none.
             assert compiling.sequence == step + 1
@@ -111,7 +117,7 @@ def test_compilation_is_named_and_not_learned_from(tmp_path: Path) -> None:
             assert detector.timeout(compiling) == BOUNDS.longest > detector.timeouts[Phase.STEP]
             clock.advance(150.0)
             writer.end_compilation()
-    assert reader.sample().activity == "step"
+    assert read(reader).activity == "step"
     assert reader.durations(Phase.STEP).longest == pytest.approx(0.4, rel=0.07)
     assert reader.seconds_in(Phase.STEP) > 150
 
@@ -121,8 +127,8 @@ def test_memory_of_an_earlier_attempt_stays_readable(tmp_path: Path) -> None:
     reader = HeartbeatReader(tmp_path / "heartbeat-0")
     first.enter(Phase.DATA, 7)
     HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0)
-    assert reader.sample().step == 7
-    assert HeartbeatReader(tmp_path / "heartbeat-0").sample().step == 0
+    assert read(reader).step == 7
+    assert read(HeartbeatReader(tmp_path / "heartbeat-0")).step == 0
 
 
 def test_folder_is_per_attempt_and_those_of_dead_launchers_are_stale(

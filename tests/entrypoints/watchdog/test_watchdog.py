@@ -328,3 +328,40 @@ def test_uploads_that_nothing_notes_are_unknown(
     text = alert["attachments"][0]["text"]
     assert "and nothing notes an upload for 15 min" in text
     assert "whether it is uploaded is unknown" in text
+
+
+def test_rank_without_a_valid_record_is_reported_and_never_stops_the_job(
+    start_cluster: Callable[..., WatchedCluster],
+) -> None:
+    """It is no evidence of silence: a torn read once ended jobs that made progress."""
+    cluster = start_cluster(on_stall="kill")
+    path = cluster.folders[1] / "heartbeat-0"
+    whole = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(bytes(48))
+    cluster.run(1, 0)
+    assert not cluster.events(1, "heartbeat-invalid")
+    cluster.run(40, 0)
+    (event,) = cluster.events(1, "heartbeat-invalid")
+    assert event["unread_rank"] == 1
+    assert not cluster.events(1, "stall")
+    with path.open("r+b") as file:
+        file.write(whole[:48])
+    cluster.run(2, 0, 1)
+    assert not cluster.events(1, "stall")
+
+
+def test_stall_needs_two_polls_that_say_the_same(
+    start_cluster: Callable[..., WatchedCluster],
+) -> None:
+    cluster = start_cluster()
+    silent = cluster.settings.heartbeat.max_timeout + 100
+    cluster.watchdogs[0]._detector.resume(cluster.clock() + silent)
+    cluster.clock.now += silent
+    cluster.watchdogs[0].poll()
+    assert not cluster.events(0, "stall")
+    # The rank made progress between the two polls.
+    cluster.writers[0].enter(Phase.STEP, 6)
+    cluster.clock.now += 1
+    cluster.watchdogs[0].poll()
+    assert not cluster.events(0, "stall")
