@@ -123,9 +123,7 @@ def job_trainer(
     archive = folder / ARCHIVE_NAME
     archive.write_bytes(bundle.archive)
     with quiet_sdk():
-        from sagemaker.core.helper.session_helper import Session
-
-        session = Session(boto_session=boto_session, default_bucket=bucket)
+        session = session_of(boto_session, bucket)
         # On the smddp route AWS's toolkit downloads the code; the SDK stages none.
         is_smddp = hyperparameter(request, "sagemaker_submit_directory") is not None
         source = {} if is_smddp else _source(request, archive, bundle)
@@ -143,6 +141,20 @@ def job_trainer(
         trainer = _model_trainer(_job_trainer_class(request, creating), request, session, source)
     weakref.finalize(trainer, shutil.rmtree, folder, ignore_errors=True)
     return cast("ModelTrainer", trainer)
+
+
+def session_of(boto_session: boto3.Session, bucket: str) -> Any:
+    """Return the SDK's session, which stages in ``bucket`` and sends no request for it.
+
+    ``Session(default_bucket=...)`` lists all buckets before it uses the name, and probes a bucket
+    that it may not list (sagemaker 3.27, session_helper.py). A least-privilege policy has neither
+    right.
+    """
+    from sagemaker.core.helper.session_helper import Session
+
+    session = Session(boto_session=boto_session)
+    session._default_bucket = bucket
+    return session
 
 
 def _job_trainer_class(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.object_store.store import store_of
 from sm_train.estimators.request.processing import ProcessingRequest
-from sm_train.estimators.sdk.model_trainer import quiet_sdk, reject_drift
+from sm_train.estimators.sdk.model_trainer import quiet_sdk, reject_drift, session_of
 
 if TYPE_CHECKING:
     import boto3
@@ -37,10 +37,7 @@ def create_processing_job(
         else:
             store.upload(content, bucket, f"{prefix}/{name}")
     with quiet_sdk():
-        from sagemaker.core.helper.session_helper import Session
-
-        session = Session(boto_session=boto_session, default_bucket=bucket)
-        _processor(request, session).run(
+        _processor(request, session_of(boto_session, bucket)).run(
             inputs=_inputs(request), job_name=request["ProcessingJobName"], wait=False, logs=False
         )
     return request["ProcessingJobName"]

@@ -15,6 +15,16 @@ from urllib.parse import parse_qs
 
 from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
 
+from tests.support.aws.policy_enforcement import (
+    ACCOUNT,
+    Permission,
+    allowed,
+    json_denial,
+    needed_for_json,
+    needed_for_query,
+    needed_in_s3,
+    query_denial,
+)
 from tests.support.aws.policy_simulator import simulate_principal_policy
 from tests.support.background_server import serve_in_background
 from tests.support.forked_commands.botocore_models import parse_models_once
@@ -24,11 +34,6 @@ if TYPE_CHECKING:
 
 BACKENDS = ("s3", "sagemaker", "iam", "sts", "logs", "cloudwatch", "events", "sns")
 """Loaded when a pytest worker starts its first server, instead of in the middle of a test."""
-
-ACCOUNT = "345678901234"
-"""moto's account, which owns every bucket unless a test names another owner.
-
-moto's default is an account of documentation, which sm-train refuses."""
 
 os.environ["MOTO_ACCOUNT_ID"] = ACCOUNT
 parse_models_once()
@@ -56,6 +61,12 @@ class Aws:
     """Bucket → the account that owns it, if not :data:`ACCOUNT`."""
     required_keys: dict[str, str] = field(default_factory=dict)
     """Bucket → the KMS key without which its policy denies every new object."""
+    policy: dict[str, Any] | None = None
+    """The only policy of the caller, which is enforced; None allows every request."""
+    checked: set[Permission] = field(default_factory=set)
+    """The permissions that the requests needed, except those of :meth:`client`."""
+    denied: list[Permission] = field(default_factory=list)
+    """The permissions that requests needed and :attr:`policy` lacks."""
     denied_queries: set[str] = field(default_factory=set)
     """Subresources of S3, such as ``versions``, that the caller's policy denies."""
     intercept: Callable[[str, str], tuple[int, bytes] | None] = lambda method, path: None
@@ -73,6 +84,18 @@ class Aws:
     )
     """Operation → a function of the call's body, with the region as ``_region``, that returns a
     status and a body, or None to let moto respond."""
+
+    def missing(self, environ: dict[str, Any], needed: Iterable[Permission]) -> Permission | None:
+        """Record what a request needs; return the first permission that :attr:`policy` lacks."""
+        if f"Credential={_SETUP_KEY}/" in environ.get("HTTP_AUTHORIZATION", ""):
+            return None
+        permissions = list(needed)
+        self.checked.update(permissions)
+        if self.policy is None:
+            return None
+        lacking = [each for each in permissions if allowed(self.policy, *each) is None]
+        self.denied += lacking
+        return lacking[0] if lacking else None
 
     def bodies(self, operation: str) -> list[dict[str, Any]]:
         """Return the bodies of the calls of ``operation``, in order."""
@@ -168,14 +191,29 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
     if not target:
         query = environ.get("QUERY_STRING", "")
         aws.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], query))
-        if _service(environ) == "iam":
+        service = _service(environ)
+        if service in ("iam", "sts", "sns"):
             content = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             environ["wsgi.input"] = io.BytesIO(content)
+            if missing := aws.missing(environ, needed_for_query(service, content)):
+                start_response("403 Forbidden", [("Content-Type", "text/xml")])
+                return [query_denial(missing)]
             if b"Action=SimulatePrincipalPolicy" in content:
                 status, document = simulate_principal_policy(content.decode(), ACCOUNT)
                 start_response(f"{status} Simulated", [("Content-Type", "text/xml")])
                 return [document]
-        is_denied = not aws.denied_queries.isdisjoint(parse_qs(query, keep_blank_values=True))
+        lacks_permission = service == "s3" and aws.missing(
+            environ,
+            needed_in_s3(
+                environ["REQUEST_METHOD"],
+                environ["PATH_INFO"],
+                query,
+                environ.get("HTTP_X_AMZ_COPY_SOURCE"),
+            ),
+        )
+        is_denied = bool(lacks_permission) or not aws.denied_queries.isdisjoint(
+            parse_qs(query, keep_blank_values=True)
+        )
         intercepted = aws.intercept(environ["REQUEST_METHOD"], environ["PATH_INFO"])
         if intercepted is not None:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -194,11 +232,13 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
     environ["wsgi.input"] = io.BytesIO(content)
     operation, body = target.rsplit(".", 1)[-1], json.loads(content or b"{}")
     aws.calls.append((operation, body))
+    # Only the signature of a call names its region.
+    region = environ.get("HTTP_AUTHORIZATION", "//").split("/")[2]
+    if missing := aws.missing(environ, needed_for_json(operation, body | {"_region": region})):
+        return _respond(start_response, *json_denial(missing))
     if operation in aws.error_codes:
         error = {"__type": aws.error_codes[operation], "message": "rejected by the test"}
         return _respond(start_response, 400, error)
-    # Only the signature of a call names its region.
-    region = environ.get("HTTP_AUTHORIZATION", "//").split("/")[2]
     response = aws.responses.get(operation, lambda _: None)(body | {"_region": region})
     if response is not None:
         return _respond(start_response, *response)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
 import yaml
@@ -17,6 +14,7 @@ from sm_train.estimators.config.naming import canary_prefix, measuring_run
 from sm_train.estimators.request.iam import merge_policies, policies
 
 from tests.conftest import Aws, Cli
+from tests.support.aws.policy_enforcement import ACCOUNT, allowed
 from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import ECR, config
 from tests.support.run_files import write_run
@@ -24,159 +22,91 @@ from tests.support.run_files import write_run
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 ROLE = "arn:aws:iam::210987654321:role/sm-train"
 
-# Actions that no command of this test calls, and what needs them.
-NOT_RECORDED = {
-    "sagemaker:StopTrainingJob": "stop",
+NOT_CALLED = {
     "sagemaker:UpdateTrainingJob": "watch, to end a warm pool at the budget",
-    "sagemaker:Search": "status, for a stage with several jobs",
     "logs:GetLogEvents": "diagnose, which reads each stream",
     "ecr:DescribeImages": "check, for an image that is not AWS's",
-    "iam:GetRole": "check, over a protocol that is not recorded here",
-    "iam:SimulatePrincipalPolicy": "check, over the same",
+    "iam:SimulatePrincipalPolicy": "check, for a role that exists",
     "pricing:GetProducts": "cost --refresh, which has its own test",
-    "sns:GetTopicAttributes": "alarms, over a protocol that is not recorded here",
-    **dict.fromkeys(
-        [
-            "sns:CreateTopic",
-            "sns:TagResource",
-            "sns:ListTagsForResource",
-            "sns:SetTopicAttributes",
-            "sns:Subscribe",
-            "sns:DeleteTopic",
-        ],
-        "alarms --email, over the same",
-    ),
 }
-
-
-def allowed(policy: Any, action: str, resource: str, prefix: str | None = None) -> str | None:
-    """Return the Sid of the statement that allows ``action`` on ``resource``.
-
-    ``prefix`` is that of a request that lists a bucket.
-    """
-    for statement in policy["Statement"]:
-        if action not in statement["Action"]:
-            continue
-        conditions = statement.get("Condition", {})
-        prefixes = conditions.get("StringLike", {}).get("s3:prefix")
-        if prefix is not None or prefixes is None:
-            prefixes = conditions.get("StringLikeIfExists", {}).get("s3:prefix", prefixes)
-        listable = prefixes is None or any(
-            fnmatchcase(prefix or "", pattern) for pattern in prefixes
-        )
-        if listable and any(fnmatchcase(resource, pattern) for pattern in statement["Resource"]):
-            sid: str = statement["Sid"]
-            return sid
-    return None
-
+"""Actions that no command of the test calls, and what needs them."""
 
 _LOG_GROUP = "arn:aws:logs:us-east-1:210987654321:log-group:/aws/sagemaker/TrainingJobs:*"
-_ALARM = "arn:aws:cloudwatch:us-east-1:210987654321:alarm:"
-_OTHER_SERVICES = {
-    "ListServiceQuotas": ("servicequotas:ListServiceQuotas", "*"),
-    "DescribeLogStreams": ("logs:DescribeLogStreams", _LOG_GROUP),
-    "FilterLogEvents": ("logs:FilterLogEvents", _LOG_GROUP),
-    "GetMetricData": ("cloudwatch:GetMetricData", "*"),
-    "DescribeAlarms": ("cloudwatch:DescribeAlarms", "*"),
-} | {
-    operation: (f"events:{operation}", "arn:aws:events:us-east-1:210987654321:rule/sm-train-Demo")
-    for operation in (
-        "DescribeRule",
-        "ListTagsForResource",
-        "ListTargetsByRule",
-        "PutRule",
-        "PutTargets",
-        "RemoveTargets",
-        "DeleteRule",
-    )
-}
-"""Operations of services other than SageMaker: the action and resource that IAM checks."""
 
 
-def calls(aws: Aws) -> Iterator[tuple[str, str] | tuple[str, str, str]]:
-    """Yield the action, the resource and the prefix that IAM checks for every recorded call."""
-    job = "arn:aws:sagemaker:us-east-1:210987654321:training-job/"
-    for operation, body in aws.calls:
-        name = body.get("TrainingJobName", "").lower()
-        if operation in _OTHER_SERVICES:
-            action, resource = _OTHER_SERVICES[operation]
-            yield action, resource
-            if "Tags" in body:
-                yield "events:TagResource", resource
-        elif operation in ("PutMetricAlarm", "DeleteAlarms"):
-            for alarm in body.get("AlarmNames") or [body["AlarmName"]]:
-                yield f"cloudwatch:{operation}", _ALARM + alarm
-        elif operation == "ListTags":
-            yield "sagemaker:ListTags", job + body["ResourceArn"].rpartition("/")[2].lower()
-        else:
-            yield f"sagemaker:{operation}", job + name if name else "*"
-        if operation == "CreateTrainingJob":
-            yield "sagemaker:AddTags", job + name
-            yield "iam:PassRole", body["RoleArn"]
-    for method, path, query in aws.requests:
-        bucket, _, key = path.strip("/").partition("/")
-        if bucket in ("moto-api", ""):  # "": IAM and STS
-            continue
-        if key:
-            action = {"GET": "GetObject", "HEAD": "GetObject"}.get(method, "PutObject")
-        else:
-            if query == "location":
-                yield "s3:GetBucketLocation", f"arn:aws:s3:::{bucket}"
-                continue
-            assert "list-type=2" in query, (method, path, query)
-            prefix = parse_qs(query).get("prefix", [""])[0]
-            yield "s3:ListBucket", f"arn:aws:s3:::{bucket}", prefix
-            continue
-        yield f"s3:{action}", f"arn:aws:s3:::{path.strip('/')}"
+class EndedJobs(FakeSageMaker):
+    """Every job ends with ``status`` as soon as it is created."""
+
+    status = "InProgress"
+
+    def _start(self, response: dict[str, Any]) -> dict[str, Any]:
+        super()._start(response)
+        arn = response["TrainingJobArn"]
+        self.set_status(arn.rsplit("/", 1)[1], self.status, region=arn.split(":")[3])
+        return response
 
 
 @pytest.mark.integration
-def test_laptop_policy_equals_what_commands_call(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_commands_need_the_printed_policies_and_no_more(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    """The server enforces them: it denies what the policy of the caller does not allow."""
     aws.make_bucket("ai-bucket")
     aws.make_bucket("their-bucket", **SHARDS)
     topic = aws.client("sns").create_topic(Name="team")["TopicArn"]
     run = write_run(
-        tmp_path, name="Demo", data={"uri": "s3://their-bucket/shards/"}, tags={"team": "imaging"}
+        tmp_path,
+        name="Demo",
+        role=f"arn:aws:iam::{ACCOUNT}:role/sm-train",
+        data={"uri": "s3://their-bucket/shards/"},
+        tags={"team": "imaging"},
+        alerts={"sns_topic": topic},
     )
-    aws.calls.clear()
-    aws.requests.clear()
     options = {"network": "loopback", "env": aws.environment}
-    submitted = cli("submit", run, "--yes", "--json", **options)
-    assert submitted.returncode == 0, submitted.stderr
-    job = json.loads(submitted.stdout)["training_job_name"]
-    FakeSageMaker(aws).set_status(job, "InProgress")
-    for command in (
-        ["alarms", run, "--topic", topic, "--yes"],
-        ["alarms", run, "--remove"],
-        ["check", run],
-        ["cost", run, "--actual"],
-        ["watch", run, "--once"],
-        ["logs", run],
-        ["--region", "us-east-1", "submit", "--clone", job, "--set", "name=Demo", "--dry-run"],
-    ):
-        result = cli(*command, **options)
-        # 3: check finds that moto's account is not the role's.
-        assert result.returncode in (0, 3), result.stderr
     printed = cli("iam", run, "--json")
     assert printed.returncode == 0, printed.stderr
     documents = json.loads(printed.stdout)
     image = "arn:aws:ecr:us-east-1:763104351884:repository/pytorch"
     assert allowed(documents["job"], "ecr:BatchGetImage", image) == "PullImage"
-    policy = documents["laptop"]
-    recorded = set(calls(aws))
-    assert {"sagemaker:CreateTrainingJob", "s3:PutObject"} < {action for action, *_ in recorded}
-    assert [call for call in sorted(recorded) if allowed(policy, *call) is None] == []
-    used = {action for action, *_ in recorded}
-    granted = {action for statement in policy["Statement"] for action in statement["Action"]}
-    assert granted - used == NOT_RECORDED.keys()
-    statements = {statement["Sid"] for statement in policy["Statement"]}
-    assert {allowed(policy, *call) for call in recorded} >= statements - {
-        "CheckImage",
-        "SimulatePermissions",
-        "ReadLogs",
-        "ReadTopic",
-        "ManageTopic",
-    }
+    jobs = EndedJobs(aws)
+    aws.policy = documents["laptop"]
+
+    def run_command(*command: Any, code: int = 0) -> str:
+        result = cli(*command, **options)
+        assert aws.denied == [], (command, result.stderr)
+        assert result.returncode == code, (command, result.stderr)
+        return str(result.stdout)
+
+    job = json.loads(run_command("submit", run, "--yes", "--json"))["training_job_name"]
+    run_command("alarms", run, "--topic", topic, "--yes")
+    # 3: check finds that moto does not have the role.
+    run_command("check", run, code=3)
+    for command in (
+        ["cost", run, "--actual"],
+        ["status", run],
+        ["--region", "us-east-1", "list"],
+        ["watch", run, "--once"],
+        ["logs", run],
+        ["--region", "us-east-1", "submit", "--clone", job, "--set", "name=Demo", "--dry-run"],
+        ["--region", "us-east-1", "stop", job],
+    ):
+        run_command(*command)
+    jobs.set_status(job, "Stopped")
+    run_command("resume", run, "--yes")
+    jobs.status = "Failed"
+    run_command("doctor", run, "--yes", code=6)
+    # 3: the canary's report says that nothing was observed.
+    run_command("doctor", run, "--yes", "--canary", "--interval", "1s", code=3)
+    run_command("measure", run, "--stage", "256px", "--yes", code=6)
+    run_command("alarms", run, "--remove")
+    run_command("alarms", run, "--email", "team@example.com", "--unencrypted", "--yes")
+    run_command("alarms", run, "--remove")
+    used = {action for action, *_ in aws.checked}
+    granted = {action for statement in aws.policy["Statement"] for action in statement["Action"]}
+    assert granted - used == NOT_CALLED.keys()
+
+    # The function that watches the run restarts its job.
+    aws.policy, aws.checked = documents["watch"], set()
+    jobs.status = "InProgress"
+    run_command("watch", run, "--once", "--yes")
 
 
 def test_other_runs_are_not_allowed() -> None:
