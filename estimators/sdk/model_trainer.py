@@ -153,7 +153,7 @@ def session_of(boto_session: boto3.Session, bucket: str) -> Any:
     from sagemaker.core.helper.session_helper import Session
 
     session = Session(boto_session=boto_session)
-    session._default_bucket = bucket
+    vars(session)["_default_bucket"] = bucket
     return session
 
 

@@ -90,7 +90,7 @@ def test_commands_need_the_printed_policies_and_no_more(cli: Cli, aws: Aws, tmp_
     ):
         run_command(*command)
     jobs.set_status(job, "Stopped")
-    run_command("resume", run, "--yes")
+    resumed = json.loads(run_command("resume", run, "--yes", "--json"))["training_job_name"]
     jobs.status = "Failed"
     run_command("doctor", run, "--yes", code=6)
     # 3: the canary's report says that nothing was observed.
@@ -104,9 +104,13 @@ def test_commands_need_the_printed_policies_and_no_more(cli: Cli, aws: Aws, tmp_
     assert granted - used == NOT_CALLED.keys()
 
     # The function that watches the run restarts its job.
-    aws.policy, aws.checked = documents["watch"], set()
+    aws.policy = documents["watch"]
     jobs.status = "InProgress"
-    run_command("watch", run, "--once", "--yes")
+    reason = "InternalServerError: We encountered an internal error. Please try again."
+    jobs.set_status(resumed, "Failed", reason=reason, ended_ago=3600)
+    created = len(aws.bodies("CreateTrainingJob"))
+    run_command("watch", run, "--once")
+    assert len(aws.bodies("CreateTrainingJob")) == created + 1
 
 
 def test_other_runs_are_not_allowed() -> None:
