@@ -77,7 +77,7 @@ _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
 
 @dataclass(frozen=True)
-class _Scope:
+class RunScope:
     """The account, region and S3 locations of a run.
 
     ``inputs`` are the S3 URIs that the jobs read and the run does not write.
@@ -90,7 +90,25 @@ class _Scope:
     bucket: str
     inputs: tuple[str, ...]
 
+    @classmethod
+    def of(cls, config: RunConfig, region: str) -> RunScope:
+        """Return the scope of a run in ``region``."""
+        _, partition, _, _, account, _ = (config.role or ROLE_NOT_SET).split(":", 5)
+        optional = (config.index_uri, config.data.validation, config.model.components)
+        inputs = [
+            config.data.uri,
+            *filter(None, optional),
+            *(channel.uri for channel in config.channels.values() if channel.uri is not None),
+            *config.source_indexes.values(),
+        ]
+        # A prefix of the index covers its list of removed samples.
+        lists = config.removal_lists.values()
+        inputs += [uri for uri in lists if indexed_by(uri) not in inputs]
+        bucket = staging_bucket(config, region)
+        return cls(config.name, partition, account, region, bucket, tuple(inputs))
+
     def arn(self, service: str, resource: str) -> str:
+        """Return the ARN of a resource of the run's account and region."""
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
     @property
@@ -113,6 +131,7 @@ class _Scope:
         return [self.arn("logs", f"{group}:{name}") for name in self.job_names]
 
     def s3_arn(self, path: str) -> str:
+        """Return the ARN of a bucket, of an object, or of a pattern of objects."""
         return f"arn:{self.partition}:s3:::{path}"
 
     @property
@@ -136,7 +155,7 @@ class _Scope:
             prefixes.setdefault(bucket, []).append(f"{key}*")
         arns = [self.s3_arn(bucket) for bucket in sorted(prefixes)]
         listings = [
-            _allow(
+            allow(
                 # A Sid has letters and digits only. Names of buckets have no capitals.
                 f"List{bucket.replace('-', 'Dash').replace('.', 'Dot')}",
                 ["s3:ListBucket"],
@@ -145,7 +164,7 @@ class _Scope:
             )
             for bucket, names in sorted(prefixes.items())
         ]
-        return [_allow("LocateBuckets", ["s3:GetBucketLocation"], arns), *listings]
+        return [allow("LocateBuckets", ["s3:GetBucketLocation"], arns), *listings]
 
 
 def policies(config: RunConfig, region: str, image: str) -> dict[str, PolicyDocument]:
@@ -158,11 +177,11 @@ def policies(config: RunConfig, region: str, image: str) -> dict[str, PolicyDocu
     Raises:
         ValueError: AWS has no image for one of the run's fallbacks.
     """
-    scope = _scope(config, region)
+    scope = RunScope.of(config, region)
     laptop, job = _laptop_permissions(config, scope, image), _job_permissions(config, scope, image)
     fallbacks = placements(config, region)[1:]
     for fallback in fallbacks:
-        fallback_scope = _scope(fallback.config, fallback.region)
+        fallback_scope = RunScope.of(fallback.config, fallback.region)
         fallback_image = image_uri(fallback.config, fallback.region)
         laptop = _merge(
             laptop, _laptop_permissions(fallback.config, fallback_scope, fallback_image)
@@ -171,7 +190,7 @@ def policies(config: RunConfig, region: str, image: str) -> dict[str, PolicyDocu
     if fallbacks:
         # Relocating copies large checkpoints in parts, and aborts a copy that fails.
         [staging] = [statement for statement in laptop if statement["Sid"] == "ReadAndWriteRun"]
-        laptop.append(_allow("AbortCopies", ["s3:AbortMultipartUpload"], staging["Resource"]))
+        laptop.append(allow("AbortCopies", ["s3:AbortMultipartUpload"], staging["Resource"]))
     trust: TrustPermission = {
         "Effect": "Allow",
         "Principal": {"Service": "sagemaker.amazonaws.com"},
@@ -202,6 +221,11 @@ def merge_policies(documents: Iterable[PolicyDocument]) -> PolicyDocument:
     return {"Version": _VERSION, "Statement": merged}
 
 
+def policy_document(permissions: list[Permission]) -> PolicyDocument:
+    """Return the document of statements; those with one Sid become one."""
+    return {"Version": _VERSION, "Statement": _merge([], permissions)}
+
+
 def _merge(permissions: list[Permission], others: list[Permission]) -> list[Permission]:
     """Merge the resources of statements with the same Sid, and the lists in their conditions."""
     merged = {permission["Sid"]: permission for permission in permissions}
@@ -218,31 +242,15 @@ def _merge(permissions: list[Permission], others: list[Permission]) -> list[Perm
     return list(merged.values())
 
 
-def _scope(config: RunConfig, region: str) -> _Scope:
-    _, partition, _, _, account, _ = (config.role or ROLE_NOT_SET).split(":", 5)
-    optional = (config.index_uri, config.data.validation, config.model.components)
-    inputs = [
-        config.data.uri,
-        *filter(None, optional),
-        *(channel.uri for channel in config.channels.values() if channel.uri is not None),
-        *config.source_indexes.values(),
-    ]
-    # A prefix of the index covers its list of removed samples.
-    lists = config.removal_lists.values()
-    inputs += [uri for uri in lists if indexed_by(uri) not in inputs]
-    bucket = staging_bucket(config, region)
-    return _Scope(config.name, partition, account, region, bucket, tuple(inputs))
-
-
-def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permission]:
+def _laptop_permissions(config: RunConfig, scope: RunScope, image: str) -> list[Permission]:
     """Return what `submit`, `check` and `cost` call, and the commands that manage jobs."""
     # SageMaker writes job names in lower case into ARNs.
     jobs = [scope.arn("sagemaker", f"training-job/{name.lower()}") for name in scope.job_names]
     role = config.role or ROLE_NOT_SET
     permissions = [
         *scope.list_permissions("StringLike", stream_uri(config.data.uri)),
-        _allow("ReadAndWriteRun", ["s3:GetObject", "s3:PutObject"], scope.run_objects),
-        _allow(
+        allow("ReadAndWriteRun", ["s3:GetObject", "s3:PutObject"], scope.run_objects),
+        allow(
             "ManageJobs",
             [
                 "sagemaker:CreateTrainingJob",
@@ -255,7 +263,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
             jobs,
         ),
         # None of these supports resource-level permissions (Service Authorization Reference).
-        _allow(
+        allow(
             "ListAndQuery",
             [
                 "sagemaker:ListTrainingJobs",
@@ -269,7 +277,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
         ),
         # `check` simulates the jobs' role, and the user or role that runs it, whose ARN a policy
         # cannot name. A session of a role does not contain the role's path, which GetRole returns.
-        _allow(
+        allow(
             "SimulatePermissions",
             ["iam:GetRole", "iam:SimulatePrincipalPolicy"],
             [f"arn:{scope.partition}:iam::{scope.account}:{kind}/*" for kind in ("role", "user")],
@@ -278,13 +286,13 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
         *_image_permissions("CheckImage", ["ecr:DescribeImages"], scope, image),
         *_network_check_permissions(config, scope),
         # The first two have no resource smaller than a log group (Service Authorization Reference).
-        _allow(
+        allow(
             "SearchLogs",
             ["logs:DescribeLogStreams", "logs:FilterLogEvents"],
             [scope.arn("logs", f"log-group:{_LOG_GROUP}:*")],
         ),
-        _allow("ReadLogs", ["logs:GetLogEvents"], scope.log_streams),
-        _allow(
+        allow("ReadLogs", ["logs:GetLogEvents"], scope.log_streams),
+        allow(
             "PassRole",
             ["iam:PassRole"],
             [role],
@@ -295,21 +303,21 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
     if indexes:
         lists = [removal_list(uri) for uri in indexes]
         arns = [scope.s3_arn(_bucket_and_key(uri)) for uri in (*indexes, *lists)]
-        permissions.append(_allow("ReadIndex", ["s3:GetObject"], arns))
+        permissions.append(allow("ReadIndex", ["s3:GetObject"], arns))
     if config.bucket_keys:
         actions = ["s3:GetBucketPolicy", "s3:GetEncryptionConfiguration"]
-        permissions.append(_allow("CheckEncryption", actions, [scope.s3_arn(scope.bucket)]))
+        permissions.append(allow("CheckEncryption", actions, [scope.s3_arn(scope.bucket)]))
     permissions += _alarm_permissions(config, scope)
     actions = ["kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"]
-    permissions += _key_permissions(config, scope, actions)
+    permissions += key_permissions(config, scope, actions)
     if config.cluster.remote_debug:
         targets = [f"sagemaker-training-job:{name}" for name in scope.job_names]
         target = {"ssm:resourceTag/aws:ssmmessages:target-id": targets}
-        permissions.append(_allow("OpenShell", ["ssm:StartSession"], ["*"], {"StringLike": target}))
+        permissions.append(allow("OpenShell", ["ssm:StartSession"], ["*"], {"StringLike": target}))
     return permissions
 
 
-def _network_check_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
+def _network_check_permissions(config: RunConfig, scope: RunScope) -> list[Permission]:
     """Return what `check` needs to see the run's VPC and file systems.
 
     The actions of EC2 have no resources (Service Authorization Reference).
@@ -318,7 +326,7 @@ def _network_check_permissions(config: RunConfig, scope: _Scope) -> list[Permiss
         return []
     names = ("Subnets", "RouteTables", "VpcEndpoints")
     return [
-        _allow("CheckNetwork", [f"ec2:Describe{name}" for name in names], ["*"]),
+        allow("CheckNetwork", [f"ec2:Describe{name}" for name in names], ["*"]),
         *_file_system_permissions("CheckFileSystems", config, scope, _CHECK_ACTIONS),
     ]
 
@@ -337,14 +345,14 @@ _CHECK_ACTIONS = {
 
 
 def _file_system_permissions(
-    sid: str, config: RunConfig, scope: _Scope, actions: dict[str, list[str]]
+    sid: str, config: RunConfig, scope: RunScope, actions: dict[str, list[str]]
 ) -> Iterator[Permission]:
     """Yield statements that allow ``actions``, by the type of a file system, on the run's."""
     for kind, service in (("FSxLustre", "fsx"), ("EFS", "elasticfilesystem")):
         ids = {section.id for section in config.file_systems.values() if section.type == kind}
         if ids:
             arns = [scope.arn(service, f"file-system/{name}") for name in sorted(ids)]
-            yield _allow(f"{sid}{kind}", actions[kind], arns)
+            yield allow(f"{sid}{kind}", actions[kind], arns)
 
 
 def _package_permissions(config: RunConfig) -> list[Permission]:
@@ -359,13 +367,13 @@ def _package_permissions(config: RunConfig) -> list[Permission]:
     prefix, _, path = index.partition(":repository/")
     domain = f"{prefix}:domain/{path.partition('/')[0]}"
     return [
-        _allow("LogInToPackageIndex", ["codeartifact:GetAuthorizationToken"], [domain]),
-        _allow(
+        allow("LogInToPackageIndex", ["codeartifact:GetAuthorizationToken"], [domain]),
+        allow(
             "ReadPackages",
             ["codeartifact:GetRepositoryEndpoint", "codeartifact:ReadFromRepository"],
             [index],
         ),
-        _allow(
+        allow(
             "GetBearerToken",
             ["sts:GetServiceBearerToken"],
             ["*"],
@@ -374,19 +382,19 @@ def _package_permissions(config: RunConfig) -> list[Permission]:
     ]
 
 
-def _alarm_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
+def _alarm_permissions(config: RunConfig, scope: RunScope) -> list[Permission]:
     """Return what `alarms` needs, and every command that starts a job of a run with alarms."""
     run_topic = scope.arn("sns", topic_name(config.name))
     topics = [run_topic]
     if config.alerts.sns_topic is not None:
         topics.append(config.alerts.sns_topic)
     return [
-        _allow(
+        allow(
             "ManageAlarms",
             ["cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms"],
             [scope.arn("cloudwatch", f"alarm:{alarm_prefix(config.name)}*")],
         ),
-        _allow(
+        allow(
             "ManageAlarmRule",
             [
                 "events:DescribeRule",
@@ -400,8 +408,8 @@ def _alarm_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
             ],
             [scope.arn("events", f"rule/{rule_name(config.name)}")],
         ),
-        _allow("ReadTopic", ["sns:GetTopicAttributes"], topics),
-        _allow(
+        allow("ReadTopic", ["sns:GetTopicAttributes"], topics),
+        allow(
             "ManageTopic",
             [
                 "sns:CreateTopic",
@@ -416,7 +424,7 @@ def _alarm_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
     ]
 
 
-def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permission]:
+def _job_permissions(config: RunConfig, scope: RunScope, image: str) -> list[Permission]:
     # A channel contains every object whose key starts with its prefix.
     inputs = [
         scope.s3_arn(f"{path}*" if "/" in path else f"{path}/*")
@@ -427,27 +435,27 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
         # SageMaker calls S3 with this role. Whether each of its calls names a prefix is not
         # documented, so those without one are allowed.
         *scope.list_permissions("StringLikeIfExists"),
-        _allow("Read", ["s3:GetObject"], sorted({*inputs, *scope.run_objects})),
+        allow("Read", ["s3:GetObject"], sorted({*inputs, *scope.run_objects})),
         # Deleting is for checkpoints that a job prunes; whether SageMaker then deletes them in S3
         # is only visible there.
-        _allow(
+        allow(
             "Write",
             ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
             scope.run_objects,
         ),
-        _allow(
+        allow(
             "CreateLogs",
             ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams"],
             [log_group, f"{log_group}:*"],
         ),
-        _allow("WriteLogs", ["logs:PutLogEvents"], scope.log_streams),
-        _allow(
+        allow("WriteLogs", ["logs:PutLogEvents"], scope.log_streams),
+        allow(
             "PutMetrics",
             ["cloudwatch:PutMetricData"],
             ["*"],
             {"StringEquals": {"cloudwatch:namespace": _LOG_GROUP}},
         ),
-        _allow("GetImageToken", ["ecr:GetAuthorizationToken"], ["*"]),
+        allow("GetImageToken", ["ecr:GetAuthorizationToken"], ["*"]),
         *_image_permissions(
             "PullImage",
             ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
@@ -459,18 +467,18 @@ def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permi
     ]
     if config.cluster.image_credentials is not None:
         function = [config.cluster.image_credentials]
-        permissions.append(_allow("LogInToRegistry", ["lambda:InvokeFunction"], function))
+        permissions.append(allow("LogInToRegistry", ["lambda:InvokeFunction"], function))
     actions = ["kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
-    permissions += _key_permissions(config, scope, actions)
+    permissions += key_permissions(config, scope, actions)
     permissions += _secret_permissions(config, scope)
     if config.alerts.sns_topic is not None:
-        permissions.append(_allow("PublishAlerts", ["sns:Publish"], [config.alerts.sns_topic]))
+        permissions.append(allow("PublishAlerts", ["sns:Publish"], [config.alerts.sns_topic]))
     if config.trackers.mlflow is not None and (uri := config.trackers.mlflow.uri) is not None:
         permissions += _mlflow_permissions(uri)
     if config.cluster.vpc:
-        permissions.append(_allow("JoinNetwork", _NETWORK_ACTIONS, ["*"]))
+        permissions.append(allow("JoinNetwork", _NETWORK_ACTIONS, ["*"]))
     if config.cluster.remote_debug:
-        permissions.append(_allow("OfferShell", _SHELL_ACTIONS, ["*"]))
+        permissions.append(allow("OfferShell", _SHELL_ACTIONS, ["*"]))
     return permissions
 
 
@@ -480,10 +488,10 @@ def _mlflow_permissions(uri: str) -> list[Permission]:
     The actions are those that MLflow's client calls ("Actions, resources, and condition keys for
     Amazon SageMaker with MLflow", service authorization reference, read 2026-11).
     """
-    return [_allow("LogToMlflow", _MLFLOW_ACTIONS, [uri])] if uri.startswith("arn:") else []
+    return [allow("LogToMlflow", _MLFLOW_ACTIONS, [uri])] if uri.startswith("arn:") else []
 
 
-def _secret_arns(config: RunConfig, scope: _Scope) -> tuple[list[str], list[str]]:
+def _secret_arns(config: RunConfig, scope: RunScope) -> tuple[list[str], list[str]]:
     """Return the ARNs of the job's secrets and of its parameters, with wildcards."""
     names = list(config.secret_names.values())
     parameters = [name for name in names if ":ssm:" in name or name.startswith(PARAMETER_PREFIX)]
@@ -505,25 +513,25 @@ def _secret_arns(config: RunConfig, scope: _Scope) -> tuple[list[str], list[str]
     )
 
 
-def _secret_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
+def _secret_permissions(config: RunConfig, scope: RunScope) -> list[Permission]:
     """Return what the job needs to read the secrets of alerts and trackers."""
     secrets, parameters = _secret_arns(config, scope)
     permissions = []
     if secrets:
-        permissions.append(_allow("ReadSecrets", ["secretsmanager:GetSecretValue"], secrets))
+        permissions.append(allow("ReadSecrets", ["secretsmanager:GetSecretValue"], secrets))
     if parameters:
-        permissions.append(_allow("ReadParameters", ["ssm:GetParameter"], parameters))
+        permissions.append(allow("ReadParameters", ["ssm:GetParameter"], parameters))
     return permissions
 
 
-def _secret_check_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
+def _secret_check_permissions(config: RunConfig, scope: RunScope) -> list[Permission]:
     """Return what `check` needs to see that the job can read its secrets; it reads none."""
     secrets, parameters = _secret_arns(config, scope)
     permissions = []
     if secrets:
-        permissions.append(_allow("CheckSecrets", ["secretsmanager:DescribeSecret"], secrets))
+        permissions.append(allow("CheckSecrets", ["secretsmanager:DescribeSecret"], secrets))
     if parameters:
-        permissions.append(_allow("CheckParameters", ["ssm:DescribeParameters"], ["*"]))
+        permissions.append(allow("CheckParameters", ["ssm:DescribeParameters"], ["*"]))
     return permissions
 
 
@@ -574,7 +582,7 @@ _SHELL_ACTIONS = [
 """The actions of remote debugging ("Access a training container through AWS Systems Manager")."""
 
 
-def _key_permissions(config: RunConfig, scope: _Scope, actions: list[str]) -> list[Permission]:
+def key_permissions(config: RunConfig, scope: RunScope, actions: list[str]) -> list[Permission]:
     """Return what allows ``actions`` with the run's KMS keys.
 
     A policy cannot name an alias as its resource, so a condition limits it to keys with the alias
@@ -588,23 +596,25 @@ def _key_permissions(config: RunConfig, scope: _Scope, actions: list[str]) -> li
         for key in keys
         if ":alias/" not in f":{key}"
     )
-    permissions = [_allow("UseKeys", actions, arns)] if arns else []
+    permissions = [allow("UseKeys", actions, arns)] if arns else []
     if aliases:
         condition: Condition = {
             "ForAnyValue:StringEquals": {"kms:ResourceAliases": sorted(aliases)}
         }
         permissions.append(
-            _allow("UseKeysWithAlias", actions, [scope.arn("kms", "key/*")], condition)
+            allow("UseKeysWithAlias", actions, [scope.arn("kms", "key/*")], condition)
         )
     return permissions
 
 
-def _image_permissions(sid: str, actions: list[str], scope: _Scope, image: str) -> list[Permission]:
+def _image_permissions(
+    sid: str, actions: list[str], scope: RunScope, image: str
+) -> list[Permission]:
     """Return a statement about the image's repository; none for a registry other than ECR."""
-    return [_allow(sid, actions, [_repository_arn(scope, image)])] if in_ecr(image) else []
+    return [allow(sid, actions, [_repository_arn(scope, image)])] if in_ecr(image) else []
 
 
-def _repository_arn(scope: _Scope, image: str) -> str:
+def _repository_arn(scope: RunScope, image: str) -> str:
     """Return the ARN of the repository of ``ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG``."""
     registry, _, name = image.partition("/")
     account, _, _, region, *_ = registry.split(".")
@@ -616,12 +626,13 @@ def _bucket_and_key(uri: str) -> str:
     return uri.removeprefix("s3://")
 
 
-def _allow(
+def allow(
     sid: str,
     actions: Iterable[str],
     resources: Iterable[str],
     condition: Condition | None = None,
 ) -> Permission:
+    """Return the statement that allows ``actions`` on ``resources``, in the order of names."""
     permission: Permission = {
         "Sid": sid,
         "Effect": "Allow",

@@ -20,13 +20,22 @@ if TYPE_CHECKING:
     "sm-train iam run.yaml",
     "sm-train iam run.yaml --only job",
     "sm-train iam run.yaml --missing --only job",
+    "sm-train iam run.yaml --only pack --source s3://raw/photos/",
 )
 @click.argument("run", type=RunFile())
 @click.option(
     "--only",
-    type=click.Choice(["laptop", "job", "trust", "watch"]),
+    type=click.Choice("laptop job trust watch pack index enrich remove lineage stream".split()),
     help="Print only this document.",
 )
+@click.option(
+    "--source",
+    "sources",
+    metavar="S3",
+    multiple=True,
+    help="S3 prefix that `pack`, `enrich` and `stream --add` read; may be repeated.",
+)
+@click.option("--destination", metavar="S3", help="S3 prefix that `enrich` writes.")
 @click.option(
     "--missing",
     is_flag=True,
@@ -34,12 +43,22 @@ if TYPE_CHECKING:
 )
 @click.pass_obj
 def command(
-    options: dict[str, Any], run: Path, only: str | None, missing: bool, as_json: bool
+    options: dict[str, Any],
+    run: Path,
+    only: str | None,
+    sources: tuple[str, ...],
+    destination: str | None,
+    missing: bool,
+    as_json: bool,
 ) -> None:
     """Print least-privilege IAM policies for RUN: its submitter's, its jobs', its watcher's.
 
+    The commands that make and change the run's data set have one each: `pack`, `index`, `enrich`,
+    `remove`, `lineage` and `stream`.
+
     The policies name the run, its buckets and its keys. Print them again when the run file changes.
     """
+    from sm_train.estimators.request.data_policies import DATA_COMMANDS, data_policies
     from sm_train.estimators.request.iam import policies
     from sm_train.estimators.request.images import image_uri
     from sm_train.toolkit.aws.session import resolve_region
@@ -47,11 +66,15 @@ def command(
     from sm_train.toolkit.terminal.console import note, write_json
 
     config = load(run)
+    for option, uri in (*(("--source", uri) for uri in sources), ("--destination", destination)):
+        if uri is not None and not uri.startswith("s3://"):
+            raise UserError(f"{option}: {uri!r} is no S3 prefix: write s3://BUCKET/PREFIX/")
     region = resolve_region(options["region"], config.region, options["profile"])
     try:
         documents = policies(config, region, image_uri(config, region))
     except ValueError as error:
         raise UserError(str(error)) from None
+    documents |= data_policies(config, region, sources, destination)
     if missing:
         names = ["laptop", "job"] if only is None else [only]
         documents = _missing(options, config, region, documents, names)
@@ -59,9 +82,11 @@ def command(
         click.echo(
             "warning: role is missing in the run file; account and role are placeholders", err=True
         )
+    if only in ("pack", "stream") and not sources:
+        click.echo(f"warning: --source: not given; the policy lets {only} read no images", err=True)
     if only is None and not as_json:
         for name in documents:
-            note(f"{name}: {_PURPOSES[name]}")
+            note(f"{name}: {(_PURPOSES | DATA_COMMANDS)[name]}")
     write_json(documents if only is None else documents[only])
 
 
