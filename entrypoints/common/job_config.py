@@ -246,6 +246,7 @@ class TrainingConfig:
     decode_workers: int
     log_every: int
     offset_noise: float = 0.0
+    max_nonfinite_share: float = 0.5
     text_encoders: TextEncoders = "auto"
     modulation: Modulation = "exchanged"
 

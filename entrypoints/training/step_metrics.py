@@ -43,6 +43,48 @@ class StepMetrics:
     skipped: int
 
 
+RECENT_STEPS = 1000
+"""Steps of which at most ``training.max_nonfinite_share`` may be skipped."""
+
+
+class SkippedSteps:
+    """Which of the latest steps changed no weight, counted on the device.
+
+    ``consecutive`` is the number of skipped steps since the last finite one, ``recent`` the number
+    of skipped steps among the last :data:`RECENT_STEPS`. Both are as of the last :meth:`update`,
+    and equal on all ranks.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._run = torch.zeros((), device=device)
+        self._flags = torch.zeros(RECENT_STEPS, device=device)
+        self._steps = 0
+        self.consecutive = self.recent = 0
+
+    def add(self, skipped: Tensor) -> None:
+        """Add one step; ``skipped`` is a scalar, 1.0 if it changed no weight."""
+        self._run = (self._run + 1) * skipped
+        self._flags[self._steps % RECENT_STEPS] = skipped
+        self._steps += 1
+
+    def counts(self) -> Tensor:
+        """Return both counts (2,), which :meth:`update` takes when they are on the host."""
+        return torch.stack([self._run, self._flags.sum()])
+
+    def update(self, consecutive: float, recent: float) -> None:
+        """Set the counts."""
+        self.consecutive, self.recent = round(consecutive), round(recent)
+
+    def read(self) -> None:
+        """Update the counts; waits for the device."""
+        self.update(*self.counts().tolist())
+
+    def restart_run(self) -> None:
+        """Count consecutive steps from here on: the weights are those of an earlier step."""
+        self._run = torch.zeros_like(self._run)
+        self.consecutive = 0
+
+
 class StepMetricsWindow:
     """Metrics of one rank's consecutive steps between two ``step`` events.
 
@@ -131,9 +173,8 @@ class MetricsLogger:
     """Logs one rank's metrics.
 
     ``clock`` has the speed since the start, ``compilation`` the time that layers take to compile.
-    ``consecutive_skips`` counts the steps without a finite
-    gradient up to the last logged one. ``last_nonfinite_loss`` names the samples of this rank's
-    last non-finite loss, else is empty.
+    ``skips`` are the steps without a finite gradient. ``last_nonfinite_loss`` names the samples of
+    this rank's last non-finite loss, else is empty.
     """
 
     def __init__(
@@ -145,7 +186,7 @@ class MetricsLogger:
         self._logged_epoch: int | None = None
         self.clock = TrainingClock()
         self.compilation = CompilationClock()
-        self.consecutive_skips = 0
+        self.skips = SkippedSteps(accelerator.device)
         self.last_nonfinite_loss = ""
 
     @property
@@ -184,8 +225,10 @@ class MetricsLogger:
         A collective: all ranks call it after the same step.
         """
         self._loader.report_bad_samples()
-        sums: Tensor = self._accelerator.reduce(window.sums(), "mean")
-        metrics = window.means(sums.tolist())
+        values = torch.cat([window.sums(), self.skips.counts()])
+        *sums, consecutive, recent = self._accelerator.reduce(values, "mean").tolist()
+        metrics = window.means(sums)
+        self.skips.update(consecutive, recent)
         steps_per_second = len(window) / metrics.seconds
         waited = metrics.data_wait_share * metrics.seconds
         timed = self.clock.add(len(window), metrics.seconds, waited)
@@ -210,10 +253,20 @@ class MetricsLogger:
                 compile_seconds=self.compilation.take(),
                 **timed,
             )
-        self.consecutive_skips = self.consecutive_skips + metrics.skipped if metrics.skipped else 0
         if metrics.skipped:
             self._log_skipped(window)
         return steps_per_second
+
+    def log_withheld(self, step: int) -> None:
+        """Log that the checkpoint due at ``step`` waits for a step with a finite gradient."""
+        if self._accelerator.is_main_process:
+            self._events.warn(
+                "checkpoint-withheld",
+                f"the checkpoint of step {step} waits for a step with a finite gradient: "
+                f"{self.skips.consecutive} steps up to this one had none",
+                step=step,
+                skipped=self.skips.consecutive,
+            )
 
     def _log_skipped(self, window: StepMetricsWindow) -> None:
         """Log the skipped steps on rank 0; every rank names the samples of its own bad losses."""

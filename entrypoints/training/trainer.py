@@ -221,7 +221,7 @@ class Trainer:
         batches = iter(self.loader)
         steps_per_second, next_check = 0.0, state.step
         started, first_step = time.monotonic(), state.step
-        reason = "done"
+        reason, withheld = "done", False
         while state.step < stage.max_steps and reason == "done":
             self._train_step(batches, window, heartbeat, busy)
             if self.record is not None:
@@ -232,21 +232,30 @@ class Trainer:
                 reason = "sigterm" if stops and state.step < stage.max_steps else reason
             last = reason == "sigterm" or state.step == stage.max_steps
             due = last or state.step % self.config.checkpoint.every_steps == 0
-            saving = due and self.config.checkpoint.save
+            saving = (due or withheld) and self.config.checkpoint.save
             evaluating = self.evaluator.due(state.step) and reason == "done"
             if due or evaluating or state.step % training.log_every == 0:
                 steps_per_second = self.metrics.log_steps(state.step, window, state.learning_rate)
                 window = StepMetricsWindow(self.device)
-                if self.metrics.consecutive_skips > training.max_nonfinite_steps:
-                    heartbeat.enter(Phase.START, state.step)
-                    self.checkpoints.roll_back(self.metrics)
-                    if self.record is not None:
-                        self.record.rolled_back(state.step)
-                    next_check = state.step
-                    continue
-            # The cause of skipped steps may be in the weights already: do not save them. The last
-            # checkpoint is saved regardless, as there will be no better one.
-            if saving and (last or not self.metrics.consecutive_skips):
+                self.checkpoints.check_share_of_skipped(self.metrics)
+            elif withheld:
+                self.metrics.skips.read()
+            if self.metrics.skips.consecutive > training.max_nonfinite_steps:
+                heartbeat.enter(Phase.START, state.step)
+                self.checkpoints.roll_back(self.metrics)
+                if self.record is not None:
+                    self.record.rolled_back(state.step)
+                next_check, withheld = state.step, False
+                continue
+            # The cause of skipped steps may be in the weights already: save them after the next
+            # step with a finite gradient. The last checkpoint is saved regardless, as there will be
+            # no better one.
+            if saving and not last and self.metrics.skips.consecutive:
+                if not withheld:
+                    self.metrics.log_withheld(state.step)
+                saving, withheld = False, True
+            if saving:
+                withheld = False
                 heartbeat.enter(Phase.CHECKPOINT, state.step)
                 with window.checkpoint():
                     if self.record is not None:
@@ -314,6 +323,7 @@ class Trainer:
         # The norm is the same on all ranks, so all skip the same steps.
         skipped = state.update(norm)
         busy.end_step()
+        self.metrics.skips.add(skipped)
         window.add(state.step, losses, norm, skipped, samples)
 
     def _seed_dropout(self, micro_batch: int) -> None:

@@ -21,7 +21,7 @@ from sm_train.entrypoints.data.shard_catalog import DataRank
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.training import run_settings
-from sm_train.entrypoints.training.step_metrics import MAX_LISTED, MetricsLogger
+from sm_train.entrypoints.training.step_metrics import MAX_LISTED, RECENT_STEPS, MetricsLogger
 from sm_train.entrypoints.training.train_state import TrainState
 
 
@@ -109,6 +109,22 @@ class TrainingCheckpoints:
         """Complete the pending checkpoint, which all ranks have written."""
         self._writer.commit()
 
+    def check_share_of_skipped(self, metrics: MetricsLogger) -> None:
+        """End a training that skips too many of its latest steps, though not in succession.
+
+        Raises:
+            DivergedError: more than ``training.max_nonfinite_share`` of them were skipped.
+        """
+        share, recent = self._config.training.max_nonfinite_share, metrics.skips.recent
+        if recent > share * RECENT_STEPS:
+            self.finish()
+            raise DivergedError(
+                f"{recent} of the last {RECENT_STEPS} steps up to step {self._state.step} had no "
+                f"finite gradient, more than training.max_nonfinite_share ({share:g}) allows"
+                f"{_nonfinite_samples(metrics)}; remove these samples, or lower the learning rate; "
+                "earlier checkpoints are intact"
+            )
+
     def roll_back(self, metrics: MetricsLogger) -> None:
         """Restore the last snapshot; the data continue, so that other samples follow.
 
@@ -116,19 +132,17 @@ class TrainingCheckpoints:
             DivergedError: there is no snapshot, or the run file allows no more rollbacks.
         """
         self.finish()
-        step, skipped = self._state.step, metrics.consecutive_skips
+        step, skipped = self._state.step, metrics.skips.consecutive
         snapshot = self.snapshot
         if snapshot.step is None or self._rollbacks >= self._config.training.max_rollbacks:
-            samples = [sample for sample in all_gather(metrics.last_nonfinite_loss) if sample]
-            listed = "; ".join(samples[:MAX_LISTED])
+            samples = _nonfinite_samples(metrics)
             raise DivergedError(
-                f"{skipped} steps in a row had no finite gradient, up to step {step}"
-                f"{f'; non-finite loss in {listed}' if samples else ''}"
+                f"{skipped} steps in a row had no finite gradient, up to step {step}{samples}"
                 "; lower the learning rate or lengthen the warm-up; earlier checkpoints are intact"
             )
         self._state.roll_back(snapshot)
         self._rollbacks += 1
-        metrics.consecutive_skips = 0
+        metrics.skips.restart_run()
         if self._accelerator.is_main_process:
             self._events.warn(
                 "rolled-back",
@@ -153,3 +167,9 @@ class TrainingCheckpoints:
         if changes and self._accelerator.is_main_process:
             message = f"since the checkpoint of step {checkpoint.step}: {'; '.join(changes)}"
             self._events.warn("settings-changed", message)
+
+
+def _nonfinite_samples(metrics: MetricsLogger) -> str:
+    """Return the part of a message that names the samples of all ranks' non-finite losses."""
+    samples = [sample for sample in all_gather(metrics.last_nonfinite_loss) if sample]
+    return f"; non-finite loss in {'; '.join(samples[:MAX_LISTED])}" if samples else ""

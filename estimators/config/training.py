@@ -118,6 +118,13 @@ class TrainingSection(Section):
         description="Number of consecutive steps with a non-finite gradient after which training "
         "rolls back to the latest checkpoint.",
     )
+    max_nonfinite_share: Annotated[
+        float, BeforeValidator(reject_bool), Field(gt=0, le=1, allow_inf_nan=False)
+    ] = Field(
+        default=0.5,
+        description="Share of the last 1,000 steps that may have a non-finite gradient. The job "
+        "fails beyond it, and names the samples.",
+    )
     max_rollbacks: NonNegativeInt = Field(
         default=1,
         description="Rollbacks allowed before the job fails and lists the offending samples.",

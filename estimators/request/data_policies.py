@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.iam import (
+    Condition,
     Permission,
     PolicyDocument,
     RunScope,
@@ -146,5 +147,5 @@ def _bucket(scope: RunScope, place: _Place) -> str:
     return scope.s3_arn(place.bucket)
 
 
-def _below(place: _Place) -> dict[str, dict[str, list[str]]]:
+def _below(place: _Place) -> Condition:
     return {"StringLike": {"s3:prefix": [f"{place.key}*"]}}

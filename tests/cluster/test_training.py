@@ -223,6 +223,44 @@ def test_diverged_run_fails_and_saves_no_nonfinite_weights(tmp_path: Path) -> No
     assert not (diverged.base / "model").exists()
 
 
+NONFINITE_SCRIPT = Path(__file__).parents[1] / "support/entry_scripts/nonfinite_steps.py"
+
+
+def test_one_nonfinite_step_in_each_interval_stops_neither_checkpoints_nor_the_run(
+    tmp_path: Path,
+) -> None:
+    """Every fifth step is skipped: the one at which a checkpoint is due."""
+    trained = job(tmp_path, max_steps=62, checkpoint_every=5, log_every=5, max_nonfinite_steps=2)
+    with trained.start(
+        1, script=str(NONFINITE_SCRIPT), environment={"NONFINITE_STEPS": "0/5"}
+    ) as running:
+        text = "".join(running.lines())
+        assert running.process.wait(DEADLINE) == 0, text
+    events = [event for line in text.splitlines() if (event := parse_event(line))]
+    saved = [event["step"] for event in events if event["kind"] == "checkpoint"]
+    assert saved == [*range(6, 62, 5), 62]
+    withheld = [event for event in events if event.get("code") == "checkpoint-withheld"]
+    assert [event["step"] for event in withheld] == list(range(5, 61, 5))
+    assert {event["skipped"] for event in withheld} == {1}
+
+
+def test_many_skipped_steps_are_a_rule_of_their_own(tmp_path: Path) -> None:
+    """Two of three steps are skipped, never three in a row."""
+    trained = job(
+        tmp_path, max_steps=60, checkpoint_every=50, log_every=5, max_nonfinite_share=0.02
+    )
+    with trained.start(
+        1, script=str(NONFINITE_SCRIPT), environment={"NONFINITE_STEPS": "1/3"}
+    ) as running:
+        text = "".join(running.lines())
+        assert running.process.wait(DEADLINE) == 1, text
+    assert (
+        "23 of the last 1000 steps up to step 35 had no finite gradient, more than "
+        "training.max_nonfinite_share (0.02) allows"
+    ) in trained.failure
+    assert "in a row" not in trained.failure
+
+
 @pytest.mark.slow
 def test_old_checkpoints_are_removed_one_interval_later(tmp_path: Path) -> None:
     """Three are kept; the fourth stays until the next one is written, as its upload takes time."""
