@@ -171,7 +171,7 @@ class ScriptRanks:
             if self._seal is not None and self._seal.name == name:
                 self._seal = None
             if self._info.leads_node:
-                saved_states.begin(self._checkpoints / name)
+                saved_states.begin(self._checkpoints, name)
 
     def end_save(self, *, seconds: float | None) -> None:
         """Note that this rank has saved; ``seconds`` is None if that failed."""
@@ -293,7 +293,9 @@ class ScriptRanks:
                 current, self._seal = self._seal is save, None
                 if not current or not folder.is_dir():
                     return
-                marker = saved_states.mark_complete(folder, save.step, self._info.world_size, files)
+                marker = saved_states.mark_complete(
+                    self._checkpoints, save.name, save.step, self._info.world_size, files
+                )
         except OSError:
             self._seal = None
             return
@@ -312,7 +314,7 @@ class ScriptRanks:
             files = [asdict(file) for file in saved_states.list_files(folder)]
         except OSError:
             files = []
-        (folder / saved_states.INCOMPLETE).unlink(missing_ok=True)
+        saved_states.end(self._checkpoints, name)
         self._messages.put_json(f"files/{number}/{self._info.node}", files)
         self._answered = number
 

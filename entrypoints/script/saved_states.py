@@ -1,8 +1,10 @@
 """Which folders of ``Accelerator.save_state`` are complete, and which one a job resumes from.
 
 A folder below the checkpoints counts when it holds the marker of a checkpoint, with the size and
-digest of every file, of all nodes. While it is written it holds :data:`INCOMPLETE`. Both are files
-that ``load_state`` ignores.
+digest of every file, of all nodes; ``load_state`` ignores it. While a folder is written, a mark
+lies in :data:`UNFINISHED`. Nothing is created where the script writes: ``save_state`` refuses a
+numbered folder that exists (accelerate 1.15, ``automatic_checkpoint_naming``), and scripts list the
+folders next to it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import (
@@ -26,8 +29,8 @@ from sm_train.entrypoints.common.digests import file_digest
 from sm_train.entrypoints.common.node_description import current_platform
 from sm_train.entrypoints.uploads.notes import is_upload_note
 
-INCOMPLETE = "incomplete.json"
-"""The file in a folder that ``save_state`` writes to."""
+UNFINISHED = "unfinished-saves"
+"""The folder below the checkpoints with a mark for each folder that ``save_state`` writes to."""
 
 _FINGERPRINT = "accelerate"
 _STATE_FILE = re.compile(r"random_states_\d+\.pkl|optimizer(_\d+)?\.bin|scheduler(_\d+)?\.bin")
@@ -79,17 +82,31 @@ def remove_incomplete(checkpoints: Path, complete: Iterable[SavedState]) -> list
         name = folder.relative_to(checkpoints).as_posix()
         stem, number = _split_number(name)
         newer = stem in newest and number > newest[stem]
-        if name not in kept and ((folder / INCOMPLETE).exists() or newer):
+        if name not in kept and (_mark(checkpoints, name).exists() or newer):
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(name)
+    shutil.rmtree(checkpoints / UNFINISHED, ignore_errors=True)
     return sorted(removed)
 
 
-def begin(folder: Path) -> None:
-    """Mark a folder incomplete before its files are written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / INCOMPLETE, b"{}\n")
-    (folder / MARKER).unlink(missing_ok=True)
+def begin(checkpoints: Path, name: str) -> None:
+    """Mark the folder ``name`` unfinished before its files are written; do not create it."""
+    mark = _mark(checkpoints, name)
+    mark.parent.mkdir(exist_ok=True)
+    write_atomic(mark, b"{}\n")
+    (checkpoints / name / MARKER).unlink(missing_ok=True)
+
+
+def end(checkpoints: Path, name: str) -> None:
+    """Remove the mark of a folder whose files have been written."""
+    mark = _mark(checkpoints, name)
+    mark.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # other folders are being written
+        mark.parent.rmdir()
+
+
+def _mark(checkpoints: Path, name: str) -> Path:
+    return checkpoints / UNFINISHED / quote(name, safe="")
 
 
 def list_files(folder: Path) -> list[CheckpointFile]:
@@ -97,21 +114,21 @@ def list_files(folder: Path) -> list[CheckpointFile]:
     files = []
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in (MARKER, INCOMPLETE) and not is_upload_note(name):
+        if path.is_file() and name != MARKER and not is_upload_note(name):
             with path.open("rb") as file:
                 files.append(CheckpointFile(name, path.stat().st_size, file_digest(file)))
     return files
 
 
 def mark_complete(
-    folder: Path, step: int, world_size: int, files: Iterable[CheckpointFile]
+    checkpoints: Path, name: str, step: int, world_size: int, files: Iterable[CheckpointFile]
 ) -> CheckpointMarker:
-    """Write the marker of a folder, after the files of all nodes have been written."""
+    """Write the marker of the folder ``name``, after all nodes have written their files."""
     by_name = {file.name: file for file in files}
     files = tuple(by_name.values())
     marker = CheckpointMarker(step, world_size, _FINGERPRINT, files, current_platform())
-    write_atomic(folder / MARKER, marker.to_json().encode())
-    (folder / INCOMPLETE).unlink(missing_ok=True)
+    write_atomic(checkpoints / name / MARKER, marker.to_json().encode())
+    end(checkpoints, name)
     return marker
 
 
@@ -138,8 +155,12 @@ def _state_folders(checkpoints: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(checkpoints):
         folder = Path(parent)
         if folder == checkpoints:
+            if UNFINISHED in folders:
+                folders.remove(UNFINISHED)
             continue
-        if {MARKER, INCOMPLETE} & set(names) or any(map(_STATE_FILE.fullmatch, names)):
+        name = folder.relative_to(checkpoints).as_posix()
+        is_marked = MARKER in names or _mark(checkpoints, name).exists()
+        if is_marked or any(map(_STATE_FILE.fullmatch, names)):
             yield folder
             folders.clear()
         if len(folder.relative_to(checkpoints).parts) >= _DEPTH:

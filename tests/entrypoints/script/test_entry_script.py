@@ -14,6 +14,7 @@ import accelerate.test_utils.scripts as accelerate_scripts
 import pytest
 import torch
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker
+from sm_train.entrypoints.script import saved_states
 from sm_train.estimators.bundle.user_code import UserCode
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.measured_throughput import measure_speed
@@ -116,6 +117,46 @@ def test_unchanged_script_reports_like_the_built_in_training(
     names = {file.name for file in marker.files}
     assert {"model.safetensors", "optimizer.bin", "random_states_0.pkl"} <= names
     assert "random_states_1.pkl" not in names
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(
+    ("scheme", "saved"),
+    [
+        ("automatic", [f"checkpoints/checkpoint_{number}" for number in range(4)]),
+        ("step_%(step)d", ["step_5", "step_10", "step_15", "step_20"]),
+        ("epochs/epoch_%(epoch)d", [f"epochs/epoch_{number}" for number in range(4)]),
+        ("last", ["last"]),
+    ],
+)
+def test_every_naming_of_checkpoints_is_left_as_it_is(
+    tmp_path: Path, scheme: str, saved: list[str], nodes: int
+) -> None:
+    """Accelerate refuses to save to a numbered folder that exists, and counts the others."""
+    arguments = (*ARGUMENTS, "--save_on_all", "--checkpoint_name", scheme)
+    # Five steps an epoch on one node as on two.
+    config = script_run(arguments, gradient_accumulation_steps=4 // nodes)
+    started = script_nodes(tmp_path, config, nodes)
+    events = run_nodes(started, 1)
+    reported = [event["step"] for event in of_kind(events, "checkpoint")]
+    # A folder that is written again may have been overwritten before it was complete.
+    assert reported == [5, 10, 15, 20] or (scheme == "last" and reported[-1] == 20)
+    for node in started:
+        states = {path.parent for path in node.checkpoints.rglob("random_states_*.pkl")}
+        names = [folder.relative_to(node.checkpoints).as_posix() for folder in states]
+        assert sorted(names) == sorted(saved)
+        assert not (node.checkpoints / saved_states.UNFINISHED).exists()
+    stored = local_checkpoints(started[0].checkpoints)
+    assert (stored.step, stored.name) == (20, saved[-1])
+
+
+def test_limit_of_automatically_named_checkpoints_is_kept(tmp_path: Path) -> None:
+    arguments = (*ARGUMENTS, "--save_on_all", "--checkpoint_name", "automatic")
+    arguments += ("--checkpoints_total_limit", "2")
+    [node] = script_nodes(tmp_path, script_run(arguments), 1)
+    run_nodes([node], 1)
+    folders = sorted(path.name for path in (node.checkpoints / "checkpoints").iterdir())
+    assert folders == ["checkpoint_2", "checkpoint_3"]
 
 
 def test_killed_script_resumes_from_the_newest_complete_checkpoint(

@@ -11,12 +11,16 @@ from sm_train.entrypoints.script.saved_states import SavedState
 
 def save(checkpoints: Path, name: str, step: int, *, complete: bool = True) -> Path:
     folder = checkpoints / name
-    saved_states.begin(folder)
+    existed = folder.exists()
+    saved_states.begin(checkpoints, name)
+    assert folder.exists() == existed
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "optimizer.bin").write_bytes(b"o" * step)
     (folder / "shards").mkdir(exist_ok=True)
     (folder / "shards" / "0.distcp").write_bytes(b"s")
     if complete:
-        saved_states.mark_complete(folder, step, 2, saved_states.list_files(folder))
+        files = saved_states.list_files(folder)
+        saved_states.mark_complete(checkpoints, name, step, 2, files)
     return folder
 
 

@@ -31,6 +31,7 @@ def parse_args():  # type: ignore[no-untyped-def]
     parser.add_argument("--checkpoints_total_limit", type=int)
     parser.add_argument("--resume_from_checkpoint")
     parser.add_argument("--save_on_all", action="store_true")
+    parser.add_argument("--checkpoint_name", default="checkpoint-%(step)d")
     return parser.parse_args()
 
 
@@ -41,7 +42,10 @@ def main() -> None:
         mixed_precision=args.mixed_precision,
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
         project_config=ProjectConfiguration(
-            project_dir=args.output_dir, logging_dir=str(Path(args.output_dir, args.logging_dir))
+            project_dir=args.output_dir,
+            logging_dir=str(Path(args.output_dir, args.logging_dir)),
+            automatic_checkpoint_naming=args.checkpoint_name == "automatic",
+            total_limit=args.checkpoints_total_limit,
         ),
     )
     set_seed(args.seed)
@@ -101,7 +105,11 @@ def main() -> None:
                         names.sort(key=lambda name: int(name.split("-")[1]))
                         for name in names[: len(names) - args.checkpoints_total_limit + 1]:
                             shutil.rmtree(Path(args.output_dir, name))
-                    accelerator.save_state(str(Path(args.output_dir, f"checkpoint-{global_step}")))
+                    if args.checkpoint_name == "automatic":
+                        accelerator.save_state()
+                    else:
+                        name = args.checkpoint_name % {"step": global_step, "epoch": epoch}
+                        accelerator.save_state(str(Path(args.output_dir, name)))
             if global_step >= args.max_train_steps:
                 break
         epoch += 1
