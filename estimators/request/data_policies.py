@@ -110,6 +110,7 @@ def _writing(scope: RunScope, name: str, place: _Place) -> list[Permission]:
     return [
         allow(f"Write{name}", _WRITE, [_objects(scope, place)]),
         allow(f"ListAndFindUploadsOf{name}", _LIST, [_bucket(scope, place)], _below(place)),
+        allow(f"Locate{name}", ["s3:GetBucketLocation"], [_bucket(scope, place)]),
     ]
 
 

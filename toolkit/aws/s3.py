@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.object_store.store import store_of
@@ -11,6 +13,7 @@ from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     import boto3
+    from sm_train.entrypoints.object_store.store import S3Access
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -84,6 +87,22 @@ def open_bucket_session(uri: str, region: str | None, profile: str | None) -> bo
                 f"s3://{bucket}: the bucket does not exist; check the name", ExitCode.PERMISSION
             ) from None
     return session_in_region(session, actual or region)
+
+
+def regions_of_readers(uri: str, access: S3Access, others: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the regions in which jobs may use an S3 prefix: that of its bucket first.
+
+    SageMaker takes channels only from its own region, but a bucket's replica or access point may
+    serve others: the region of the command line or the environment, and ``others``.
+
+    Raises:
+        UserError: there are no credentials, no such bucket, or S3 denies access.
+    """
+    session = open_bucket_session(uri, access.region, access.profile)
+    found = [session.region_name]
+    with suppress(UserError):  # no default is set
+        found.append(resolve_region(access.region, None, access.profile))
+    return tuple(dict.fromkeys([*found, *others]))
 
 
 def require_bucket(session: boto3.Session, uri: str, region: str, field: str) -> None:

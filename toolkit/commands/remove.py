@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import RunFile
 
 
 @sm_train_command(
@@ -42,6 +44,13 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     multiple=True,
     help="A run of --runs that has ended, although it has no final model. Repeat it for several.",
 )
+@click.option(
+    "--for",
+    "run",
+    metavar="RUN",
+    type=RunFile(),
+    help="Run file: live jobs are looked for in the regions of its fallbacks, too.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
@@ -53,6 +62,7 @@ def command(
     listing: Any,
     runs: tuple[str, ...],
     ended: tuple[str, ...],
+    run: Path | None,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -71,12 +81,15 @@ def command(
     """
     from sm_train.entrypoints.common.signals import raise_on_signals
     from sm_train.entrypoints.object_store.store import S3Access
+    from sm_train.estimators.config.placement import placements
+    from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.errors import ExitCode, UsageError
     from sm_train.toolkit.lineage.recorded_runs import stages_in
     from sm_train.toolkit.lineage.shard_readers import recorded_jobs
     from sm_train.toolkit.packing.shard_set import find_shard_set
     from sm_train.toolkit.removal.removal_report import plan_lines, removal_document, result_lines
     from sm_train.toolkit.removal.remove_samples import plan_removal, remove_samples
+    from sm_train.toolkit.run_file import load
     from sm_train.toolkit.terminal.confirmation import ask
     from sm_train.toolkit.terminal.console import bytes_bar, note, write_json, write_line
 
@@ -85,6 +98,11 @@ def command(
         raise UsageError("--where: is given with KEYS; use one of them")
     access = S3Access(options["profile"], options["region"])
     shards = find_shard_set(destination, access)
+    regions: tuple[str, ...] = ()
+    if run is not None:
+        config = load(run)
+        home = resolve_region(options["region"], config.region, options["profile"])
+        regions = tuple(placement.region for placement in placements(config, home))
     recorded = tuple(recorded_jobs(shards, stages_in(runs, access), ended))
     plan = plan_removal(shards, wanted, where)
     for line in plan_lines(plan):
@@ -96,7 +114,7 @@ def command(
     if not yes:
         ask("Remove them for good?" if plan.samples else "Finish the removal?")
     with raise_on_signals(), bytes_bar("rewriting") as progress:
-        result = remove_samples(plan, progress, options["region"], recorded)
+        result = remove_samples(plan, progress, regions, recorded)
     for line in result_lines(plan, result):
         write_line(line, err=True)
     if as_json:

@@ -10,6 +10,7 @@ from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
 from sm_train.entrypoints.shared_work.storage import LocalFolder, S3Prefix, Storage
 from sm_train.entrypoints.shared_work.work_stages import LEASE_NAME, STATE_FOLDER
+from sm_train.toolkit.aws.s3 import regions_of_readers
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
 
@@ -30,19 +31,22 @@ def acquire_lease(destination: Storage, holder: Holder) -> Lease:
 
 
 def _job_is_active(destination: Storage, job: str) -> bool:
-    """Return whether a processing job is running."""
+    """Return whether a processing job is running, in any region that may write to the bucket."""
     from botocore.exceptions import ClientError
 
     assert isinstance(destination, S3Prefix)
     access = destination.access
-    session = open_session(access.profile, access.region or "us-east-1")
-    try:
-        found = session.client("sagemaker").describe_processing_job(ProcessingJobName=job)
-    except ClientError as error:
-        if error.response["Error"].get("Code") in ("ValidationException", "ResourceNotFound"):
-            return False  # no such job
-        raise
-    return found["ProcessingJobStatus"] in ("InProgress", "Stopping")
+    for region in regions_of_readers(destination.address(""), access):
+        client = open_session(access.profile, region).client("sagemaker")
+        try:
+            found = client.describe_processing_job(ProcessingJobName=job)
+        except ClientError as error:
+            if error.response["Error"].get("Code") in ("ValidationException", "ResourceNotFound"):
+                continue  # no such job in this region
+            raise
+        if found["ProcessingJobStatus"] in ("InProgress", "Stopping"):
+            return True
+    return False
 
 
 @contextmanager

@@ -111,12 +111,13 @@ def _keys(removals: RemovalList, index: ShardIndex) -> dict[str, frozenset[str]]
 def remove_samples(
     plan: RemovalPlan,
     progress: Progress,
-    region: str | None,
+    regions: Sequence[str] = (),
     recorded: Sequence[RecordedJob] = (),
 ) -> RemovalResult:
     """List the samples of ``plan``, rewrite their shards, and delete the old ones if possible.
 
-    ``recorded`` are jobs outside of SageMaker that may still read the shards.
+    ``regions`` are further ones in which SageMaker's jobs may read the shards. ``recorded`` are
+    jobs outside of SageMaker that may still read them.
 
     Raises:
         UserError: another command writes to the destination, or has written the index.
@@ -128,7 +129,7 @@ def remove_samples(
         rewritten = _rewrite(shards, removals, progress)
 
         def find_users(moment: datetime) -> ShardUsers:
-            return users_since(shards, moment, region, recorded)
+            return users_since(shards, moment, regions, recorded)
 
         return _delete_old(shards, len(plan.samples), rewritten, find_users)
 

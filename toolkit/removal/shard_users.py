@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sm_train.toolkit.aws.s3 import regions_of_readers
 from sm_train.toolkit.aws.session import open_session
+from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.local_folder import DEFAULT_FOLDER, LocalRunFolder
 from sm_train.toolkit.packing.shard_set import ShardSet
 
@@ -32,7 +34,7 @@ class RecordedJob:
 class ShardUsers:
     """The jobs that may read shards as an earlier index lists them.
 
-    ``problem`` says why others are unknown; None if SageMaker listed all of its jobs.
+    ``problem`` says why others are unknown; None if SageMaker listed its jobs in every region.
     """
 
     jobs: tuple[str, ...] = ()
@@ -40,10 +42,11 @@ class ShardUsers:
 
 
 def users_since(
-    shards: ShardSet, moment: datetime, region: str | None, recorded: Iterable[RecordedJob]
+    shards: ShardSet, moment: datetime, regions: Iterable[str], recorded: Iterable[RecordedJob]
 ) -> ShardUsers:
     """Return the jobs that were created before ``moment``, still run and read ``shards``.
 
+    SageMaker is asked in the bucket's region, in the one of the environment and in ``regions``.
     A job that starts later gets the index of that time. ``recorded`` are jobs outside of SageMaker
     that may still run; others than these and this folder's local runs are not known.
     """
@@ -52,12 +55,19 @@ def users_since(
         return ShardUsers((*_local_runs(Path(shards.address)), *others))
     from botocore.exceptions import BotoCoreError, ClientError
 
-    session = open_session(shards.access.profile, region or shards.access.region or "us-east-1")
+    jobs: list[str] = []
+    problems = []
     try:
-        jobs = tuple(_jobs(session.client("sagemaker"), f"{shards.address}/", moment))
-    except (BotoCoreError, ClientError) as error:
-        return ShardUsers(others, " ".join(str(error).split()))
-    return ShardUsers((*jobs, *others))
+        asked = regions_of_readers(shards.address, shards.access, regions)
+    except UserError as error:
+        return ShardUsers(others, str(error))
+    for region in asked:
+        session = open_session(shards.access.profile, region)
+        try:
+            jobs += _jobs(session.client("sagemaker"), f"{shards.address}/", moment)
+        except (BotoCoreError, ClientError) as error:
+            problems.append(f"{region}: {' '.join(str(error).split())}")
+    return ShardUsers((*jobs, *others), "; ".join(problems) or None)
 
 
 def _jobs(client: SageMakerClient, uri: str, moment: datetime) -> Iterator[str]:

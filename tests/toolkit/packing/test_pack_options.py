@@ -204,13 +204,13 @@ def test_a_pattern_selects_images(cli: Cli, tmp_path: Path) -> None:
 # ------------------------------------------------------------------ S3
 
 
-def upload_folder(aws: Aws, folder: Path, prefix: str) -> None:
+def upload_folder(aws: Aws, folder: Path, prefix: str, region: str = "us-east-1") -> None:
     objects = {
         f"{prefix}{path.relative_to(folder).as_posix()}": path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file()
     }
-    aws.make_bucket("raw", **objects)
+    aws.make_bucket("raw", region, **objects)
 
 
 def read_objects(aws: Aws, bucket: str, prefix: str) -> dict[str, bytes]:

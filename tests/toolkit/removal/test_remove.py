@@ -32,6 +32,7 @@ from sm_train.toolkit.removal.rewrite_shards import successor
 
 from tests.conftest import Aws, Cli
 from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
+from tests.support.run_files import write_run
 from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
 
 IMAGES = 30
@@ -459,9 +460,57 @@ def record_job(stage: Path, index: Path, platform: str | None, started: str = "2
     RecordWriter(stage / "checkpoints", started, record, tables)
 
 
+@pytest.mark.parametrize("live_in", ["eu-west-1", "us-west-2", "ap-south-1"])
+def test_live_jobs_are_looked_for_in_every_region_that_may_read_the_bucket(
+    cli: Cli, packed: Path, aws: Aws, tmp_path: Path, live_in: str
+) -> None:
+    """The bucket's, the environment's, and those of the run's fallbacks: none is assumed."""
+    upload_folder(aws, packed, "set/", "eu-west-1")
+    asked = set()
+
+    def listed(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        asked.add(body["_region"])
+        names = (
+            ["reads"] if (body["_region"], body["StatusEquals"]) == (live_in, "Stopping") else []
+        )
+        created = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+        arn = f"arn:aws:sagemaker:{live_in}:345678901234:training-job/reads"
+        summary = {"TrainingJobArn": arn, "CreationTime": created, "TrainingJobStatus": "Stopping"}
+        return 200, {
+            "TrainingJobSummaries": [{"TrainingJobName": name} | summary for name in names]
+        }
+
+    aws.responses["ListTrainingJobs"] = listed
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://raw/set/shards/"}}
+    channel = {"ChannelName": "train", "DataSource": source}
+    aws.responses["DescribeTrainingJob"] = lambda body: (
+        (200, {"TrainingJobName": "reads", "InputDataConfig": [channel]})
+        if body["_region"] == live_in
+        else (400, {"__type": "ValidationException", "message": "Requested resource not found."})
+    )
+    run = write_run(
+        tmp_path,
+        region="eu-west-1",
+        recovery={"fallbacks": [{"region": "ap-south-1", "buckets": {"ai-bucket": "south"}}]},
+    )
+    environment = aws.environment | {"AWS_DEFAULT_REGION": "us-west-2"}
+    done = cli(
+        *("remove", "s3://raw/set", "004.jpg", "--for", run, "--yes"),
+        network="loopback",
+        env=environment,
+    )
+    assert done.returncode == 3, done.stderr
+    assert "may be read by reads: shard-000001.tar" in done.stderr
+    assert asked == {"eu-west-1", "us-west-2", "ap-south-1"}
+    assert "shards/shard-000001.tar" in read_objects(aws, "raw", "set/")
+
+
 def test_unknown_jobs_are_not_taken_for_none(cli: Cli, stored: Aws) -> None:
     stored.error_codes["ListTrainingJobs"] = "AccessDeniedException"
     done = remove_in_s3(cli, stored, "004.jpg")
     assert done.returncode == 3
-    assert "because jobs are unknown (An error occurred (AccessDeniedException)" in done.stderr
+    assert (
+        "because jobs are unknown (us-east-1: An error occurred (AccessDeniedException)"
+        in done.stderr
+    )
     assert "shards/shard-000001.tar" in read_objects(stored, "raw", "set/")
