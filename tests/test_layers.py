@@ -97,6 +97,11 @@ OWNERS = {
     "entrypoints/object_store/": r"client\(\s*[\"']s3[\"']|\.(put|get|head|copy|delete)_object\(|"
     r"list_objects_v2|(?<!api)\.upload_file\(|\.download_file\(|multipart_upload|TransferManager",
     "entrypoints/leases/": r"\bclass Lease\b|\bRENEW_SECONDS = ",
+    "estimators/request/iam.py": r"\bdef policies\b",
+    "estimators/request/data_policies.py": r"\bdef data_policies\b",
+    "toolkit/aws/s3.py": r"\bdef regions_of_readers\b",
+    "entrypoints/monitoring/heartbeat.py": r"\bcrc32\(head\)|\bpack_into\(",
+    "entrypoints/training/step_metrics.py": r"\bRECENT_STEPS = ",
     "entrypoints/packages/": r"\[sys\.executable, \"-m\", \"pip\"|\bCA_REPOSITORY_ARN\b",
     "entrypoints/shared_work/": r"\bclass SharedWork\b|\bclass S3Prefix\b|\bdef run_tasks\b",
     "entrypoints/streaming/": r"\bclass (?:Stager|Sealer|StreamIndexer)\b",
