@@ -15,11 +15,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from sm_train.entrypoints.job_records.stored_fields import (
+    checked_fields,
+    integer,
+    mapping_of,
+    one_of,
+    optional,
+    positive,
+    text,
+    timestamp,
+)
 from sm_train.entrypoints.shared_work.storage import Storage, write_file
 
 FOLDER = "job-records"
@@ -104,14 +114,28 @@ class NodeRecord:
         Raises:
             ValueError: it is not a record.
         """
-        document = json.loads(content)
-        if not isinstance(document, dict):
-            raise ValueError("a node's record is no JSON object")
-        names = {item.name for item in fields(cls)}
         try:
-            return cls(**{name: value for name, value in document.items() if name in names})
-        except TypeError as error:
+            return cls(**checked_fields(json.loads(content), _NODE_FIELDS))
+        except TypeError as error:  # a field is missing
             raise ValueError(str(error)) from None
+
+
+_NODE_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "run": text,
+    "stage": text,
+    "platform": text,
+    "node": text,
+    "nodes": positive,
+    "instance_type": text,
+    "host": text,
+    "machine": optional(text),
+    "started": timestamp,
+    "seen": timestamp,
+    "state": one_of("preparing", "training", "ended"),
+    "exit_code": optional(integer),
+    "stopped_by": optional(text),
+    "commands": mapping_of(text),
+}
 
 
 @dataclass(frozen=True)
@@ -172,15 +196,15 @@ def _read_record(storage: Storage, folder: str) -> NodeRecord | None:
 
 
 def read_stop_request(storage: Storage) -> StopRequest | None:
-    """Return the newest request to stop; None if there is none.
+    """Return the newest request to stop; None if there is none, or if it is damaged.
 
     Raises:
         OSError: the storage cannot be read.
     """
     document = read_document(storage, STOP_FILE)
     try:
-        return None if document is None else StopRequest(document["requested"], document["by"])
-    except KeyError:
+        return StopRequest(**checked_fields(document, {"requested": timestamp, "by": text}))
+    except (TypeError, ValueError):
         return None
 
 

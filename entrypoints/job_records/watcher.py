@@ -1,15 +1,15 @@
 """Watches a run from outside of its nodes, by what they store.
 
 Each call checks once. It alerts when the nodes' heartbeats cease, and asks them to stop when the
-budget is spent. What it has sent is stored next to the records, so that the next call repeats
-nothing.
+budget is spent. What it has decided is stored next to the records with the sinks that each alert
+has yet to reach (:mod:`alert_outbox`), so that the next call repeats nothing and forgets nothing.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,20 @@ from sm_train.entrypoints.common.job_config import (
     read_job_config,
 )
 from sm_train.entrypoints.common.node_description import NodeDescription
+from sm_train.entrypoints.job_records.alert_outbox import Delivery, deliver, read_alerts
 from sm_train.entrypoints.job_records.node_record import (
-    FOLDER,
     StopRequest,
     StoredNode,
-    read_document,
     read_nodes,
     read_stop_request,
     store_stop_request,
 )
 from sm_train.entrypoints.job_records.silence import Silence, find_silence
-from sm_train.entrypoints.monitoring.alert_sinks import UndeliveredError, configured_sinks
+from sm_train.entrypoints.monitoring.alert_sinks import configured_sinks
 from sm_train.entrypoints.monitoring.alerts import LEVELS, Alert
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
+from sm_train.entrypoints.shared_work.storage import Storage, open_storage
 
-_ALERTS_FILE = f"{FOLDER}/alerts.json"
 _HOUR = 3600.0
 
 
@@ -51,43 +49,30 @@ class WatchedStage:
     usd_per_hour: float | None = None
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """An alert, and the reason for each sink that it did not reach."""
-
-    alert: Alert
-    sinks: int
-    problems: tuple[str, ...] = ()
-
-    @property
-    def arrived(self) -> bool:
-        """Whether each sink has it, of which there is at least one."""
-        return self.sinks > 0 and not self.problems
-
-
 def alert_on_silence(
     stage: WatchedStage, nodes: Sequence[StoredNode], now: float
 ) -> list[Delivery]:
     """Send an alert for what is newly wrong with a stage's nodes, or that it is over.
 
+    Alerts that did not reach a sink at an earlier check are sent to it again.
+
     Raises:
         OSError: the storage cannot be read or written.
     """
     silence = find_silence(nodes, now)
-    before = read_document(stage.storage, _ALERTS_FILE) or {}
-    after, alerts = dict[str, float](), []
+    state = read_alerts(stage.storage)
+    opened, decided = dict[str, float](), list[Alert]()
     if silence is None:
-        alerts += [_resolved(stage, key, now) for key in before]
-    elif silence.key in before:
-        after[silence.key] = before[silence.key]
-    else:
+        decided += [_resolved(stage, key, now) for key in state.opened]
+    elif silence.key in state.opened:
+        opened[silence.key] = state.opened[silence.key]
+    elif LEVELS.index(silence.level) >= LEVELS.index(stage.alerts.level):
         # An alert about some nodes is not over when all are silent: this one replaces it.
-        alerts.append(_alert(stage, nodes, silence, now))
-    deliveries = [_send(stage, alert) for alert in alerts if _is_severe(stage, alert)]
-    after |= {item.alert.key: now for item in deliveries if item.arrived and silence is not None}
-    if after != before:
-        write_file(stage.storage, _ALERTS_FILE, json.dumps(after).encode())
-    return deliveries
+        opened[silence.key] = now
+        decided.append(_alert(stage, nodes, silence, now))
+    return deliver(
+        stage.storage, configured_sinks(stage.alerts), state, state.decide(decided, opened), now
+    )
 
 
 def stop_at_budget(
@@ -106,10 +91,14 @@ def stop_at_budget(
     if spent_usd < budget_usd or not live:
         return []
     request = read_stop_request(stage.storage)
-    if request is not None and request.requested > max(record.started for record in live):
-        return []
+    attempt = max(record.started for record in live)
     by = f"the budget of ${budget_usd:,.2f}, which is spent,"
-    store_stop_request(stage.storage, StopRequest(now, by))
+    if request is None or request.requested <= attempt:
+        request = StopRequest(now, by)
+        store_stop_request(stage.storage, request)
+    state = read_alerts(stage.storage)
+    if request.by != by or state.budget_announced >= attempt:
+        return []
     alert = Alert(
         key="budget",
         level="critical",
@@ -121,7 +110,8 @@ def stop_at_budget(
         last_checkpoint=_newest_checkpoint(stage.storage),
         command=_command(nodes, "resume"),
     )
-    return [_send(stage, alert)]
+    decided = replace(state.decide([alert], state.opened), budget_announced=attempt)
+    return deliver(stage.storage, configured_sinks(stage.alerts), state, decided, now)
 
 
 def node_hours(nodes: Sequence[StoredNode]) -> float:
@@ -174,22 +164,6 @@ def _newest_checkpoint(storage: Storage) -> str | None:
         if file == MARKER and parse_step_folder(folder) is not None
     ]
     return max(folders, default=None)
-
-
-def _is_severe(stage: WatchedStage, alert: Alert) -> bool:
-    """Return whether the run file wants an alert of this level, or that one of them is over."""
-    return alert.resolved or LEVELS.index(alert.level) >= LEVELS.index(stage.alerts.level)
-
-
-def _send(stage: WatchedStage, alert: Alert) -> Delivery:
-    """Send an alert to each sink in one attempt: the next call tries again."""
-    sinks, problems = configured_sinks(stage.alerts), []
-    for factory in sinks:
-        try:
-            factory.create().send(alert)
-        except UndeliveredError as error:
-            problems.append(f"{factory.name}: {error}")
-    return Delivery(alert, len(sinks), tuple(problems))
 
 
 @dataclass(frozen=True)

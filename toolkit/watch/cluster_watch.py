@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sm_train.cost.prices import ON_DEMAND
+from sm_train.entrypoints.job_records.alert_outbox import Delivery
 from sm_train.entrypoints.job_records.node_record import MISSING_SECONDS
 from sm_train.entrypoints.job_records.silence import Silence, find_silence
 from sm_train.entrypoints.job_records.watcher import (
-    Delivery,
     WatchedStage,
     alert_on_silence,
     stop_at_budget,

@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 from sm_train.entrypoints.common.job_config import AlertsConfig
+from sm_train.entrypoints.job_records.alert_outbox import (
+    ALERTS_FILE,
+    AlertState,
+    read_alerts,
+)
 from sm_train.entrypoints.job_records.attempts import attempts
 from sm_train.entrypoints.job_records.node_record import (
     STOP_FILE,
     NodeRecord,
     StopRequest,
     StoredNode,
+    read_nodes,
     read_stop_request,
 )
 from sm_train.entrypoints.job_records.silence import find_silence
@@ -96,7 +102,8 @@ def test_each_problem_is_sent_once_and_its_end(tmp_path: Path, server: WebhookSe
     for nodes in (some, some, everyone, everyone, [node("algo-1", 1)], [node("algo-1", 1)]):
         alert_on_silence(watched, nodes, NOW)
     assert titles(server) == [("silence of some", False), ("silence", False), ("silence", True)]
-    assert json.loads((tmp_path / "job-records/alerts.json").read_bytes()) == {}
+    stored = json.loads((tmp_path / "job-records/alerts.json").read_bytes())
+    assert (stored["opened"], stored["outbox"]) == ({}, [])
 
 
 def test_alert_that_did_not_arrive_is_sent_again(tmp_path: Path, server: WebhookServer) -> None:
@@ -107,6 +114,103 @@ def test_alert_that_did_not_arrive_is_sent_again(tmp_path: Path, server: Webhook
     [sent] = alert_on_silence(stage(tmp_path), nodes, NOW)
     assert sent.arrived
     assert len(server.received) == 1
+
+
+@pytest.mark.parametrize("status", [503, 403])
+def test_broken_sink_repeats_nothing_to_the_others(
+    tmp_path: Path, server: WebhookServer, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    nodes = [node("algo-1", 300)]
+    with webhook_server() as broken:
+        monkeypatch.setenv("SM_TRAIN_SLACK_WEBHOOK", broken.address)
+        broken.responses += [(status, {})] * 10
+        for check in range(10):
+            sent = alert_on_silence(stage(tmp_path), nodes, NOW + check)
+            if check == 0:
+                assert sent[0].problems == (f"slack: HTTP {status}",)
+        assert titles(server) == [("silence", False)]
+        # Nobody retries what a receiver refuses for good.
+        assert len(broken.received) == 0
+        expected = 1 if status == 503 else 0
+        broken.responses.clear()
+        alert_on_silence(stage(tmp_path), nodes, NOW + 10)
+        assert len(broken.received) == expected
+    assert titles(server) == [("silence", False)]
+
+
+def test_budget_and_end_of_a_problem_arrive_after_a_check_without_sinks_that_work(
+    tmp_path: Path, server: WebhookServer
+) -> None:
+    watched, silent, live = stage(tmp_path), [node("algo-1", 300)], [node("algo-1", 10)]
+    alert_on_silence(watched, silent, NOW)
+    server.responses += [(503, {})] * 2
+    assert [item.arrived for item in stop_at_budget(watched, live, 101.0, 100.0, NOW)] == [False]
+    assert [item.alert.key for item in alert_on_silence(watched, live, NOW)] == [
+        "budget",
+        "silence",
+    ]
+    assert stop_at_budget(watched, live, 101.0, 100.0, NOW + 1) == []
+    alert_on_silence(watched, live, NOW + 1)
+    alert_on_silence(watched, live, NOW + 2)
+    assert sorted(titles(server)) == [("budget", False), ("silence", False), ("silence", True)]
+
+
+def test_machine_without_sinks_leaves_the_alert_to_others(
+    tmp_path: Path, server: WebhookServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [node("algo-1", 10)]
+    with monkeypatch.context() as laptop:
+        laptop.delenv("SM_TRAIN_WEBHOOK")
+        [undelivered] = stop_at_budget(stage(tmp_path), nodes, 101.0, 100.0, NOW)
+        assert undelivered.sinks == 0
+    assert len(stop_at_budget(stage(tmp_path), nodes, 101.0, 100.0, NOW + 60)) == 1
+    assert titles(server) == [("budget", False)]
+
+
+def test_alerts_of_another_format_are_refused_and_damaged_ones_are_none(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    for content in (
+        b"",
+        b"[]",
+        b'{"version": 2, "opened": {"x": "y"}}',
+        b'{"version": 2, "outbox": [1]}',
+    ):
+        write_file(storage, ALERTS_FILE, content)
+        assert read_alerts(storage) == AlertState()
+    write_file(storage, ALERTS_FILE, b'{"silence": 1.0}')
+    with pytest.raises(OSError, match="format 1, this sm-train reads 2; delete the file"):
+        read_alerts(storage)
+
+
+DAMAGED_FIELDS: list[tuple[str, object]] = [
+    ("seen", "soon"),
+    ("seen", float("inf")),
+    ("seen", float("nan")),
+    ("started", -5),
+    ("started", True),
+    ("started", None),
+    ("nodes", 0),
+    ("nodes", 2.5),
+    ("exit_code", "1"),
+    ("state", "lost"),
+    ("state", []),
+    ("commands", []),
+    ("commands", {"stop": 1}),
+    ("machine", 7),
+    ("node", None),
+]
+
+
+def test_record_with_a_field_of_another_type_or_range_is_no_record(tmp_path: Path) -> None:
+    """The others are watched on, and the budget is judged by theirs."""
+    storage, healthy, other = LocalFolder(tmp_path), record("algo-2"), record("algo-1")
+    write_file(storage, healthy.file, healthy.to_json())
+    for field, value in DAMAGED_FIELDS:
+        damaged = json.dumps(json.loads(other.to_json()) | {field: value}).encode()
+        write_file(storage, other.file, damaged)
+        with pytest.raises(ValueError, match=f"^{field}: "):
+            NodeRecord.parse(damaged)
+        assert [stored.record for stored in read_nodes(storage)] == [healthy], (field, value)
 
 
 def test_level_of_the_run_file_decides(tmp_path: Path, server: WebhookServer) -> None:
@@ -132,7 +236,7 @@ def test_budget_stops_live_nodes_once(tmp_path: Path, server: WebhookServer) -> 
 
 def test_damaged_requests_and_records_are_no_requests(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
-    for content in (b"", b"[]", b"{}", b"\xff"):
+    for content in (b"", b"[]", b"{}", b"\xff", b'{"requested": "now", "by": "a"}'):
         write_file(storage, STOP_FILE, content)
         assert read_stop_request(storage) is None
         with pytest.raises(ValueError):

@@ -1,0 +1,90 @@
+"""Checks the fields of JSON records from storage, which others may write or cut.
+
+Each function returns its argument, or raises ValueError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+LATEST_TIME = 4e10
+"""Times beyond it are no Unix seconds: the year 3237."""
+
+
+def text(value: Any) -> str:
+    """Return a text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def timestamp(value: Any) -> float:
+    """Return a time in Unix seconds, which is finite and not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is no number")
+    if not (math.isfinite(value) and 0 <= value <= LATEST_TIME):
+        raise ValueError(f"{value!r} is no time in Unix seconds")
+    return float(value)
+
+
+def integer(value: Any) -> int:
+    """Return an integer that fits into 32 bits."""
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**31:
+        raise ValueError(f"{value!r} is no integer of 32 bits")
+    return value
+
+
+def positive(value: Any) -> int:
+    """Return a positive integer."""
+    if integer(value) < 1:
+        raise ValueError(f"{value!r} is not positive")
+    return int(value)
+
+
+def optional(check: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    """Return a check that also accepts None."""
+    return lambda value: None if value is None else check(value)
+
+
+def one_of(*allowed: str) -> Callable[[Any], Any]:
+    """Return a check that accepts these texts."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise ValueError(f"{value!r} is none of {', '.join(allowed)}")
+        return value
+
+    return check
+
+
+def mapping_of(check: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
+    """Return a check of an object whose values pass ``check``."""
+
+    def check_all(value: Any) -> dict[str, T]:
+        if not isinstance(value, dict):
+            raise ValueError(f"{value!r} is no object")
+        return {text(name): check(item) for name, item in value.items()}
+
+    return check_all
+
+
+def checked_fields(document: Any, checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Return the fields of ``document`` that have a check; others are ignored.
+
+    Raises:
+        ValueError: it is no object, or a field has another type or range; the message names it.
+    """
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    fields = {}
+    for name, check in checks.items():
+        if name in document:
+            try:
+                fields[name] = check(document[name])
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+    return fields
