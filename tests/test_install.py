@@ -50,7 +50,7 @@ COMMANDS = {
 MESSAGES = {
     "init": r"Wrote new.yaml\nFill in: role, data.uri\nNext: sm-train submit new.yaml --dry-run\n",
     "pack": r"packed 3 samples into 1 shard \(0\.0 MB\) in packed/shards\n",
-    "iam": r"(\w+: .*policy .*\n){4}",
+    "iam": r"(\w+: .+\n){10}",
     "index": r"packed/index\.parquet is up to date: 3 samples in 1 shards \(0\.0 MB\)\n",
     "measure": r"Measure 256px\n(.*\n){3}",
 }

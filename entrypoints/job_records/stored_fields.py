@@ -18,23 +18,23 @@ LATEST_TIME = 4e10
 def text(value: Any) -> str:
     """Return a text."""
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value
 
 
 def timestamp(value: Any) -> float:
     """Return a time in Unix seconds, which is finite and not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     if not (math.isfinite(value) and 0 <= value <= LATEST_TIME):
-        raise ValueError(f"{value!r} is no time in Unix seconds")
+        raise ValueError(f"{value!r} is not a time in Unix seconds")
     return float(value)
 
 
 def integer(value: Any) -> int:
     """Return an integer that fits into 32 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**31:
-        raise ValueError(f"{value!r} is no integer of 32 bits")
+        raise ValueError(f"{value!r} is not an integer of 32 bits")
     return value
 
 

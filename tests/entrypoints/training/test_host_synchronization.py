@@ -110,9 +110,13 @@ def test_steps_of_small_models_do_not_wait(small_runs: FakeGpuResult, name: str)
 
 
 def test_metrics_are_read_once_per_log_interval(small_runs: FakeGpuResult) -> None:
-    """Five means are read at once: loss, norm, seconds, wait for data, skipped steps."""
+    """Seven numbers are read at once.
+
+    The means of loss, norm, seconds, wait for data and skipped steps, and the numbers of skipped
+    steps in succession and among the latest 1,000.
+    """
     for name in SMALL:
-        assert reads(report(small_runs, name), "log_steps") == 5 * STEPS // LOG_EVERY
+        assert reads(report(small_runs, name), "log_steps") == 7 * STEPS // LOG_EVERY
 
 
 @pytest.mark.slow
