@@ -4,20 +4,24 @@ SageMaker keeps the status and the log of a job; other platforms forget both wit
 first process of each node stores, below ``job-records`` in the stage's checkpoint folder:
 
     run.json                    the run file, as the job's processes read it
-    stop.json                   a request to stop (``sm-train stop``, a budget)
+    stop.json                   a :class:`StopRequest` (``sm-train stop``, a budget)
     alerts.json                 the alerts that a watcher has sent
     algo-1-1700000000/          a node, and when its first process started
         node.json               a :class:`NodeRecord`, stored again every 30 seconds
         000000.log, 000001.log  what the node printed, in segments
+
+The clocks of nodes, of those who watch them and of the storage may differ. The storage's decides
+how old a record or a request is, and a node's monotonic clock how long it has run.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any, Literal
 
 from sm_train.entrypoints.job_records.stored_fields import (
@@ -27,9 +31,11 @@ from sm_train.entrypoints.job_records.stored_fields import (
     one_of,
     optional,
     positive,
+    seconds,
     text,
     timestamp,
 )
+from sm_train.entrypoints.leases.lease_files import AgedFile
 from sm_train.entrypoints.shared_work.storage import Storage, write_file
 
 FOLDER = "job-records"
@@ -37,6 +43,15 @@ FOLDER = "job-records"
 
 RUN_FILE, STOP_FILE = f"{FOLDER}/run.json", f"{FOLDER}/stop.json"
 _NODE_FILE = "node.json"
+
+RECORD_VERSION = 2
+"""Format of a node's record and of a request to stop."""
+
+_RESOLUTION_SECONDS = 1.0
+"""Times of objects in S3 and dates of its responses are whole seconds."""
+
+_AGREE_SECONDS = 2.0
+"""Difference of two clocks that is not told from the resolution and the time of a request."""
 
 HEARTBEAT_SECONDS = 30.0
 """Interval at which a node stores its record."""
@@ -53,12 +68,14 @@ _FOLDER = re.compile(r"(.+)-(\d{9,})")
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """One start of a node. Times are in Unix seconds by the node's clock.
+    """One start of a node.
 
     ``node`` is algo-1, algo-2, …, or the host's name where the operator assigns ranks later.
-    ``machine`` is the name by which an administrator knows it. ``seen`` is the time of the newest
-    heartbeat. ``exit_code`` is None until it has ended; ``stopped_by`` says who asked for that.
-    ``commands`` are the platform's, by their purpose.
+    ``machine`` is the name by which an administrator knows it. ``started`` and ``seen``, the time
+    of the newest heartbeat, are in Unix seconds by the node's clock, to be compared with the times
+    in its log; ``ran`` is the seconds between them by a clock that nobody sets. ``exit_code`` is
+    None until it has ended; ``stopped_by`` says who asked for that. ``commands`` are the
+    platform's, by their purpose.
     """
 
     run: str
@@ -71,6 +88,7 @@ class NodeRecord:
     machine: str | None
     started: float
     seen: float
+    ran: float = 0.0
     state: NodeState = "preparing"
     exit_code: int | None = None
     stopped_by: str | None = None
@@ -91,31 +109,21 @@ class NodeRecord:
         """The node with its machine, as in ``algo-2 (gpu-07)``."""
         return f"{self.node} ({self.machine})" if self.machine else self.node
 
-    @property
-    def seconds(self) -> float:
-        """How long it has run, as far as its heartbeats show."""
-        return max(0.0, self.seen - self.started)
-
-    def is_live(self, now: float) -> bool:
-        """Return whether it has not ended, and has sent a heartbeat lately."""
-        return self.state != "ended" and now - self.seen <= MISSING_SECONDS
-
-    def is_lost(self, now: float) -> bool:
-        """Return whether its heartbeats have ceased although it has not ended."""
-        return self.state != "ended" and now - self.seen > MISSING_SECONDS
-
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps({"version": RECORD_VERSION, **asdict(self)}).encode()
 
     @classmethod
     def parse(cls, content: bytes) -> NodeRecord:
-        """Parse a stored record; keys of a later version are ignored.
+        """Parse a stored record.
 
         Raises:
+            OtherFormatError: it has another format.
             ValueError: it is not a record.
         """
+        document = json.loads(content)
+        _require_version(document)
         try:
-            return cls(**checked_fields(json.loads(content), _NODE_FIELDS))
+            return cls(**checked_fields(document, _NODE_FIELDS))
         except TypeError as error:  # a field is missing
             raise ValueError(str(error)) from None
 
@@ -131,6 +139,7 @@ _NODE_FIELDS: dict[str, Callable[[Any], Any]] = {
     "machine": optional(text),
     "started": timestamp,
     "seen": timestamp,
+    "ran": seconds,
     "state": one_of("preparing", "training", "ended"),
     "exit_code": optional(integer),
     "stopped_by": optional(text),
@@ -140,21 +149,58 @@ _NODE_FIELDS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class StopRequest:
-    """A request to stop all nodes that had started by ``requested``, Unix seconds."""
+    """A request of ``by`` to stop all nodes that had started when it was stored.
 
-    requested: float
+    ``requested`` is that time in Unix seconds, by the reader's clock.
+    """
+
     by: str
+    requested: float
 
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+    def applies_to(self, started: float) -> bool:
+        """Return whether it concerns what started at ``started``, Unix seconds by the same clock.
+
+        One that may have been stored just before or just after the start does.
+        """
+        return self.requested > started - _RESOLUTION_SECONDS
 
 
 @dataclass(frozen=True)
 class StoredNode:
-    """A node's record, and the names of its log's segments in order."""
+    """A node's record as found in the storage, and the names of its log's segments in order.
+
+    ``seen`` is when the storage received the newest heartbeat, in Unix seconds by the reader's
+    clock. ``clock_offset`` is how many
+    seconds the node's clock is ahead of the storage's.
+    """
 
     record: NodeRecord
     segments: tuple[str, ...]
+    seen: float
+    clock_offset: float = 0.0
+
+    @property
+    def started(self) -> float:
+        """When it started, in Unix seconds by the reader's clock."""
+        return self.seen - self.record.ran
+
+    def is_live(self, now: float) -> bool:
+        """Return whether it has not ended, and has sent a heartbeat lately."""
+        return self.record.state != "ended" and now - self.seen <= MISSING_SECONDS
+
+    def is_lost(self, now: float) -> bool:
+        """Return whether its heartbeats have ceased although it has not ended."""
+        return self.record.state != "ended" and now - self.seen > MISSING_SECONDS
+
+
+class OtherFormatError(ValueError):
+    """A stored record has another format than this version reads."""
+
+
+def _require_version(document: Any) -> None:
+    found = document.get("version", 1) if isinstance(document, dict) else RECORD_VERSION
+    if found != RECORD_VERSION:
+        raise OtherFormatError(f"format {found!r}, this sm-train reads {RECORD_VERSION}")
 
 
 def segment_name(folder: str, number: int) -> str:
@@ -168,7 +214,7 @@ def read_nodes(storage: Storage) -> list[StoredNode]:
     A record that cannot be parsed is left out.
 
     Raises:
-        OSError: the storage cannot be read.
+        OSError: the storage cannot be read, or a record has another format.
     """
     names = sorted(storage.list_sizes(FOLDER))
     folders: dict[str, list[str]] = {}
@@ -177,20 +223,42 @@ def read_nodes(storage: Storage) -> list[StoredNode]:
         if _FOLDER.fullmatch(folder) and (file == _NODE_FILE or _SEGMENT.fullmatch(file)):
             folders.setdefault(f"{FOLDER}/{folder}", []).append(file)
     with ThreadPoolExecutor(_READS) as pool:
-        records = pool.map(lambda folder: _read_record(storage, folder), folders)
-        nodes = [
-            StoredNode(
-                record, tuple(f"{folder}/{file}" for file in folders[folder] if file != _NODE_FILE)
-            )
-            for folder, record in zip(folders, records, strict=True)
-            if record is not None
-        ]
-    return sorted(nodes, key=lambda node: (node.record.started, node.record.node))
+        read = pool.map(lambda folder: _read_record(storage, folder), folders)
+        found = {folder: pair for folder, pair in zip(folders, read, strict=True) if pair}
+    offset = _reader_offset([stored for stored, _ in found.values()])
+    nodes = [
+        StoredNode(
+            record,
+            tuple(f"{folder}/{file}" for file in folders[folder] if file != _NODE_FILE),
+            stored.modified + offset,
+            record.seen - stored.modified,
+        )
+        for folder, (stored, record) in found.items()
+    ]
+    return sorted(nodes, key=lambda node: (node.started, node.record.node))
 
 
-def _read_record(storage: Storage, folder: str) -> NodeRecord | None:
+def _reader_offset(files: Sequence[AgedFile]) -> float:
+    """Return how many seconds this machine's clock is ahead of the storage's; 0 if they agree.
+
+    One number for all files, so that their order is that of the storage.
+    """
+    if not files:
+        return 0.0
+    offset = median(file.read - file.modified - file.age for file in files)
+    return 0.0 if abs(offset) <= _AGREE_SECONDS else offset
+
+
+def _read_record(storage: Storage, folder: str) -> tuple[AgedFile, NodeRecord] | None:
+    name = f"{folder}/{_NODE_FILE}"
     try:
-        return NodeRecord.parse(storage.read(f"{folder}/{_NODE_FILE}"))
+        stored = storage.read_aged(name)
+        return stored, NodeRecord.parse(stored.content)
+    except OtherFormatError as error:
+        raise OSError(
+            f"{storage.address(name)}: {error}; delete {storage.address(FOLDER)}, then start the "
+            "job again with a manifest of `sm-train manifest`"
+        ) from None
     except (FileNotFoundError, ValueError):
         return None
 
@@ -199,22 +267,28 @@ def read_stop_request(storage: Storage) -> StopRequest | None:
     """Return the newest request to stop; None if there is none, or if it is damaged.
 
     Raises:
-        OSError: the storage cannot be read.
+        OSError: the storage cannot be read, or the request has another format.
     """
-    document = read_document(storage, STOP_FILE)
     try:
-        return StopRequest(**checked_fields(document, {"requested": timestamp, "by": text}))
-    except (TypeError, ValueError):
+        stored = storage.read_aged(STOP_FILE)
+        document = json.loads(stored.content)
+        _require_version(document)
+        by = checked_fields(document, {"by": text})["by"]
+    except OtherFormatError as error:
+        address = storage.address(STOP_FILE)
+        raise OSError(f"{address}: {error}; delete it, then repeat `sm-train stop`") from None
+    except (FileNotFoundError, KeyError, ValueError):
         return None
+    return StopRequest(by, stored.modified + _reader_offset([stored]))
 
 
-def store_stop_request(storage: Storage, request: StopRequest) -> None:
-    """Store a request to stop, over an earlier one.
+def store_stop_request(storage: Storage, by: str) -> None:
+    """Store a request of ``by`` to stop the nodes that have started, over an earlier one.
 
     Raises:
         OSError: the storage cannot be written.
     """
-    write_file(storage, STOP_FILE, request.to_json())
+    write_file(storage, STOP_FILE, json.dumps({"version": RECORD_VERSION, "by": by}).encode())
 
 
 def read_document(storage: Storage, name: str) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ class NodeRecorder:
     """Stores ``record`` every ``interval`` seconds in a thread, with the output of the node.
 
     ``storage`` is the stage's checkpoint folder. ``on_stop`` is called once, with a request to stop
-    that is younger than the node's start. Storage that fails is reported to ``warn`` once, until
+    that was stored after the node's start. Storage that fails is reported to ``warn`` once, until
     it works again: training does not depend on it.
     """
 
@@ -54,6 +54,7 @@ class NodeRecorder:
         newest_segments: int = NEWEST_SEGMENTS,
     ) -> None:
         self._storage, self._record = storage, record
+        self._began = time.monotonic()
         self._on_stop, self._warn, self._interval = on_stop, warn, interval
         self._segments = LogSegments() if segments is None else segments
         self._newest_segments = newest_segments
@@ -125,7 +126,8 @@ class NodeRecorder:
             write_file(self._storage, RUN_FILE, self._run_file)
             self._run_file = None
         with self._lock:
-            self._record = record = replace(self._record, seen=time.time())
+            ran = time.monotonic() - self._began
+            self._record = record = replace(self._record, seen=time.time(), ran=ran)
         write_file(self._storage, record.file, record.to_json())
         self._receive_stop()
 
@@ -141,7 +143,7 @@ class NodeRecorder:
         if self._stopped or self._record.state == "ended":
             return
         request = read_stop_request(self._storage)
-        if request is not None and request.requested > self._record.started:
+        if request is not None and request.applies_to(time.time() - self._record.ran):
             self._stopped = True
             with self._lock:
                 self._record = replace(self._record, stopped_by=request.by)

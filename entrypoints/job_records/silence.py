@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sm_train.entrypoints.job_records.attempts import attempts, failed, named
-from sm_train.entrypoints.job_records.node_record import (
-    MISSING_SECONDS,
-    NodeRecord,
-    StoredNode,
-)
+from sm_train.entrypoints.job_records.attempts import failed, named, newest_attempt
+from sm_train.entrypoints.job_records.node_record import MISSING_SECONDS, StoredNode
 
 
 @dataclass(frozen=True)
@@ -39,11 +35,11 @@ def find_silence(nodes: Sequence[StoredNode], now: float) -> Silence | None:
     """
     if not nodes:
         return None
-    records = [start.record for start in attempts(nodes)[-1]]
-    lost = [record for record in records if record.is_lost(now)]
-    if any(record.is_live(now) for record in records):
-        return _some_lost(lost, len(records), now) if lost else None
-    silent = now - max(record.seen for record in records)
+    starts = newest_attempt(nodes)
+    lost = [start for start in starts if start.is_lost(now)]
+    if any(start.is_live(now) for start in starts):
+        return _some_lost(lost, len(starts), now) if lost else None
+    silent = now - max(start.seen for start in starts)
     if lost:
         return Silence(
             "silence",
@@ -54,10 +50,10 @@ def find_silence(nodes: Sequence[StoredNode], now: float) -> Silence | None:
             silent,
             "status",
         )
-    if silent <= MISSING_SECONDS or _ended_as_planned(records):
+    if silent <= MISSING_SECONDS or _ended_as_planned(starts):
         return None
-    ended = failed(records) or records
-    codes = ", ".join(sorted({str(record.exit_code) for record in ended}))
+    ended = failed(starts) or starts
+    codes = ", ".join(sorted({str(start.record.exit_code) for start in ended}))
     return Silence(
         "silence",
         "critical",
@@ -70,8 +66,8 @@ def find_silence(nodes: Sequence[StoredNode], now: float) -> Silence | None:
     )
 
 
-def _some_lost(lost: Sequence[NodeRecord], nodes: int, now: float) -> Silence:
-    silent = now - max(record.seen for record in lost)
+def _some_lost(lost: Sequence[StoredNode], nodes: int, now: float) -> Silence:
+    silent = now - max(start.seen for start in lost)
     return Silence(
         "silence of some",
         "warning",
@@ -84,7 +80,8 @@ def _some_lost(lost: Sequence[NodeRecord], nodes: int, now: float) -> Silence:
     )
 
 
-def _ended_as_planned(records: Sequence[NodeRecord]) -> bool:
+def _ended_as_planned(starts: Sequence[StoredNode]) -> bool:
+    records = [start.record for start in starts]
     return any(record.stopped_by for record in records) or all(
         record.exit_code == 0 for record in records
     )

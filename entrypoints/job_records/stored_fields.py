@@ -31,6 +31,11 @@ def timestamp(value: Any) -> float:
     return float(value)
 
 
+def seconds(value: Any) -> float:
+    """Return a duration in seconds, which is finite and not negative."""
+    return timestamp(value)
+
+
 def integer(value: Any) -> int:
     """Return an integer that fits into 32 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**31:

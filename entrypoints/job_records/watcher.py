@@ -22,6 +22,7 @@ from sm_train.entrypoints.common.job_config import (
 )
 from sm_train.entrypoints.common.node_description import NodeDescription
 from sm_train.entrypoints.job_records.alert_outbox import Delivery, deliver, read_alerts
+from sm_train.entrypoints.job_records.attempts import clock_findings, newest_attempt
 from sm_train.entrypoints.job_records.node_record import (
     StopRequest,
     StoredNode,
@@ -87,15 +88,15 @@ def stop_at_budget(
     Raises:
         OSError: the storage cannot be read or written.
     """
-    live = [node.record for node in nodes if node.record.is_live(now)]
+    live = [node for node in nodes if node.is_live(now)]
     if spent_usd < budget_usd or not live:
         return []
     request = read_stop_request(stage.storage)
-    attempt = max(record.started for record in live)
+    attempt = max(node.started for node in live)
     by = f"the budget of ${budget_usd:,.2f}, which is spent,"
-    if request is None or request.requested <= attempt:
-        request = StopRequest(now, by)
-        store_stop_request(stage.storage, request)
+    if request is None or not request.applies_to(attempt):
+        store_stop_request(stage.storage, by)
+        request = StopRequest(by, now)
     state = read_alerts(stage.storage)
     if request.by != by or state.budget_announced >= attempt:
         return []
@@ -116,7 +117,7 @@ def stop_at_budget(
 
 def node_hours(nodes: Sequence[StoredNode]) -> float:
     """Return the hours that nodes have run, as far as their heartbeats show."""
-    return sum(node.record.seconds for node in nodes) / _HOUR
+    return sum(node.record.ran for node in nodes) / _HOUR
 
 
 def _alert(stage: WatchedStage, nodes: Sequence[StoredNode], silence: Silence, now: float) -> Alert:
@@ -168,7 +169,7 @@ def _newest_checkpoint(storage: Storage) -> str | None:
 
 @dataclass(frozen=True)
 class WatchReport:
-    """What a check has sent, and what it could not do."""
+    """What a check has sent, and what it could not do or found besides."""
 
     deliveries: tuple[Delivery, ...]
     warnings: tuple[str, ...] = ()
@@ -193,6 +194,7 @@ def watch_bundle(bundle: Path, description: NodeDescription, now: float) -> Watc
         if budget is not None and spent is not None:
             deliveries += stop_at_budget(stage, nodes[stage.stage], spent, budget, now)
         deliveries += alert_on_silence(stage, nodes[stage.stage], now)
+        warnings += clock_findings(newest_attempt(nodes[stage.stage]))
     return WatchReport(tuple(deliveries), tuple(warnings))
 
 

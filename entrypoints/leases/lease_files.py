@@ -1,4 +1,8 @@
-"""Where leases are stored: files that are written only if they are as expected."""
+"""Where leases are stored: files that are written only if they are as expected.
+
+The storage's clock decides how old a file is, because the clocks of the machines that write and
+read it may differ.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -19,18 +23,24 @@ _COPY_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class LeaseFile:
-    """The content of a lease, its version, and the seconds since it was written."""
+class AgedFile:
+    """The content of a file, its version, and when it was written, by the storage's clock.
+
+    ``modified`` is in Unix seconds, ``age`` in seconds until it was read. ``read`` is when that
+    was, by this machine's clock.
+    """
 
     content: bytes
     version: str
+    modified: float
     age: float
+    read: float = field(default_factory=time.time, compare=False)
 
 
 class LeaseFiles(Protocol):
     """A place for leases. Names are paths with forward slashes."""
 
-    def read(self, name: str) -> LeaseFile | None:
+    def read(self, name: str) -> AgedFile | None:
         """Return a file; None if it does not exist."""
 
     def write_if(self, name: str, content: bytes, *, version: str | None) -> str | None:
@@ -52,9 +62,11 @@ class S3LeaseFiles:
     bucket: str
     prefix: str = ""
 
-    def read(self, name: str) -> LeaseFile | None:
+    def read(self, name: str) -> AgedFile | None:
         found = self.store.get_if_exists(self.bucket, self.prefix + name)
-        return None if found is None else LeaseFile(found.content, found.etag, found.age)
+        if found is None:
+            return None
+        return AgedFile(found.content, found.etag, found.modified, found.age)
 
     def write_if(self, name: str, content: bytes, *, version: str | None) -> str | None:
         key = self.prefix + name
@@ -67,18 +79,22 @@ class S3LeaseFiles:
 
 @dataclass(frozen=True)
 class LocalLeaseFiles:
-    """Files in a folder, which several machines may share. Age is by the local clock."""
+    """Files in a folder, which several machines may share.
+
+    Age is by the clock that sets the times of files: a file server's, or that of this machine.
+    """
 
     folder: Path
 
-    def read(self, name: str) -> LeaseFile | None:
+    def read(self, name: str) -> AgedFile | None:
         try:
             with (self.folder / name).open("rb") as file:
                 status = os.fstat(file.fileno())
-                age = max(0.0, time.time() - status.st_mtime)
-                return LeaseFile(file.read(), _version(status), age)
+                content = file.read()
         except FileNotFoundError:
             return None
+        age = max(0.0, _server_time(self.folder) - status.st_mtime)
+        return AgedFile(content, _version(status), status.st_mtime, age)
 
     def write_if(self, name: str, content: bytes | IO[bytes], *, version: str | None) -> str | None:
         path = self.folder / name
@@ -108,6 +124,25 @@ class LocalLeaseFiles:
 
     def remove(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
+
+
+def _server_time(folder: Path) -> float:
+    """Return the time that a file gets which is written now, Unix seconds.
+
+    A file system without a server for times (Lustre) takes them from the client. Where this process
+    may not write, it is the local time.
+    """
+    probe = folder / f".clock.{uuid.uuid4().hex}"
+    try:
+        descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except OSError:
+        return time.time()
+    try:
+        os.utime(descriptor)  # NFS sends it as "the server's time" (RFC 1813, SET_TO_SERVER_TIME)
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+        probe.unlink(missing_ok=True)
 
 
 def _write(path: Path, content: bytes | IO[bytes]) -> None:

@@ -6,7 +6,7 @@ import io
 import threading
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.object_store.s3_errors import error_code, is_missing
+from sm_train.entrypoints.object_store.s3_errors import s3_errors_as_os_errors
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -43,24 +43,17 @@ class ParallelReader:
             PermissionError: S3 denies access.
             OSError: any other error, also an object that was replaced during the download.
         """
-        from botocore.exceptions import BotoCoreError, ClientError
         from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
 
         address = f"s3://{bucket}/{key}"
         content = io.BytesIO()
         try:
-            with self._lock:
-                download = self._manager.download(bucket, key, content)
-            download.result()
-        except ClientError as error:
-            if is_missing(error):
-                raise FileNotFoundError(2, "no such object", address) from None
-            if error_code(error) in ("403", "AccessDenied"):
-                message = error.response["Error"].get("Message", "")
-                raise PermissionError(13, f"S3 answers AccessDenied: {message}", address) from None
-            raise OSError(5, f"S3 answers {error_code(error)}", address) from None
+            with s3_errors_as_os_errors(address):
+                with self._lock:
+                    download = self._manager.download(bucket, key, content)
+                download.result()
         except RetriesExceededError as error:
             raise OSError(5, str(error.last_exception), address) from None
-        except (BotoCoreError, S3DownloadFailedError) as error:
+        except S3DownloadFailedError as error:
             raise OSError(5, str(error), address) from None
         return content.getvalue()

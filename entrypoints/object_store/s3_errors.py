@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,3 +34,27 @@ def is_aborted_upload(error: BaseException) -> bool:
     from botocore.exceptions import ClientError
 
     return isinstance(error, ClientError) and error_code(error) == "NoSuchUpload"
+
+
+@contextmanager
+def s3_errors_as_os_errors(address: str) -> Iterator[None]:
+    """Raise errors of S3 and of the transfer as those of the file system, which name ``address``.
+
+    Raises:
+        FileNotFoundError: no such object.
+        PermissionError: S3 denies access.
+        OSError: any other error.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if is_missing(error):
+            raise FileNotFoundError(2, "no such object", address) from None
+        if error_code(error) in ("403", "AccessDenied"):
+            message = error.response["Error"].get("Message", "")
+            raise PermissionError(13, f"S3 answers AccessDenied: {message}", address) from None
+        raise OSError(5, f"S3 answers {error_code(error)}", address) from None
+    except (BotoCoreError, HTTPClientError) as error:
+        raise OSError(5, str(error), address) from None

@@ -78,10 +78,14 @@ class ObjectHead:
 
 @dataclass(frozen=True)
 class ObjectContent:
-    """A whole object. ``age`` is in seconds, by S3's clock alone: the local clock may be wrong."""
+    """A whole object, and when it was written: Unix seconds by S3's clock.
+
+    ``age`` is in seconds, by S3's clock alone: the local clock may be wrong.
+    """
 
     content: bytes
     etag: str
+    modified: float
     age: float
 
 
@@ -157,8 +161,10 @@ class ObjectStore:
             raise
         date = response["ResponseMetadata"]["HTTPHeaders"].get("date")
         now = parsedate_to_datetime(date) if date else datetime.now(UTC)
-        age = max(0.0, (now - response["LastModified"]).total_seconds())
-        return ObjectContent(response["Body"].read(), response["ETag"], age)
+        modified = response["LastModified"]
+        age = max(0.0, (now - modified).total_seconds())
+        content = response["Body"].read()
+        return ObjectContent(content, response["ETag"], modified.timestamp(), age)
 
     def get_range(self, bucket: str, key: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of an object from ``start`` on; fewer at its end."""

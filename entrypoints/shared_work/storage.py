@@ -16,9 +16,15 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, Protocol
 
-from sm_train.entrypoints.leases.lease_files import LeaseFiles, LocalLeaseFiles, S3LeaseFiles
+from sm_train.entrypoints.leases.lease_files import (
+    AgedFile,
+    LeaseFiles,
+    LocalLeaseFiles,
+    S3LeaseFiles,
+)
 from sm_train.entrypoints.object_store.conditional_upload import ConditionalUpload
 from sm_train.entrypoints.object_store.object_file import open_object
+from sm_train.entrypoints.object_store.s3_errors import s3_errors_as_os_errors
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, open_store
 from sm_train.entrypoints.object_store.stream_upload import (
     PART_BYTES,
@@ -32,6 +38,14 @@ class Storage(Protocol):
 
     def read(self, name: str) -> bytes:
         """Return the content of a file.
+
+        Raises:
+            FileNotFoundError: no such file.
+            OSError: the file cannot be read.
+        """
+
+    def read_aged(self, name: str) -> AgedFile:
+        """Return a small file, and when it was written by the storage's clock.
 
         Raises:
             FileNotFoundError: no such file.
@@ -137,6 +151,9 @@ class LocalFolder:
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
 
+    def read_aged(self, name: str) -> AgedFile:
+        return _existing(self.lease_files.read(name), self.address(name))
+
     def size(self, name: str) -> int | None:
         try:
             return (self.path / name).stat().st_size
@@ -211,6 +228,12 @@ class LocalFolder:
         return LocalLeaseFiles(self.path)
 
 
+def _existing(found: AgedFile | None, address: str) -> AgedFile:
+    if found is None:
+        raise FileNotFoundError(2, "no such file", address)
+    return found
+
+
 def _sync_folder(folder: Path) -> None:
     """Flush the folder's directory entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -234,6 +257,11 @@ class S3Prefix:
 
     def read(self, name: str) -> bytes:
         return self._store.read(self.bucket, self.prefix + name)
+
+    def read_aged(self, name: str) -> AgedFile:
+        with s3_errors_as_os_errors(self.address(name)):
+            found = self.lease_files.read(name)
+        return _existing(found, self.address(name))
 
     def size(self, name: str) -> int | None:
         head = self._store.head(self.bucket, self.prefix + name)

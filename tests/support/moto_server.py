@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
@@ -133,6 +134,14 @@ class Aws:
         s3.create_bucket(Bucket=name, **location)
         for key, content in objects.items():
             s3.put_object(Bucket=name, Key=key, Body=content)
+
+    def make_older(self, bucket: str, key: str, seconds: float) -> None:
+        """Move the time at which an object was stored, which S3 itself sets, into the past."""
+        from moto.backends import get_backend
+
+        stored = get_backend("s3")[ACCOUNT]["aws"].buckets[bucket].keys
+        [version] = [content for name, content in stored.items() if name == key]
+        version.last_modified -= timedelta(seconds=seconds)
 
 
 def aws_session(region: str = "us-east-1") -> boto3.Session:

@@ -69,27 +69,26 @@ def _job(
     stop: StopRequest | None,
 ) -> ClusterJob:
     """Return one attempt; ``now`` is None for one that a later attempt has followed."""
-    records = [start.record for start in starts]
-    first = records[0]
-    live = [] if now is None else [record for record in records if record.is_live(now)]
-    begin = min(record.started for record in records)
+    first = starts[0].record
+    live = [] if now is None else [start for start in starts if start.is_live(now)]
+    begin = min(start.started for start in starts)
     description: dict[str, Any] = {
         "CreationTime": _time(begin),
         "TrainingStartTime": _time(begin),
-        "ResourceConfig": {"InstanceType": first.instance_type, "InstanceCount": len(records)},
+        "ResourceConfig": {"InstanceType": first.instance_type, "InstanceCount": len(starts)},
         "CheckpointConfig": {"S3Uri": checkpoints},
         # Nodes start and end at different times: the mean of their times is that of each.
-        "BillableTimeInSeconds": sum(record.seconds for record in records) / len(records),
+        "BillableTimeInSeconds": sum(start.record.ran for start in starts) / len(starts),
     }
     if live:
         status = "InProgress"
-        if stop is not None and stop.requested > min(record.started for record in live):
+        if stop is not None and stop.applies_to(min(start.started for start in live)):
             status = "Stopping"
         description["SecondaryStatus"] = _phase(live, first.nodes)
     else:
-        status, secondary, reason = _end(records)
+        status, secondary, reason = _end(starts)
         description["SecondaryStatus"] = secondary
-        description["TrainingEndTime"] = _time(max(record.seen for record in records))
+        description["TrainingEndTime"] = _time(max(start.seen for start in starts))
         if reason:
             description["FailureReason"] = reason
     name = f"{first.run}--{first.stage}-{first.platform}-{number:04d}"
@@ -98,26 +97,27 @@ def _job(
     )
 
 
-def _phase(live: Sequence[NodeRecord], nodes: int) -> str:
+def _phase(live: Sequence[StoredNode], nodes: int) -> str:
     """Return the secondary status of an attempt with live nodes."""
     if len(live) < nodes:
         return f"{len(live)} of {nodes} nodes"
-    return TRAINING if all(record.state == "training" for record in live) else "Starting"
+    return TRAINING if all(start.record.state == "training" for start in live) else "Starting"
 
 
-def _end(records: Sequence[NodeRecord]) -> tuple[str, str, str]:
+def _end(starts: Sequence[StoredNode]) -> tuple[str, str, str]:
     """Return status, secondary status and reason of an attempt without live nodes."""
-    lost = [record for record in records if record.state != "ended"]
-    if ended := failed(records):
-        progress = any(record.exit_code == FAILED_AFTER_PROGRESS for record in ended)
-        codes = sorted({f"{record.exit_code}" for record in ended})
+    lost = [start for start in starts if start.record.state != "ended"]
+    if ended := failed(starts):
+        progress = any(start.record.exit_code == FAILED_AFTER_PROGRESS for start in ended)
+        codes = sorted({f"{start.record.exit_code}" for start in ended})
         reason = f"{named(ended)} ended with exit code {', '.join(codes)}"
         reason += ", after a new checkpoint was stored" if progress else ""
         return "Failed", "Failed", reason
     if lost:
-        since = _time(max(record.seen for record in lost))
+        since = _time(max(start.seen for start in lost))
         reason = f"no heartbeat of {named(lost)} since {since:%Y-%m-%d %H:%M} UTC"
         return "Failed", LOST, reason
+    records = [start.record for start in starts]
     requested = next((record.stopped_by for record in records if record.stopped_by), None)
     if requested is not None:
         return "Stopped", "Stopped", f"{requested} asked for the stop"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sm_train.entrypoints.job_records.attempts import CLOCK_SECONDS
 from sm_train.entrypoints.job_records.node_record import StoredNode
 from sm_train.entrypoints.shared_work.storage import Storage
 from sm_train.toolkit.clusters.cluster_job import ClusterJob
@@ -64,11 +65,18 @@ def read_live(run: ClusterRun, job: ClusterJob) -> LiveState:
         UserError: the place cannot be read.
     """
     return fold_events(
-        (start.record.node, event)
+        (start.record.node, _by_own_clock(event, start))
         for start in job.starts
         for segment in read_segments(run, start, _LIVE_SEGMENTS)
         for event in _events(segment)
     )
+
+
+def _by_own_clock(event: Event, start: StoredNode) -> Event:
+    """Return an event with its time by the reader's clock, if the node's is known to be wrong."""
+    if abs(start.clock_offset) <= CLOCK_SECONDS:
+        return event
+    return {**event, "time": float(event["time"]) - start.clock_offset}
 
 
 class LogReader:

@@ -9,7 +9,6 @@ from functools import cached_property
 
 from sm_train.entrypoints.job_records.node_record import (
     NodeRecord,
-    StopRequest,
     StoredNode,
     read_nodes,
     read_stop_request,
@@ -72,7 +71,7 @@ class ClusterRun:
         Raises:
             UserError: the place cannot be read.
         """
-        return any(node.record.is_live(now) for stage in self.stages for node in self.nodes(stage))
+        return any(node.is_live(now) for stage in self.stages for node in self.nodes(stage))
 
     def jobs(self, stage: str, now: float) -> list[ClusterJob]:
         """Return the stage's attempts, oldest first; ``now`` is in Unix seconds.
@@ -106,14 +105,24 @@ class ClusterRun:
         with readable(self.root):
             return checkpoints_in(self.storage(stage))
 
-    def request_stop(self, stage: str, by: str, now: float) -> None:
+    def request_stop(self, stage: str, by: str) -> None:
         """Store a request to stop: nodes that have started before it checkpoint and end.
 
         Raises:
             UserError: the place cannot be written.
         """
         with readable(self.root):
-            store_stop_request(self.storage(stage), StopRequest(now, by))
+            store_stop_request(self.storage(stage), by)
+
+    @property
+    def newest_node(self) -> StoredNode | None:
+        """The node with the newest heartbeat; None without any.
+
+        Raises:
+            UserError: the place cannot be read.
+        """
+        found = [node for stage in self.stages for node in self.nodes(stage)]
+        return max(found, key=lambda node: node.seen, default=None)
 
     @property
     def newest_record(self) -> NodeRecord | None:
@@ -122,8 +131,8 @@ class ClusterRun:
         Raises:
             UserError: the place cannot be read.
         """
-        found = [node.record for stage in self.stages for node in self.nodes(stage)]
-        return max(found, key=lambda record: record.seen, default=None)
+        newest = self.newest_node
+        return None if newest is None else newest.record
 
     @property
     def platform(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from sm_train.entrypoints.job_records.attempts import named
+from sm_train.entrypoints.job_records.attempts import clock_findings, named
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.clusters.cluster_job import ClusterJob
 from sm_train.toolkit.clusters.cluster_logs import read_live
@@ -36,7 +36,7 @@ def read_cluster_state(run: ClusterRun) -> RunState:
         project(run.config, run.region, stages, now),
         now,
         live[unfinished.name] if unfinished else LiveState(),
-        tuple(_missing_nodes(stages, now)),
+        tuple(_node_warnings(stages, now)),
     )
 
 
@@ -62,14 +62,15 @@ def _stage(
     return replace(state, lag=lag)
 
 
-def _missing_nodes(stages: list[StageState], now: datetime) -> list[str]:
-    """Return a warning for nodes whose heartbeats have ceased while others' continue."""
+def _node_warnings(stages: list[StageState], now: datetime) -> list[str]:
+    """Return warnings of live attempts: nodes without heartbeats, and clocks that are wrong."""
     warnings = []
     for stage in stages:
         job = stage.jobs[-1] if stage.jobs else None
         if isinstance(job, ClusterJob) and job.live:
-            lost = [record for record in job.records if record.is_lost(now.timestamp())]
+            lost = [start for start in job.starts if start.is_lost(now.timestamp())]
             if lost:
-                minutes = (now.timestamp() - max(record.seen for record in lost)) / 60
+                minutes = (now.timestamp() - max(start.seen for start in lost)) / 60
                 warnings.append(f"no heartbeat of {named(lost)} for {minutes:.0f} minutes")
+            warnings += clock_findings(job.starts)
     return warnings

@@ -78,7 +78,7 @@ def stop(run: FoundRun, *, wait: bool) -> StopResult:
 def _stop_on_cluster(run: ClusterRun, *, wait: bool) -> StopResult:
     job = run.newest_jobs(time.time())[-1]
     if job.live and job.status != "Stopping":
-        run.request_stop(job.stage, "sm-train stop", time.time())
+        run.request_stop(job.stage, "sm-train stop")
         job = _refreshed(run, job)
     while wait and job.live:
         time.sleep(_POLL_SECONDS)

@@ -221,8 +221,8 @@ def _in_default_bucket(name: str, options: dict[str, Any]) -> ClusterRun | None:
 
 def _is_newer(run: ResolvedRun, cluster: ClusterRun) -> bool:
     """Return whether SageMaker has a job that is younger than the cluster's newest record."""
-    record = cluster.newest_record
-    return bool(run.jobs) and (record is None or run.jobs[-1].created.timestamp() > record.started)
+    node = cluster.newest_node
+    return bool(run.jobs) and (node is None or run.jobs[-1].created.timestamp() > node.started)
 
 
 def open_run(target: str, options: dict[str, Any]) -> tuple[boto3.Session, ResolvedRun]:

@@ -16,7 +16,9 @@ from sm_train.entrypoints.job_records.node_record import (
     STOP_FILE,
     NodeRecord,
     StopRequest,
+    StoredNode,
     read_nodes,
+    store_stop_request,
 )
 from sm_train.entrypoints.job_records.node_recorder import FIRST_SEGMENTS, NodeRecorder
 from sm_train.entrypoints.shared_work.storage import LocalFolder, write_file
@@ -91,11 +93,13 @@ def test_node_stores_heartbeats_and_its_output_until_its_end(tmp_path: Path) -> 
     running = recorder(storage)
     running.start(b'{"name": "art"}')
     wait_until(lambda: bool(read_nodes(storage)))
-    first = read_nodes(storage)[0].record
+    [node] = read_nodes(storage)
+    assert node.is_live(time.time())
+    first = node.record
     assert (first.state, first.exit_code) == ("preparing", None)
     running.add(b"step 1\n")
     running.set_state("training")
-    wait_until(lambda: read_nodes(storage)[0].record.seen > first.seen)
+    wait_until(lambda: read_nodes(storage)[0].record.ran > first.ran)
     wait_until(lambda: read_nodes(storage)[0].record.state == "training")
     running.add(b"step 2\n")
     running.finish(3)
@@ -123,12 +127,13 @@ def test_middle_of_a_long_log_keeps_its_event_lines(tmp_path: Path) -> None:
 
 def test_request_to_stop_counts_for_nodes_that_started_before_it(tmp_path: Path) -> None:
     storage, received = LocalFolder(tmp_path), list[StopRequest]()
-    write_file(storage, STOP_FILE, StopRequest(time.time() - 60, "the user").to_json())
+    store_stop_request(storage, "the user")
+    storage.set_modified_ns(STOP_FILE, int((time.time() - 60) * 1e9))
     running = recorder(storage, on_stop=received.append)
     running.start()
     wait_until(lambda: bool(read_nodes(storage)))
     assert received == []
-    write_file(storage, STOP_FILE, StopRequest(time.time() + 1, "the user").to_json())
+    store_stop_request(storage, "the user")
     wait_until(lambda: bool(received))
     running.finish(0)
     assert [request.by for request in received] == ["the user"]
@@ -152,10 +157,11 @@ def test_storage_that_fails_is_reported_once_and_used_again(tmp_path: Path) -> N
 
 
 def test_node_is_lost_when_its_heartbeats_cease(tmp_path: Path) -> None:
-    node = record(started=STARTED, seen=STARTED + 100, machine="gpu-07")
-    assert node.is_live(node.seen + MISSING_SECONDS)
-    assert node.is_lost(node.seen + MISSING_SECONDS + 1)
-    assert (node.label, node.seconds) == ("algo-1 (gpu-07)", 100.0)
+    node = record(started=STARTED, seen=STARTED + 100, ran=100.0, machine="gpu-07")
+    found = StoredNode(node, (), STARTED + 3700)
+    assert found.is_live(found.seen + MISSING_SECONDS)
+    assert found.is_lost(found.seen + MISSING_SECONDS + 1)
+    assert (node.label, found.started) == ("algo-1 (gpu-07)", STARTED + 3600)
     write_file(LocalFolder(tmp_path), node.file, node.to_json())
     write_file(LocalFolder(tmp_path), "job-records/algo-2-1700000000/node.json", b"[1]")
     assert [found.record for found in read_nodes(LocalFolder(tmp_path))] == [node]

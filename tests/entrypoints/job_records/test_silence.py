@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +15,27 @@ from sm_train.entrypoints.job_records.alert_outbox import (
     AlertState,
     read_alerts,
 )
-from sm_train.entrypoints.job_records.attempts import attempts
+from sm_train.entrypoints.job_records.attempts import attempts, clock_findings
 from sm_train.entrypoints.job_records.node_record import (
     STOP_FILE,
     NodeRecord,
-    StopRequest,
     StoredNode,
     read_nodes,
     read_stop_request,
+    store_stop_request,
 )
 from sm_train.entrypoints.job_records.silence import find_silence
 from sm_train.entrypoints.job_records.watcher import (
     WatchedStage,
     alert_on_silence,
+    node_hours,
     stop_at_budget,
 )
+from sm_train.entrypoints.leases.lease_files import AgedFile
 from sm_train.entrypoints.shared_work.storage import LocalFolder, write_file
 
 from tests.entrypoints.job_records.test_node_recorder import record
+from tests.support.deadline import DEADLINE
 from tests.support.webhook_server import WebhookServer, webhook_server
 
 NOW = 1_700_010_000.0
@@ -38,8 +43,9 @@ NOW = 1_700_010_000.0
 
 def node(name: str, age: float, **values: Any) -> StoredNode:
     """Return a node whose newest heartbeat is ``age`` seconds old."""
-    fields = {"started": NOW - 3600, "seen": NOW - age, "state": "training"} | values
-    return StoredNode(record(name, **fields), ())
+    seen, started = NOW - age, values.pop("started", NOW - 3600)
+    fields = {"ran": seen - started, "state": "training"} | values
+    return StoredNode(record(name, **fields), (), seen)
 
 
 def ended(name: str, age: float, code: int, **values: Any) -> StoredNode:
@@ -186,6 +192,8 @@ DAMAGED_FIELDS: list[tuple[str, object]] = [
     ("seen", "soon"),
     ("seen", float("inf")),
     ("seen", float("nan")),
+    ("ran", -1.0),
+    ("ran", "long"),
     ("started", -5),
     ("started", True),
     ("started", None),
@@ -227,7 +235,8 @@ def test_budget_stops_live_nodes_once(tmp_path: Path, server: WebhookServer) -> 
     assert stop_at_budget(watched, nodes, 101.0, 100.0, NOW + 10) == []
     request = read_stop_request(LocalFolder(tmp_path))
     assert request is not None
-    assert request.requested == NOW
+    assert request.requested == pytest.approx(time.time(), abs=DEADLINE)
+    LocalFolder(tmp_path).set_modified_ns(STOP_FILE, int(NOW * 1e9))
     # An attempt that starts later is stopped as well.
     again = [node("algo-1", 10, started=NOW + 20)]
     assert len(stop_at_budget(watched, again, 102.0, 100.0, NOW + 30)) == 1
@@ -236,10 +245,108 @@ def test_budget_stops_live_nodes_once(tmp_path: Path, server: WebhookServer) -> 
 
 def test_damaged_requests_and_records_are_no_requests(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
-    for content in (b"", b"[]", b"{}", b"\xff", b'{"requested": "now", "by": "a"}'):
+    for content in (b"", b"[]", b'{"version": 2}', b"\xff", b'{"version": 2, "by": 1}'):
         write_file(storage, STOP_FILE, content)
         assert read_stop_request(storage) is None
         with pytest.raises(ValueError):
             NodeRecord.parse(content)
-    write_file(storage, STOP_FILE, StopRequest(NOW, "the user").to_json())
-    assert read_stop_request(storage) == StopRequest(NOW, "the user")
+    store_stop_request(storage, "the user")
+    storage.set_modified_ns(STOP_FILE, int(NOW * 1e9))
+    request = read_stop_request(storage)
+    assert request is not None
+    assert (request.by, request.requested) == ("the user", pytest.approx(NOW, abs=1))
+
+
+def test_records_and_requests_of_another_format_are_refused_in_one_line(tmp_path: Path) -> None:
+    storage, node = LocalFolder(tmp_path), record()
+    first_format = json.loads(node.to_json())
+    del first_format["version"]
+    write_file(storage, node.file, json.dumps(first_format).encode())
+    with pytest.raises(OSError, match=r"node.json: format 1, this sm-train reads 2; .*manifest"):
+        read_nodes(storage)
+    write_file(storage, STOP_FILE, b'{"requested": 1.0, "by": "a"}')
+    with pytest.raises(OSError, match=r"stop.json: format 1, .* repeat `sm-train stop`"):
+        read_stop_request(storage)
+
+
+@dataclass
+class SkewedNode:
+    """A node that started at ``began`` and whose clock is ``offset`` seconds ahead."""
+
+    storage: LocalFolder
+    began: float
+    offset: float
+
+    def heartbeat(self, at: float) -> None:
+        """Store a heartbeat when the storage's clock shows ``at``."""
+        started, seen = self.began + self.offset, at + self.offset
+        own = record(started=started, seen=seen, ran=at - self.began, state="training")
+        write_file(self.storage, own.file, own.to_json())
+        self.storage.set_modified_ns(own.file, int(at * 1e9))
+
+
+@pytest.mark.parametrize("offset", [-200.0, -7200.0, 7200.0, 30.0])
+def test_storage_says_whether_a_node_lives_whatever_its_clock_shows(
+    tmp_path: Path, offset: float
+) -> None:
+    """Slow by 200 s it was reported as lost for ever; fast by 2 h, a loss was seen 2 h late."""
+    storage = LocalFolder(tmp_path)
+    now = time.time()
+    skewed = SkewedNode(storage, now - 620, offset)
+    skewed.heartbeat(now - 20)
+    [live] = read_nodes(storage)
+    assert find_silence([live], now) is None
+    assert live.started == pytest.approx(now - 620, abs=DEADLINE)
+    assert live.clock_offset == pytest.approx(offset, abs=1)
+    assert len(clock_findings([live])) == (abs(offset) > 60)
+    skewed.heartbeat(now - 200)
+    silence = find_silence(read_nodes(storage), now)
+    assert silence is not None
+    assert silence.key == "silence"
+
+
+@dataclass(frozen=True)
+class SkewedFolder(LocalFolder):
+    """A folder of a server whose clock is ``offset`` seconds ahead of this machine's."""
+
+    offset: float = 0.0
+
+    def read_aged(self, name: str) -> AgedFile:
+        found = super().read_aged(name)
+        return replace(found, modified=found.modified + self.offset)
+
+
+@pytest.mark.parametrize("offset", [-7200.0, -1.0, 0.0, 1.5, 7200.0])
+def test_reader_compares_ages_whatever_its_clock_shows(tmp_path: Path, offset: float) -> None:
+    storage, now = SkewedFolder(tmp_path, offset), time.time()
+    own = record(started=now + offset - 100, seen=now + offset, ran=100.0)
+    write_file(storage, own.file, own.to_json())
+    store_stop_request(storage, "the user")
+    [found] = read_nodes(storage)
+    assert found.is_live(time.time())
+    assert found.clock_offset == pytest.approx(0.0, abs=DEADLINE)
+    assert found.started == pytest.approx(now - 100, abs=DEADLINE)
+    request = read_stop_request(storage)
+    assert request is not None
+    assert request.applies_to(found.started)
+    assert not request.applies_to(time.time() + DEADLINE)
+
+
+def test_clock_findings_name_the_nodes_and_the_largest_difference() -> None:
+    nodes = [
+        node("algo-1", 10, machine="gpu-07"),
+        replace(node("algo-2", 10, machine="gpu-08"), clock_offset=-200.0),
+        replace(node("algo-3", 10), clock_offset=7_200.0),
+    ]
+    assert clock_findings(nodes[:2]) == [
+        "algo-2 (gpu-08): its clock is 200 s behind that of the storage; the times in logs are "
+        "wrong by that, so synchronize it (chrony)"
+    ]
+    [several] = clock_findings(nodes)
+    assert several.startswith("algo-2 (gpu-08), algo-3: their clocks are up to 7,200 s ahead of")
+
+
+def test_hours_are_those_of_the_monotonic_clock() -> None:
+    """A node whose clock was set back by an hour while it ran."""
+    jumped = StoredNode(record(started=NOW, seen=NOW - 3000, ran=600.0), (), NOW)
+    assert node_hours([jumped]) == pytest.approx(600 / 3600)

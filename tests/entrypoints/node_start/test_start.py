@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker, step_folder_name
 from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, STOPPED
-from sm_train.entrypoints.job_records.node_record import STOP_FILE, StopRequest, read_nodes
-from sm_train.entrypoints.shared_work.storage import Storage, write_file
+from sm_train.entrypoints.job_records.node_record import read_nodes, store_stop_request
+from sm_train.entrypoints.shared_work.storage import Storage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.jobs.event_lines import parse_events
 
@@ -109,7 +109,7 @@ def test_stored_request_stops_the_pod_for_good(
     """With the exit code 0 the platform does not start it again; a later start trains on."""
     [node] = cluster.start(run_file(1, max_steps=10_000, checkpoint_every=100_000))
     node.wait_for('"kind": "step"')
-    write_file(storage, STOP_FILE, StopRequest(time.time(), "sm-train stop").to_json())
+    store_stop_request(storage, "sm-train stop")
     assert node.end() == 0, node.text
     assert "sm-train stop asks for a stop" in node.text
     [step] = complete_steps(aws)

@@ -69,12 +69,13 @@ class StoredRun:
                 machine=f"gpu-{number + 1:02}",
                 started=min(times) - 60,
                 seen=end,
+                ran=end - min(times) + 60,
                 state=state,
                 exit_code=code,
                 commands=COMMANDS,
                 **fields,
             )
-            write_file(storage, record.file, record.to_json())
+            self.store(record, end)
             lines[number] += (texts or {}).get(number, [])
             log = "".join(f"{text}\n" for text in lines[number]).encode()
             middle = log.rfind(b"\n", 0, len(log) // 2) + 1
@@ -82,6 +83,12 @@ class StoredRun:
                 write_file(storage, segment_name(record.folder, segment), content)
             records.append(record)
         return records
+
+    def store(self, record: NodeRecord, at: float) -> None:
+        """Store a record as if the storage had received it at ``at``, Unix seconds."""
+        storage = self.storage(record.stage)
+        write_file(storage, record.file, record.to_json())
+        storage.set_modified_ns(record.file, int(at * 1e9))
 
     def checkpoint(self, step: int, stage: str = "256px") -> None:
         """Store a complete checkpoint."""

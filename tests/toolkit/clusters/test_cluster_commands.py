@@ -15,7 +15,6 @@ import pytest
 import sm_train
 import yaml
 from sm_train.entrypoints.job_records.node_record import read_nodes, read_stop_request
-from sm_train.entrypoints.shared_work.storage import write_file
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import ExitCode
 
@@ -50,7 +49,7 @@ def document_of(cli: Cli, *arguments: str | Path, **options: Any) -> dict[str, A
 
 def hours_of(stored: StoredRun) -> float:
     """Return the hours of all nodes, by their records."""
-    return sum(node.record.seconds for node in read_nodes(stored.storage("256px"))) / 3600
+    return sum(node.record.ran for node in read_nodes(stored.storage("256px"))) / 3600
 
 
 def test_status_of_live_nodes(cli: Cli, stored: StoredRun) -> None:
@@ -132,12 +131,27 @@ def test_attempts_are_counted_and_the_newest_decides(cli: Cli, stored: StoredRun
 
 def test_node_without_heartbeat_among_live_ones_is_a_warning(cli: Cli, stored: StoredRun) -> None:
     [first, _] = stored.attempt(time.time() - 10)
-    lost = replace(first, seen=time.time() - 600)
-    write_file(stored.storage("256px"), lost.file, lost.to_json())
+    ceased = time.time() - 600
+    stored.store(replace(first, seen=ceased), ceased)
     document = document_of(cli, "status", stored.folder)
     assert document["state"] == "training"
     [warning] = document["warnings"]
     assert warning.startswith("no heartbeat of algo-1 (gpu-01) for 1")
+
+
+def test_clock_of_a_node_is_reported_and_does_not_decide(cli: Cli, stored: StoredRun) -> None:
+    """One node's clock is an hour ahead, also in the times of its log."""
+    end = time.time() - 10
+    [_, second] = stored.attempt(end)
+    stored.store(replace(second, started=second.started + 3600, seen=end + 3600), end)
+    (stored.folder / "256px" / second.file).unlink()
+    for arguments in (("status",), ("watch", "--once")):
+        document = document_of(cli, arguments[0], stored.folder, *arguments[1:])
+        assert document["state"] == "training"
+        assert "algo-2 (gpu-02): its clock is 3,600 s ahead of that of the storage" in str(document)
+    stored.store(replace(second, started=second.started + 3600, seen=end - 990 + 3600), end - 990)
+    document = document_of(cli, "status", stored.folder)
+    assert "no heartbeat of algo-2 (gpu-02) for 1" in str(document["warnings"])
 
 
 def test_list_shows_the_runs_in_a_shared_folder(cli: Cli, stored: StoredRun) -> None:
@@ -330,8 +344,8 @@ def test_interrupted_attempt_has_ended_when_another_follows(cli: Cli, stored: St
     """A killed node leaves a young heartbeat; the attempt after it may end before that is old."""
     stored.attempt(time.time() - 100, states=("ended", "training"), codes=(1, None))
     records = stored.attempt(time.time() - 5, states=("ended",), codes=(0,))
-    later = replace(records[0], started=time.time() - 50)
-    write_file(stored.storage("256px"), later.file, later.to_json())
+    end = records[0].seen
+    stored.store(replace(records[0], started=end - 45, ran=45.0), end)
     (stored.folder / "256px" / records[0].file).unlink()
     stages = document_of(cli, "status", stored.folder)["stages"]
     assert [job["status"] for job in stages[0]["jobs"]] == ["Failed", "Completed"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +59,12 @@ def aws_options(aws: Aws) -> dict[str, Any]:
     return {"network": "loopback", "env": aws.environment | {"AWS_REGION": "us-east-1"}}
 
 
-def age(storage: Storage, seconds: float) -> None:
+def age(aws: Aws, storage: Storage, seconds: float) -> None:
     """Make all heartbeats older, as if the pods had been gone for that time."""
     for node in read_nodes(storage):
-        record = replace(node.record, seen=node.record.seen - seconds, state="training")
-        write_file(storage, record.file, record.to_json())
+        _, _, address = storage.address(node.record.file).partition("://")
+        bucket, _, key = address.partition("/")
+        aws.make_older(bucket, key, seconds)
 
 
 def test_finished_run_is_found_by_file_name_and_address(
@@ -112,7 +112,7 @@ def test_cron_job_alerts_when_the_pods_are_gone_and_stops_at_the_budget(
         done = cluster.watch(config, variables)
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
         node.kill()
-        age(storage, 600)
+        age(aws, storage, 600)
         done = cluster.watch(config, variables)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "tiny/8px: no node sends heartbeats" in done.stdout
@@ -185,7 +185,7 @@ def test_run_in_the_default_bucket_is_found_by_its_name(
     place = f"s3://{bucket}/tiny/checkpoints/8px"
     now = time.time()
     record = NodeRecord(
-        "tiny", "8px", "kubernetes", "algo-1", 1, "ml.p4d.24xlarge", "pod", None, now - 60, now
+        "tiny", "8px", "kubernetes", "algo-1", 1, "ml.p4d.24xlarge", "pod", None, now - 60, now, 60
     )
     stored = open_storage(place, S3Access(region="us-east-1"))
     write_file(stored, record.file, record.to_json())

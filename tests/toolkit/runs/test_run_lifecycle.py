@@ -8,12 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.backends import get_backend
 from sm_train.estimators.bundle.bundle import build_bundle, run_document
 from sm_train.estimators.config.load import load_run
 from sm_train.estimators.config.naming import staging_uri
@@ -588,14 +587,7 @@ def test_claim_of_a_killed_process_expires(laptop: Laptop) -> None:
     assert (
         "another process has been starting it" in laptop("resume", "demo", "--yes", code=2).stderr
     )
-    [key] = [
-        version
-        for name, version in get_backend("s3")["345678901234"]["aws"]
-        .buckets["ai-bucket"]
-        .keys.items()
-        if name == f"demo/jobs/{SECOND}.json"
-    ]
-    key.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)
+    laptop.aws.make_older("ai-bucket", f"demo/jobs/{SECOND}.json", 3600)
     laptop("resume", "demo", "--yes")
     assert laptop.sagemaker.names() == [FIRST, SECOND]
 

@@ -312,12 +312,7 @@ def test_large_objects_are_copied_in_parts_and_newer_ones_again(
     assert s3.get_object(Bucket="west", Key="y/large")["Body"].read() == content
     assert progress[-1] == (len(content) + 2, len(content) + 2)
     assert copy() == []
-    [old] = [
-        version
-        for name, version in get_backend("s3")["345678901234"]["aws"].buckets["west"].keys.items()
-        if name == "y/complete.json"
-    ]
-    old.last_modified -= timedelta(hours=1)
+    run.aws.make_older("west", "y/complete.json", 3600)
     assert [path for path, _ in copy()] == ["/west/y/complete.json"]
 
 
@@ -394,9 +389,7 @@ def leave_expired_claim(run: LiveRun, placement: int) -> None:
     key = f"demo/jobs/{SECOND}.json"
     s3 = run.aws.client("s3")
     s3.put_object(Bucket="ai-bucket", Key=key, Body=json.dumps(claimed).encode())
-    stored = get_backend("s3")["345678901234"]["aws"].buckets["ai-bucket"].keys
-    [version] = [content for name, content in stored.items() if name == key]
-    version.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)
+    run.aws.make_older("ai-bucket", key, 3600)
 
 
 def test_expired_claim_can_be_taken_over_only_for_its_placement(run: LiveRun) -> None:
