@@ -102,15 +102,19 @@ class LocalLeaseFiles:
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             _write(temporary, content)
+            own = temporary.stat().st_ino
             with _lock(path.parent):
-                if version is None:
-                    os.link(temporary, path)  # fails if the file exists, also on NFS
-                elif _version(path.stat()) != version:
+                if version is not None and _version(path.stat()) != version:
                     return None
-                else:
-                    temporary.replace(path)
+                try:
+                    # A link fails if the file exists, also on NFS.
+                    (os.link if version is None else os.replace)(temporary, path)
+                except (FileExistsError, FileNotFoundError):
+                    # NFS repeats a request whose answer is lost, and then refuses it.
+                    if path.stat().st_ino != own:
+                        return None
                 return _version(path.stat())
-        except (FileExistsError, FileNotFoundError):
+        except FileNotFoundError:
             return None
         finally:
             temporary.unlink(missing_ok=True)

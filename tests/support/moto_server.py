@@ -44,6 +44,8 @@ _SETUP_KEY = "test-setup"
 
 _DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
+_LOST = b"<Error><Code>InternalError</Code><Message>Please try again.</Message></Error>"
+
 _CHANGED = b"<Error><Code>PreconditionFailed</Code><Message>It has changed.</Message></Error>"
 
 
@@ -70,6 +72,11 @@ class Aws:
     """The permissions that requests needed and :attr:`policy` lacks."""
     denied_queries: set[str] = field(default_factory=set)
     """Subresources of S3, such as ``versions``, that the caller's policy denies."""
+    loses_conditional_writes: bool = False
+    """Whether the answer to the first attempt of each conditional write of S3 is lost after moto
+    has carried it out."""
+    lost: list[str] = field(default_factory=list)
+    """The path of every conditional write whose answer was lost."""
     intercept: Callable[[str, str], tuple[int, bytes] | None] = lambda method, path: None
     """Is called with the method and the path of every call of another protocol than JSON, and may
     wait. It returns a status and a body, or None to let moto respond."""
@@ -236,6 +243,14 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
             return [b"" if environ["REQUEST_METHOD"] == "HEAD" else _DENIED]
+        if aws.loses_conditional_writes and _is_first_conditional_write(environ, query):
+            pages, status, headers = run_wsgi_app(moto, environ)
+            if not status.startswith("200"):
+                start_response(status, [*headers])
+                return pages
+            aws.lost.append(environ["PATH_INFO"])
+            start_response("500 Lost", [("Content-Type", "application/xml")])
+            return [_LOST]
         return cast("Iterable[bytes]", moto(environ, start_response))
     content = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     environ["wsgi.input"] = io.BytesIO(content)
@@ -267,6 +282,15 @@ def _service(environ: dict[str, Any]) -> str:
     """Return the service that a request is signed for: Credential=KEY/DATE/REGION/SERVICE/..."""
     parts = environ.get("HTTP_AUTHORIZATION", "").split(",")[0].split("/")
     return str(parts[3]) if len(parts) > 3 else ""
+
+
+def _is_first_conditional_write(environ: dict[str, Any], query: str) -> bool:
+    """Return whether this is the first attempt (AWS SDKs number them) of a conditional write."""
+    is_conditional = "HTTP_IF_MATCH" in environ or "HTTP_IF_NONE_MATCH" in environ
+    completes = environ["REQUEST_METHOD"] == "POST" and "uploadId=" in query
+    attempt = environ.get("HTTP_AMZ_SDK_REQUEST", "").split(";")[0]
+    writes = environ["REQUEST_METHOD"] == "PUT" or completes
+    return is_conditional and writes and attempt == "attempt=1"
 
 
 def _matches_the_etag(environ: dict[str, Any], query: str) -> bool:

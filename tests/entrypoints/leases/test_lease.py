@@ -22,7 +22,7 @@ from tests.support.deadline import DEADLINE
 NAME = "state/lease.json"
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "s3", "s3, lost answers"])
 def files(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> LeaseFiles:
@@ -33,6 +33,7 @@ def files(
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
     aws.make_bucket("packed")
+    aws.loses_conditional_writes = request.param != "s3"
     return S3LeaseFiles(open_store(S3Access(None, "us-east-1")), "packed", "set/")
 
 
@@ -192,3 +193,24 @@ def test_a_folder_holds_nothing_but_the_lease(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["lease.json"]
     files.remove(NAME)
     assert files.write_if(NAME, b"d", version=version) is None
+
+
+@pytest.mark.parametrize("call", ["link", "replace"])
+def test_write_that_nfs_carried_out_and_refused_in_a_repetition_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """An answer that NFS loses is followed by that of the repeated request: EEXIST or ENOENT."""
+    files, original = LocalLeaseFiles(tmp_path), getattr(os, call)
+    version = files.write_if(NAME, b"0", version=None) if call == "replace" else None
+
+    def lose_answer(source: Path, target: Path) -> None:
+        original(source, target)
+        original(source, target)
+
+    monkeypatch.setattr(os, call, lose_answer)
+    written = files.write_if(NAME, b"1", version=version)
+    found = files.read(NAME)
+    assert found is not None
+    assert (found.content, found.version) == (b"1", written)
+    assert files.write_if(NAME, b"2", version=None) is None
+    assert files.write_if(NAME, b"2", version="other") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from botocore.exceptions import ClientError
 from sm_train.entrypoints.object_store import conditional_upload
 from sm_train.entrypoints.object_store.store import ObjectStore, store_of
 
@@ -79,3 +80,54 @@ def test_an_error_aborts_the_upload(store: ObjectStore, aws: Aws) -> None:
         fail()
     assert store.get("bucket", "key") == b"old"
     assert unfinished(aws) == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"small", CONTENT], ids=["empty", "small", "parts"])
+def test_lost_answer_of_its_own_write_is_success(
+    store: ObjectStore, aws: Aws, content: bytes
+) -> None:
+    """S3 has stored it; botocore repeats the request, which S3 then refuses."""
+    before = etag_of(store, "key")
+    aws.loses_conditional_writes = True
+    assert write(store, "new", None, content) == etag_of(store, "new")
+    assert write(store, "key", before, content) == etag_of(store, "key")
+    assert [store.get("bucket", key) for key in ("new", "key")] == [content, content]
+    assert aws.lost == ["/bucket/new", "/bucket/key"]
+    assert unfinished(aws) == 0
+
+
+@pytest.mark.parametrize("content", [b"same", CONTENT], ids=["small", "parts"])
+def test_refusal_after_a_retry_is_not_success_if_another_wrote_the_same_content(
+    store: ObjectStore, aws: Aws, content: bytes
+) -> None:
+    before = etag_of(store, "key")
+    store.put("bucket", "key", content)
+    refused = set[str]()
+
+    def fail_once(method: str, path: str) -> tuple[int, bytes] | None:
+        if method == "HEAD" or path in refused:
+            return None
+        refused.add(path)
+        return 500, b""
+
+    aws.intercept = fail_once
+    assert write(store, "key", before, content) is None
+    refused.clear()
+    assert write(store, "key", None, content) is None
+    assert refused
+    assert unfinished(aws) == 0
+
+
+def test_last_attempt_whose_answer_is_lost_is_success(
+    store: ObjectStore, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no attempt left nothing is repeated, and the object tells that it was written."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    once = store_of(aws_session())
+    aws.loses_conditional_writes = True
+    assert write(once, "new", None, b"content") == etag_of(store, "new")
+    assert write(once, "parts", None, CONTENT) == etag_of(store, "parts")
+    aws.loses_conditional_writes = False
+    aws.intercept = lambda method, path: (503, b"") if method == "PUT" else None
+    with pytest.raises(ClientError):
+        write(once, "other", None, b"content")

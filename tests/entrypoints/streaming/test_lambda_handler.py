@@ -72,9 +72,11 @@ def test_overlapping_invocations_build_a_shard_once(
     assert deployment.keys(f"{STREAM_STATE}/leases/") == []
 
 
+@pytest.mark.parametrize("loses", [False, True], ids=["answers", "lost answers"])
 def test_repeated_and_reordered_messages_pack_each_image_once(
-    deployment: Deployment, tmp_path: Path
+    deployment: Deployment, tmp_path: Path, loses: bool
 ) -> None:
+    deployment.aws.loses_conditional_writes = loses
     names = [f"photos of {day}/{number:02}.jpg" for day in "ab" for number in range(12)]
     bodies = []
     for number, name in enumerate(names):

@@ -16,13 +16,27 @@ from tests.support.run_files import write_run
 MAKER = "def brightness(batch):\n    return {'brightness': [1.0] * len(batch.images)}\n"
 
 
+LOST_WRITES = {
+    "set/.packing/lease",
+    "set/index",
+    "rich/.packing/lease",
+    "set/.indexing/shards/.packing/lease",
+}
+"""The files of the destination that the commands write on a condition."""
+
+
 def photo(number: int) -> bytes:
     file = io.BytesIO()
     Image.effect_noise((64, 64), 20 + number).convert("RGB").save(file, "JPEG")
     return file.getvalue()
 
 
-def test_commands_on_data_need_only_their_policy(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loses", [False, True], ids=["answers", "lost answers"])
+def test_commands_on_data_need_only_their_policy(
+    cli: Cli, aws: Aws, tmp_path: Path, loses: bool
+) -> None:
+    """Also if the first answer to each conditional write is lost after S3 has carried it out."""
+    aws.loses_conditional_writes = loses
     aws.make_bucket("raw")
     aws.make_bucket("packed", **{"other/secret.tar": b"x"})
     aws.make_bucket("ai-bucket")
@@ -61,6 +75,8 @@ def test_commands_on_data_need_only_their_policy(cli: Cli, aws: Aws, tmp_path: P
     for key in ("index.parquet", "index.parquet.listing"):
         s3.delete_object(Bucket="packed", Key=f"set/{key}")
     run_command("index", "s3://packed/set/shards/")
+    lost = {path.removeprefix("/packed/").rpartition(".")[0] for path in aws.lost}
+    assert lost == (LOST_WRITES if loses else set())
     for name in ("pack", "index", "enrich", "remove", "lineage", "stream"):
         for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):
             assert allowed(documents[name], action, "arn:aws:s3:::packed/other/secret.tar") is None

@@ -47,8 +47,15 @@ class EndedJobs(FakeSageMaker):
 
 
 @pytest.mark.integration
-def test_commands_need_the_printed_policies_and_no_more(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    """The server enforces them: it denies what the policy of the caller does not allow."""
+@pytest.mark.parametrize("loses", [False, True], ids=["answers", "lost answers"])
+def test_commands_need_the_printed_policies_and_no_more(
+    cli: Cli, aws: Aws, tmp_path: Path, loses: bool
+) -> None:
+    """The server enforces them: it denies what the policy of the caller does not allow.
+
+    Also if the first answer to each conditional write is lost after S3 has carried it out.
+    """
+    aws.loses_conditional_writes = loses
     aws.make_bucket("ai-bucket")
     aws.make_bucket("their-bucket", **SHARDS)
     topic = aws.client("sns").create_topic(Name="team")["TopicArn"]
