@@ -226,16 +226,6 @@ def hourly_price(instance_type: str, purchase: Purchase, table: PriceTable) -> P
     return table.price(instance_type, purchase.region, purchase.price_kind)
 
 
-def billed_price(instance_type: str, region: str, capacity: str, table: PriceTable) -> Price:
-    """Return the price that multiplies a job's billable seconds.
-
-    A spot job's discount reduces its billable seconds, and the price stays that of on-demand
-    (SageMaker API reference, DescribeTrainingJob: savings are 1 − billable ÷ training seconds).
-    """
-    kind = TRAINING_PLAN if capacity == TRAINING_PLAN else ON_DEMAND
-    return table.price(instance_type, region, kind)
-
-
 def failures_per_second(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> float:
     """Return the interruptions per second of the whole cluster."""
     rate: float = _failure_rate(stage, purchase, assumed).value

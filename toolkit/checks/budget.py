@@ -11,6 +11,7 @@ from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding, found_at
+from sm_train.toolkit.costing.scope import budget_restriction
 from sm_train.toolkit.costing.stage_limits import stage_limits
 from sm_train.toolkit.costing.stages import implausible_speeds
 from sm_train.toolkit.costing.worst_case import PricedCluster
@@ -66,13 +67,13 @@ def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Fin
         "cluster.instance_type", config.cluster.instance_type, document["stages"][0]
     )
     total, budget = document["total"], config.budget
-    if budget and document["stages"][0]["price_per_instance_hour_usd"] is None:
+    restriction = budget_restriction(document, budget.usd) if budget else None
+    if budget and restriction:
         yield BUDGET_UNENFORCEABLE.found(
             "warning",
             "budget.usd",
-            f"{format_usd(budget.usd)} cannot be enforced: the price of "
-            f"{config.cluster.instance_type} is unknown; the run costs {format_total_usd(total)}",
-            "give the price with --prices, or run `sm-train cost RUN --refresh`",
+            f"{format_usd(budget.usd)}: {restriction}; the run costs {format_total_usd(total)}",
+            "run `sm-train cost RUN --refresh`, which fetches prices",
         )
     if budget and total["cost_at_least_usd"] > budget.usd:
         yield OVER_BUDGET.found(

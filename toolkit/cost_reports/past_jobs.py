@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sm_train.cost.estimate import billed_price
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.cost.prices import PriceTable
 from sm_train.toolkit.costing.spent import job_usd
@@ -61,7 +60,7 @@ class _Row:
         except UnknownInstanceTypeError:
             self.is_complete = False
             return
-        self.statuses.add(billed_price(name, job.region, job.capacity, prices).status)
+        self.statuses.add(job.price(prices).status)
         usd = job_usd(job, prices, share * seconds)
         self.usd += usd or 0.0
         self.is_complete = self.is_complete and usd is not None

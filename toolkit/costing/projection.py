@@ -22,9 +22,14 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_steps
-from sm_train.toolkit.costing.spent import known_spent_usd, spent_usd, sum_if_known
+from sm_train.toolkit.costing.spent import (
+    known_spent_usd,
+    spent_at_most_usd,
+    spent_usd,
+    sum_if_known,
+)
 from sm_train.toolkit.jobs.stage_state import StageState
-from sm_train.toolkit.terminal.formatting import format_projection
+from sm_train.toolkit.terminal.formatting import format_projection, format_usd
 
 
 class ProjectionDocument(TypedDict):
@@ -39,12 +44,14 @@ class ProjectionDocument(TypedDict):
 class Projection:
     """Dollars of a run at one moment; None is unknown.
 
-    ``known_spent_usd`` is the part of ``spent_usd`` with a known price. ``stages`` is what remains
-    of each stage, and ``estimates`` the estimate behind it, for those that are not done.
+    ``known_spent_usd`` is the part of ``spent_usd`` with a known price. ``spent_at_most_usd`` is
+    ``spent_usd`` with the upper end of each price of which only a range is known. ``stages`` is
+    what remains of each stage, and ``estimates`` the estimate behind it, for those not yet done.
     """
 
     spent_usd: float | None
     known_spent_usd: float
+    spent_at_most_usd: float | None
     stages: Mapping[str, float | None]
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
 
@@ -56,6 +63,18 @@ class Projection:
     def total_usd(self) -> float | None:
         return sum_if_known([self.spent_usd, self.remaining_usd])
 
+    @property
+    def counted_usd(self) -> float:
+        """What counts against the budget: the most that was spent, as far as prices are known."""
+        return self.known_spent_usd if self.spent_at_most_usd is None else self.spent_at_most_usd
+
+    @property
+    def spent(self) -> str:
+        """What was spent, in words."""
+        if self.spent_usd is None and self.spent_at_most_usd is not None:
+            return f"at most {format_usd(self.spent_at_most_usd)}"
+        return format_usd(self.spent_usd)
+
     def as_dict(self) -> ProjectionDocument:
         return {
             "spent_usd": self.spent_usd,
@@ -64,7 +83,7 @@ class Projection:
         }
 
     def __str__(self) -> str:
-        return format_projection(self.spent_usd, self.remaining_usd, self.total_usd)
+        return format_projection(self.spent, self.remaining_usd, self.total_usd)
 
 
 def project(
@@ -96,6 +115,7 @@ def project(
     return Projection(
         spent_usd(jobs, prices, now),
         known_spent_usd(jobs, prices, now),
+        spent_at_most_usd(jobs, prices, now),
         {
             stage.name: usd(estimates[stage.name].cost) if stage.name in estimates else 0.0
             for stage in stages

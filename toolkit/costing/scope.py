@@ -13,6 +13,8 @@ from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
 
+_SECONDS_PER_HOUR = 3600
+
 MANY_EPOCHS, MANY_ADAPTER_EPOCHS = 100, 1_000
 """More are unusual, and a reason to look at the data. An adapter is trained on few images."""
 
@@ -61,7 +63,7 @@ def scope_rows(document: dict[str, Any], config: RunConfig) -> list[tuple[str, s
     return [
         ("samples", _samples(stages)),
         ("worst case", _worst_case(document, config)),
-        ("budget", _budget(config)),
+        ("budget", _budget(document, config)),
     ]
 
 
@@ -94,10 +96,35 @@ def _worst_case(document: dict[str, Any], config: RunConfig) -> str:
     return text
 
 
-def _budget(config: RunConfig) -> str:
+def _budget(document: dict[str, Any], config: RunConfig) -> str:
     if config.budget is None:
         return "none; budget.usd limits the run"
     limit = format_usd(config.budget.usd)
     if config.budget.on_exceed == "warn":
         return f"{limit}; a warning when it is exceeded"
-    return f"{limit}; `submit` refuses more, and `watch` stops the run there"
+    restriction = budget_restriction(document, config.budget.usd)
+    then = "`watch` stops the run there" if restriction is None else restriction
+    return f"{limit}; `submit` refuses more, and {then}"
+
+
+def budget_restriction(document: dict[str, Any], budget_usd: float) -> str | None:
+    """Return how the price restricts that `watch` stops a run at its budget; None if it is known.
+
+    ``document`` is that of ``cost --json``. A price of which only a range is known counts at its
+    upper end, so that a run may be stopped earlier.
+    """
+    unpriced = [
+        stage for stage in document["stages"] if stage["price_per_instance_hour_usd"] is None
+    ]
+    if not unpriced:
+        return None
+    name = unpriced[0]["instance_type"]
+    if any(stage["price_high_usd"] is None for stage in unpriced):
+        return f"it cannot be enforced: the price of {name} is unknown"
+    hourly = max(stage["price_high_usd"] * stage["instances"] for stage in unpriced)
+    hours = format_duration(budget_usd / hourly * _SECONDS_PER_HOUR)
+    return (
+        f"`watch` may stop the run after {hours} already: only a range of the price of {name} is "
+        f"known, and its upper end, {format_usd(hourly)} an hour for all instances, counts until "
+        "SageMaker reports what it bills"
+    )

@@ -4,23 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from decimal import Decimal
 
-from sm_train.cost.estimate import billed_price, money
+from sm_train.cost.estimate import money
 from sm_train.cost.prices import PriceTable
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
 
 def job_usd(job: TrainingJob, prices: PriceTable, seconds: float) -> float | None:
     """Return the dollars of ``seconds`` on the job's instances; None if their price is unknown."""
-    instance_type, count = job.instances
-    price = billed_price(instance_type, job.region, job.capacity, prices)
-    cost = money(seconds, count, price.usd_per_instance_hour)
+    return _dollars(job, seconds, job.price(prices).usd_per_instance_hour)
+
+
+def job_at_most_usd(job: TrainingJob, prices: PriceTable, seconds: float) -> float | None:
+    """Return the dollars as :func:`job_usd`, or the most they can be if that is all that is known.
+
+    None if the price has no upper bound.
+    """
+    price = job.price(prices)
+    known = price.usd_per_instance_hour
+    return _dollars(job, seconds, price.most if known is None else known)
+
+
+def _dollars(job: TrainingJob, seconds: float, usd_per_hour: Decimal | None) -> float | None:
+    cost = money(seconds, job.instances[1], usd_per_hour)
     return None if cost is None else float(cost)
 
 
 def spent_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float | None:
     """Return the dollars billed so far; None if a price is unknown."""
     return sum_if_known(job_usd(job, prices, job.billable_seconds(now)) for job in jobs)
+
+
+def spent_at_most_usd(
+    jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime
+) -> float | None:
+    """Return the most that was billed so far; None if a price is unknown and has no bound."""
+    return sum_if_known(job_at_most_usd(job, prices, job.billable_seconds(now)) for job in jobs)
 
 
 def known_spent_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float:

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from sm_train.cost.actual_cost import FinishedJob
-from sm_train.cost.estimate import billed_price
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.toolkit.aws.cloudwatch_logs import search
@@ -49,7 +48,7 @@ def read_jobs(
                 instances=count,
                 billable_seconds=job.billable_seconds(now),
                 retained_seconds=job.retained_seconds(now),
-                price=billed_price(instance_type, job.region, job.capacity, prices),
+                price=job.price(prices),
                 timeline=line,
                 infrastructure_failure=job.status == "Failed" and failed_on_infrastructure(job),
             )

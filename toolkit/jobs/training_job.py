@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sm_train.cost.prices import ON_DEMAND, SPOT, TRAINING_PLAN, Price, PriceTable
 from sm_train.entrypoints.common.bucket_settings import declare_buckets
 from sm_train.entrypoints.common.sagemaker_paths import host_names
 from sm_train.estimators.config.placement import PLACEMENT_TAG
@@ -38,11 +40,24 @@ FROM_STEP_TAG, CAUSE_TAG = "sm-train:from-step", "sm-train:cause"
 AUTO_ADVANCE_TAG, STOPPED_TAG = "sm-train:auto-advance", "sm-train:stopped-for"
 """A job's tags: whether the next stage starts automatically (on, off), and why it was stopped."""
 
+PRICE_TAG = "sm-train:price"
+"""A job's tag: the price with which its plan was accepted, as :func:`price_tag` writes it."""
+
 TRAINING = "Training"
 """Secondary status of a job that trains."""
 
 LOST = "NoHeartbeat"
 """Secondary status of a job on another platform whose nodes send no heartbeats."""
+
+_WITHOUT_INSTANCES = frozenset(
+    {
+        *("Starting", "LaunchingMLInstances", "PreparingTrainingStack"),
+        *("Pending", "Interrupted", "Restarting"),
+        *("Completed", "Failed", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded"),
+    }
+)
+"""Secondary statuses in which SageMaker waits for instances or has returned them (API reference,
+DescribeTrainingJob). One that is not listed here may be billed."""
 
 _CONCURRENT_CALLS = 4
 """Jobs described at a time: SageMaker throttles an account's calls together."""
@@ -159,19 +174,35 @@ class TrainingJob:
         return bool(self.description.get("EnableManagedSpotTraining"))
 
     @property
-    def capacity(self) -> str:
-        """How the billed seconds are priced.
+    def price_kind(self) -> str:
+        """How :meth:`billable_seconds` are priced, one of :data:`~sm_train.cost.prices.KINDS`.
 
-        Spot's saving is in its billed seconds, 1 − BillableTimeInSeconds ÷ TrainingTimeInSeconds
-        (SageMaker developer guide), so they cost the on-demand price; a training plan is prepaid.
+        Spot's saving is in the billed seconds that SageMaker reports, 1 − BillableTimeInSeconds ÷
+        TrainingTimeInSeconds (SageMaker developer guide), so these cost the on-demand price; until
+        it reports them, the seconds that have passed cost the spot price. A training plan is
+        prepaid.
         """
         resources = self.description["ResourceConfig"]
         plans = {
             preference["InstanceType"]: preference.get("TrainingPlanArns")
             for preference in resources.get("InstancePreferences", [])
         }
-        plan = resources.get("TrainingPlanArn") or plans.get(self.instances[0])
-        return "training-plan" if plan else "on-demand"
+        if resources.get("TrainingPlanArn") or plans.get(self.instances[0]):
+            return TRAINING_PLAN
+        return SPOT if self.spot and self._reported_seconds is None else ON_DEMAND
+
+    def price(self, prices: PriceTable) -> Price:
+        """Return the price of an hour of :meth:`billable_seconds` on one of its instances.
+
+        While SageMaker reports no billed seconds, that of the plan with which the job was started
+        applies, whatever table the machine has that asks.
+        """
+        name, kind = self.instances[0], self.price_kind
+        if self._reported_seconds is None:
+            accepted = parse_price_tag(self.tags.get(PRICE_TAG, ""), name, self.region, kind)
+            if accepted is not None:
+                return accepted
+        return prices.price(name, self.region, kind)
 
     @property
     def instances(self) -> tuple[str, int]:
@@ -222,21 +253,60 @@ class TrainingJob:
     def _warm_pool(self) -> Mapping[str, Any]:
         return self.description.get("WarmPoolStatus") or {}
 
-    def _job_seconds(self, now: datetime) -> float:
-        """Seconds billed for the job itself; of a live one since its start. Pending is free."""
+    @property
+    def _reported_seconds(self) -> float | None:
+        """The billed seconds as SageMaker reports them, which it does when the job has ended."""
         seconds = self.description.get("BillableTimeInSeconds")
-        if seconds is not None:
-            return float(seconds)
+        return None if seconds is None else float(seconds)
+
+    def _job_seconds(self, now: datetime) -> float:
+        """Seconds billed for the job itself; until they are reported, those in which it had
+        instances.
+        """
+        if self._reported_seconds is not None:
+            return self._reported_seconds
         if self.started is None:
             return 0.0
-        return max(0.0, ((self.ended or now) - self.started).total_seconds())
+        end = self.ended or now
+        transitions = sorted(
+            self.description.get("SecondaryStatusTransitions", ()),
+            key=lambda each: each["StartTime"],
+        )
+        if not transitions:
+            return max(0.0, (end - self.started).total_seconds())
+        ends = [*(each["StartTime"] for each in transitions[1:]), end]
+        seconds = (
+            max(0.0, (min(until, end) - max(each["StartTime"], self.started)).total_seconds())
+            for each, until in zip(transitions, ends, strict=True)
+            if each["Status"] not in _WITHOUT_INSTANCES
+        )
+        return float(sum(seconds))
 
     def billed_interval(self, now: datetime) -> tuple[float, float]:
-        """Return when the job was billed (Unix seconds); spot bills part of the elapsed time."""
+        """Return the time from the first billed second to the last one (Unix seconds).
+
+        Less than that is billed of spot instances, and of a job that waits for instances again.
+        """
         end = (self.ended or now).timestamp()
-        if self.spot and self.started is not None:
+        if self.started is not None and (self.spot or self._reported_seconds is None):
             return self.started.timestamp(), end
         return end - self._job_seconds(now), end
+
+
+def price_tag(price: Price, kind: str) -> str | None:
+    """Return the tag's value for an instance-hour bought as ``kind``; None if it is unknown."""
+    usd = price.usd_per_instance_hour
+    if usd is None or not price.region:
+        return None
+    return f"{price.region}/{price.instance_type}/{kind}={usd.normalize():f}"
+
+
+def parse_price_tag(value: str, name: str, region: str, kind: str) -> Price | None:
+    """Return the price of a tag; None if it is of something else, or no price."""
+    bought, _, usd = value.partition("=")
+    if bought != f"{region}/{name}/{kind}" or not re.fullmatch(r"\d+(\.\d+)?", usd):
+        return None
+    return Price(name, region, Decimal(usd), "verified", "the plan of the job", None)
 
 
 def jobs_of_run(session: boto3.Session, run: str) -> list[TrainingJob]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sm_train.cost.estimate import Estimate, billed_price, money
+from sm_train.cost.estimate import Estimate, money
 from sm_train.cost.instances import InstanceType, UnknownInstanceTypeError, instance_type
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
@@ -148,8 +148,7 @@ class FactsCollector:
         if name is None:
             return JobCost(None, estimate, "the instance type's price is unknown")
         region = job.region if job else self.region
-        capacity = job.capacity if job else "on-demand"
-        price = billed_price(name, region, capacity, self.prices)
+        price = job.price(self.prices) if job else self.prices.price(name, region)
         # A spot job is billed for fewer seconds than have passed.
         seconds = log_seconds if job is None else job.billable_seconds(self.now)
         billed = money(seconds, instances or 1, price.usd_per_instance_hour)

@@ -132,7 +132,8 @@ def next_action(
 ) -> Action:
     """Return what the run needs now.
 
-    ``cause_of`` diagnoses a failed job; ``spent_usd`` is the known part of the cost so far.
+    ``cause_of`` diagnoses a failed job; ``spent_usd`` is the most that the run can
+    have cost so far.
     """
     stage = current(stages)
     if stage is None:

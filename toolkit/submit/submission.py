@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sm_train.cost.estimate import Estimate
+from sm_train.cost.estimate import Estimate, Purchase, hourly_price
 from sm_train.cost.json_document import as_document
 from sm_train.estimators.bundle.bundle import Bundle, run_document
 from sm_train.estimators.config.schema import RunConfig
@@ -21,11 +22,13 @@ from sm_train.estimators.request.training_request import (
     training_requests,
 )
 from sm_train.toolkit.costing.history import History
+from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.index_facts import with_stored_index
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
+from sm_train.toolkit.jobs.training_job import PRICE_TAG, price_tag
 from sm_train.toolkit.submit.relocation import (
     RelocatedDocuments,
     relocated_documents,
@@ -94,7 +97,12 @@ def prepare(
         raise UserError(str(error)) from None
     launches = launch_plans(config, config.stages, image)
     chosen = {stage.name: launches[stage.name] for stage in stages}
-    requests = training_requests(config, chosen, bundle, region=region, now=now, commit=commit)
+    requests = [
+        _with_price(request, config, region)
+        for request in training_requests(
+            config, chosen, bundle, region=region, now=now, commit=commit
+        )
+    ]
     relocated = relocated_requests(config, region, requests)
     for request in (*requests, *(other for _, others in relocated for other in others)):
         validate(request)
@@ -109,6 +117,21 @@ def prepare(
         cost=estimate_run(config, region, stages, history),
         history=history,
     )
+
+
+def _with_price(request: TrainingRequest, config: RunConfig, region: str) -> TrainingRequest:
+    """Return the request with a tag of the price with which the plan is made, if it is known.
+
+    The machine that watches the run may know another one, or none.
+    """
+    purchase = Purchase(region, config.cluster.capacity)
+    price = hourly_price(config.cluster.instance_type, purchase, price_table())
+    value = price_tag(price, purchase.price_kind)
+    if value is None:
+        return request
+    tagged = deepcopy(request)
+    tagged["Tags"] = [*request["Tags"], {"Key": PRICE_TAG, "Value": value}]
+    return tagged
 
 
 def with_stored_facts(submission: Submission, session: boto3.Session) -> Submission:
@@ -128,14 +151,18 @@ def launch_record(submission: Submission, sent: TrainingRequest) -> LaunchRecord
     config, launches = submission.config, submission.launches
     routes = {launches[stage.name].route for stage in submission.stages}
     requests = {
-        stage.name: training_request(
+        stage.name: _with_price(
+            training_request(
+                config,
+                stage,
+                launches[stage.name],
+                submission.bundle,
+                region=submission.region,
+                staged=staged_uri(sent),
+                commit=submission.commit,
+            ),
             config,
-            stage,
-            launches[stage.name],
-            submission.bundle,
-            region=submission.region,
-            staged=staged_uri(sent),
-            commit=submission.commit,
+            submission.region,
         )
         for stage in config.stages
         if "torchrun" in routes or launches[stage.name].route == "smddp"

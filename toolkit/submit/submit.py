@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm_train.cost.estimate import Estimate
+from sm_train.cost.json_document import as_document
 from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
@@ -17,6 +18,7 @@ from sm_train.toolkit.aws.session import open_session, open_session_if_possible
 from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.projection import Projection
 from sm_train.toolkit.costing.run_price import estimate_run
+from sm_train.toolkit.costing.scope import budget_restriction
 from sm_train.toolkit.costing.worst_case import (
     PricedCluster,
     alternative_costs,
@@ -213,7 +215,8 @@ def check_budget(
     if config.budget is None:
         return []
     limit = config.budget.usd
-    expected = total(estimate_run(config, region, history=history))
+    document = as_document(estimate_run(config, region, history=history))
+    expected = document["total"]
     if projection is not None:
         known = (
             projection.known_spent_usd,
@@ -229,9 +232,9 @@ def check_budget(
         return [message]
     unknown = []
     if expected["cost_usd"] is None:
+        cause = budget_restriction(document, limit) or "a speed is unknown"
         unknown = [
-            f"budget.usd: {format_usd(limit)} cannot be enforced: a price or a speed is unknown; "
-            f"the run costs {format_total_usd(expected)}"
+            f"budget.usd: {format_usd(limit)}: {cause}; the run costs {format_total_usd(expected)}"
         ]
     return [*unknown, *_worst_case_warnings(config, limit, region, history)]
 

@@ -90,7 +90,9 @@ def format_number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}"
 
 
-def format_projection(spent: float | None, remaining: float | None, total: float | None) -> str:
+def format_projection(
+    spent: float | str | None, remaining: float | None, total: float | None
+) -> str:
     """Format what a run has cost and will cost, in dollars, as every command shows it."""
-    amounts = (format_usd(amount) for amount in (spent, remaining, total))
-    return "spent {}, remaining {}, total {}".format(*amounts)
+    past = spent if isinstance(spent, str) else format_usd(spent)
+    return f"spent {past}, remaining {format_usd(remaining)}, total {format_usd(total)}"

@@ -63,7 +63,7 @@ def cluster_action(state: RunState, silence: Silence | None) -> Action:
         command = next_command(state.run, stage)
         return Finish(ExitCode.OK, f"no node of {stage.name} has started; to start it: {command}")
     policy = Policy.of(state.run.config, state.run.config)
-    over_budget = policy.budget_stops and exceeds_budget(policy, state.projection.known_spent_usd)
+    over_budget = policy.budget_stops and exceeds_budget(policy, state.projection.counted_usd)
     if job.live and stage.state != "stopping" and over_budget:
         message = f"{job.name} has spent the budget: its nodes stop after a checkpoint"
         return StopJob(job, BUDGET, message)
@@ -80,7 +80,7 @@ def _after_end(state: RunState, stage: StageState) -> Action:
     assert job is not None
     reason = job.failure_reason or f"ended at step {stage.resumes_from:,} of {stage.max_steps:,}"
     if over := state.run.config.budget:
-        spent = state.projection.known_spent_usd
+        spent = state.projection.counted_usd
         if over.on_exceed == "stop" and spent >= over.usd:
             return Finish(ExitCode.OVER_BUDGET, f"{job.name}: {reason}")
     age = (state.now - (job.ended or job.created)).total_seconds()
@@ -118,7 +118,7 @@ def _act(run: ClusterRun, stage: str, state: RunState, now: float) -> Sequence[D
     deliveries = []
     with readable(run.root):
         if budget is not None and budget.on_exceed == "stop":
-            spent = state.projection.known_spent_usd
+            spent = state.projection.counted_usd
             deliveries += stop_at_budget(watched, nodes, spent, budget.usd, now)
         return [*deliveries, *alert_on_silence(watched, nodes, now)]
 

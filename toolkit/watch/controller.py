@@ -73,7 +73,7 @@ def reconcile(session: boto3.Session, run: ResolvedRun, *, dry_run: bool) -> Wat
         state.stages,
         Policy.of(run.config, run.submitted_config),
         lambda job: cause_of_failure(session, job),
-        spent_usd=state.projection.known_spent_usd,
+        spent_usd=state.projection.counted_usd,
         now=state.now,
     )
     if dry_run:
@@ -101,6 +101,12 @@ def budget_warning(state: RunState) -> str | None:
     budget, projected = state.run.config.budget, state.projection.total_usd
     if budget is None:
         return None
+    if state.projection.spent_usd is None and state.projection.spent_at_most_usd is not None:
+        return (
+            f"budget.usd: {format_usd(budget.usd)}: only a range of a job's price is known, and "
+            f"its upper end counts: {state.projection.spent}; `sm-train cost --refresh` fetches "
+            "prices"
+        )
     if state.projection.spent_usd is None:
         return (
             f"budget.usd: {format_usd(budget.usd)} cannot be enforced: the price of a job is "

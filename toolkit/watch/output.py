@@ -139,8 +139,7 @@ def _line(result: WatchResult) -> str:
         if stage.remaining_seconds and stage.state == "training":
             parts.append(f"{format_duration(stage.remaining_seconds)} remaining")
     projection = result.state.projection
-    spent, total = format_usd(projection.spent_usd), format_usd(projection.total_usd)
-    parts.append(f"{spent} of {total}")
+    parts.append(f"{projection.spent} of {format_usd(projection.total_usd)}")
     return "  ".join(parts)
 
 

@@ -45,7 +45,9 @@ FIRST, SECOND = "demo--256px-0001", "demo--256px-0002"
 class Laptop:
     """A laptop with a run file whose first job was started as by `submit`."""
 
-    def __init__(self, cli: Cli, aws: Aws, folder: Path, **changes: Any) -> None:
+    def __init__(
+        self, cli: Cli, aws: Aws, folder: Path, submit: bool = True, **changes: Any
+    ) -> None:
         self.cli, self.aws, self.folder = cli, aws, folder
         self.environment = {
             **aws.environment,
@@ -55,6 +57,8 @@ class Laptop:
         self.sagemaker = FakeSageMaker(aws)
         aws.make_bucket("ai-bucket", **SHARDS)
         self.run_file = write_run(folder, **changes)
+        if not submit:
+            return
         config = load_run(self.run_file)
         first = config.stages[0]
         staged = staging_uri(config, first, "us-east-1", datetime(2026, 11, 20))
@@ -381,6 +385,110 @@ def test_spent_budget_stops_the_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     laptop.sagemaker.set_status(FIRST, "Stopped", seconds=seconds)
     assert "budget" in laptop.json("watch", "demo", "--once", code=7)["message"]
     assert laptop.sagemaker.names() == [FIRST]
+
+
+HOUR = 3600.0
+
+SPOT_RUN: dict[str, Any] = {
+    "cluster": {
+        "instance_type": "ml.p4de.24xlarge",
+        "capacity": "spot",
+        "max_runtime": "5d",
+        "max_wait": "10d",
+    },
+    "stages": [stage(max_steps=100_000, steps_per_second=2.0)],
+}
+ON_DEMAND_USD = 31.5641075
+
+
+def cache_spot_price(laptop: Laptop, usd: float | None) -> None:
+    """Store the spot price as `cost --refresh` does, or forget it."""
+    cache = laptop.folder / "cache" / "sm-train" / "prices.json"
+    laptop.environment["XDG_CACHE_HOME"] = str(laptop.folder / "cache")
+    cache.unlink(missing_ok=True)
+    if usd is None:
+        return
+    rows = [
+        {
+            "instance_type": "ml.p4de.24xlarge",
+            "region": "us-east-1",
+            "kind": kind,
+            "usd_per_hour": str(amount),
+            "status": "verified",
+            "source": "AWS Price List",
+            "date": "2026-11-20",
+        }
+        for kind, amount in (("on-demand", ON_DEMAND_USD), ("spot", usd))
+    ]
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    cache.write_text(json.dumps({"version": 1, "rows": rows, "listed": {}}))
+
+
+def test_spot_run_that_was_accepted_is_not_stopped_by_its_own_budget(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    """At the on-demand price it had spent its budget after a third of its steps."""
+    laptop = Laptop(cli, aws, tmp_path, budget={"usd": 600}, submit=False, **SPOT_RUN)
+    cache_spot_price(laptop, 9.47)
+    laptop("submit", laptop.run_file, "--yes")
+    assert laptop.sagemaker.tags(FIRST)["sm-train:price"] == "us-east-1/ml.p4de.24xlarge/spot=9.47"
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=13 * HOUR)
+    laptop.sagemaker.log_event(FIRST, "step", step=93_000, steps_per_second=2.0)
+    for known in (9.47, None):  # the laptop that submitted it, and a machine without its prices
+        cache_spot_price(laptop, known)
+        document = laptop.json("watch", "demo", "--once")
+        assert document["action"] == "wait"
+        assert document["spent_usd"] == pytest.approx(13 * 4 * 9.47, rel=0.01)
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=16 * HOUR)
+    assert laptop.json("watch", "demo", "--once", code=7)["action"] == "stop"
+
+
+def test_spot_run_without_a_price_counts_at_the_on_demand_price_as_its_plan_says(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    laptop = Laptop(cli, aws, tmp_path, budget={"usd": 600}, submit=False, **SPOT_RUN)
+    cache_spot_price(laptop, None)
+    plan = " ".join(laptop("submit", laptop.run_file, "--dry-run").stdout.split())
+    assert "`watch` may stop the run after 4.8 h already" in plan
+    assert "stops the run there" not in plan
+    laptop("submit", laptop.run_file, "--yes")
+    assert "sm-train:price" not in laptop.sagemaker.tags(FIRST)
+    laptop.sagemaker.log_event(FIRST, "step", step=20_000, steps_per_second=2.0)
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=4.5 * HOUR)
+    document = laptop.json("watch", "demo", "--once")
+    assert (document["action"], document["spent_usd"]) == ("wait", None)
+    assert "its upper end counts: at most $56" in document["warning"]
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=5 * HOUR)
+    assert laptop.json("watch", "demo", "--once", code=7)["action"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("capacity", "phases"),
+    [
+        ("on-demand", {"Restarting": 12.0, "Starting": 11.9}),
+        ("on-demand", {"Restarting": 12.0, "Pending": 11.0}),
+        ("spot", {"Interrupted": 12.0, "Starting": 11.9}),
+        ("spot", {"Interrupted": 12.0}),
+    ],
+)
+def test_hours_in_which_sagemaker_waits_cost_nothing(
+    cli: Cli, aws: Aws, tmp_path: Path, capacity: str, phases: dict[str, float]
+) -> None:
+    """A job trained for two hours and waits for instances since twelve."""
+    cluster = SPOT_RUN["cluster"] if capacity == "spot" else {"instance_type": "ml.p4de.24xlarge"}
+    laptop = Laptop(cli, aws, tmp_path, budget={"usd": 1000}, **SPOT_RUN | {"cluster": cluster})
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=14 * HOUR)
+    laptop.sagemaker.restart(FIRST, {name: ago * HOUR for name, ago in phases.items()})
+    laptop.sagemaker.log_event(FIRST, "step", step=14_000, steps_per_second=2.0, ago=12 * HOUR)
+    document = laptop.json("watch", "demo", "--once")
+    assert document["action"] == "wait"
+    if capacity == "on-demand":
+        assert document["spent_usd"] == pytest.approx(2 * 4 * ON_DEMAND_USD, rel=0.01)
+    laptop.sagemaker.restart(FIRST, {"Downloading": HOUR, "Training": 0.9 * HOUR})
+    laptop.sagemaker.log_event(FIRST, "step", step=15_000, steps_per_second=2.0)
+    again = laptop.json("watch", "demo", "--once")
+    if capacity == "on-demand":
+        assert again["spent_usd"] == pytest.approx(3 * 4 * ON_DEMAND_USD, rel=0.01)
 
 
 def warm_pool(status: str, retained: int | None) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -436,7 +436,7 @@ def test_budget_without_a_price_cannot_be_enforced(cli: Cli, tmp_path: Path) -> 
     run = write_run(tmp_path, cluster=cluster, budget={"usd": 1e6})
     result = cli("submit", run, "--dry-run")
     assert result.returncode == 0, result.stderr
-    assert "warning: budget.usd: $1,000,000 cannot be enforced" in result.stderr
+    assert "warning: budget.usd: $1,000,000: it cannot be enforced" in result.stderr
 
 
 def test_invalid_run_file_exits_with_2_and_reports_all_errors(cli: Cli, tmp_path: Path) -> None:

@@ -26,9 +26,20 @@ from tests.support.run_documents import config
 def test_budget_is_exceeded_unknown_or_kept(
     spent: float | None, projected: float | None, expected: str | None
 ) -> None:
+    assert_warning(spent, spent, projected, expected)
+
+
+def test_price_range_counts_at_its_upper_end() -> None:
+    expected = "only a range of a job's price is known, and its upper end counts: at most $42.00"
+    assert_warning(None, 42.0, None, expected)
+
+
+def assert_warning(
+    spent: float | None, at_most: float | None, projected: float | None, expected: str | None
+) -> None:
     run = ResolvedRun("demo", "us-east-1", "ai-bucket", config(budget={"usd": 100}), None)
     left = None if projected is None else projected - (spent or 0.0)
-    projection = Projection(spent, spent or 0.0, {"256px": left})
+    projection = Projection(spent, spent or 0.0, at_most, {"256px": left})
     state = RunState(run, (), projection, datetime.now(UTC), LiveState())
     warning = budget_warning(state)
     assert (warning is None) == (expected is None)
