@@ -91,6 +91,7 @@ OWNERS = {
     "cost/quantity.py": r"\bclass Quantity\b",
     "toolkit/costing/stage_limits.py": r"\bclass StageLimit\b",
     "toolkit/memory/": r"\bdef memory_fit\b|\bdef choose_sharding\b",
+    "entrypoints/common/checkpoint_layout.py": r"\bdef newest_complete\b|\bdef complete_marker\b",
     "toolkit/jobs/training_job.py": r"\bdef billable_seconds\b|\bPRICE_TAG = ",
     "toolkit/costing/projection.py": r"\bdef project\b",
     "entrypoints/doctor/nccl_log.py": r"\bGDRDMA\b",

@@ -32,6 +32,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     CheckpointMarker,
     MarkerError,
     is_shard_file,
+    newest_complete,
     parse_step_folder,
     step_folders,
 )
@@ -117,12 +118,19 @@ def latest_complete(
     Call ``on_skip`` with each newer folder that is unusable and the reason. ``verify`` compares
     digests, which reads every byte.
     """
-    for folder in step_folders(checkpoints):
+
+    def examine(name: str) -> tuple[CheckpointMarker | None, str]:
         try:
-            return read_marker(folder, verify=verify)
+            return _intact_marker(checkpoints / name, verify=verify), ""
         except CheckpointError as error:
-            on_skip(folder, str(error))
-    return None
+            return None, str(error)
+
+    newest = newest_complete([folder.name for folder in step_folders(checkpoints)], examine)
+    for name, reason in newest.skipped:
+        on_skip(checkpoints / name, reason)
+    if newest.name is None or newest.marker is None:
+        return None
+    return _info(checkpoints / newest.name, newest.marker)
 
 
 def read_marker(folder: Path, *, verify: bool = True) -> CheckpointInfo:
@@ -131,9 +139,17 @@ def read_marker(folder: Path, *, verify: bool = True) -> CheckpointInfo:
     Raises:
         CheckpointError: it is incomplete, damaged, or of another format.
     """
+    return _info(folder, _intact_marker(folder, verify=verify))
+
+
+def _intact_marker(folder: Path, *, verify: bool) -> CheckpointMarker:
     marker = parse_marker(folder)
     for file in marker.files:
         check_file(folder, file, verify=verify)
+    return marker
+
+
+def _info(folder: Path, marker: CheckpointMarker) -> CheckpointInfo:
     return CheckpointInfo(folder, marker.step, marker.world_size, marker.fingerprint)
 
 

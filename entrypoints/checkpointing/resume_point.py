@@ -23,6 +23,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     CheckpointMarker,
     FormatError,
     MarkerError,
+    newest_complete,
     parse_step_folder,
     step_folder_name,
     step_folders,
@@ -72,25 +73,32 @@ def find_latest(
         FormatError: a checkpoint is of another format.
         CheckpointError: files changed while they were copied between nodes.
     """
-    for name in _step_names(checkpoints, nodes):
-        folder = checkpoints / name
+    surveyed: dict[str, _Copies] = {}
+
+    def examine(name: str) -> tuple[CheckpointMarker | None, str]:
         try:
-            copies = _survey(folder, nodes)
-            if copies.lost:
-                raise CheckpointError(copies.lost[0])
+            copies = surveyed[name] = _survey(checkpoints / name, nodes)
+        except FormatError:
+            raise
         except CheckpointError as error:
-            if nodes.rank.rank == 0:
-                warn("checkpoint-skipped", f"{name} is skipped: {error}")
-            continue
-        if copies.reasons:
-            if nodes.rank.rank == 0:
-                reason = next(iter(copies.reasons.values()))
-                message = f"{name}: copying {len(copies.reasons)} files between nodes: {reason}"
-                warn("checkpoint-files-copied", message)
-            _copy_between_nodes(folder, copies, nodes)
-        marker = copies.marker
-        return CheckpointInfo(folder, marker.step, marker.world_size, marker.fingerprint)
-    return None
+            return None, str(error)
+        return (None, copies.lost[0]) if copies.lost else (copies.marker, "")
+
+    newest = newest_complete(_step_names(checkpoints, nodes), examine)
+    if nodes.rank.rank == 0:
+        for name, problem in newest.skipped:
+            warn("checkpoint-skipped", f"{name} is skipped: {problem}")
+    if newest.name is None or newest.marker is None:
+        return None
+    folder, copies = checkpoints / newest.name, surveyed[newest.name]
+    if copies.reasons:
+        if nodes.rank.rank == 0:
+            reason = next(iter(copies.reasons.values()))
+            message = f"{newest.name}: copying {len(copies.reasons)} files between nodes: {reason}"
+            warn("checkpoint-files-copied", message)
+        _copy_between_nodes(folder, copies, nodes)
+    marker = newest.marker
+    return CheckpointInfo(folder, marker.step, marker.world_size, marker.fingerprint)
 
 
 def remove_later(checkpoints: Path, step: int | None) -> None:
@@ -107,10 +115,10 @@ def remove_later(checkpoints: Path, step: int | None) -> None:
 
 
 def _step_names(checkpoints: Path, nodes: Nodes) -> list[str]:
-    """Return the names of the step folders that any node has, newest first."""
+    """Return the names of the step folders that any node has."""
     own = [parse_step_folder(folder.name) or 0 for folder in step_folders(checkpoints)]
     steps = {step for of_rank in nodes.all_gather(own) for step in of_rank}
-    return [step_folder_name(step) for step in sorted(steps, reverse=True)]
+    return [step_folder_name(step) for step in sorted(steps)]
 
 
 def _survey(folder: Path, nodes: Nodes) -> _Copies:

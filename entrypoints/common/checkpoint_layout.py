@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 MARKER = "complete.json"
@@ -124,6 +124,108 @@ class CheckpointMarker:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise MarkerError(f"{MARKER} is damaged") from None
         raise FormatError(f"format {version}, this version reads {FORMAT_VERSION}")
+
+
+def checkpoint_folders(names: Iterable[str]) -> dict[str, int | None]:
+    """Return the folders of checkpoints among the files ``names``, sorted.
+
+    These are folders with a marker, whatever a script calls them, and the step folders of the
+    built-in training. The value is the step of one without a marker, else None.
+    """
+    folders: dict[str, int | None] = {}
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        first = name.partition("/")[0]
+        if file == MARKER and folder:
+            folders[folder] = None
+        elif folder and (step := parse_step_folder(first)) is not None:
+            folders.setdefault(first, step)
+    return dict(sorted(folders.items()))
+
+
+def checkpoint_series(folders: Iterable[str]) -> list[list[str]]:
+    """Group folders whose names differ only in the number at the end, each group newest first."""
+    series: dict[str, list[tuple[int, str]]] = {}
+    for name in sorted(folders):
+        stem = name.rstrip("0123456789")
+        series.setdefault(stem, []).append((int(name.removeprefix(stem) or "0"), name))
+    return [[name for _, name in sorted(group, reverse=True)] for group in series.values()]
+
+
+ReadMarker = Callable[[str], bytes]
+"""Returns the content of the marker in a folder."""
+
+
+def complete_marker(
+    name: str, sizes: Mapping[str, int], read_marker: ReadMarker
+) -> tuple[CheckpointMarker | None, str]:
+    """Return the marker of a complete checkpoint, or None and why it is incomplete.
+
+    ``sizes`` maps the path of each file, from the folder that holds the checkpoints, to its size:
+    uploads go file by file, so a marker alone says nothing of the files that it lists.
+    """
+    if f"{name}/{MARKER}" not in sizes:
+        return None, f"no {MARKER}"
+    try:
+        marker = CheckpointMarker.parse(read_marker(name))
+    except MarkerError as error:
+        return None, str(error)
+    for file in marker.files:
+        size = sizes.get(f"{name}/{file.name}")
+        if size != file.bytes:
+            problem = "is missing" if size is None else "has the wrong size"
+            return None, f"{file.name} {problem}"
+    return marker, ""
+
+
+@dataclass(frozen=True)
+class NewestCheckpoint:
+    """The newest complete checkpoint; ``name`` and ``marker`` are None if there is none.
+
+    ``skipped`` are newer ones of the same kind of name, which are unusable, as (folder, reason).
+    """
+
+    name: str | None
+    marker: CheckpointMarker | None
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def step(self) -> int | None:
+        return None if self.marker is None else self.marker.step
+
+
+Examine = Callable[[str], tuple[CheckpointMarker | None, str]]
+"""Returns the marker of the checkpoint in a folder, or None and why it is unusable."""
+
+
+def newest_complete(folders: Iterable[str], examine: Examine) -> NewestCheckpoint:
+    """Return the newest checkpoint in ``folders`` that ``examine`` accepts.
+
+    A script of the user's own names its checkpoints itself. Those whose names differ only in the
+    number at the end are in the order of the numbers; of others the markers tell.
+    """
+    newest = NewestCheckpoint(None, None)
+    skipped: list[tuple[str, str]] = []
+    for names in checkpoint_series(folders):
+        for name in names:
+            marker, problem = examine(name)
+            if marker is None:
+                skipped.append((name, problem))
+                continue
+            if newest.step is None or marker.step > newest.step:
+                newest = NewestCheckpoint(name, marker)
+            break
+    return replace(newest, skipped=tuple(skipped))
+
+
+def newest_listed(sizes: Mapping[str, int], read_marker: ReadMarker) -> NewestCheckpoint:
+    """Return the newest checkpoint whose files are all listed in ``sizes``, in their sizes.
+
+    Who resumes from it also compares the digests.
+    """
+    return newest_complete(
+        checkpoint_folders(sizes), lambda name: complete_marker(name, sizes, read_marker)
+    )
 
 
 def shard_bytes(files: Sequence[CheckpointFile]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, parse_step_folder
+from sm_train.entrypoints.common.checkpoint_layout import MARKER, newest_listed
 from sm_train.entrypoints.common.job_config import (
     JOB_FILE,
     RUN_FILE,
@@ -158,13 +158,9 @@ def _command(nodes: Sequence[StoredNode], purpose: str) -> str | None:
 
 
 def _newest_checkpoint(storage: Storage) -> str | None:
-    """Return the name of the newest checkpoint with a marker, which is stored last."""
-    folders = [
-        folder
-        for folder, _, file in (name.rpartition("/") for name in storage.list_sizes(""))
-        if file == MARKER and parse_step_folder(folder) is not None
-    ]
-    return max(folders, default=None)
+    """Return the name of the newest complete checkpoint."""
+    sizes = storage.list_sizes("")
+    return newest_listed(sizes, lambda name: storage.read(f"{name}/{MARKER}")).name
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.node_description import node_description
 from sm_train.entrypoints.monitoring.alerts import Alert
@@ -146,7 +145,7 @@ class AlertFormatter:
         uploads = read_uploads(self.checkpoints)
         if uploads.newest is None:
             return None
-        name = step_folder_name(uploads.newest)
+        name = uploads.folder_of(uploads.newest)
         if not self.uploads:
             return name
         if uploads.newest in uploads.uploaded:
@@ -154,7 +153,7 @@ class AlertFormatter:
         if not uploads.has_notes:
             return f"{name}; whether it is uploaded is unknown"
         uploaded = max(uploads.uploaded, default=None)
-        stored = "none" if uploaded is None else step_folder_name(uploaded)
+        stored = "none" if uploaded is None else uploads.folder_of(uploaded)
         return f"{name}, not uploaded; newest uploaded: {stored}"
 
 

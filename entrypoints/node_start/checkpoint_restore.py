@@ -9,8 +9,6 @@ All other files are downloaded.
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,16 +19,16 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointFile,
     CheckpointMarker,
-    MarkerError,
-    is_shard_file,
-    parse_step_folder,
+    checkpoint_folders,
+    checkpoint_series,
+    complete_marker,
+    newest_listed,
 )
 from sm_train.entrypoints.common.digests import file_digest
 from sm_train.entrypoints.job_records.node_record import FOLDER as JOB_RECORDS
 from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
 
 _THREADS = 8
-_LAST_NUMBER = re.compile(r"\d+$")
 
 
 @dataclass(frozen=True)
@@ -46,46 +44,9 @@ class Restored:
     bytes: int
 
 
-@dataclass(frozen=True)
-class _StoredCheckpoint:
-    """A checkpoint in S3; ``marker`` is None if its ``content`` is damaged or of another format."""
-
-    folder: str
-    content: bytes
-    marker: CheckpointMarker | None
-
-    @property
-    def kind(self) -> str:
-        """The name without the number at its end."""
-        return _LAST_NUMBER.sub("", self.folder)
-
-    @property
-    def step(self) -> int:
-        return -1 if self.marker is None else self.marker.step
-
-    def is_complete(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether S3 holds every file of the marker, in its size."""
-        return self.marker is not None and has_all_files(self.folder, self.marker, sizes)
-
-
 def has_all_files(folder: str, marker: CheckpointMarker, sizes: Mapping[str, int]) -> bool:
     """Return whether every file of a checkpoint is in ``sizes``, in its size."""
     return all(sizes.get(f"{folder}/{file.name}") == file.bytes for file in marker.files)
-
-
-def checkpoint_folders(names: Iterable[str]) -> dict[str, int | None]:
-    """Return the folders of checkpoints among the files ``names``.
-
-    The value is the step of one without a marker, which was not completed; else None.
-    """
-    folders: dict[str, int | None] = {}
-    for name in names:
-        folder, _, file = name.rpartition("/")
-        if file == MARKER and folder:
-            folders[folder] = None
-        elif is_shard_file(file) and (step := parse_step_folder(folder)) is not None:
-            folders.setdefault(folder, step)
-    return folders
 
 
 def restore(store: PrefixFiles, folder: Path, warn: Callable[[str], None]) -> Restored:
@@ -104,32 +65,31 @@ def restore(store: PrefixFiles, folder: Path, warn: Callable[[str], None]) -> Re
         and not (folder / name).exists()
     ]
     store.download(needed, folder)
-    stored = _stored(store, folders)
+    marked = [name for name, unfinished_step in folders.items() if unfinished_step is None]
+    contents = {name: store.read(f"{name}/{MARKER}") for name in marked}
     restored = []
-    for kind in sorted({checkpoint.kind for checkpoint in stored}):
-        candidates = [checkpoint for checkpoint in stored if checkpoint.kind == kind]
-        for checkpoint in sorted(candidates, key=lambda candidate: -candidate.step):
-            if not checkpoint.is_complete(sizes):
+    for series in checkpoint_series(marked):
+        for name in series:
+            # The training refuses another format with its reason.
+            marker, _ = complete_marker(name, sizes, contents.__getitem__)
+            if marker is None:
                 continue
-            names, problem = _restore_files(store, checkpoint, folder)
+            names, problem = _restore_files(store, name, contents[name], marker, folder)
             needed += names
             if problem is None:
-                restored.append(checkpoint.folder)
+                restored.append(name)
                 break
-            warn(f"{store.uri}{checkpoint.folder}: {problem}; an earlier checkpoint is restored")
-    for checkpoint in stored:
-        if _write_marker(folder / checkpoint.folder / MARKER, checkpoint.content):
-            needed.append(f"{checkpoint.folder}/{MARKER}")
+            warn(f"{store.uri}{name}: {problem}; an earlier checkpoint is restored")
+    for name, content in contents.items():
+        if _write_marker(folder / name / MARKER, content):
+            needed.append(f"{name}/{MARKER}")
     size = sum(sizes[name] for name in needed)
     return Restored(tuple(restored), len(folders) - len(restored), len(needed), size)
 
 
-def newest_complete_step(store: PrefixFiles) -> int | None:
+def newest_stored_step(store: PrefixFiles) -> int | None:
     """Return the step of the newest checkpoint that S3 holds completely; None if it holds none."""
-    sizes = store.sizes()
-    stored = _stored(store, checkpoint_folders(sizes))
-    steps = [checkpoint.step for checkpoint in stored if checkpoint.is_complete(sizes)]
-    return max(steps, default=None)
+    return newest_listed(store.sizes(), lambda name: store.read(f"{name}/{MARKER}")).step
 
 
 def _folder_of(name: str, folders: Mapping[str, int | None]) -> str | None:
@@ -139,34 +99,18 @@ def _folder_of(name: str, folders: Mapping[str, int | None]) -> str | None:
     return next((path for path in paths if path in folders), None)
 
 
-def _stored(store: PrefixFiles, folders: Mapping[str, int | None]) -> list[_StoredCheckpoint]:
-    """Return the checkpoints among :func:`checkpoint_folders` that have a marker."""
-    return [
-        _read(store, name) for name, unfinished_step in folders.items() if unfinished_step is None
-    ]
-
-
-def _read(store: PrefixFiles, folder: str) -> _StoredCheckpoint:
-    content, marker = store.read(f"{folder}/{MARKER}"), None
-    # The training refuses another format with its reason.
-    with contextlib.suppress(MarkerError):
-        marker = CheckpointMarker.parse(content)
-    return _StoredCheckpoint(folder, content, marker)
-
-
 def _restore_files(
-    store: PrefixFiles, checkpoint: _StoredCheckpoint, folder: Path
+    store: PrefixFiles, name: str, content: bytes, marker: CheckpointMarker, folder: Path
 ) -> tuple[list[str], str | None]:
     """Download the files that are not there as the marker lists them.
 
     Return their names, and which one is damaged: then none of them is left.
     """
-    assert checkpoint.marker is not None
-    place = folder / checkpoint.folder
-    if not _has_content(place / MARKER, checkpoint.content):
+    place = folder / name
+    if not _has_content(place / MARKER, content):
         (place / MARKER).unlink(missing_ok=True)
-    files = dict.fromkeys(_differing(place, checkpoint.marker.files))
-    names = [f"{checkpoint.folder}/{file.name}" for file in files]
+    files = dict.fromkeys(_differing(place, marker.files))
+    names = [f"{name}/{file.name}" for file in files]
     store.download(names, folder)
     damaged = next(_differing(place, files), None)
     if damaged is None:

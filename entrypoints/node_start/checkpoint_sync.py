@@ -23,8 +23,9 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointMarker,
     MarkerError,
+    checkpoint_folders,
 )
-from sm_train.entrypoints.node_start.checkpoint_restore import checkpoint_folders, has_all_files
+from sm_train.entrypoints.node_start.checkpoint_restore import has_all_files
 from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
 from sm_train.entrypoints.uploads.notes import UPLOADED_SUFFIX, is_upload_note, note
 

@@ -27,9 +27,10 @@ from types import FrameType
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointMarker,
-    FormatError,
     MarkerError,
-    step_folders,
+    checkpoint_folders,
+    checkpoint_series,
+    newest_listed,
 )
 from sm_train.entrypoints.common.job_config import JOB_FILE, RUN_FILE
 from sm_train.entrypoints.common.node_description import (
@@ -46,7 +47,7 @@ from sm_train.entrypoints.common.signals import block_signals
 from sm_train.entrypoints.job_records.node_record import NodeRecord, StopRequest
 from sm_train.entrypoints.job_records.node_recorder import NodeRecorder, recorded_output
 from sm_train.entrypoints.node_start.channels import ChannelError
-from sm_train.entrypoints.node_start.checkpoint_restore import newest_complete_step, restore
+from sm_train.entrypoints.node_start.checkpoint_restore import newest_stored_step, restore
 from sm_train.entrypoints.node_start.checkpoint_sync import CheckpointUploads
 from sm_train.entrypoints.node_start.cluster_variables import (
     ClusterError,
@@ -63,8 +64,7 @@ from sm_train.entrypoints.node_start.prepare import (
 )
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packages.pip_install import PackageInstallError, install_job_packages
-from sm_train.entrypoints.shared_work.storage import open_storage
-from sm_train.entrypoints.uploads.notes import read_uploads
+from sm_train.entrypoints.shared_work.storage import LocalFolder, open_storage
 
 _LAUNCHER = "sm_train.entrypoints.launch"
 _BUNDLE = Path(__file__).parents[3]
@@ -235,28 +235,31 @@ def _require_own_checkpoints(description: NodeDescription, paths: SageMakerPaths
     """
     if description.take_over:
         return
-    for folder in step_folders(paths.checkpoints):
-        try:
-            marker = CheckpointMarker.parse((folder / MARKER).read_bytes())
-        except (OSError, MarkerError, FormatError):
-            continue  # the training refuses it with its reason
-        if marker.platform not in (None, description.platform):
-            raise PreparationError(
-                f"{folder.name} was written by a job on {marker.platform}; if that has ended, "
-                "write the manifest with --take-over, else give the run another name"
-            )
-        return
+    names = LocalFolder(paths.checkpoints).list_sizes("")
+    for series in checkpoint_series(checkpoint_folders(names)):
+        for name in series:
+            try:
+                marker = CheckpointMarker.parse((paths.checkpoints / name / MARKER).read_bytes())
+            except (OSError, MarkerError):
+                continue  # the training refuses it with its reason
+            if marker.platform not in (None, description.platform):
+                raise PreparationError(
+                    f"{name} was written by a job on {marker.platform}; if that has ended, "
+                    "write the manifest with --take-over, else give the run another name"
+                )
+            break
 
 
 def _stored_step(description: NodeDescription, paths: SageMakerPaths) -> int | None:
     """Return the step of the newest complete checkpoint in storage; None if it is not known."""
     if description.syncs_checkpoints:
         try:
-            return newest_complete_step(PrefixFiles(f"{description.checkpoints.rstrip('/')}/"))
+            return newest_stored_step(PrefixFiles(f"{description.checkpoints.rstrip('/')}/"))
         except Exception as error:  # whatever the store's client raises: the attempt counts
             _warn(f"{description.checkpoints}: {type(error).__name__}: {error}")
             return None
-    return read_uploads(paths.checkpoints).newest
+    folder = LocalFolder(paths.checkpoints)
+    return newest_listed(folder.list_sizes(""), lambda name: folder.read(f"{name}/{MARKER}")).step
 
 
 def _checkpoint_line(description: NodeDescription) -> str:

@@ -24,6 +24,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     CheckpointFile,
     CheckpointMarker,
     MarkerError,
+    complete_marker,
 )
 from sm_train.entrypoints.common.digests import file_digest
 from sm_train.entrypoints.common.node_description import current_platform
@@ -55,10 +56,16 @@ def complete_states(checkpoints: Path) -> list[SavedState]:
     """
     marked = []
     for folder in _state_folders(checkpoints):
-        with contextlib.suppress(OSError, MarkerError):
-            marker = CheckpointMarker.parse((folder / MARKER).read_bytes())
-            if _has_sizes(folder, marker):
-                name = folder.relative_to(checkpoints).as_posix()
+        name = folder.relative_to(checkpoints).as_posix()
+        with contextlib.suppress(OSError):
+            sizes = {
+                path.relative_to(checkpoints).as_posix(): path.stat().st_size
+                for path in folder.rglob("*")
+            }
+            marker, _ = complete_marker(
+                name, sizes, lambda name: (checkpoints / name / MARKER).read_bytes()
+            )
+            if marker is not None:
                 marked.append((SavedState(name, marker.step), marker))
     marked.sort(key=lambda marked_state: marked_state[0].step, reverse=True)
     while marked and not _has_digests(checkpoints / marked[0][0].name, marked[0][1]):
@@ -170,10 +177,6 @@ def _state_folders(checkpoints: Path) -> Iterator[Path]:
 def _split_number(name: str) -> tuple[str, int]:
     match = _LAST_NUMBER.search(name)
     return (name[: match.start()], int(match[1])) if match else (name, -1)
-
-
-def _has_sizes(folder: Path, marker: CheckpointMarker) -> bool:
-    return all((folder / file.name).stat().st_size == file.bytes for file in marker.files)
 
 
 def _has_digests(folder: Path, marker: CheckpointMarker) -> bool:

@@ -11,8 +11,8 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -20,7 +20,9 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointMarker,
     MarkerError,
-    step_folders,
+    checkpoint_folders,
+    checkpoint_series,
+    step_folder_name,
 )
 
 UPLOAD_NOTES = "*.sagemaker-*"
@@ -33,17 +35,24 @@ UPLOADING_SUFFIX, UPLOADED_SUFFIX = ".sagemaker-uploading", ".sagemaker-uploaded
 class UploadedSteps:
     """What a node's own notes say: the steps whose files are all uploaded, and if any note exists.
 
-    ``complete`` are the steps of the complete checkpoints in the node's folder.
+    ``complete`` are the steps of the checkpoints with a marker in the node's folder, and
+    ``folders`` their folders. The marker comes last, but a node may hold no more than its own
+    files, so that nobody can tell here whether others have lost theirs.
     """
 
     uploaded: tuple[int, ...]
     complete: tuple[int, ...]
     has_notes: bool
+    folders: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def newest(self) -> int | None:
-        """The step of the newest complete checkpoint in the node's folder."""
+        """The step of the newest checkpoint with a marker in the node's folder."""
         return max(self.complete, default=None)
+
+    def folder_of(self, step: int) -> str:
+        """Return the folder of a step's checkpoint."""
+        return self.folders.get(step, step_folder_name(step))
 
 
 def is_upload_note(name: str) -> bool:
@@ -64,23 +73,32 @@ def read_uploads(checkpoints: Path) -> UploadedSteps:
     uploaded: list[int] = []
     complete: list[int] = []
     has_notes = False
-    for marker, names in _complete_checkpoints(checkpoints):
+    folders: dict[int, str] = {}
+    for folder, marker, names in _complete_checkpoints(checkpoints):
         complete.append(marker.step)
+        folders[marker.step] = folder
         own = {MARKER, *(file.name for file in marker.files)} & names
         if all(name + UPLOADED_SUFFIX in names for name in own):
             uploaded.append(marker.step)
         has_notes = has_notes or any(
             name.endswith((UPLOADING_SUFFIX, UPLOADED_SUFFIX)) for name in names
         )
-    return UploadedSteps(tuple(uploaded), tuple(complete), has_notes)
+    return UploadedSteps(tuple(uploaded), tuple(complete), has_notes, folders)
 
 
-def _complete_checkpoints(checkpoints: Path) -> Iterator[tuple[CheckpointMarker, set[str]]]:
-    """Yield marker and file names of each complete checkpoint in a node's folder."""
-    for folder in step_folders(checkpoints):
-        with contextlib.suppress(OSError, MarkerError):
-            marker = CheckpointMarker.parse((folder / MARKER).read_bytes())
-            yield marker, {path.name for path in folder.iterdir()}
+def _complete_checkpoints(checkpoints: Path) -> Iterator[tuple[str, CheckpointMarker, set[str]]]:
+    """Yield folder, marker and file names of each checkpoint with a marker, newest first."""
+    markers = (path.relative_to(checkpoints).as_posix() for path in checkpoints.rglob(MARKER))
+    for series in checkpoint_series(checkpoint_folders(markers)):
+        for name in series:
+            folder = checkpoints / name
+            with contextlib.suppress(OSError, MarkerError):
+                marker = CheckpointMarker.parse((folder / MARKER).read_bytes())
+                yield (
+                    name,
+                    marker,
+                    {path.relative_to(folder).as_posix() for path in folder.rglob("*")},
+                )
 
 
 def stored_on_all(nodes: Iterable[UploadedSteps]) -> int | None:

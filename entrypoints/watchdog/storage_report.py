@@ -68,11 +68,11 @@ class StorageReport:
         saved = uploads.newest
         assert saved is not None
         if uploads.has_notes:
-            uploaded = f"uploaded only {step_folder_name(stored)}" if stored else "uploaded none"
+            uploaded = f"uploaded only {uploads.folder_of(stored)}" if stored else "uploaded none"
         else:
             uploaded = "nothing notes an upload"
         symptom = (
-            f"node {self._node} has saved {step_folder_name(saved)}, and {uploaded} for "
+            f"node {self._node} has saved {uploads.folder_of(saved)}, and {uploaded} for "
             f"{seconds / 60:.0f} min; check that the job's role may write to the bucket"
         )
         self._events.warn("checkpoints-not-stored", symptom, step=saved, stored_step=stored)

@@ -142,6 +142,14 @@ class Aws:
         for key, content in objects.items():
             s3.put_object(Bucket=name, Key=key, Body=content)
 
+    def extend(self, bucket: str, key: str, size: int) -> None:
+        """Give an object ``size`` bytes, in a sparse file."""
+        from moto.backends import get_backend
+
+        stored = get_backend("s3")[ACCOUNT]["aws"].get_object(bucket, key)
+        stored._value_buffer.truncate(size)
+        stored.contentsize = size
+
     def make_older(self, bucket: str, key: str, seconds: float) -> None:
         """Move the time at which an object was stored, which S3 itself sets, into the past."""
         from moto.backends import get_backend

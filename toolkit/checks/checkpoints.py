@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
-    STEP_PREFIX,
-    CheckpointMarker,
-    MarkerError,
+    newest_listed,
     shard_bytes,
 )
 from sm_train.entrypoints.object_store.store import ObjectStore, store_of
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
     from types_boto3_sagemaker.client import SageMakerClient
     from types_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef
 
-_NEWEST_CHECKED = 5
-
-
 CHECKPOINTS_OTHER_MODEL = Check("checkpoints-other-model", ("error",))
 CHECKPOINTS_OTHER_RUN = Check("checkpoints-other-run", ("warning",))
 CHECKPOINTS_BEYOND = Check("checkpoints-beyond", ("warning",))
@@ -39,7 +34,10 @@ CHECKPOINTS_RESUMED = Check("checkpoints-resumed", ("info",))
 
 @dataclass(frozen=True)
 class CheckpointSummary:
-    """A complete checkpoint's step and the total size of its tensors, from its marker file."""
+    """A complete checkpoint's step and the total size of its tensors, from its marker file.
+
+    The size is 0 for one of a script of the user's own.
+    """
 
     step: int
     tensor_bytes: int
@@ -71,7 +69,7 @@ def _stage_findings(
     where: str,
     uri: str,
 ) -> Iterator[Finding]:
-    expected = _expected_bytes(config, stage)
+    expected = _expected_bytes(config, stage) if checkpoint.tensor_bytes else None
     has = f"{uri} has a checkpoint of step {checkpoint.step:,}"
     ratio = checkpoint.tensor_bytes / expected if expected else 1.0
     if expected and not 1 / _SIZE_RATIO < ratio < _SIZE_RATIO:
@@ -124,30 +122,19 @@ def _expected_bytes(config: RunConfig, stage: StageSection) -> int | None:
 
 
 def latest_checkpoint(store: ObjectStore, uri: str) -> CheckpointSummary | None:
-    """Return the latest complete checkpoint under ``uri``; only the latest few are checked.
+    """Return the newest complete checkpoint under ``uri``.
 
     Raises:
         ClientError: S3 rejects a request.
     """
-    bucket, prefix = split_uri(uri)
-    folders = sorted(store.folders(bucket, f"{prefix}/{STEP_PREFIX}"), reverse=True)
-    for folder in folders[:_NEWEST_CHECKED]:
-        checkpoint = _read_marker(store, bucket, f"{folder}{MARKER}")
-        if checkpoint is not None:
-            return checkpoint
-    return None
-
-
-def _read_marker(store: ObjectStore, bucket: str, key: str) -> CheckpointSummary | None:
-    """Return None where the marker is missing or damaged, as the job does."""
-    stored = store.get_if_exists(bucket, key)
-    if stored is None:
+    bucket, prefix = split_uri(f"{uri.rstrip('/')}/")
+    sizes = {
+        stored.key.removeprefix(prefix): stored.bytes for stored in store.objects(bucket, prefix)
+    }
+    newest = newest_listed(sizes, lambda name: store.get(bucket, f"{prefix}{name}/{MARKER}"))
+    if newest.marker is None:
         return None
-    try:
-        marker = CheckpointMarker.parse(stored.content)
-    except MarkerError:
-        return None  # damaged: the job skips this checkpoint, too
-    return CheckpointSummary(marker.step, shard_bytes(marker.files))
+    return CheckpointSummary(newest.marker.step, shard_bytes(newest.marker.files))
 
 
 def _latest_job(

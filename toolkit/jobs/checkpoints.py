@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from sm_train.entrypoints.common.checkpoint_layout import (
     FINAL_MODEL,
     MARKER,
-    CheckpointMarker,
-    MarkerError,
+    ReadMarker,
+    complete_marker,
+    newest_listed,
     parse_step_folder,
 )
 from sm_train.entrypoints.object_store.store import store_of
@@ -83,7 +84,7 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
     Raises:
         UserError: AWS returns an error.
     """
-    newest = _newest_complete(*_list_files(session, uri, region))
+    newest = _stored(*_list_files(session, uri, region))
     return replace(newest, uri=uri.rstrip("/"), region=region)
 
 
@@ -123,14 +124,14 @@ def require_stored(session: boto3.Session, uri: str, region: str, folder: str) -
     sizes, read_marker = _list_files(session, uri, region, folder)
     problem = "the folder does not exist"
     if sizes:
-        _, problem = _complete_marker(folder, sizes, read_marker)
+        _, problem = complete_marker(folder, sizes, read_marker)
     if problem:
         raise UserError(f"{uri}/{folder}: incomplete ({problem})", ExitCode.PREFLIGHT)
 
 
 def _list_files(
     session: boto3.Session, uri: str, region: str, folder: str = ""
-) -> tuple[dict[str, int], Callable[[str], bytes]]:
+) -> tuple[dict[str, int], ReadMarker]:
     """Return the files below ``uri``, of one ``folder`` if given, and a reader of markers.
 
     Files are path below ``uri`` → size.
@@ -162,57 +163,11 @@ def checkpoints_in(storage: Storage) -> StoredCheckpoint:
     Raises:
         OSError: the storage cannot be read.
     """
-    return _newest_complete(storage.list_sizes(""), lambda name: storage.read(f"{name}/{MARKER}"))
+    return _stored(storage.list_sizes(""), lambda name: storage.read(f"{name}/{MARKER}"))
 
 
-def _newest_complete(
-    sizes: Mapping[str, int], read_marker: Callable[[str], bytes]
-) -> StoredCheckpoint:
-    """Return the newest complete checkpoint among files: path below the prefix → size.
-
-    A script of the user's own names its checkpoints itself. Those whose names differ only in the
-    number at the end are in the order of the numbers; of others the markers tell.
-    """
+def _stored(sizes: Mapping[str, int], read_marker: ReadMarker) -> StoredCheckpoint:
+    newest = newest_listed(sizes, read_marker)
     final = any(path.startswith(f"{FINAL_MODEL}/") for path in sizes)
-    series: dict[str, list[tuple[int, str]]] = {}
-    for name in _checkpoint_folders(sizes):
-        stem = name.rstrip("0123456789")
-        series.setdefault(stem, []).append((int(name.removeprefix(stem) or "0"), name))
-    skipped: list[tuple[str, str]] = []
-    newest = StoredCheckpoint(None, (), final)
-    for numbered in series.values():
-        for _, name in sorted(numbered, reverse=True):
-            marker, problem = _complete_marker(name, sizes, read_marker)
-            if marker is not None:
-                if newest.step is None or marker.step > newest.step:
-                    newest = StoredCheckpoint(
-                        marker.step, (), final, name=name, platform=marker.platform
-                    )
-                break
-            skipped.append((name, problem))
-    return replace(newest, skipped=tuple(skipped))
-
-
-def _checkpoint_folders(sizes: Mapping[str, int]) -> set[str]:
-    """Return the folders that have a marker, and those of the built-in training without one."""
-    marked = {path.rpartition("/")[0] for path in sizes if path.endswith(f"/{MARKER}")}
-    first = {path.partition("/")[0] for path in sizes}
-    return marked | {name for name in first if parse_step_folder(name) is not None}
-
-
-def _complete_marker(
-    name: str, sizes: Mapping[str, int], read_marker: Callable[[str], bytes]
-) -> tuple[CheckpointMarker | None, str]:
-    """Return the marker of a complete checkpoint, or None and why it is incomplete."""
-    if f"{name}/{MARKER}" not in sizes:
-        return None, f"no {MARKER}"
-    try:
-        marker = CheckpointMarker.parse(read_marker(name))
-    except MarkerError as error:
-        return None, str(error)
-    for file in marker.files:
-        size = sizes.get(f"{name}/{file.name}")
-        if size != file.bytes:
-            problem = "is missing" if size is None else "has the wrong size"
-            return None, f"{file.name} {problem}"
-    return marker, ""
+    platform = None if newest.marker is None else newest.marker.platform
+    return StoredCheckpoint(newest.step, newest.skipped, final, name=newest.name, platform=platform)

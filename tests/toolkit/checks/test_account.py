@@ -475,13 +475,14 @@ SD2_BYTES = 865_910_724 * 16
 
 
 def put_checkpoint(aws: Aws, step: int, *, size: int = SD2_BYTES, complete: bool = True) -> None:
-    """Create a checkpoint folder as a job does, with an empty tensor file."""
+    """Create a checkpoint folder as a job does, with zeros for tensors."""
     folder = f"demo/checkpoints/256px/step-{step:08d}"
     files = [{"name": "tensors-00000.safetensors", "bytes": size, "blake3": ""}]
     rest = {"step": step, "world_size": 8, "fingerprint": "0", "files": files}
     marker = {"format": FORMAT_VERSION} | rest
     s3 = aws.client("s3")
     s3.put_object(Bucket="ai-bucket", Key=f"{folder}/tensors-00000.safetensors", Body=b"")
+    aws.extend("ai-bucket", f"{folder}/tensors-00000.safetensors", size)
     if complete:
         s3.put_object(
             Bucket="ai-bucket", Key=f"{folder}/complete.json", Body=json.dumps(marker).encode()
@@ -515,6 +516,15 @@ def test_checkpoint_of_the_same_run_is_resumed(check: Check, aws: Aws) -> None:
     found = check()
     assert set(found) == {"checkpoints-resumed"}
     assert "step 500 of 1,000" in found["checkpoints-resumed"].message
+
+
+def test_checkpoint_that_lost_a_file_is_not_the_one_that_is_resumed(check: Check, aws: Aws) -> None:
+    put_checkpoint(aws, 500)
+    put_checkpoint(aws, 600)
+    lost = "demo/checkpoints/256px/step-00000600/tensors-00000.safetensors"
+    aws.client("s3").delete_object(Bucket="ai-bucket", Key=lost)
+    create_job(aws)
+    assert "step 500 of 1,000" in check()["checkpoints-resumed"].message
 
 
 def test_checkpoints_without_a_job_of_the_run_are_reported(check: Check, aws: Aws) -> None:
