@@ -16,8 +16,11 @@ from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMake
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.distributed import backend as backends
 from sm_train.entrypoints.distributed.object_exchange import all_gather
-from sm_train.entrypoints.models.component_files import LocalComponents
-from sm_train.entrypoints.models.components import components_digest
+from sm_train.entrypoints.models.component_files import (
+    LocalComponents,
+    frozen_identities,
+    identity_differences,
+)
 from sm_train.entrypoints.models.model_card import TrainingRecord, bundle_variables
 from sm_train.entrypoints.monitoring.heartbeat import (
     HeartbeatWriter,
@@ -158,10 +161,43 @@ def _find_checkpoint(
         run_settings.require_same_target(checkpoint.folder, target)
     elif previous.is_dir():
         changes = run_settings.target_changes(previous, target, config.stage)
+    _check_components(config, components, checkpoint, previous, accelerator, events)
     if changes and accelerator.is_main_process:
         message = f"since the previous stage: {'; '.join(changes)}"
         events.warn("target-changed", message)
     return checkpoint
+
+
+def _check_components(
+    config: JobConfig,
+    components: ModelComponents,
+    checkpoint: CheckpointInfo | None,
+    previous: Path,
+    accelerator: Accelerator,
+    events: EventLog,
+) -> None:
+    """Refuse frozen components that hold other tensors than those the weights were trained with.
+
+    Raises:
+        CheckpointError: they do, and the run file does not accept that.
+    """
+    from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
+    from sm_train.entrypoints.training import run_settings
+
+    folder = checkpoint.folder if checkpoint is not None else previous
+    if not folder.is_dir():
+        return
+    stored = run_settings.read_settings(folder)["components"]
+    differences = identity_differences(stored, components.identities)
+    if not differences:
+        return
+    if not config.model.accept_components:
+        raise CheckpointError(
+            f"{folder.name}: trained with other components: {'; '.join(differences)}; restore "
+            "model.components, or give --accept-components to continue with these"
+        )
+    if accelerator.is_main_process:
+        events.warn("components-changed", f"other components: {'; '.join(differences)}")
 
 
 def _training_record(
@@ -191,6 +227,7 @@ def _training_record(
         prompts=config.evaluation.prompts,
         base_model=manifest.repository if manifest and starts_from_source else None,
         data=_data_facts(config, paths),
+        components=components.identities,
     )
 
 
@@ -299,11 +336,16 @@ def _ignore_mismatched_latents(
     """Ignore precomputed latents that another autoencoder or text encoder made."""
 
     latents = catalog.options.get("latents")
-    if not latents or latents["model"] == components_digest(paths.channel("model")):
+    if not latents:
+        return catalog
+    folder = _existing(paths.channel("model"))
+    current = {} if folder is None else frozen_identities(LocalComponents(folder))
+    differences = identity_differences(latents["model"], current)
+    if not differences:
         return catalog
     message = (
-        "the shards carry latents of another model than model.components; images are decoded "
-        "instead, in every epoch"
+        "the shards carry latents of another model than model.components, and images are decoded "
+        f"instead, in every epoch: {differences[0]}; `sm-train pack --latents` makes them again"
     )
     events.warn("latents-model-mismatch", message)
     return replace(catalog, options={**catalog.options, "latents": None})

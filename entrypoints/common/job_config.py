@@ -156,7 +156,8 @@ class ModelConfig:
 
     ``preset`` may be None for a script of the user's own: then the model is unknown.
     ``preset_content`` is the JSON of a preset that does not ship with sm-train. ``lora`` is None
-    if all weights are trained.
+    if all weights are trained. ``accept_components`` is whether a job may continue with other
+    frozen components than those that its weights were trained with.
     """
 
     preset: str | None
@@ -166,6 +167,7 @@ class ModelConfig:
     timestep_shift: float | None
     preset_content: str | None = None
     lora: LoraConfig | None = None
+    accept_components: bool = False
 
 
 @dataclass(frozen=True)

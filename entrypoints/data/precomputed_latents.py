@@ -35,13 +35,13 @@ class PrecomputedLatentsError(ValueError):
 
 @dataclass(frozen=True)
 class PrecomputedLatents:
-    """The arrays that each sample has: their shapes by extension, and the model they are of.
+    """The arrays that each sample has: their shapes by extension, and what components made them.
 
     Shards of earlier versions have no sizes.
     """
 
     shapes: dict[str, tuple[int, ...]]
-    model: str
+    model: Mapping[str, str]
     has_sizes: bool = False
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from sm_train.entrypoints.models.component_check import component_problems, pret
 from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
     LocalComponents,
+    frozen_identities,
     weight_files,
 )
 from sm_train.entrypoints.models.components import (
@@ -135,6 +136,9 @@ class ModelComponents:
     objective: Objective
     train_text_encoder: bool
     random_frozen: tuple[str, ...] = ()
+    identities: Mapping[str, str] = field(default_factory=dict)
+    """What the tensors of the frozen components hold that were loaded, by their names
+    (:func:`~sm_train.entrypoints.models.component_files.tensors_identity`)."""
 
     @property
     def network(self) -> Any:
@@ -259,10 +263,25 @@ def build_components(
         objective=build_objective(preset, model, resolution, scheduler, prediction_type),
         train_text_encoder=train_text,
         random_frozen=tuple(random_frozen),
+        identities=_loaded_identities(components, has_vae=vae is not None, trains_text=train_text),
     )
     for module in built.frozen_modules():
         module.requires_grad_(False).eval()
     return built
+
+
+def _loaded_identities(
+    components: Path | None, *, has_vae: bool, trains_text: bool
+) -> dict[str, str]:
+    """Return the identities of the frozen components that are loaded from a folder."""
+    if components is None:
+        return {}
+    found = frozen_identities(LocalComponents(components))
+    return {
+        name: identity
+        for name, identity in found.items()
+        if (has_vae if name == "vae" else not trains_text)
+    }
 
 
 def require_components(folder: Path, preset: Mapping[str, Any], model: ModelConfig) -> None:

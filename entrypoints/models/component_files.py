@@ -6,6 +6,7 @@ Hub in the toolkit. Headers of safetensors files hold names, shapes and sizes of
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from sm_train.entrypoints.checkpointing.safetensors_header import (
     Header,
     HeaderError,
     ReadRange,
+    TensorEntry,
     parse_header,
 )
 from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
@@ -198,3 +200,92 @@ def read_shapes(reader: ComponentReader, component: str) -> dict[str, tuple[int,
     for path in weight_files(reader, component).paths:
         shapes |= {name: entry.shape for name, entry in read_header(reader, path).tensors.items()}
     return shapes
+
+
+_BLOCKS, _BLOCK_BYTES = 16, 4096
+"""Blocks of each tensor that its identity samples, spread evenly from its start to its end."""
+
+_RENAMED = (
+    # Transformers 5 saves a CLIPTextModel without the prefix that version 4 saves.
+    (re.compile(r"^text_model\."), ""),
+    # Before diffusers 0.18, attention of an autoencoder had other names.
+    (re.compile(r"\.query\."), ".to_q."),
+    (re.compile(r"\.key\."), ".to_k."),
+    (re.compile(r"\.value\."), ".to_v."),
+    (re.compile(r"\.proj_attn\."), ".to_out.0."),
+    # A T5's tied embeddings, of which one or all are saved.
+    (re.compile(r"^(?:encoder|decoder)\.embed_tokens\."), "shared."),
+)
+"""Names that a library changes when it saves a model again."""
+
+_DERIVED = re.compile(r"(?:^|\.)position_ids$")
+"""Tensors that some versions of a library save and others compute."""
+
+
+def tensors_identity(reader: ComponentReader, component: str) -> str:
+    """Return a digest of what a component's tensors hold: sorted names, types, shapes and bytes.
+
+    Of each tensor blocks are sampled, not all bytes are read: that takes no time, and tells a model
+    from any further training of it. Saving the model again, dividing it into other files and
+    renaming files does not change it.
+
+    Raises:
+        ComponentFileError: a file is missing or damaged.
+    """
+    places: dict[str, tuple[str, int, TensorEntry]] = {}
+    for path in weight_files(reader, component).paths:
+        header = read_header(reader, path)
+        data = 8 + len(header.text)
+        for name, entry in header.tensors.items():
+            if not _DERIVED.search(name):
+                places.setdefault(_current_name(name), (path, data + entry.start, entry))
+    digest = hashlib.sha256()
+    for name, (path, start, entry) in sorted(places.items()):
+        digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
+        for position, length in _sampled_blocks(entry.end - entry.start):
+            digest.update(reader.read(path, start + position, length))
+    return digest.hexdigest()[:16]
+
+
+def _current_name(name: str) -> str:
+    for pattern, replacement in _RENAMED:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def _sampled_blocks(size: int) -> Iterator[tuple[int, int]]:
+    """Yield position and length of the blocks that are sampled of ``size`` bytes."""
+    if size <= _BLOCKS * _BLOCK_BYTES:
+        yield 0, size
+        return
+    for number in range(_BLOCKS):
+        yield number * (size - _BLOCK_BYTES) // (_BLOCKS - 1), _BLOCK_BYTES
+
+
+def describe_identity(identity: str | None) -> str:
+    """Return an identity for messages and model cards."""
+    return "none" if identity is None else f"{identity} (sampled)"
+
+
+def frozen_identities(reader: ComponentReader) -> dict[str, str]:
+    """Return the identities of the autoencoder and the text encoders of a model folder, by name.
+
+    Raises:
+        ComponentFileError: a file is missing or damaged.
+    """
+    names = sorted({path.partition("/")[0] for path in reader.files})
+    return {
+        name: tensors_identity(reader, name)
+        for name in names
+        if name == "vae" or name.startswith("text_encoder")
+    }
+
+
+def identity_differences(stored: Any, current: Mapping[str, str]) -> list[str]:
+    """Return a description of each component whose identity differs, with both values."""
+    before = stored if isinstance(stored, Mapping) else {}
+    return [
+        f"{name} {describe_identity(before.get(name))} → {describe_identity(current.get(name))}"
+        for name in sorted({*before, *current})
+        if before.get(name) != current.get(name)
+    ]

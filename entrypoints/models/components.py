@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from sm_train.entrypoints.common.job_config import JobConfigError
 from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
     LocalComponents,
-    weight_files,
+    frozen_identities,
 )
 
 PRESETS = Path(__file__).parent / "presets"
@@ -90,21 +89,6 @@ def encodes_in_fp32(vae: Mapping[str, Any], precision: str, vae_precision: str) 
     return vae_precision == "fp32"
 
 
-def components_digest(folder: Path) -> str:
-    """Return a digest of an autoencoder and text encoders: of configurations and file sizes.
-
-    Weights are not read, which would take minutes: other weights rarely have the same size and
-    configuration. The digest does not detect weights that were retrained with the same shapes.
-    """
-    digest = hashlib.sha256()
-    for path in component_files(folder):
-        name = path.relative_to(folder).as_posix()
-        digest.update(json.dumps([name, path.stat().st_size]).encode())
-        if path.suffix == ".json":
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def component_files(folder: Path) -> Iterator[Path]:
     """Yield the files of frozen components; skip everything else in ``folder``."""
     for pattern in ("vae", "text_encoder*", "tokenizer*"):
@@ -113,7 +97,7 @@ def component_files(folder: Path) -> Iterator[Path]:
 
 
 def describe_latents(folder: Path, resolution: int) -> dict[str, Any]:
-    """Return an index's description of latents: resolution, array shapes and components digest.
+    """Return an index's description of latents: resolution, shapes, and identities of components.
 
     Raises:
         ComponentsError: the folder holds no components, or the resolution does not fit them.
@@ -125,9 +109,7 @@ def describe_latents(folder: Path, resolution: int) -> dict[str, Any]:
     text, pooled = _text_shapes(folder)
     reader = LocalComponents(folder)
     try:
-        for name in {path.partition("/")[0] for path in reader.files}:
-            if name == "vae" or name.startswith("text_encoder"):
-                weight_files(reader, name)
+        identities = frozen_identities(reader)
     except ComponentFileError as error:
         raise ComponentsError(f"{folder}: {error}") from None
     latents = {
@@ -135,7 +117,7 @@ def describe_latents(folder: Path, resolution: int) -> dict[str, Any]:
         "moments": [2 * vae["latent_channels"], resolution // factor, resolution // factor],
         "text": text,
         "sizes": [4],
-        "model": components_digest(folder),
+        "model": identities,
     }
     return latents | ({"pooled": pooled} if pooled else {})
 

@@ -29,8 +29,7 @@ from sm_train.entrypoints.common.lora_layers import (
 )
 from sm_train.entrypoints.models.component_files import (
     LocalComponents,
-    read_header,
-    weight_files,
+    tensors_identity,
 )
 from sm_train.entrypoints.models.weight_files import (
     Layout,
@@ -47,8 +46,6 @@ _NAME = "default"
 
 _PEFT_PREFIX = "base_model.model."
 """PEFT's prefix of names in files."""
-
-_DIGESTED_BYTES = 4096
 
 
 def is_adapter(name: str) -> bool:
@@ -115,21 +112,9 @@ def add_adapter(network: nn.Module, lora: LoraConfig, class_name: str) -> None:
 
 
 def base_digest(folder: Path) -> str:
-    """Return a digest of a network's configuration and weights: of each tensor's first bytes.
-
-    Reading 4 KiB of each tensor takes no time and distinguishes a network from any further training
-    of it.
-    """
-    reader = LocalComponents(folder.parent)
-    files = weight_files(reader, folder.name)
+    """Return a digest of a network's configuration and of what its tensors hold."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for name in files.paths:
-        with (folder.parent / name).open("rb") as file:
-            header = read_header(reader, name)
-            digest.update(header.text)
-            for _, entry in sorted(header.tensors.items()):
-                file.seek(8 + len(header.text) + entry.start)
-                digest.update(file.read(min(entry.end - entry.start, _DIGESTED_BYTES)))
+    digest.update(tensors_identity(LocalComponents(folder.parent), folder.name).encode())
     return digest.hexdigest()[:16]
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sm_train.entrypoints.common.job_config import BUNDLE_VARIABLE, COMMIT_VARIABLE
+from sm_train.entrypoints.models.component_files import describe_identity
 
 CARD_FILE = "README.md"
 
@@ -26,7 +27,8 @@ class TrainingRecord:
     ``data_digest`` identifies the shards by what ``data_digest_covers`` says, ``bundle`` is the
     SHA-256 of the job's source bundle,
     ``commit`` that of the run file's repository. ``base_model`` is the Hub repository of the
-    network that training started from. ``data`` has what the index of each channel says of its
+    network that training started from. ``components`` has the identity of each frozen component
+    with which the network was trained. ``data`` has what the index of each channel says of its
     images: a name and a text each.
     """
 
@@ -43,6 +45,7 @@ class TrainingRecord:
     prompts: tuple[str, ...]
     base_model: str | None
     data: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    components: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as plain data, for a components folder's manifest."""
@@ -163,6 +166,8 @@ def _facts(record: TrainingRecord, step: int, weights: str) -> Iterator[tuple[st
     yield "optimizer steps", f"{step:,} in this stage"
     yield "weights", averaged
     yield "predicts", f"`{record.prediction_type}`"
+    for name, identity in record.components.items():
+        yield f"tensors of `{name}`", f"`{describe_identity(identity)}`"
     yield "data digest", f"`{record.data_digest}`, of the {record.data_digest_covers}"
     yield "source bundle (SHA-256)", f"`{record.bundle}`" if record.bundle else "not recorded"
     yield "commit", f"`{record.commit}`" if record.commit else "not recorded"

@@ -8,6 +8,7 @@ and the network's configuration.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from sm_train.entrypoints.models.component_files import (
     read_file_header,
     weight_files,
 )
-from sm_train.entrypoints.models.components import components_digest
+from sm_train.entrypoints.models.components import component_files
 from sm_train.entrypoints.models.lora import (
     base_digest,
     file_names,
@@ -91,7 +92,7 @@ def save_components(
     were written. Call it before training, which may convert them to bf16.
     """
     frozen, network_init = _frozen_components(parts), parts.network_init
-    digest = components_digest(source) if source is not None else None
+    digest = None if source is None else _source_digest(parts, source)
     if digest is not None and network_init.lora is not None and network_init.folder is not None:
         digest += f"-{base_digest(network_init.folder)}"
     saved = _read_manifest(folder) if is_components_folder(folder) else {}
@@ -114,6 +115,15 @@ def save_components(
     document |= {"record": record.as_dict(), "base": _base(network_init, seed)}
     _write_json(document, folder / _MANIFEST)
     return not unchanged
+
+
+def _source_digest(parts: ModelComponents, source: Path) -> str:
+    """Return what identifies the frozen components: their tensors, and all other files."""
+    digest = hashlib.sha256(json.dumps(parts.identities, sort_keys=True).encode())
+    for path in component_files(source):
+        if path.suffix != ".safetensors":
+            digest.update(path.relative_to(source).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _base(network: Network, seed: int) -> dict[str, Any] | None:

@@ -20,6 +20,8 @@ from sm_train.entrypoints.models.objectives import default_shift
 
 Settings = Mapping[str, Any]
 
+SETTINGS_VERSION = 2
+
 _STATED_PER_STAGE = ("prediction_type", "objective")
 """Parts of the target that a later stage changes only if the run file states them for it."""
 
@@ -62,13 +64,22 @@ def course(config: JobConfig, world_size: int) -> dict[str, Any]:
     return result
 
 
-def settings_file(target: Settings, course: Settings, resolution: int, next_rate: float) -> bytes:
+def settings_file(
+    target: Settings,
+    course: Settings,
+    components: Mapping[str, str],
+    resolution: int,
+    next_rate: float,
+) -> bytes:
     """Return the content of :data:`SETTINGS_FILE`.
 
-    ``next_rate`` is the learning rate of the step after the checkpoint.
+    ``components`` are the identities of the frozen components. ``next_rate`` is the learning rate
+    of the step after the checkpoint.
     """
     document = {
+        "format": SETTINGS_VERSION,
         "target": dict(target),
+        "components": dict(components),
         "course": dict(course),
         "resolution": resolution,
         "next_learning_rate": next_rate,
@@ -91,6 +102,13 @@ def read_settings(folder: Path) -> dict[str, Any]:
         ) from None
     except ValueError:
         raise CheckpointError(f"{folder}: {SETTINGS_FILE} is damaged") from None
+    found = document.get("format", 1)
+    if found != SETTINGS_VERSION:
+        raise CheckpointError(
+            f"{folder}: {SETTINGS_FILE} has format {found}, this version reads "
+            f"{SETTINGS_VERSION}; use the version that wrote it, or `sm-train submit` the stage "
+            "under another name"
+        )
     return document
 
 

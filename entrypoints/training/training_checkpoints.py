@@ -156,6 +156,7 @@ class TrainingCheckpoints:
         return run_settings.settings_file(
             run_settings.target(self._config, self._components),
             run_settings.course(self._config, self._accelerator.num_processes),
+            self._components.identities,
             self._config.stage.resolution,
             self._state.next_learning_rate,
         )

@@ -118,6 +118,12 @@ class ModelSection(Section):
         description="Train a low-rank adapter instead of the weights; {} takes the defaults. The "
         "final model is then a LoRA file.",
     )
+    accept_components: bool = Field(
+        default=False,
+        description="Continue a run although model.components now holds another autoencoder or "
+        "text encoder than its checkpoint was trained with; an event records the difference. "
+        "`--accept-components` sets it.",
+    )
     license: License | None = Field(
         default=None,
         description="License of the trained model for its model card, as Hugging Face abbreviates "

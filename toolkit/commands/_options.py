@@ -57,6 +57,15 @@ set_option = click.option(
     "--set", "changes", multiple=True, metavar="A.B=C", help="Override a value of the run file."
 )
 
+ACCEPT_COMPONENTS = "model.accept_components=true"
+"""The setting of the option."""
+
+accept_components_option = click.option(
+    "--accept-components",
+    is_flag=True,
+    help="Continue although model.components holds other tensors than the run was trained with.",
+)
+
 _LOCAL_OPTIONS = (
     click.option(
         "--nodes", type=click.IntRange(1), metavar="N", help="--local: number of emulated nodes."

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
+from sm_train.toolkit.commands._options import accept_components_option
 
 
 @sm_train_command(
@@ -24,6 +25,7 @@ from sm_train.toolkit.commands._command import command as sm_train_command
     is_flag=True,
     help="Continue from the checkpoints of a job on Kubernetes or Slurm that has ended.",
 )
+@accept_components_option
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.pass_obj
 def command(
@@ -32,6 +34,7 @@ def command(
     stage: str | None,
     auto_advance: bool,
     take_over: bool,
+    accept_components: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -50,4 +53,5 @@ def command(
         yes=yes,
         as_json=as_json,
         take_over=take_over,
+        accept_components=accept_components,
     )

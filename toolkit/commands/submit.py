@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import RunFile, local_options, set_option
+from sm_train.toolkit.commands._options import (
+    ACCEPT_COMPONENTS,
+    RunFile,
+    accept_components_option,
+    local_options,
+    set_option,
+)
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Continue from the checkpoints of a job on Kubernetes or Slurm that has ended.",
 )
+@accept_components_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and its price; start nothing.")
 @click.option(
     "--request", is_flag=True, help="Print the requests of a dry run as JSON; start nothing."
@@ -86,6 +93,7 @@ def command(
     stage: str | None,
     auto_advance: bool,
     take_over: bool,
+    accept_components: bool,
     dry_run: bool,
     request: bool,
     yes: bool,
@@ -113,6 +121,8 @@ def command(
     from sm_train.toolkit.submit.submit import submit
 
     dry_run = dry_run or request
+    if accept_components:
+        changes = (*changes, ACCEPT_COMPONENTS)
     if request and as_json:
         raise UserError("--request: cannot be combined with --json; both print JSON")
     if (run is None) == (clone is None):

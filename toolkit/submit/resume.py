@@ -53,6 +53,7 @@ def resume(
     yes: bool,
     as_json: bool,
     take_over: bool,
+    accept_components: bool,
 ) -> None:
     """Start the next job of the run that ``target`` names; ``options`` are the global ones.
 
@@ -69,6 +70,8 @@ def resume(
     if chosen not in names:
         raise UserError(f"--stage: {chosen!r} is not in the run; it has {', '.join(names)}")
     file = run_target(target)
+    if accept_components and file.kind is not Kind.RUN_FILE:
+        raise UserError("--accept-components: give the run file; it changes the job's settings")
     if file.kind is not Kind.RUN_FILE:
         resume_recorded(
             session,
@@ -81,9 +84,13 @@ def resume(
         )
         return
     base = file.path.parent
-    bundle, commit = bundle_of(run.config, base), commit_of(base)
+    config = run.config
+    if accept_components:
+        model = config.model.model_copy(update={"accept_components": True})
+        config = config.model_copy(update={"model": model})
+    bundle, commit = bundle_of(config, base), commit_of(base)
     submit(
-        prepare(run.config, chosen, bundle, run.region, datetime.now(), commit),
+        prepare(config, chosen, bundle, run.region, datetime.now(), commit),
         options["profile"],
         cause="resume",
         auto_advance=auto_advance,
