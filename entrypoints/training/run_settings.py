@@ -7,7 +7,7 @@ another. The *course* is how they are trained, which may change, but not unnotic
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,49 @@ from sm_train.entrypoints.models.objectives import default_shift
 Settings = Mapping[str, Any]
 
 SETTINGS_VERSION = 2
+
+_SECTION_NAMES = {"stage": "stages[]"}
+"""Section of the job → its name in the run file, where they differ."""
+
+COMPARED_ELSEWHERE = (
+    *("model.prediction_type", "stages[].prediction_type", "model.zero_terminal_snr"),
+    *("model.timestep_shift", "training.objective", "stages[].objective"),
+    # As stages[].effective_batch_size.
+    *("stages[].per_device_batch_size", "stages[].gradient_accumulation_steps"),
+    "stages[].instances",
+    # By the content of the tensors.
+    *("model.components", "model.local_components"),
+    # The sampler's state has the shards that it orders, and refuses or names others.
+    *("data.uri", "data.local", "data.file_system", "data.index", "data.samples", "channels"),
+    # By the network's shapes.
+    "model.preset_content",
+    # As data.sources, which a job has for its stage.
+    "stages[].sources",
+)
+"""Keys of the run file whose values, or what follows from them, are compared in another way."""
+
+NOT_COURSE = (
+    # Names, places and rights.
+    *("name", "run", "region", "role", "bucket", "bucket_owners", "output_kms_key"),
+    *("bucket_kms_keys", "tags", "code", "license", "model.license"),
+    # A script's own loop, which saves what it needs.
+    *("entry", "entry_args"),
+    # Where and how the same steps are computed.
+    *("cluster", "backend", "kubernetes", "slurm", "recovery", "budget", "expected"),
+    *("stages[].sharding", "stages[].sharding_reason", "stages[].activation_checkpointing"),
+    *("training.compile", "training.text_encoders", "training.decode_workers"),
+    *("stages[].steps_per_second", "stages[].measured_on"),
+    *("data.sharded", "data.pipe", "data.latents"),
+    # What is looked at, saved, or done about failures.
+    *("evaluation", "checkpoint", "heartbeat", "alerts", "trackers", "doctor"),
+    *("training.log_every", "training.max_nonfinite_steps", "training.max_nonfinite_share"),
+    *("training.max_rollbacks", "data.max_bad_fraction", "data.validation"),
+    *("data.local_validation", "model.accept_components"),
+    # What a stage takes from the one before it, once.
+    *("stages[].name", "stages[].init_from", "stages[].optimizer_state"),
+)
+"""Keys of the run file that do not change what the next steps do to the weights, beyond rounding.
+Everything else is compared when a stage resumes."""
 
 _STATED_PER_STAGE = ("prediction_type", "objective")
 """Parts of the target that a later stage changes only if the run file states them for it."""
@@ -38,30 +81,43 @@ def target(config: JobConfig, components: ModelComponents) -> dict[str, Any]:
 
 
 def course(config: JobConfig, world_size: int) -> dict[str, Any]:
-    """Return how the network is trained, as JSON can hold it."""
+    """Return how the network is trained, as JSON can hold it, by the keys of the run file.
+
+    These are all settings of the job but :data:`NOT_COURSE` and what :func:`target` has.
+    """
     stage, training = config.stage, config.training
-    schedule = training.lr_schedule
-    batch = stage.per_device_batch_size * stage.gradient_accumulation_steps * world_size
-    document = {
-        "learning_rate": stage.learning_rate,
-        "lr_schedule": {key: value for key, value in asdict(schedule).items() if value},
-        "warmup_steps": training.warmup_steps,
-        "effective_batch_size": batch,
-        "optimizer": {key: value for key, value in asdict(training.optimizer).items() if value},
-        "max_grad_norm": training.max_grad_norm,
-        "min_snr_gamma": config.model.min_snr_gamma,
-        "caption_dropout": training.caption_dropout,
-        "offset_noise": training.offset_noise,
-        "ema_decay": training.ema_decay,
-        "ema_start": training.ema_start,
-        "seed": training.seed,
+    settings = {
+        key: value
+        for key, value in _leaves(json.loads(json.dumps(asdict(config))))
+        if not is_listed(key, (*NOT_COURSE, *COMPARED_ELSEWHERE))
     }
-    if schedule.name != "constant":
+    settings["stages[].effective_batch_size"] = (
+        stage.per_device_batch_size * stage.gradient_accumulation_steps * world_size
+    )
+    if training.lr_schedule.name == "constant":
         # Every other schedule is a function of the stage's length.
-        document["max_steps"] = stage.max_steps
-    # As it is read back: tuples are lists.
-    result: dict[str, Any] = json.loads(json.dumps(document))
-    return result
+        settings.pop("stages[].max_steps")
+    return settings
+
+
+def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested sections by their keys in the run file.
+
+    A source's pipe is where its data come from, and not part of them.
+    """
+    for name, value in section.items():
+        key = f"{path}.{name}" if path else _SECTION_NAMES.get(name, name)
+        if key == "data.sources":
+            yield key, [{**source, "pipe": None} for source in value]
+        elif isinstance(value, dict) and name != "options":
+            yield from _leaves(value, key)
+        else:
+            yield key, value
+
+
+def is_listed(key: str, keys: Iterable[str]) -> bool:
+    """Return whether a key of the run file, or a section that it is in, is one of ``keys``."""
+    return any(key == listed or key.startswith(f"{listed}.") for listed in keys)
 
 
 def settings_file(
@@ -172,7 +228,7 @@ def _differences(stored: Settings, current: Settings) -> Iterator[tuple[str, Any
 
 
 def _describe(key: str, old: object, new: object) -> str:
-    return f"{key} {_format(old)} → {_format(new)}"
+    return f"{key.removeprefix('stages[].')} {_format(old)} → {_format(new)}"
 
 
 def _format(value: object) -> str:

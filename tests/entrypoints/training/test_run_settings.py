@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from sm_train.entrypoints.common.job_config import read_job_config
+from sm_train.entrypoints.training.run_settings import (
+    COMPARED_ELSEWHERE,
+    NOT_COURSE,
+    course,
+    is_listed,
+)
+from sm_train.estimators.bundle.job_configs import job_configs
+from sm_train.estimators.config.schema import RunConfig
 
 from tests.conftest import Cli
 from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
@@ -84,12 +94,70 @@ def test_changed_course_is_one_warning_with_old_and_new_values(tmp_path: Path) -
     assert code == 0, text
     [message] = warnings(events, "settings-changed")
     assert message == (
-        "since the checkpoint of step 4: learning_rate 0.001 → 0.0005; effective_batch_size 4 → 2; "
-        "max_steps 4 → 8; learning rate of the next step 0 → 0.00025"
+        "since the checkpoint of step 4: max_steps 4 → 8; learning_rate 0.001 → 0.0005; "
+        "effective_batch_size 4 → 2; learning rate of the next step 0 → 0.00025"
     )
     change(trained, {"stage": {"max_steps": 8}})
     _, events, _ = trained.run()
     assert warnings(events, "settings-changed") == []
+
+
+@pytest.mark.integration
+def test_other_data_resolution_and_precision_are_named_when_a_stage_resumes(tmp_path: Path) -> None:
+    trained = job(tmp_path, max_steps=2, checkpoint_every=2)
+    code, _, text = trained.run()
+    assert code == 0, text
+    change(
+        trained,
+        {
+            "stage": {"max_steps": 4, "resolution": 16},
+            "training": {"precision": "bf16", "log_every": 2},
+            "data": {"flip": True, "crop": "random", "max_bad_fraction": 0.5},
+            "checkpoint": {"every_steps": 1},
+        },
+    )
+    code, events, text = trained.run()
+    assert code == 0, text
+    [message] = warnings(events, "settings-changed")
+    assert message == (
+        "since the checkpoint of step 2: data.crop center → random; data.flip false → true; "
+        "resolution 8 → 16; training.precision fp32 → bf16"
+    )
+
+
+def run_file_keys(schema: dict[str, Any], definitions: dict[str, Any], path: str = "") -> list[str]:
+    """Return the keys of the run file, with ``[]`` after the name of a list of sections."""
+    keys = []
+    for name, value in schema.get("properties", {}).items():
+        key = f"{path}.{name}" if path else name
+        sections = []
+        for option in (value, *value.get("anyOf", ())):
+            items = option.get("items") or {}
+            for reference, suffix in ((option.get("$ref"), ""), (items.get("$ref"), "[]")):
+                if reference is not None:
+                    sections.append((definitions[reference.rpartition("/")[2]], suffix))
+        for section, suffix in sections:
+            keys += run_file_keys(section, definitions, key + suffix)
+        keys += [] if sections else [key]
+    return keys
+
+
+def test_every_key_of_the_run_file_is_compared_or_listed(tmp_path: Path) -> None:
+    """A new key that changes the course cannot be forgotten: a job compares all that it gets."""
+    schema = RunConfig.model_json_schema()
+    keys = run_file_keys(schema, schema["$defs"])
+    config = tiny_run(max_steps=1, model={"lora": {}}, lr_schedule="cosine", preset="tiny-mmdit")
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"8px": asdict(job_configs(config, {}, None)["8px"])}))
+    compared = course(read_job_config(file, "8px"), 1)
+    listed = (*NOT_COURSE, *COMPARED_ELSEWHERE)
+    forgotten = [
+        key
+        for key in keys
+        if not is_listed(key.replace("[].", ".").replace("stages.", "stages[]."), listed)
+        and not is_listed(key.partition("[]")[0] if "sources[]" in key else key, compared)
+    ]
+    assert forgotten == []
 
 
 @pytest.mark.integration
