@@ -88,7 +88,20 @@ def own_names_file_lost(folder: Path) -> None:
     write_checkpoint(folder, "best", 300)
 
 
+def numbers_that_are_no_steps(folder: Path) -> None:
+    write_checkpoint(folder, "best-0.50", 1000)
+    write_checkpoint(folder, "best-0.35", 2000)
+    write_checkpoint(folder, "best-0.60", 3000, lost=FILES[0])
+
+
+def numbers_that_start_again(folder: Path) -> None:
+    write_checkpoint(folder, "runs/checkpoint_9", 900)
+    write_checkpoint(folder, "runs/checkpoint_0", 1000)
+
+
 SITUATIONS = {
+    numbers_that_are_no_steps: "best-0.35",
+    numbers_that_start_again: "runs/checkpoint_0",
     whole: step(200),
     file_lost: step(100),
     file_short: step(100),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -201,21 +201,40 @@ Examine = Callable[[str], tuple[CheckpointMarker | None, str]]
 def newest_complete(folders: Iterable[str], examine: Examine) -> NewestCheckpoint:
     """Return the newest checkpoint in ``folders`` that ``examine`` accepts.
 
-    A script of the user's own names its checkpoints itself. Those whose names differ only in the
-    number at the end are in the order of the numbers; of others the markers tell.
+    A script of the user's own names its checkpoints itself: their markers tell the steps.
     """
     newest = NewestCheckpoint(None, None)
     skipped: list[tuple[str, str]] = []
     for names in checkpoint_series(folders):
-        for name in names:
-            marker, problem = examine(name)
-            if marker is None:
-                skipped.append((name, problem))
-                continue
-            if newest.step is None or marker.step > newest.step:
-                newest = NewestCheckpoint(name, marker)
-            break
+        problems: list[tuple[str, str]] = []
+        found = next(newest_first(names, examine, problems), None)
+        skipped += problems
+        if found is not None and (newest.step is None or found[1].step > newest.step):
+            newest = NewestCheckpoint(*found)
     return replace(newest, skipped=tuple(skipped))
+
+
+def newest_first(
+    series: Sequence[str], examine: Examine, problems: list[tuple[str, str]]
+) -> Iterator[tuple[str, CheckpointMarker]]:
+    """Yield the checkpoints of one of :func:`checkpoint_series` that ``examine`` accepts.
+
+    ``problems`` receives the folder and the reason of each other one that comes before them. The
+    built-in training names a checkpoint after its step. What a number in another name means, only
+    its script knows, so the markers of all are compared.
+    """
+    is_step = all(parse_step_folder(name) is not None for name in series)
+    accepted: list[tuple[str, CheckpointMarker]] = []
+    for name in series:
+        marker, problem = examine(name)
+        if marker is None:
+            if is_step or not accepted:
+                problems.append((name, problem))
+        elif is_step:
+            yield name, marker
+        else:
+            accepted.append((name, marker))
+    yield from sorted(accepted, key=lambda found: found[1].step, reverse=True)
 
 
 def newest_listed(sizes: Mapping[str, int], read_marker: ReadMarker) -> NewestCheckpoint:

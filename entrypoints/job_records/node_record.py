@@ -235,7 +235,22 @@ def read_nodes(storage: Storage) -> list[StoredNode]:
         )
         for folder, (stored, record) in found.items()
     ]
-    return sorted(nodes, key=lambda node: (node.started, node.record.node))
+    return _ordered(nodes)
+
+
+def _ordered(nodes: list[StoredNode]) -> list[StoredNode]:
+    """Return the starts, oldest first.
+
+    Their order is that of the storage, because the clocks of nodes may differ. Where it contradicts
+    that of a single node, the folder has been copied, and with it the times were lost.
+    """
+    ordered = sorted(nodes, key=lambda node: (node.started, node.record.node))
+    newest: dict[str, float] = {}
+    for node in ordered:
+        if node.record.started < newest.get(node.record.node, -1.0):
+            return sorted(nodes, key=lambda node: (node.record.started, node.record.node))
+        newest[node.record.node] = node.record.started
+    return ordered
 
 
 def _reader_offset(files: Sequence[AgedFile]) -> float:

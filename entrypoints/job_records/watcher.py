@@ -92,13 +92,15 @@ def stop_at_budget(
     if spent_usd < budget_usd or not live:
         return []
     request = read_stop_request(stage.storage)
-    attempt = max(node.started for node in live)
+    started = max(node.started for node in live)
+    # By the node's own clock: what does not change from one heartbeat to the next.
+    attempt = max(node.record.started for node in live)
     by = f"the budget of ${budget_usd:,.2f}, which is spent,"
-    if request is None or not request.applies_to(attempt):
+    if request is None or not request.applies_to(started):
         store_stop_request(stage.storage, by)
         request = StopRequest(by, now)
     state = read_alerts(stage.storage)
-    if request.by != by or state.budget_announced >= attempt:
+    if request.by != by or state.budget_announced == attempt:
         return []
     alert = Alert(
         key="budget",

@@ -25,14 +25,10 @@ from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
     LocalComponents,
     frozen_identities,
+    numbered_component,
     weight_files,
 )
-from sm_train.entrypoints.models.components import (
-    downsampling,
-    encodes_in_fp32,
-    numbered_component,
-    read_preset,
-)
+from sm_train.entrypoints.models.components import downsampling, encodes_in_fp32, read_preset
 from sm_train.entrypoints.models.model_manifest import read_manifest, require_digests
 from sm_train.entrypoints.models.objectives import Objective, build_objective
 from sm_train.entrypoints.models.pipeline import (

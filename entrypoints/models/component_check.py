@@ -14,10 +14,11 @@ from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
     ComponentReader,
     has_component,
+    numbered_component,
     read_json,
     read_shapes,
 )
-from sm_train.entrypoints.models.components import downsampling, numbered_component
+from sm_train.entrypoints.models.components import downsampling
 from sm_train.entrypoints.models.model_manifest import manifest_problems
 from sm_train.entrypoints.models.noise_settings import (
     SCHEDULER_CONFIG,

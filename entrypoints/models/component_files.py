@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +30,11 @@ VARIANT = "fp16"
 
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 """Suffixes of weights that run code when they are loaded."""
+
+
+def numbered_component(name: str, index: int) -> str:
+    """Return the folder of a text encoder or tokenizer: ``name``, ``name_2``, ``name_3``."""
+    return name if index == 0 else f"{name}_{index + 1}"
 
 
 class ComponentReader(Protocol):
@@ -226,7 +232,8 @@ def tensors_identity(reader: ComponentReader, component: str) -> str:
     """Return a digest of what a component's tensors hold: sorted names, types, shapes and bytes.
 
     Of each tensor blocks are sampled, not all bytes are read: that takes no time, and tells a model
-    from any further training of it. Saving the model again, dividing it into other files and
+    from one whose weights were trained further, except if only a few rows of a large tensor were.
+    Saving the model again, dividing it into other files and
     renaming files does not change it.
 
     Raises:
@@ -270,15 +277,15 @@ def describe_identity(identity: str | None) -> str:
 def frozen_identities(reader: ComponentReader) -> dict[str, str]:
     """Return the identities of the autoencoder and the text encoders of a model folder, by name.
 
+    These are the components that a job loads; a folder may hold others.
+
     Raises:
         ComponentFileError: a file is missing or damaged.
     """
-    names = sorted({path.partition("/")[0] for path in reader.files})
-    return {
-        name: tensors_identity(reader, name)
-        for name in names
-        if name == "vae" or name.startswith("text_encoder")
-    }
+    numbered = map(partial(numbered_component, "text_encoder"), count())
+    encoders = takewhile(partial(has_component, reader), numbered)
+    names = [*encoders, *(["vae"] if has_component(reader, "vae") else [])]
+    return {name: tensors_identity(reader, name) for name in names}
 
 
 def identity_differences(stored: Any, current: Mapping[str, str]) -> list[str]:

@@ -13,6 +13,7 @@ from sm_train.entrypoints.models.component_files import (
     ComponentFileError,
     LocalComponents,
     frozen_identities,
+    numbered_component,
 )
 
 PRESETS = Path(__file__).parent / "presets"
@@ -23,11 +24,6 @@ UNLIMITED_TOKENS = 256
 
 class ComponentsError(ValueError):
     """A components folder cannot be used; the message is one line."""
-
-
-def numbered_component(name: str, index: int) -> str:
-    """Return the folder of a text encoder or tokenizer: ``name``, ``name_2``, ``name_3``."""
-    return name if index == 0 else f"{name}_{index + 1}"
 
 
 def preset_names() -> list[str]:

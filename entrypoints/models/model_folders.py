@@ -72,6 +72,9 @@ from sm_train.entrypoints.uploads.notes import UPLOAD_NOTES
 from torch import Tensor, nn
 
 _MANIFEST = "components.json"
+_DESCRIPTIONS = (".json", ".txt", ".model")
+"""Suffixes of configurations and vocabularies. Weights in other formats are not loaded."""
+
 _HALF_PRECISIONS = ("F16", "BF16")
 """Types of safetensors files in which a component may be stored."""
 
@@ -118,10 +121,10 @@ def save_components(
 
 
 def _source_digest(parts: ModelComponents, source: Path) -> str:
-    """Return what identifies the frozen components: their tensors, and all other files."""
+    """Return what identifies the frozen components: their tensors, configurations, vocabularies."""
     digest = hashlib.sha256(json.dumps(parts.identities, sort_keys=True).encode())
     for path in component_files(source):
-        if path.suffix != ".safetensors":
+        if path.suffix in _DESCRIPTIONS:
             digest.update(path.relative_to(source).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

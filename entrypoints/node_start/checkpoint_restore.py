@@ -22,6 +22,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     checkpoint_folders,
     checkpoint_series,
     complete_marker,
+    newest_first,
     newest_listed,
 )
 from sm_train.entrypoints.common.digests import file_digest
@@ -67,13 +68,14 @@ def restore(store: PrefixFiles, folder: Path, warn: Callable[[str], None]) -> Re
     store.download(needed, folder)
     marked = [name for name, unfinished_step in folders.items() if unfinished_step is None]
     contents = {name: store.read(f"{name}/{MARKER}") for name in marked}
+
+    def examine(name: str) -> tuple[CheckpointMarker | None, str]:
+        return complete_marker(name, sizes, contents.__getitem__)
+
     restored = []
     for series in checkpoint_series(marked):
-        for name in series:
-            # The training refuses another format with its reason.
-            marker, _ = complete_marker(name, sizes, contents.__getitem__)
-            if marker is None:
-                continue
+        # The training refuses another format with its reason.
+        for name, marker in newest_first(series, examine, []):
             names, problem = _restore_files(store, name, contents[name], marker, folder)
             needed += names
             if problem is None:

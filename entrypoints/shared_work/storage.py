@@ -208,10 +208,12 @@ class LocalFolder:
 
     def list_sizes(self, folder: str) -> dict[str, int]:
         sizes, top = {}, self.path / folder
-        for path in top.rglob("*"):
-            with suppress(FileNotFoundError):  # deleted since
-                if path.is_file() and not path.name.startswith("."):
-                    sizes[path.relative_to(top).as_posix()] = path.stat().st_size
+        # Unlike rglob, os.walk goes on where a folder is removed meanwhile.
+        for parent, _, names in os.walk(top):
+            for path in (Path(parent) / name for name in names if not name.startswith(".")):
+                with suppress(FileNotFoundError):  # deleted since
+                    if path.is_file():
+                        sizes[path.relative_to(top).as_posix()] = path.stat().st_size
         return sizes
 
     def modified_ns(self, name: str) -> int:

@@ -6,6 +6,7 @@ another. The *course* is how they are trained, which may change, but not unnotic
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -35,8 +36,6 @@ COMPARED_ELSEWHERE = (
     *("model.components", "model.local_components"),
     # The sampler's state has the shards that it orders, and refuses or names others.
     *("data.uri", "data.local", "data.file_system", "data.index", "data.samples", "channels"),
-    # By the network's shapes.
-    "model.preset_content",
     # As data.sources, which a job has for its stage.
     "stages[].sources",
 )
@@ -103,12 +102,16 @@ def course(config: JobConfig, world_size: int) -> dict[str, Any]:
 def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested sections by their keys in the run file.
 
-    A source's pipe is where its data come from, and not part of them.
+    A source's pipe is where its data come from, and not part of them. Of a preset's file it is a
+    digest.
     """
     for name, value in section.items():
         key = f"{path}.{name}" if path else _SECTION_NAMES.get(name, name)
         if key == "data.sources":
             yield key, [{**source, "pipe": None} for source in value]
+        elif key == "model.preset_content" and value is not None:
+            canonical = json.dumps(json.loads(value), sort_keys=True)
+            yield key, hashlib.sha256(canonical.encode()).hexdigest()[:16]
         elif isinstance(value, dict) and name != "options":
             yield from _leaves(value, key)
         else:

@@ -11,6 +11,7 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -88,7 +89,12 @@ def read_uploads(checkpoints: Path) -> UploadedSteps:
 
 def _complete_checkpoints(checkpoints: Path) -> Iterator[tuple[str, CheckpointMarker, set[str]]]:
     """Yield folder, marker and file names of each checkpoint with a marker, newest first."""
-    markers = (path.relative_to(checkpoints).as_posix() for path in checkpoints.rglob(MARKER))
+    # Unlike rglob, os.walk goes on where a folder is removed meanwhile.
+    markers = [
+        (Path(parent) / MARKER).relative_to(checkpoints).as_posix()
+        for parent, _, names in os.walk(checkpoints)
+        if MARKER in names
+    ]
     for series in checkpoint_series(checkpoint_folders(markers)):
         for name in series:
             folder = checkpoints / name

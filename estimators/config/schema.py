@@ -54,7 +54,7 @@ from sm_train.estimators.config.training import (
 )
 
 MAX_TAGS = 50
-RESERVED_TAGS = 11
+RESERVED_TAGS = 12
 """Number of tags that sm-train may add to the user's."""
 
 

@@ -67,7 +67,7 @@ def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Fin
         "cluster.instance_type", config.cluster.instance_type, document["stages"][0]
     )
     total, budget = document["total"], config.budget
-    restriction = budget_restriction(document, budget.usd) if budget else None
+    restriction = budget_restriction(document, budget) if budget else None
     if budget and restriction:
         yield BUDGET_UNENFORCEABLE.found(
             "warning",

@@ -23,6 +23,7 @@ from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.costing.spent import (
+    counted_usd,
     known_spent_usd,
     spent_at_most_usd,
     spent_usd,
@@ -45,13 +46,15 @@ class Projection:
     """Dollars of a run at one moment; None is unknown.
 
     ``known_spent_usd`` is the part of ``spent_usd`` with a known price. ``spent_at_most_usd`` is
-    ``spent_usd`` with the upper end of each price of which only a range is known. ``stages`` is
+    ``spent_usd`` with the upper end of each price of which only a range is known, and
+    ``counted_usd``, which counts against the budget, is the part of it that is known. ``stages`` is
     what remains of each stage, and ``estimates`` the estimate behind it, for those not yet done.
     """
 
     spent_usd: float | None
     known_spent_usd: float
     spent_at_most_usd: float | None
+    counted_usd: float
     stages: Mapping[str, float | None]
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
 
@@ -62,11 +65,6 @@ class Projection:
     @property
     def total_usd(self) -> float | None:
         return sum_if_known([self.spent_usd, self.remaining_usd])
-
-    @property
-    def counted_usd(self) -> float:
-        """What counts against the budget: the most that was spent, as far as prices are known."""
-        return self.known_spent_usd if self.spent_at_most_usd is None else self.spent_at_most_usd
 
     @property
     def spent(self) -> str:
@@ -116,6 +114,7 @@ def project(
         spent_usd(jobs, prices, now),
         known_spent_usd(jobs, prices, now),
         spent_at_most_usd(jobs, prices, now),
+        counted_usd(jobs, prices, now),
         {
             stage.name: usd(estimates[stage.name].cost) if stage.name in estimates else 0.0
             for stage in stages

@@ -11,6 +11,7 @@ from sm_train.cost.stage import CostStage
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 if TYPE_CHECKING:
+    from sm_train.estimators.config.operations import BudgetSection
     from sm_train.estimators.config.schema import RunConfig
 
 _SECONDS_PER_HOUR = 3600
@@ -102,12 +103,12 @@ def _budget(document: dict[str, Any], config: RunConfig) -> str:
     limit = format_usd(config.budget.usd)
     if config.budget.on_exceed == "warn":
         return f"{limit}; a warning when it is exceeded"
-    restriction = budget_restriction(document, config.budget.usd)
+    restriction = budget_restriction(document, config.budget)
     then = "`watch` stops the run there" if restriction is None else restriction
     return f"{limit}; `submit` refuses more, and {then}"
 
 
-def budget_restriction(document: dict[str, Any], budget_usd: float) -> str | None:
+def budget_restriction(document: dict[str, Any], budget: BudgetSection) -> str | None:
     """Return how the price restricts that `watch` stops a run at its budget; None if it is known.
 
     ``document`` is that of ``cost --json``. A price of which only a range is known counts at its
@@ -121,8 +122,10 @@ def budget_restriction(document: dict[str, Any], budget_usd: float) -> str | Non
     name = unpriced[0]["instance_type"]
     if any(stage["price_high_usd"] is None for stage in unpriced):
         return f"it cannot be enforced: the price of {name} is unknown"
+    if budget.on_exceed == "warn":
+        return None  # it stops nothing
     hourly = max(stage["price_high_usd"] * stage["instances"] for stage in unpriced)
-    hours = format_duration(budget_usd / hourly * _SECONDS_PER_HOUR)
+    hours = format_duration(budget.usd / hourly * _SECONDS_PER_HOUR)
     return (
         f"`watch` may stop the run after {hours} already: only a range of the price of {name} is "
         f"known, and its upper end, {format_usd(hourly)} an hour for all instances, counts until "

@@ -43,6 +43,12 @@ def spent_at_most_usd(
     return sum_if_known(job_at_most_usd(job, prices, job.billable_seconds(now)) for job in jobs)
 
 
+def counted_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float:
+    """Return what counts against a budget: the most of each job whose price has an upper end."""
+    amounts = (job_at_most_usd(job, prices, job.billable_seconds(now)) for job in jobs)
+    return sum(amount for amount in amounts if amount is not None)
+
+
 def known_spent_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float:
     """Return the dollars billed so far for the jobs whose price is known."""
     amounts = (job_usd(job, prices, job.billable_seconds(now)) for job in jobs)

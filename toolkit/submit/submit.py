@@ -232,7 +232,7 @@ def check_budget(
         return [message]
     unknown = []
     if expected["cost_usd"] is None:
-        cause = budget_restriction(document, limit) or "a speed is unknown"
+        cause = budget_restriction(document, config.budget) or "a price or a speed is unknown"
         unknown = [
             f"budget.usd: {format_usd(limit)}: {cause}; the run costs {format_total_usd(expected)}"
         ]

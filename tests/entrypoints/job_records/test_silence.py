@@ -350,3 +350,27 @@ def test_hours_are_those_of_the_monotonic_clock() -> None:
     """A node whose clock was set back by an hour while it ran."""
     jumped = StoredNode(record(started=NOW, seen=NOW - 3000, ran=600.0), (), NOW)
     assert node_hours([jumped]) == pytest.approx(600 / 3600)
+
+
+def test_budget_is_announced_once_although_heartbeats_come_at_uneven_times(
+    tmp_path: Path, server: WebhookServer
+) -> None:
+    """When a node started is known to a second only, by what the storage says of its record."""
+    watched, own = stage(tmp_path), record("algo-1", state="training", ran=3590.0)
+    for check in range(20):
+        jitter = (check * 7 % 10) / 10
+        found = StoredNode(own, (), NOW - 10 + jitter)
+        stop_at_budget(watched, [found], 101.0, 100.0, NOW)
+        LocalFolder(tmp_path).set_modified_ns(STOP_FILE, int(NOW * 1e9))
+    assert [alert["key"] for alert in server.received] == ["budget"]
+
+
+def test_copied_folder_keeps_the_order_of_attempts(tmp_path: Path) -> None:
+    """`aws s3 sync` and `cp` give all files the time of the copy."""
+    storage, now = LocalFolder(tmp_path), time.time()
+    for started, ran, code in ((now - 90_000, 600.0, 1), (now - 80_000, 70_000.0, 0)):
+        seen = started + ran
+        own = record(started=started, seen=seen, ran=ran, state="ended", exit_code=code)
+        write_file(storage, own.file, own.to_json())
+        storage.set_modified_ns(own.file, int(now * 1e9))
+    assert [found.record.exit_code for found in read_nodes(storage)] == [1, 0]

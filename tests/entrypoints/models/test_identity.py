@@ -147,3 +147,15 @@ def test_type_and_any_part_of_a_large_tensor_change_it(tmp_path: Path) -> None:
         seen.add(identity(changed_part))
     assert len(seen) == 19
     assert identity(large) in seen
+
+
+def test_only_components_that_a_job_loads_have_an_identity(folder: Path, tmp_path: Path) -> None:
+    """The folders of some published models hold text encoders for other programs, too."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "text_encoders").mkdir()
+    (copy / "text_encoders" / "clip_l.safetensors").write_bytes(b"")
+    (copy / "text_encoder_notes.txt").write_text("notes")
+    expected = frozen_identities(LocalComponents(folder))
+    assert expected.keys() == {"text_encoder", "text_encoder_2", "vae"}
+    assert frozen_identities(LocalComponents(copy)) == expected

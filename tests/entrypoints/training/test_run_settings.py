@@ -160,6 +160,20 @@ def test_every_key_of_the_run_file_is_compared_or_listed(tmp_path: Path) -> None
     assert forgotten == []
 
 
+def test_network_of_the_users_own_preset_is_compared(tmp_path: Path) -> None:
+    """Another activation or number of heads changes no shape of the weights."""
+    courses = []
+    for activation, spaces in (("silu", 1), ("silu", 4), ("gelu", 1)):
+        content = json.dumps({"network": {"act_fn": activation}}, indent=spaces)
+        config = tiny_run(max_steps=1)
+        document = asdict(job_configs(config, {}, None)["8px"])
+        document["model"]["preset_content"] = content
+        file = tmp_path / "job.json"
+        file.write_text(json.dumps({"8px": document}))
+        courses.append(course(read_job_config(file, "8px"), 1))
+    assert courses[0] == courses[1] != courses[2]
+
+
 @pytest.mark.integration
 def test_next_stage_learns_something_else_only_if_the_run_file_states_it(tmp_path: Path) -> None:
     first = job(tmp_path / "first", max_steps=2)

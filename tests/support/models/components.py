@@ -6,7 +6,8 @@ import json
 from math import prod
 from typing import Any
 
-from sm_train.entrypoints.models.components import numbered_component, read_preset
+from sm_train.entrypoints.models.component_files import numbered_component
+from sm_train.entrypoints.models.components import read_preset
 
 Files = dict[str, bytes]
 """A model folder: path → content."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.cost.prices import ON_DEMAND, SPOT, Price, PriceTable, shipped_prices
-from sm_train.toolkit.costing.spent import spent_at_most_usd, spent_usd
+from sm_train.toolkit.costing.spent import counted_usd, spent_at_most_usd, spent_usd
 from sm_train.toolkit.jobs.training_job import PRICE_TAG, TrainingJob, price_tag
 
 NAME, REGION = "ml.p4de.24xlarge", "us-east-1"
@@ -97,3 +97,12 @@ def test_reported_seconds_of_a_spot_job_cost_the_on_demand_price() -> None:
     tags = {PRICE_TAG: f"{REGION}/{NAME}/spot=9.47"}
     found, now = job([("Training", 7200)], is_spot=True, BillableTimeInSeconds=2160, tags=tags)
     assert spent_usd([found], shipped_prices(), now) == pytest.approx(0.6 * 4 * 31.5641075)
+
+
+def test_job_without_a_price_takes_nothing_from_what_counts_against_the_budget() -> None:
+    bounded, now = job([("Training", 3600)], is_spot=True)
+    resources = {"InstanceType": "ml.p5e.48xlarge", "InstanceCount": 1}
+    unknown, _ = job([("Training", 3600)], ResourceConfig=resources)
+    prices = shipped_prices()
+    assert spent_at_most_usd([bounded, unknown], prices, now) is None
+    assert counted_usd([bounded, unknown], prices, now) == counted_usd([bounded], prices, now) > 0

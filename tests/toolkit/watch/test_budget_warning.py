@@ -39,7 +39,7 @@ def assert_warning(
 ) -> None:
     run = ResolvedRun("demo", "us-east-1", "ai-bucket", config(budget={"usd": 100}), None)
     left = None if projected is None else projected - (spent or 0.0)
-    projection = Projection(spent, spent or 0.0, at_most, {"256px": left})
+    projection = Projection(spent, spent or 0.0, at_most, at_most or 0.0, {"256px": left})
     state = RunState(run, (), projection, datetime.now(UTC), LiveState())
     warning = budget_warning(state)
     assert (warning is None) == (expected is None)

@@ -133,7 +133,7 @@ def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
     state = RunState(
         ResolvedRun("demo", "us-east-1", "ai-bucket", run, None),
         (at,),
-        Projection(1204.0, 1204.0, 1204.0, {"256px": 1406.0}),
+        Projection(1204.0, 1204.0, 1204.0, 1204.0, {"256px": 1406.0}),
         NOW,
         live,
     )
