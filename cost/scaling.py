@@ -46,8 +46,8 @@ NETWORK_DEVIATION = 0.5
 
 JITTER_PER_DOUBLING = (0.0, 0.01, 0.04)
 """Low, median and high share by which a step takes longer when the GPUs double beyond the measured
-size: every step waits for the slowest rank. Weak scaling in ``benchmarks/data/speeds.csv`` lies
-within it."""
+sizes, and shorter when they are halved: every step waits for the slowest rank. Weak scaling in
+``benchmarks/data/speeds.csv`` lies within it."""
 
 _NETWORK_SPEEDS = tuple(8 ** (step / 14) for step in range(-14, 15))
 
@@ -81,12 +81,15 @@ class ScalingFit:
 
     def predict(self, gpus: int) -> Throughput:
         """Return images per second on ``gpus`` GPUs."""
-        # Below the smallest cluster, each GPU is as fast as on it at most.
-        within = max(gpus, self.smallest)
-        contended = within / (self.serial + self.contention * within) * gpus / within
-        power = self.factor * within**self.exponent * gpus / within
+        contended = gpus / (self.serial + self.contention * gpus)
+        power = self.factor * gpus**self.exponent
         spread = math.exp(self._deviations() * self._spread())
-        return Throughput(contended, min(contended, power) / spread, max(contended, power) * spread)
+        low, high = min(contended, power) / spread, max(contended, power) * spread
+        if gpus < self.smallest:
+            # Each GPU waits less than on the smallest cluster, and is at least as fast as there.
+            there = self.predict(self.smallest)
+            low = max(low, there.low * gpus / self.smallest)
+        return Throughput(max(contended, low), low, high)
 
     def _spread(self) -> float:
         # Points that follow neither law still give a finite range.
@@ -132,15 +135,13 @@ def fit_scaling(points: Sequence[tuple[int, float]]) -> ScalingFit:
 def scale_one(gpus: int, images_per_second: float, to_gpus: int) -> Throughput:
     """Scale one measurement to another cluster size.
 
-    On more GPUs by a published range of efficiency. On fewer GPUs each is as fast as measured at
-    most: what they no longer lose to communication, they may lose to smaller micro-batches.
+    By a published range of efficiency: what each GPU loses on more GPUs, it gains on fewer, where
+    it is at least as fast as measured.
     """
     doublings = math.log2(to_gpus / gpus)
     linear = images_per_second * to_gpus / gpus
-    low, middle, high = EFFICIENCY_PER_DOUBLING
-    if doublings <= 0:
-        return Throughput(linear, linear * middle**-doublings, linear)
-    return Throughput(linear * middle**doublings, linear * low**doublings, linear * high**doublings)
+    ends = sorted(linear * share**doublings for share in EFFICIENCY_PER_DOUBLING)
+    return Throughput(ends[1], ends[0], ends[2])
 
 
 @dataclass(frozen=True)
@@ -183,9 +184,10 @@ def scale_steps(
     low, middle, high = (
         _weighted_quantile([fit[1] for fit in fits], weights, share) for share in (0.1, 0.5, 0.9)
     )
-    largest = max(network.gpus for network, _ in points)
-    doublings = max(0.0, math.log2(to.gpus / largest))
-    jitter = [(1 + share) ** doublings for share in JITTER_PER_DOUBLING]
+    sizes = [network.gpus for network, _ in points]
+    nearest = min(max(to.gpus, min(sizes)), max(sizes))
+    doublings = math.log2(to.gpus / nearest)
+    jitter = sorted((1 + share) ** doublings for share in JITTER_PER_DOUBLING)
     return StepScaling(
         middle * jitter[1],
         low * jitter[0] * (1 - STEP_NOISE),

@@ -227,12 +227,16 @@ def _scaled_by_steps(
     images = work.images * work.passes * stage.world_size
     smallest = min(newest)
     labels = ", ".join(measurement.label for measurement in newest.values())
-    if stage.world_size < smallest:
-        seconds = 1 / newest[smallest].steps_per_second
-        why = f"{labels}; fewer GPUs are each as fast as measured at most"
-        fastest = images / seconds
-        return Throughput(fastest, fastest * STEADY[0], fastest), "scaled", why
     step = scale_steps(points, stage.network, exposed)
+    if stage.world_size < smallest:
+        # They wait less for each other: a step takes no longer than measured.
+        longest = 1 / newest[smallest].steps_per_second
+        step = replace(
+            step,
+            seconds=min(step.seconds, longest),
+            low=min(step.low, longest),
+            high=min(step.high, longest / STEADY[0]),
+        )
     sizes = " and ".join(str(gpus) for gpus in sorted(newest))
     why = (
         f"{labels}: {', '.join(f'{1 / seconds:.3g} it/s' for _, seconds in points)} on {sizes} "
@@ -255,7 +259,7 @@ def cluster_network(instance: InstanceType, gpus: int) -> GpuNetwork:
 def _scaling_words(gpus: int, to_gpus: int) -> str:
     if to_gpus > gpus:
         return "at 87–100 % efficiency per doubling (published)"
-    return "at the measured speed per GPU, which fewer GPUs do not exceed"
+    return "which each lose 0–13 % less per halving (published)"
 
 
 def _carried(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:

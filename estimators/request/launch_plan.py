@@ -74,6 +74,22 @@ def compile_choice(config: RunConfig) -> CompileChoice:
     )
 
 
+def with_program_of(config: RunConfig) -> RunConfig:
+    """Return the run with the image and the compilation stated that follow from all of its stages.
+
+    A part of it then runs the same program: one stage on one instance would otherwise get another
+    PyTorch, and be compiled.
+    """
+    cluster = config.cluster.model_copy(update={"framework_version": framework_version(config)})
+    if config.cluster.image is not None:
+        cluster = config.cluster
+    compiled = compile_choice(config).compiled
+    training = config.training
+    if config.entry is None:
+        training = training.model_copy(update={"compile": compiled})
+    return config.model_copy(update={"cluster": cluster, "training": training})
+
+
 def launch_plan(config: RunConfig, stage: StageSection, image: str) -> LaunchPlan:
     """Resolve how ``stage`` starts in ``image``."""
     return LaunchPlan(*choose_route(config, stage), framework_version(config), image)

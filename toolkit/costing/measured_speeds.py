@@ -19,7 +19,7 @@ from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.launch_plan import compile_choice
+from sm_train.estimators.request.launch_plan import compile_choice, pytorch_version
 from sm_train.toolkit.aws.s3 import read_optional_object, write_object
 from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
@@ -86,7 +86,7 @@ def work_digest(config: RunConfig, stage: StageSection) -> str:
         "optimizer": training.optimizer.name,
         "objective": config.objective_of(stage),
         "ema": training.ema_decay > 0,
-        "image": [cluster.backend, cluster.image, cluster.framework_version],
+        "image": [cluster.backend, cluster.image, pytorch_version(config)],
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -198,7 +198,7 @@ def _short_run(config: RunConfig, stage: StageSection, steps: int, *, synthetic:
     )
     run = short_run(config, shortened)
     changes: dict[str, object] = {
-        "training": config.training.model_copy(update={"log_every": interval}),
+        "training": run.training.model_copy(update={"log_every": interval}),
         "checkpoint": CheckpointSection(save=False),
     }
     if synthetic:

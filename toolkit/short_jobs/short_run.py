@@ -12,6 +12,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.config.trackers import TrackersSection
 from sm_train.estimators.config.training import EvaluationSection
+from sm_train.estimators.request.launch_plan import with_program_of
 from sm_train.toolkit.costing.price_table import price_table
 
 
@@ -31,7 +32,9 @@ def short_run(config: RunConfig, stage: StageSection) -> RunConfig:
     """Return a run of ``stage`` alone that evaluates, alerts and restarts nothing.
 
     What decides how SageMaker treats its job stays: region, role, bucket, network, keys and image.
+    So does the program, which follows from all stages: PyTorch, backend, compilation, precision.
     """
+    config = with_program_of(config)
     return config.model_copy(
         update={
             "stages": [stage],

@@ -45,6 +45,8 @@ class MeasuringJobs:
     def __init__(self, aws: Aws, step_seconds: dict[int, float]) -> None:
         self.sagemaker, self._aws, self._seconds = FakeSageMaker(aws), aws, step_seconds
         self.status = "Completed"
+        self.compiles = False
+        """Whether the jobs log that they compile the layers."""
         self.reason: str | None = None
         start = aws.response_filters["CreateTrainingJob"]
 
@@ -104,6 +106,9 @@ class MeasuringJobs:
             "effective_batch_size": batch * accumulation * gpus,
             "backend": "nccl",
             "input_kind": "precomputed latents",
+            "precision": "bf16",
+            "reduce_dtype": "fp32",
+            "compile": self.compiles,
         }
         doctor = {
             "level": "ok",
@@ -219,6 +224,21 @@ def test_cost_fits_the_runs_cluster_from_one_and_two_nodes(
     asked = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
     assert "not measured" not in asked.stderr
     assert f"${after['cost_usd']:,.0f}" in asked.stderr
+
+
+def test_speed_of_another_program_than_the_runs_is_not_used(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    """The job's start event says what ran: the record is of that."""
+    aws.make_bucket("ai-bucket", **SHARDS)
+    MeasuringJobs(aws, {1: 0.50, 2: 0.52}).compiles = True
+    run = write_measured_run(tmp_path)
+    assert measure(cli, aws, run, "--yes").returncode == 0
+    after = json.loads(cli("cost", run, "--json").stdout)["stages"][0]
+    assert after["throughput_basis"] == "predicted"
+    shown = cli("cost", run)
+    unused = "have changed since; run `sm-train measure` again"
+    assert unused in " ".join(f"{shown.stdout} {shown.stderr}".split())
 
 
 def test_policies_of_the_run_allow_its_measurements(cli: Cli, aws: Aws, tmp_path: Path) -> None:

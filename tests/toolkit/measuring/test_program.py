@@ -1,0 +1,77 @@
+"""A part of a run is measured and tried with the program that the whole run gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.request.launch_plan import compile_choice, launch_plan, pytorch_version
+from sm_train.toolkit.api import run as api_run
+from sm_train.toolkit.api.run import Run
+from sm_train.toolkit.costing.measured_speeds import work_digest
+from sm_train.toolkit.measuring.measurement_plan import Sweep, plan_measurements
+
+from tests.support.run_files import write_run
+
+PRESETS = sorted((Path(api_run.__file__).parents[1] / "presets").glob("*.yaml"))
+
+
+def program(config: RunConfig) -> tuple[object, ...]:
+    """Return what all jobs of a run have in common, as requests and launchers read it."""
+    training = config.training
+    return (
+        pytorch_version(config),
+        config.cluster.backend,
+        compile_choice(config).compiled,
+        training.precision,
+        training.reduce_dtype,
+    )
+
+
+def load(path: Path) -> RunConfig:
+    return Run.load(path, region="us-east-1").config
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_measurements_run_the_program_of_the_run(preset: Path, tmp_path: Path) -> None:
+    """On one instance there is no SMDDP: alone, its stage would get another image."""
+    path = tmp_path / "run.yaml"
+    path.write_text(preset.read_text())
+    config = load(path)
+    for stage in config.stages:
+        plan = plan_measurements(
+            config,
+            stage,
+            tmp_path,
+            "us-east-1",
+            instances=sorted({1, 2, stage.instances}),
+            steps=100,
+            sweep=Sweep(),
+            synthetic=True,
+            max_runtime=None,
+        )
+        for planned in plan.measurements:
+            assert program(planned.config) == program(config)
+            image = launch_plan(planned.config, planned.stage, "image")
+            assert image.framework_version == launch_plan(config, stage, "image").framework_version
+            assert work_digest(planned.config, planned.stage) == work_digest(config, stage)
+
+
+def test_one_instance_of_a_run_with_smddp_keeps_its_pytorch(tmp_path: Path) -> None:
+    path = write_run(tmp_path, cluster={"instance_type": "ml.p4de.24xlarge", "backend": "smddp"})
+    config = load(path)
+    [stage] = config.stages
+    [planned] = plan_measurements(
+        config,
+        stage,
+        tmp_path,
+        "us-east-1",
+        instances=[1],
+        steps=100,
+        sweep=Sweep(),
+        synthetic=True,
+        max_runtime=None,
+    ).measurements
+    assert planned.config.cluster.framework_version == pytorch_version(config)
+    assert planned.config.training.compile is False
