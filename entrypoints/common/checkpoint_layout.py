@@ -201,7 +201,7 @@ Examine = Callable[[str], tuple[CheckpointMarker | None, str]]
 def newest_complete(folders: Iterable[str], examine: Examine) -> NewestCheckpoint:
     """Return the newest checkpoint in ``folders`` that ``examine`` accepts.
 
-    A script of the user's own names its checkpoints itself: their markers tell the steps.
+    A script of the user's own names its checkpoints itself: their markers state the steps.
     """
     newest = NewestCheckpoint(None, None)
     skipped: list[tuple[str, str]] = []

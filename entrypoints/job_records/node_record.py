@@ -51,7 +51,7 @@ _RESOLUTION_SECONDS = 1.0
 """Times of objects in S3 and dates of its responses are whole seconds."""
 
 _AGREE_SECONDS = 2.0
-"""Difference of two clocks that is not told from the resolution and the time of a request."""
+"""Difference of two clocks that the resolution and the time of a request may explain."""
 
 HEARTBEAT_SECONDS = 30.0
 """Interval at which a node stores its record."""

@@ -231,10 +231,9 @@ _DERIVED = re.compile(r"(?:^|\.)position_ids$")
 def tensors_identity(reader: ComponentReader, component: str) -> str:
     """Return a digest of what a component's tensors hold: sorted names, types, shapes and bytes.
 
-    Of each tensor blocks are sampled, not all bytes are read: that takes no time, and tells a model
-    from one whose weights were trained further, except if only a few rows of a large tensor were.
-    Saving the model again, dividing it into other files and
-    renaming files does not change it.
+    Blocks of each tensor are sampled, which takes no time. The digest distinguishes a model from
+    one whose weights were trained further, unless only a few rows of a large tensor were. Saving
+    the model again, dividing it into other files and renaming files does not change it.
 
     Raises:
         ComponentFileError: a file is missing or damaged.

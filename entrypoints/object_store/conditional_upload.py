@@ -34,7 +34,7 @@ class ConditionalUpload(io.RawIOBase):
 
     Exactly one of several concurrent writers succeeds (S3 user guide, Conditional writes). If the
     answer to a request is lost, botocore repeats it, and S3 refuses the repetition because of the
-    object that the first one has written: an identity in its metadata tells it from another
+    object that the first one has written: an identity in its metadata distinguishes it from another
     writer's. Memory holds :data:`UPLOAD_PARTS` parts and the one that is being filled.
     """
 

@@ -208,7 +208,7 @@ class LocalFolder:
 
     def list_sizes(self, folder: str) -> dict[str, int]:
         sizes, top = {}, self.path / folder
-        # Unlike rglob, os.walk goes on where a folder is removed meanwhile.
+        # Unlike rglob, os.walk ignores a folder that is removed meanwhile.
         for parent, _, names in os.walk(top):
             for path in (Path(parent) / name for name in names if not name.startswith(".")):
                 with suppress(FileNotFoundError):  # deleted since

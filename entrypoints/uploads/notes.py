@@ -89,7 +89,7 @@ def read_uploads(checkpoints: Path) -> UploadedSteps:
 
 def _complete_checkpoints(checkpoints: Path) -> Iterator[tuple[str, CheckpointMarker, set[str]]]:
     """Yield folder, marker and file names of each checkpoint with a marker, newest first."""
-    # Unlike rglob, os.walk goes on where a folder is removed meanwhile.
+    # Unlike rglob, os.walk ignores a folder that is removed meanwhile.
     markers = [
         (Path(parent) / MARKER).relative_to(checkpoints).as_posix()
         for parent, _, names in os.walk(checkpoints)

@@ -277,37 +277,30 @@ def seconds_of(point: SpeedPoint) -> float:
     return images / point.images_per_second
 
 
+def assert_predicted(measured_points: list[SpeedPoint], expected: SpeedPoint) -> None:
+    """Within 5 %, and inside the range."""
+    work = expected.work
+    step = scale_steps(
+        [(point.network, seconds_of(point)) for point in measured_points],
+        expected.network,
+        lambda network, compute: exposed_communication(work, network, compute / work.passes),
+    )
+    assert step.low <= seconds_of(expected) <= step.high
+    assert step.seconds / seconds_of(expected) == pytest.approx(1, abs=0.05)
+
+
 def test_one_measured_cluster_predicts_published_larger_ones() -> None:
     """H100 and H200, 4 to 128 GPUs, DDP and full sharding: within 5 %, and inside the range."""
     pairs = weak_scaling_points()
     assert len(pairs) >= 7
     for base, larger in pairs:
-        work = larger.work
-        step = scale_steps(
-            [(point.network, seconds_of(point)) for point in base],
-            larger.network,
-            lambda network, compute, work=work: exposed_communication(  # type: ignore[misc]
-                work, network, compute / work.passes
-            ),
-        )
-        assert step.low <= seconds_of(larger) <= step.high
-        assert step.seconds / seconds_of(larger) == pytest.approx(1, abs=0.05)
+        assert_predicted(base, larger)
 
 
 def test_largest_measured_cluster_predicts_published_smaller_ones() -> None:
     """As above, from the largest to the smallest."""
     for base, larger in weak_scaling_points():
-        work = larger.work
-        smallest = base[0]
-        step = scale_steps(
-            [(larger.network, seconds_of(larger))],
-            smallest.network,
-            lambda network, compute, work=work: exposed_communication(  # type: ignore[misc]
-                work, network, compute / work.passes
-            ),
-        )
-        assert step.low <= seconds_of(smallest) <= step.high
-        assert step.seconds / seconds_of(smallest) == pytest.approx(1, abs=0.05)
+        assert_predicted([larger], base[0])
 
 
 def test_speed_that_waits_for_the_network_is_not_carried_to_a_cluster_without_one() -> None:

@@ -121,7 +121,7 @@ def test_refusal_after_a_retry_is_not_success_if_another_wrote_the_same_content(
 def test_last_attempt_whose_answer_is_lost_is_success(
     store: ObjectStore, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no attempt left nothing is repeated, and the object tells that it was written."""
+    """With no attempt left nothing is repeated, and the object shows that it was written."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     once = store_of(aws_session())
     aws.loses_conditional_writes = True

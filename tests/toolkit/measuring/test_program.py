@@ -8,10 +8,11 @@ import pytest
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launch_plan import compile_choice, launch_plan, pytorch_version
 from sm_train.toolkit.api import run as api_run
-from sm_train.toolkit.api.run import Run
+from sm_train.toolkit.api.run import Run, submission_of
 from sm_train.toolkit.costing.measured_speeds import work_digest
 from sm_train.toolkit.measuring.measurement_plan import Sweep, plan_measurements
 
+from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
 PRESETS = sorted((Path(api_run.__file__).parents[1] / "presets").glob("*.yaml"))
@@ -75,3 +76,16 @@ def test_one_instance_of_a_run_with_smddp_keeps_its_pytorch(tmp_path: Path) -> N
     ).measurements
     assert planned.config.cluster.framework_version == pytorch_version(config)
     assert planned.config.training.compile is False
+
+
+def test_stage_that_is_submitted_alone_gets_the_image_of_the_run(tmp_path: Path) -> None:
+    stages = [stage("256px", instances=1), stage("512px", instances=4)]
+    cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}
+    run = Run.load(write_run(tmp_path, cluster=cluster, stages=stages), region="us-east-1")
+    images = {
+        name: submission_of(run, name).requests[0]["AlgorithmSpecification"]["TrainingImage"]
+        for name in ("256px", "512px")
+    }
+    assert images["256px"] == images["512px"]
+    assert "pytorch-training:2.5.1" in images["256px"]
+    assert submission_of(run, "256px").bundle.sha256 == submission_of(run, None).bundle.sha256
