@@ -40,13 +40,13 @@ def test_measurements_run_the_program_of_the_run(preset: Path, tmp_path: Path) -
     path = tmp_path / "run.yaml"
     path.write_text(preset.read_text())
     config = load(path)
-    for stage in config.stages:
+    for planned_stage in config.stages:
         plan = plan_measurements(
             config,
-            stage,
+            planned_stage,
             tmp_path,
             "us-east-1",
-            instances=sorted({1, 2, stage.instances}),
+            instances=sorted({1, 2, planned_stage.instances}),
             steps=100,
             sweep=Sweep(),
             synthetic=True,
@@ -54,9 +54,10 @@ def test_measurements_run_the_program_of_the_run(preset: Path, tmp_path: Path) -
         )
         for planned in plan.measurements:
             assert program(planned.config) == program(config)
-            image = launch_plan(planned.config, planned.stage, "image")
-            assert image.framework_version == launch_plan(config, stage, "image").framework_version
-            assert work_digest(planned.config, planned.stage) == work_digest(config, stage)
+            own = launch_plan(planned.config, planned.stage, "image")
+            whole = launch_plan(config, planned_stage, "image")
+            assert own.framework_version == whole.framework_version
+            assert work_digest(planned.config, planned.stage) == work_digest(config, planned_stage)
 
 
 def test_one_instance_of_a_run_with_smddp_keeps_its_pytorch(tmp_path: Path) -> None:
