@@ -33,6 +33,34 @@ def write_atomic(path: Path, content: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def durable_replace(temporary: Path, final: Path, *, exclusive: bool = False) -> None:
+    """Give a written file its final name; content and name survive a power cut afterwards.
+
+    The content is flushed before the name exists, and the folder after it. ``exclusive`` fails if
+    the name exists, also on NFS, and keeps the temporary name.
+
+    Raises:
+        FileExistsError: the name exists, and the file was to be a new one.
+        OSError: the file cannot be flushed or renamed.
+    """
+    _flush(temporary)
+    (os.link if exclusive else os.replace)(temporary, final)
+    flush_folder(final.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the names of a folder to the disk."""
+    _flush(folder)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _mode(path: Path) -> int | None:
     try:
         return path.stat().st_mode

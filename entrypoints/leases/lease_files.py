@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+from sm_train.entrypoints.common.atomic_write import durable_replace
 from sm_train.entrypoints.object_store.store import ObjectStore
 
 _COPY_BYTES = 2**20
@@ -107,8 +108,7 @@ class LocalLeaseFiles:
                 if version is not None and _version(path.stat()) != version:
                     return None
                 try:
-                    # A link fails if the file exists, also on NFS.
-                    (os.link if version is None else os.replace)(temporary, path)
+                    durable_replace(temporary, path, exclusive=version is None)
                 except (FileExistsError, FileNotFoundError):
                     # NFS repeats a request whose answer is lost, and then refuses it.
                     if path.stat().st_ino != own:
@@ -150,14 +150,12 @@ def _server_time(folder: Path) -> float:
 
 
 def _write(path: Path, content: bytes | IO[bytes]) -> None:
-    """Write a file; the content of a file, which may be large, is on the disk afterwards."""
+    """Write a file; ``content`` may be a large one."""
     if isinstance(content, bytes):
         path.write_bytes(content)
         return
     with path.open("wb") as file:
         shutil.copyfileobj(content, file, _COPY_BYTES)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _version(status: os.stat_result) -> str:

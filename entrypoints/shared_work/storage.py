@@ -16,6 +16,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, Protocol
 
+from sm_train.entrypoints.common.atomic_write import durable_replace
 from sm_train.entrypoints.leases.lease_files import (
     AgedFile,
     LeaseFiles,
@@ -190,9 +191,8 @@ class LocalFolder:
         file = partial.open("wb", buffering=0)
         try:
             yield DescriptorSink(file.fileno())
-            os.fsync(file.fileno())
             file.close()
-            partial.replace(final)
+            durable_replace(partial, final)
         except BaseException as error:
             with suppress(OSError):
                 file.close()
@@ -200,7 +200,6 @@ class LocalFolder:
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = str(final)  # "no space left on device" does not name the file
             raise
-        _sync_folder(final.parent)
 
     def has_files(self, folder: str) -> bool:
         path = self.path / folder
@@ -234,15 +233,6 @@ def _existing(found: AgedFile | None, address: str) -> AgedFile:
     if found is None:
         raise FileNotFoundError(2, "no such file", address)
     return found
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the folder's directory entries to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)

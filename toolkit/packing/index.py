@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from sm_train.entrypoints.common.atomic_write import durable_replace
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.job_config import CaptionSource
 from sm_train.entrypoints.common.signals import raise_on_signals
@@ -172,7 +173,7 @@ def _replace(plan: IndexPlan, file: IO[bytes]) -> None:
                 copy.write(content)
         if final.exists():
             path.chmod(stat.S_IMODE(final.stat().st_mode))
-        path.replace(final)
+        durable_replace(path, final)
 
 
 def _remove_empty(state: Storage) -> None:
