@@ -5,13 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Iterable, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from sm_train.entrypoints.common.parent_death import exit_with_parent
@@ -46,7 +50,7 @@ class StoppedError(Exception):
 
 
 class WorkerKilledError(RuntimeError):
-    """A worker process was killed, perhaps because it ran out of memory."""
+    """A worker process has ended; the message says how, as the system reports it."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,9 @@ def run_tasks(
                 _init_worker,
                 (counters, stop, num_started, decoders, gpus),
             )
-            pending: set[Future[None]] = {pool.submit(_run_task, task, item) for item in queued}
+            with _hidden_main_module():  # all processes start with the first task
+                pending: set[Future[None]] = {pool.submit(_run_task, task, item) for item in queued}
+            processes_by_id = dict(pool._processes)
         try:
             while True:
                 # One item more than there are processes, so that none waits for the next.
@@ -153,10 +159,43 @@ def run_tasks(
                 done, written, rejected = counters[:]
                 yield WorkProgress(done, done, written, rejected)
         except BrokenProcessPool:
-            raise WorkerKilledError from None
+            raise WorkerKilledError(_how_ended(processes_by_id.values())) from None
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _hidden_main_module() -> Iterator[None]:
+    """Start processes without the program's main module inside the context.
+
+    A spawned process imports it otherwise, and a script without a main guard would do its work
+    again in each of them. Tasks are functions of this package.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _how_ended(processes: Iterable[BaseProcess]) -> str:
+    """Return how the worker process ended that broke the pool."""
+    codes = []
+    for process in processes:
+        process.join(_POLL_SECONDS)
+        codes.append(process.exitcode)
+    # The pool then sends SIGTERM to the others.
+    own = [code for code in codes if code not in (None, 0, -signal.SIGTERM)]
+    if not own:
+        return "a worker process ended without a result"
+    [code, *_] = own
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        hint = "; if memory ran out, try fewer --workers" if -code == signal.SIGKILL else ""
+        return f"{name} ended a worker process{hint}"
+    return f"a worker process ended with exit code {code}"
 
 
 # What _init_worker received. A pool passes such objects only when it starts a process.

@@ -161,12 +161,9 @@ def _make(
         result = finalize(plan)
     except (EnrichmentError, JobConfigError, ShardError) as error:
         raise UserError(f"{_option(error)}{error}{_keep_finished(plan, job)}") from None
-    except WorkerKilledError:
-        raise UserError(
-            "a worker process was killed, perhaps because it ran out of memory; try fewer --workers"
-            + _keep_finished(plan, job),
-            ExitCode.UNEXPECTED,
-        ) from None
+    except WorkerKilledError as error:
+        message = f"{error}{_keep_finished(plan, job)}"
+        raise UserError(message, ExitCode.UNEXPECTED) from None
     except KeyboardInterrupt:
         raise UserError(f"interrupted{_keep_finished(plan, job)}", ExitCode.INTERRUPTED) from None
     if result is None:

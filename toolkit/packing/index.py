@@ -143,12 +143,9 @@ def _build(plan: IndexPlan, workers: int, progress: Progress) -> None:
         header = finalize(plan, partial(_replace, plan))
     except ShardError as error:
         raise UserError(str(error)) from None
-    except WorkerKilledError:
-        raise UserError(
-            "a worker process was killed, perhaps because it ran out of memory; run the same "
-            "command to resume",
-            ExitCode.UNEXPECTED,
-        ) from None
+    except WorkerKilledError as error:
+        message = f"{error}; run the same command to resume"
+        raise UserError(message, ExitCode.UNEXPECTED) from None
     except KeyboardInterrupt:
         raise UserError(
             "interrupted; described shards are kept, run the same command to resume",

@@ -455,11 +455,7 @@ def _handle_interruption(destination: Storage, plan: PackPlan, error: BaseExcept
         remove_plan(plan, destination)
     resumable = "; finished shards are kept, run the same command to resume" if kept else ""
     if isinstance(error, WorkerKilledError):
-        raise UserError(
-            "a worker process was killed, perhaps because it ran out of memory; try fewer --workers"
-            + resumable,
-            ExitCode.UNEXPECTED,
-        ) from None
+        raise UserError(f"{error}{resumable}", ExitCode.UNEXPECTED) from None
     if isinstance(error, KeyboardInterrupt) and kept:
         raise UserError(f"interrupted{resumable}", ExitCode.INTERRUPTED) from None
 

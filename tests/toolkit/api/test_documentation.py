@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import sm_train
 
 from tests.conftest import Cli, clean_environment
 from tests.support.deadline import DEADLINE
+from tests.support.image_files import write_album
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -74,6 +76,29 @@ def test_page_runs(
         printed = capsys.readouterr().out
         if shown:
             assert printed == shown
+
+
+def test_pack_runs_in_a_script_as_documented(tmp_path: Path) -> None:
+    """Without a main guard: a worker process does not run the script again."""
+    page = (DOCS / "python-api.md").read_text()
+    [block] = [
+        code for code in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "pack(" in code
+    ]
+    [call] = [line for line in block.splitlines() if "sm_train.pack(" in line]
+    write_album(tmp_path / "photos", 6)
+    script = tmp_path / "prepare.py"
+    script.write_text(f"import sm_train\nprint('once')\n{call}\n")
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines().count("once") == 1
+    assert [*tmp_path.rglob("index.parquet")]
 
 
 def test_page_names_every_error_and_result() -> None:

@@ -332,8 +332,8 @@ def test_a_killed_worker_is_an_error_and_keeps_finished_shards(
         wait_for_group(process.pid)
     assert process.returncode == 1
     assert stderr == (
-        "sm-train: a worker process was killed, perhaps because it ran out of memory; try fewer "
-        "--workers; finished shards are kept, run the same command to resume\n"
+        "sm-train: SIGKILL ended a worker process; if memory ran out, try fewer --workers; "
+        "finished shards are kept, run the same command to resume\n"
     )
     assert (tmp_path / "out/shards/shard-000000.tar").exists()
 
