@@ -99,7 +99,7 @@ OWNERS = {
     "entrypoints/object_store/": r"client\(\s*[\"']s3[\"']|\.(put|get|head|copy|delete)_object\(|"
     r"list_objects_v2|(?<!api)\.upload_file\(|\.download_file\(|multipart_upload|TransferManager",
     "entrypoints/leases/": r"\bclass Lease\b|\bRENEW_SECONDS = ",
-    "entrypoints/common/atomic_write.py": r"\bdef durable_replace\b|\bdef flush_folder\b",
+    "entrypoints/common/atomic_write.py": r"\bdef durable_replace\b",
     "entrypoints/leases/lease_files.py": r"\bclass AgedFile\b|SET_TO_SERVER_TIME",
     "estimators/request/iam.py": r"\bdef policies\b",
     "estimators/request/data_policies.py": r"\bdef data_policies\b",

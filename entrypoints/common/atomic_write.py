@@ -45,15 +45,11 @@ def durable_replace(temporary: Path, final: Path, *, exclusive: bool = False) ->
     """
     _flush(temporary)
     (os.link if exclusive else os.replace)(temporary, final)
-    flush_folder(final.parent)
-
-
-def flush_folder(folder: Path) -> None:
-    """Flush the names of a folder to the disk."""
-    _flush(folder)
+    _flush(final.parent)
 
 
 def _flush(path: Path) -> None:
+    """Flush a file's content, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

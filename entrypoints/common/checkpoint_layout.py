@@ -170,12 +170,17 @@ def complete_marker(
         marker = CheckpointMarker.parse(read_marker(name))
     except MarkerError as error:
         return None, str(error)
+    problem = file_problem(name, marker, sizes)
+    return (None, problem) if problem else (marker, "")
+
+
+def file_problem(name: str, marker: CheckpointMarker, sizes: Mapping[str, int]) -> str:
+    """Return which file of the marker is not in ``sizes``, in its size; empty if all are."""
     for file in marker.files:
         size = sizes.get(f"{name}/{file.name}")
         if size != file.bytes:
-            problem = "is missing" if size is None else "has the wrong size"
-            return None, f"{file.name} {problem}"
-    return marker, ""
+            return f"{file.name} {'is missing' if size is None else 'has the wrong size'}"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,6 @@ class Restored:
     bytes: int
 
 
-def has_all_files(folder: str, marker: CheckpointMarker, sizes: Mapping[str, int]) -> bool:
-    """Return whether every file of a checkpoint is in ``sizes``, in its size."""
-    return all(sizes.get(f"{folder}/{file.name}") == file.bytes for file in marker.files)
-
-
 def restore(store: PrefixFiles, folder: Path, warn: Callable[[str], None]) -> Restored:
     """Download what is needed below ``folder`` and not there; ``warn`` of damaged checkpoints.
 

@@ -24,8 +24,8 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     CheckpointMarker,
     MarkerError,
     checkpoint_folders,
+    file_problem,
 )
-from sm_train.entrypoints.node_start.checkpoint_restore import has_all_files
 from sm_train.entrypoints.node_start.prefix_copy import PrefixFiles
 from sm_train.entrypoints.uploads.notes import UPLOADED_SUFFIX, is_upload_note, note
 
@@ -206,7 +206,7 @@ class CheckpointUploads:
             marker = CheckpointMarker.parse((self._folder / name).read_bytes())
         except (FileNotFoundError, MarkerError):
             return False
-        return has_all_files(folder, marker, sizes)
+        return not file_problem(folder, marker, sizes)
 
 
 def _is_marker(name: str) -> bool:
