@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +23,15 @@ from tests.support.images.crashing_decoders import CRASH
 
 pytestmark = pytest.mark.integration
 
+ROOT = Path(__file__).parents[2]
+CRASHING_SITE = ROOT / "tests/support/images/crashing_site"
+
 
 def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tests.support.images.crashing_programs", *map(str, arguments)],
-        env=clean_environment(folder) | {"TMPDIR": str(folder)},
+        env=clean_environment(folder)
+        | {"TMPDIR": str(folder), "PYTHONPATH": f"{CRASHING_SITE}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
         timeout=DEADLINE,

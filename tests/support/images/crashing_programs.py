@@ -1,7 +1,4 @@
-"""Programs whose decoders crash on some images: packing, and a loader that prints its batches.
-
-Worker processes import the program's main module again, so they crash on the same images.
-"""
+"""Programs that are run with crashing decoders: packing, and a loader that prints its batches."""
 
 from __future__ import annotations
 
@@ -13,9 +10,6 @@ from sm_train.entrypoints.data.loader import Loader
 from sm_train.toolkit import cli
 
 from tests.support.data_channels import Cluster
-from tests.support.images.crashing_decoders import install_crashing_decoders
-
-install_crashing_decoders()
 
 
 def main() -> None:
