@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes
+from sm_train.entrypoints.data.indexed_shards import IndexedShapes, read_indexed_shards
 from sm_train.entrypoints.data.partition import DataTopology
 from sm_train.entrypoints.data.sampler import DataPosition, Sampler, SamplerState
-from sm_train.entrypoints.data.shard_catalog import IndexedShapes
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import ShardIndex, write_index
 
@@ -77,7 +77,7 @@ def measure(path: Path, shards: int) -> None:
     changed = replace(topology, local_world_size=4)
     resumed, _ = saved.resume("digest", 0, RANGE_SIZE, changed)
     started = time.process_time()
-    sampler = Sampler(sizes, resumed, 0, 0, IndexedShapes(ShardIndex(path), np.arange(shards)))
+    sampler = Sampler(sizes, resumed, 0, 0, IndexedShapes(read_indexed_shards(path, None)))
     left = sampler.epoch_size(0).samples
     planned = time.process_time() - started
     next(sampler.passes()).schedule.indices(0)

@@ -25,7 +25,7 @@ from sm_train.entrypoints.data.precomputed_latents import (
     PrecomputedLatentsError,
 )
 from sm_train.entrypoints.data.sampler import DataPosition
-from sm_train.entrypoints.data.shard_catalog import DataError
+from sm_train.entrypoints.data.shard_format import DataError
 from sm_train.entrypoints.data.shard_reader import BadSample, SampleBytes, Submit
 from sm_train.entrypoints.data.tar_reader import TarError, sample_members
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders

@@ -44,7 +44,8 @@ from sm_train.entrypoints.data.buffer_pool import (
 from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.indexed_reader import IndexedReader
 from sm_train.entrypoints.data.precomputed_latents import PrecomputedLatents
-from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, ShardCatalog
+from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
+from sm_train.entrypoints.data.shard_format import DataError
 from sm_train.entrypoints.data.webdataset_reader import (
     ShardStream,
     WebDatasetReader,

@@ -6,7 +6,6 @@ resumed run continues with, are those of a data set that never had the others.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -27,15 +26,14 @@ class Selection:
     """The selected samples of each shard of an index, in its order.
 
     ``counts`` are their numbers and ``sizes`` those of all samples, int64 (num_shards,) each, and
-    ``masks`` a bit for each sample of a shard. ``total_bytes`` is the size of shards of these
-    samples alone. ``digest`` identifies the selection.
+    ``masks`` a bit for each sample of a shard. ``left_out`` are the bytes of the other samples of
+    each shard, int64 (num_shards,).
     """
 
     counts: Ints
     masks: tuple[NDArray[np.uint8], ...]
     sizes: Ints
-    total_bytes: int
-    digest: str
+    left_out: Ints
 
     def is_selected(self, row: int) -> NDArray[np.bool_]:
         """Return whether each sample of the shard in a row of the index is selected."""
@@ -43,38 +41,40 @@ class Selection:
         return bits.astype(np.bool_)
 
 
-def select_samples(index: ShardIndex, where: str, *, option: str = OPTION) -> Selection:
+def select_samples(
+    index: ShardIndex, where: str, *, option: str = OPTION, may_be_empty: bool = False
+) -> Selection:
     """Return the samples that fulfil the SQL condition ``where``, which ``option`` states.
 
     Memory holds a bit for each sample of the index, and a row group of its columns.
 
     Raises:
-        ConditionError: the condition is invalid, or selects no sample; or DuckDB is not installed.
+        ConditionError: the condition is invalid; or selects no sample, unless the selection
+            ``may_be_empty``; or DuckDB is not installed.
         ShardError: the index is damaged.
     """
     columns = list(index.header.columns)
     require_columns(columns, option)
     counts: list[int] = []
     masks: list[NDArray[np.uint8]] = []
-    left_out = 0
-    digest = hashlib.sha256()
+    left_out: list[int] = []
     with RowFilter("the index", where, option=option, fix=_FIX) as row_filter:
         used = [name for name in columns if name.lower() in row_filter.columns]
         for group in index.samples_by_group(used):
             mask = row_filter.mask(_numbered(index, group), columns)
-            left_out += int(group.bytes[~mask].sum())
-            for part in np.split(mask, np.cumsum(group.counts)[:-1]):
+            ends = np.cumsum(group.counts)[:-1]
+            others = np.where(mask, 0, group.bytes)
+            for part, unselected in zip(np.split(mask, ends), np.split(others, ends), strict=True):
                 counts.append(int(part.sum()))
                 masks.append(np.packbits(part))
-                digest.update(masks[-1].tobytes())
-    if not any(counts):
+                left_out.append(int(unselected.sum()))
+    if not any(counts) and not may_be_empty:
         raise ConditionError(f"{option}: none of {index.header.samples:,} samples fulfils {where}")
     return Selection(
         np.array(counts, np.int64),
         tuple(masks),
         index.samples,
-        index.header.bytes - left_out,
-        digest.hexdigest(),
+        np.array(left_out, np.int64),
     )
 
 

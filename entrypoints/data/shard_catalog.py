@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +26,18 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.common.index_location import is_streamed
 from sm_train.entrypoints.common.job_config import DataSource
 from sm_train.entrypoints.common.rng import Ints
-from sm_train.entrypoints.data.aspect_buckets import SampleShapes, nearest_shape
+from sm_train.entrypoints.data.aspect_buckets import SampleShapes
 from sm_train.entrypoints.data.epoch import BatchShapes
+from sm_train.entrypoints.data.indexed_shards import (
+    IndexedOffsets,
+    IndexedShapes,
+    SampleOffsets,
+    read_indexed_shards,
+    shards_digest,
+)
 from sm_train.entrypoints.data.mixture import Mixture
 from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology
-from sm_train.entrypoints.data.selection import Selection, select_samples
-from sm_train.entrypoints.data.shard_format import ShardError, find_shards
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_format import DataError, ShardError, find_shards
 from sm_train.entrypoints.data.tar_reader import scan_tar
 from sm_train.entrypoints.removal.removal_list import RemovalListError
 from sm_train.entrypoints.removal.removed_samples import (
@@ -45,13 +50,6 @@ from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 
 AllGather = Callable[[Any], list[Any]]
 """Gathers an object from every rank, in rank order, on all ranks."""
-
-_DIGEST_BATCH = 2**14
-"""Names that are converted and hashed at a time."""
-
-
-class DataError(RuntimeError):
-    """The shards cannot be trained on; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +83,6 @@ class ListedShards:
     names: ShardNames
     sizes: Ints | None
     where: str | None
-
-
-class SampleOffsets(Protocol):
-    """Finds the samples of a shard; sent to the loader's process."""
-
-    def __call__(self, shard: int) -> tuple[Ints, Ints]:
-        """Return the samples' first bytes and those after their last, int64 (num_samples,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,91 +279,7 @@ class _ShardListing:
     selection: str | None = None
 
 
-def shards_digest(
-    names: ShardNames, sizes: Ints, content: pa.Array | None, selection: str | None
-) -> str:
-    """Return a digest of the names and sample counts of all shards, and of their bytes if an index
-    has their hashes: without one, the shards are not read for it. ``selection`` identifies the
-    samples that are read.
-    """
-    digest = hashlib.sha256()
-    for first in range(0, len(names), _DIGEST_BATCH):
-        batch = names[first : first + _DIGEST_BATCH]
-        texts = batch if isinstance(batch, list) else batch.to_pylist()
-        digest.update("\0".join(["", *texts]).encode("utf-8", "surrogateescape"))
-    digest.update(sizes.astype("<i8").tobytes())
-    if content is not None:
-        for first in range(0, len(content), _DIGEST_BATCH):
-            digest.update(b"".join(content[first : first + _DIGEST_BATCH].to_pylist()))
-    if selection is not None:
-        digest.update(selection.encode())
-    return digest.hexdigest()[:16]
-
-
 # ------------------------------------------------------------------ with an index
-
-
-@dataclass(frozen=True)
-class _IndexedOffsets:
-    """Looks samples up in the index; ``rows`` are the shards' rows in it, int64 (num_shards,).
-
-    With a ``selection`` a shard has the selected samples alone.
-    """
-
-    index: ShardIndex
-    rows: Ints
-    selection: Selection | None = None
-
-    def __call__(self, shard: int) -> tuple[Ints, Ints]:
-        row = int(self.rows[shard])
-        offsets = self.index.offsets(row)
-        starts, stops = offsets[:-1], offsets[1:]
-        if self.selection is None:
-            return starts, stops
-        is_selected = self.selection.is_selected(row)
-        return starts[is_selected], stops[is_selected]
-
-
-@dataclass(frozen=True)
-class IndexedShapes:
-    """Chooses each image's batch shape by its size in the index."""
-
-    index: ShardIndex
-    rows: Ints
-    selection: Selection | None = None
-
-    def __call__(self, topology: DataTopology, shards: Ints) -> SampleShapes | None:
-        """Return the shapes of the samples of ``shards``.
-
-        Raises:
-            DataError: the index does not have the sizes of its images.
-        """
-        if not topology.shapes:
-            return None
-        first = np.full(len(self.rows), -1)
-        shards = shards[np.argsort(self.rows[shards])]  # in the order of the index
-        numbers, done, end = [np.zeros(0, np.int16)], 0, 0
-        for lengths, widths, heights in self.index.image_sizes_by_group(self.rows[shards]):
-            group = shards[done : done + len(lengths)]
-            self._require_sizes(self.rows[group], lengths)
-            if self.selection is not None:
-                masks = [self.selection.is_selected(row) for row in self.rows[group].tolist()]
-                is_selected = np.concatenate(masks)
-                widths, heights = widths[is_selected], heights[is_selected]
-                lengths = self.selection.counts[self.rows[group]]
-            first[group] = end + np.cumsum(lengths) - lengths
-            numbers.append(nearest_shape(topology.shapes, heights, widths))
-            done, end = done + len(group), end + len(widths)
-        return SampleShapes(first, np.concatenate(numbers), len(topology.shapes))
-
-    def _require_sizes(self, rows: Ints, lengths: Ints) -> None:
-        """Raise unless the index has an image's size for each sample of these rows."""
-        missing = rows[lengths != self.index.samples[rows]]
-        if len(missing):
-            raise DataError(
-                f"data.aspect_buckets: the index has no image sizes of "
-                f"{self.index.names[missing[0]]}; run `sm-train index` again"
-            )
 
 
 def missing_index(index: Path | None) -> str | None:
@@ -382,66 +289,13 @@ def missing_index(index: Path | None) -> str | None:
     return "data.where: selects samples by columns of the index, and the shards have none"
 
 
-@dataclass(frozen=True, eq=False)
-class IndexedShards:
-    """The shards of an index, sorted by name, as a reader numbers them.
-
-    ``names`` are an Arrow array, ``sizes`` the samples that are read of each, int64 (num_shards,),
-    and ``rows`` their rows in the index. ``selection`` is None if all samples are read, and
-    ``content`` has the BLAKE3 hashes of the shards.
-    """
-
-    index: ShardIndex
-    names: pa.Array
-    sizes: Ints
-    rows: Ints
-    total_bytes: int
-    content: pa.Array
-    selection: Selection | None
-
-    @property
-    def shapes(self) -> IndexedShapes:
-        """The batch shapes of the samples."""
-        return IndexedShapes(self.index, self.rows, self.selection)
-
-    @property
-    def digest(self) -> str:
-        """What identifies a data set of these shards; see :func:`shards_digest`."""
-        selection = None if self.selection is None else self.selection.digest
-        return shards_digest(self.names, self.sizes, self.content, selection)
-
-
-def read_indexed_shards(index_file: Path, where: str | None) -> IndexedShards:
-    """Return the shards of an index, and their samples that fulfil ``where``.
-
-    Raises:
-        OSError: it cannot be read.
-        ShardError: it is damaged.
-        ConditionError: the condition is invalid, or selects nothing.
-    """
-    index = ShardIndex(index_file)
-    selection = None if where is None else select_samples(index, where)
-    names = index.name_column()
-    order = pc.sort_indices(names)
-    rows = order.to_numpy().astype(np.int64)
-    return IndexedShards(
-        index,
-        names.take(order),
-        (index.samples if selection is None else selection.counts)[rows],
-        rows,
-        index.header.bytes if selection is None else selection.total_bytes,
-        index.content_hashes().take(order),
-        selection,
-    )
-
-
 def _list_by_index(
     index_file: Path, visible: dict[str, Path], where: str | None, all_gather: AllGather
 ) -> _ShardListing:
     problem = None
     try:
         shards = read_indexed_shards(index_file, where)
-        visible = without_replaced(visible, index_file, lambda: shards.index.names)
+        visible = without_replaced(visible, index_file, lambda: shards.names.to_pylist())
     except RemovalListError as error:
         problem = str(error)
     except (OSError, ShardError) as error:
@@ -468,11 +322,11 @@ def _list_by_index(
         shard_sizes=shards.sizes,
         total_bytes=shards.total_bytes,
         visible=found,
-        offsets=_IndexedOffsets(shards.index, shards.rows, shards.selection),
-        shapes=shards.shapes,
-        options=shards.index.header.options,
+        offsets=IndexedOffsets(shards),
+        shapes=IndexedShapes(shards),
+        options=shards.sources[0].index.header.options,
         content=shards.content,
-        selection=None if shards.selection is None else shards.selection.digest,
+        selection=shards.selection_digest,
     )
 
 

@@ -35,6 +35,10 @@ class ShardError(ValueError):
     """A shard or an index cannot be used; the message is one line that names the file."""
 
 
+class DataError(RuntimeError):
+    """The shards cannot be trained on; the message is one line."""
+
+
 def find_shards(folder: Path) -> dict[str, Path]:
     """Return the tars below a folder or a channel, sorted: name (relative path) → path."""
     return {

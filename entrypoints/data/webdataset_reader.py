@@ -31,19 +31,17 @@ from sm_train.entrypoints.common.job_config import DataConfig, DataSource
 from sm_train.entrypoints.common.rng import hash64, random_below
 from sm_train.entrypoints.data.batches import RawBatch, RawSample, SampleMembers
 from sm_train.entrypoints.data.epoch import EpochSize
+from sm_train.entrypoints.data.indexed_shards import IndexedShards, read_indexed_shards
 from sm_train.entrypoints.data.mixture import cumulative_weights
 from sm_train.entrypoints.data.sampler import DataPosition
-from sm_train.entrypoints.data.selection import Selection, select_samples
 from sm_train.entrypoints.data.shard_catalog import (
     AllGather,
-    DataError,
     DataRank,
     ListedShards,
     missing_index,
     raise_on_all_ranks,
 )
-from sm_train.entrypoints.data.shard_format import END_MARK, ShardError, find_shards
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_format import END_MARK, DataError, ShardError, find_shards
 from sm_train.entrypoints.data.shard_reader import BadSample, Submit
 from sm_train.entrypoints.removal.removal_list import RemovalListError
 from sm_train.entrypoints.removal.removed_samples import (
@@ -100,15 +98,16 @@ class ShardStream:
 
 @dataclass(frozen=True)
 class SelectedKeys:
-    """Finds the keys of the selected samples of one shard, in a row of the index."""
+    """Finds the keys of the selected samples of one of the shards of an index."""
 
-    index: ShardIndex
-    selection: Selection
-    row: int
+    shards: IndexedShards
+    number: int
 
     def __call__(self) -> frozenset[str]:
-        keys = self.index.keys(self.row)
-        return frozenset(compress(keys, self.selection.is_selected(self.row)))
+        source, row = self.shards.place(self.number)
+        is_selected = self.shards.selected(self.number)
+        assert is_selected is not None  # by a condition
+        return frozenset(compress(source.index.keys(row), is_selected))
 
 
 def list_stream(
@@ -139,8 +138,9 @@ def list_stream(
             raise DataError(f"{channel}: {rank.hosts[node]} sees no .tar file")
         names.update(listed)
     numbers = {name: number for number, name in enumerate(sorted(names))}
-    selections = {keys.selection.digest for keys in selected.values()}
-    digest = hashlib.sha256("\n".join([*numbers, *selections]).encode()).hexdigest()[:16]
+    selections = {keys.shards.selection_digest or "" for keys in islice(selected.values(), 1)}
+    identity = "\n".join([*numbers, *selections])
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     paths = {numbers[name]: path for name, path in visible.items()}
     own = {numbers[name]: name for name in visible}
     return ShardStream(
@@ -163,22 +163,22 @@ def _selected(
     if index is None:
         return {}, {}, missing_index(index)
     try:
-        opened = ShardIndex(index)
-        visible = without_replaced(visible, index, lambda: opened.names)
-        if where is None:
-            return visible, {}, None
-        selection = select_samples(opened, where)
+        shards = read_indexed_shards(index, where)
+        names: list[str] = shards.names.to_pylist()
+        visible = without_replaced(visible, index, lambda: names)
     except (OSError, ShardError, ConditionError, RemovalListError) as error:
         return {}, {}, str(error)
-    rows = {name: row for row, name in enumerate(opened.names) if name in visible}
+    if where is None:
+        return visible, {}, None
+    numbers = {name: number for number, name in enumerate(names) if name in visible}
     visible = {
-        name: path for name, path in visible.items() if name in rows or not is_streamed(name)
+        name: path for name, path in visible.items() if name in numbers or not is_streamed(name)
     }
-    if unknown := visible.keys() - rows.keys():
+    if unknown := visible.keys() - numbers.keys():
         return {}, {}, f"data.where: {min(unknown)} is not in the index; run `sm-train index`"
-    if not selection.counts[list(rows.values())].any():
-        return {}, {}, f"data.where: no sample of this node's {len(rows)} shards fulfils {where}"
-    selected = {name: SelectedKeys(opened, selection, row) for name, row in rows.items()}
+    if not shards.sizes[list(numbers.values())].any():
+        return {}, {}, f"data.where: no sample of this node's {len(numbers)} shards fulfils {where}"
+    selected = {name: SelectedKeys(shards, number) for name, number in numbers.items()}
     return visible, selected, None
 
 
@@ -375,7 +375,7 @@ def _url(path: Path, name: str, pipe: str | None) -> str:
 
 
 def _has_samples(selected: SelectedKeys | None) -> bool:
-    return selected is None or bool(selected.selection.counts[selected.row])
+    return selected is None or bool(selected.shards.sizes[selected.number])
 
 
 def _samples(

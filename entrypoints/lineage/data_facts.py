@@ -95,7 +95,7 @@ def data_facts(
     return DataFacts(
         samples,
         header.shards,
-        header.bytes if selection is None else selection.total_bytes,
+        header.bytes if selection is None else header.bytes - int(selection.left_out.sum()),
         where,
         {name: _column(counter) for name, counter in counters.items()},
         dict(origins.most_common()) if SOURCE in names else None,

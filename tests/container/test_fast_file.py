@@ -23,7 +23,7 @@ from sm_train.entrypoints.data.indexed_reader import (
     READ_BYTES,
     SHUFFLE_BLOCK_BYTES,
 )
-from sm_train.entrypoints.data.shard_catalog import DataError
+from sm_train.entrypoints.data.shard_format import DataError
 from sm_train.toolkit.jobs.event_lines import read_events
 
 from tests.conftest import Cli

@@ -15,9 +15,10 @@ from itertools import pairwise
 import numpy as np
 from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.data.epoch import BatchShapes, single_batch_shape
+from sm_train.entrypoints.data.indexed_shards import IndexedShapes, IndexedShards
 from sm_train.entrypoints.data.mixture import Mixture
 from sm_train.entrypoints.data.sampler import Sampler, SamplerState
-from sm_train.entrypoints.data.shard_catalog import IndexedShards, MixedShapes
+from sm_train.entrypoints.data.shard_catalog import MixedShapes
 from sm_train.entrypoints.lineage.data_record import Anchor, ChannelRecord, DataRecord, ShardTable
 from sm_train.entrypoints.lineage.replacements import Replacements
 
@@ -72,8 +73,8 @@ class _Segment:
     limit: int
 
 
-FindShards = Callable[[ChannelRecord, ShardTable], IndexedShards | None]
-"""Returns the shards of a channel as its index describes them; None if that is not known."""
+FindShards = Callable[[ChannelRecord, ShardTable], IndexedShards | str]
+"""Returns the shards of a channel as its index describes them, or why that is not known."""
 
 
 def seen_steps(
@@ -81,7 +82,7 @@ def seen_steps(
     place: Place,
     until: int,
     removed: str | None,
-    find_shards: FindShards = lambda channel, table: None,
+    find_shards: FindShards = lambda channel, table: "they had no index",
 ) -> SeenSteps:
     """Return the steps up to ``until`` of a stage's attempts, oldest first, that read a sample.
 
@@ -142,14 +143,16 @@ def _order(attempt: Attempt, place: Place, find_shards: FindShards) -> _Order | 
         if state.topology.shapes or (number == source and channel.where is not None)
     ]
     found = {number: find_shards(record.channels[number], tables[number]) for number in needed}
-    if any(shards is None for shards in found.values()):
-        option = "data.aspect_buckets" if state.topology.shapes else "data.where"
-        return f"{option}: the order depends on an index that has changed since"
-    shapes = [shards.shapes for shards in found.values() if shards is not None]
+    option = "data.aspect_buckets" if state.topology.shapes else "data.where"
+    for problem in found.values():
+        if isinstance(problem, str):
+            return f"{option}: the order depends on the index of the shards: {problem}"
+    known = {number: each for number, each in found.items() if isinstance(each, IndexedShards)}
+    shapes = [IndexedShapes(shards) for shards in known.values()]
     sizes = [table.sizes for table in tables if table.sizes is not None]
     assert len(sizes) == len(tables)  # the exact reader knows them
     number = tables[source].names.index(place.shard)
-    sample = _number_among_selected(found.get(source), number, place.sample)
+    sample = _number_among_selected(known.get(source), number, place.sample)
     weights = [channel.weight for channel in record.channels]
     if weights[0] is None:
         chosen = shapes[0] if state.topology.shapes else single_batch_shape
@@ -170,9 +173,9 @@ def _order(attempt: Attempt, place: Place, find_shards: FindShards) -> _Order | 
 
 def _number_among_selected(shards: IndexedShards | None, number: int, sample: int) -> int | None:
     """Return a sample's number among those of its shard that are read; None if it is not."""
-    if shards is None or shards.selection is None:
+    selected = None if shards is None else shards.selected(number)
+    if selected is None:
         return sample
-    selected = shards.selection.is_selected(int(shards.rows[number]))
     return int(selected[:sample].sum()) if selected[sample] else None
 
 

@@ -19,7 +19,8 @@ from sm_train.entrypoints.common.job_config import CaptionSource
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader, open_loader
-from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, build_catalog
+from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.data.shard_format import DataError
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from sm_train.entrypoints.sample_metadata.captions import choose_caption
 

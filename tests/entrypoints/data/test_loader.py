@@ -29,7 +29,7 @@ from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shap
 from sm_train.entrypoints.data.batches import BadSampleTracker, Batch
 from sm_train.entrypoints.data.loader import FIRST_DEPTH
 from sm_train.entrypoints.data.sampler import DataPosition, SamplerState
-from sm_train.entrypoints.data.shard_catalog import DataError
+from sm_train.entrypoints.data.shard_format import DataError
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.data.shard_reader import BadSample
 from sm_train.entrypoints.packing.shard_verification import scan_shard

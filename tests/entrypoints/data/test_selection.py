@@ -15,7 +15,8 @@ import sm_train
 from sm_train.entrypoints.data import shard_reader
 from sm_train.entrypoints.data.loader import Loader, open_loader
 from sm_train.entrypoints.data.selection import select_samples
-from sm_train.entrypoints.data.shard_catalog import DataError, DataRank
+from sm_train.entrypoints.data.shard_catalog import DataRank
+from sm_train.entrypoints.data.shard_format import DataError
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.shard_reader import ShardReader, run_inline
 from sm_train.entrypoints.data.webdataset_reader import list_stream

@@ -16,7 +16,8 @@ from PIL import Image
 from sm_train.entrypoints.data.batches import BadSampleTracker, Batch
 from sm_train.entrypoints.data.loader import Loader, open_loader
 from sm_train.entrypoints.data.sampler import DataPosition
-from sm_train.entrypoints.data.shard_catalog import DataError, DataRank
+from sm_train.entrypoints.data.shard_catalog import DataRank
+from sm_train.entrypoints.data.shard_format import DataError
 from sm_train.entrypoints.data.webdataset_reader import list_stream
 
 from tests.support.cluster.training_jobs import write_shard

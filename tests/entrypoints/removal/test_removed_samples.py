@@ -15,8 +15,9 @@ from sm_train.entrypoints.common.index_location import (
 )
 from sm_train.entrypoints.common.job_config import DataConfig, DataSource
 from sm_train.entrypoints.data.loader import Loader, open_loader
-from sm_train.entrypoints.data.shard_catalog import DataError, DataRank
+from sm_train.entrypoints.data.shard_catalog import DataRank
 from sm_train.entrypoints.data.shard_channels import ShardChannel, list_channels
+from sm_train.entrypoints.data.shard_format import DataError
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.removal import removed_samples
 from sm_train.entrypoints.removal.removal_list import RemovalList, RemovalListError, decode_list

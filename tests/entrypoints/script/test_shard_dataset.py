@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from sm_train import ShardDataset
-from sm_train.entrypoints.data.shard_catalog import DataError
+from sm_train.entrypoints.data.shard_format import DataError
 
 from tests.support.cluster.training_jobs import sample, write_shard
 

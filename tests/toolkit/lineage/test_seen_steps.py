@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from PIL import Image
 from sm_train.entrypoints.common.job_config import DataSource
@@ -63,6 +64,7 @@ class Reading:
     file: ReplacementsFile | None = None
     step: int = 0
     state: bytes | None = None
+    digest: str = ""
 
     def start(self, channels: Sequence[Path], ranks: int, **options: Any) -> list[Loader]:
         """Open the loaders of an attempt, and record its start."""
@@ -70,7 +72,7 @@ class Reading:
         cluster = Cluster(channels, ranks, scan, self.index, self.where)
         catalogs = cluster.build_catalogs()
         tables = {"train": _table(catalogs[0][1])}
-        digest = catalogs[0][1].digest
+        digest = self.digest = catalogs[0][1].digest
         if self.sources:
             mixed = [
                 (rank, mix_catalogs([catalog] * len(self.sources), self.sources))
@@ -320,19 +322,26 @@ def pack_job(folder: Path, **changes: Any) -> PackJob:
 
 
 @pytest.mark.parametrize(
-    ("buckets", "where", "mixed"),
+    ("buckets", "where", "mixed", "by_name"),
     [
-        (True, None, False),
-        (False, "owner = 'a'", False),
-        (True, "owner = 'a'", False),
-        (True, None, True),
-        (True, "owner = 'b'", True),
+        (True, None, False, True),
+        (False, "owner = 'a'", False, True),
+        (False, "owner = 'a'", False, False),
+        (True, "owner = 'a'", False, False),
+        (True, None, True, False),
+        (True, "owner = 'b'", True, True),
     ],
 )
 def test_an_index_gives_the_order_of_buckets_and_conditions(
-    packed: Path, tmp_path: Path, buckets: bool, where: str | None, mixed: bool
+    packed: Path, tmp_path: Path, buckets: bool, where: str | None, mixed: bool, by_name: bool
 ) -> None:
-    """Also after images were added and one was removed, and not after the images changed."""
+    """Also after images were added and one was removed, and not after the images changed.
+
+    The rows of an index need not be in the order of the names: shards that are appended to a
+    streamed pack follow later ones.
+    """
+    if not by_name:
+        reverse_rows(packed / "index.parquet")
     sources = (DataSource("train", 1.0), DataSource("art", 2.0)) if mixed else ()
     reading = Reading(
         packed / "shards", tmp_path, sources, index=packed / "index.parquet", where=where
@@ -357,7 +366,25 @@ def test_an_index_gives_the_order_of_buckets_and_conditions(
         place = Place("train", "shard-000000.tar", 0)
         found = seen_steps(reading.attempts, place, 10, None, indexes.shards_of)
     option = "data.aspect_buckets" if buckets else "data.where"
-    assert found.reason == f"{option}: the order depends on an index that has changed since"
+    digest = reading.digest
+    assert found.reason == (
+        f"{option}: the order depends on the index of the shards: {packed}/index.parquet gives "
+        f"digest {digest}, and the job recorded another"
+    )
+    (packed / "index.parquet").unlink()
+    with RecordedIndexes(S3Access()) as indexes:
+        found = seen_steps(reading.attempts, place, 10, None, indexes.shards_of)
+    assert found.reason is not None
+    assert "no such index" in found.reason
+
+
+def reverse_rows(path: Path) -> None:
+    index = ShardIndex(path)
+    rows = [index.shard_row(row) for row in reversed(range(len(index)))]
+    assert len(rows) > 1
+    with path.with_suffix(".new").open("wb") as file, index.rewriter(file) as writer:
+        writer.add_rows(pa.concat_tables(rows))
+    path.with_suffix(".new").replace(path)
 
 
 def changed(record: DataRecord) -> tuple[ChannelRecord, ...]:
