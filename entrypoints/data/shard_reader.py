@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.data.indexed_shards import SampleOffsets
 from sm_train.entrypoints.data.mixture import Mixture
-from sm_train.entrypoints.data.shard_catalog import SampleOffsets
 
 MAX_GAP = 128 * 1024
 """Bytes that are not wanted between two samples that are read at once: a request of FastFile."""

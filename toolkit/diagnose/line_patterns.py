@@ -10,6 +10,7 @@ from typing import Protocol
 from sm_train.entrypoints.doctor.nccl_log import LITERALS as NCCL_LITERALS
 from sm_train.toolkit.diagnose.signatures import searched_patterns
 from sm_train.toolkit.diagnose.tracebacks import BEGIN, CHAINED, IGNORED
+from sm_train.toolkit.diagnose.watchdog_lines import GROUP_OF_WORK
 
 FIRST_FAILURE = ("Root Cause (first observed failure)", "Root Cause:")
 """Heads of torchrun's summary of the first failure."""
@@ -88,7 +89,10 @@ def searched_pattern() -> BytesPattern:
     """Return one pattern of everything that the scan looks for: other lines are not parsed."""
     import re2
 
-    literals = (BEGIN, *CHAINED, *IGNORED, *FIRST_FAILURE, *SUCCESS, *_EVENTS, COMMUNICATOR)
+    literals = (
+        *(BEGIN, *CHAINED, *IGNORED, *FIRST_FAILURE, *SUCCESS, *_EVENTS, COMMUNICATOR),
+        GROUP_OF_WORK,
+    )
     patterns = [re2.escape(text).encode() for text in (*literals, *NCCL_LITERALS)]
     patterns += searched_patterns()
     options = re2.Options()

@@ -38,6 +38,7 @@ from sm_train.toolkit.diagnose.signatures import is_resolved, matching, matching
 from sm_train.toolkit.diagnose.step_counter import StepCounter, line_before_last_steps
 from sm_train.toolkit.diagnose.torchrun_summary import TorchrunSummary, signal_match
 from sm_train.toolkit.diagnose.tracebacks import BEGIN, CHAINED, Tracebacks, quoted_traceback
+from sm_train.toolkit.diagnose.watchdog_lines import WatchdogLines
 from sm_train.toolkit.jobs.event_lines import Event, parse_event
 
 READ_BYTES = 1 << 22
@@ -107,6 +108,7 @@ class _StreamScanner:
     steps: StepCounter = field(default_factory=StepCounter)
     nodes: JobNodes = field(default_factory=JobNodes)
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    watchdog: WatchdogLines = field(default_factory=WatchdogLines)
     summary: TorchrunSummary = field(init=False)
     start_events: int = 0
     succeeded: bool = False
@@ -234,6 +236,8 @@ class _StreamScanner:
             is_cause = _DIRECT_CAUSE in line.text
             self.matches.remove_chained(line.rank, self.line_number, is_cause=is_cause)
         self.nodes.read_network(line, node)
+        rank = self.stream.rank if line.rank is None else line.rank
+        self.watchdog.read(line, rank, node or line.host, self.line_number)
         event = parse_event(line.text) if "SMT {" in line.text else None
         part = "other" if event else self.tracebacks.feed(line, self.line_number)
         if event is not None:
@@ -419,6 +423,7 @@ class _StreamScanner:
             reference=self.stream.reference,
             prefixes=self.tracebacks.prefixes,
             nccl={node: parse_nccl_log(lines) for node, lines in nodes.nccl.items()},
+            timeouts=self.watchdog.timeouts,
         )
 
 

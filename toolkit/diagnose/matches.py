@@ -15,6 +15,7 @@ from sm_train.toolkit.diagnose.signatures import (
     matching_at_end,
     matching_exception,
 )
+from sm_train.toolkit.diagnose.watchdog_lines import CollectiveTimeout
 
 MAX_TEXT = 500
 """Characters kept of a line."""
@@ -244,6 +245,8 @@ class ScanReport:
     """Prefixes that were learned from the log."""
     nccl: dict[str | None, NcclLog]
     """Node → what NCCL reports of its network."""
+    timeouts: tuple[CollectiveTimeout, ...]
+    """Collectives that timed out, in the order of their lines."""
 
     @property
     def completed(self) -> bool:

@@ -50,11 +50,32 @@ def echoes(ranks: range, second: float = 100) -> list[str]:
     return lines
 
 
-def timeout(rank: int, number: int = 1580, kind: str = "ALLREDUCE", second: float = 1900) -> str:
+def timeout(
+    rank: int,
+    number: int = 1580,
+    kind: str = "ALLREDUCE",
+    second: float = 1900,
+    *,
+    group: str | None = "0 PG GUID 0(default_pg)",
+    group_rank: int | None = None,
+) -> str:
+    """Return the lines of a collective that timed out; without a ``group``, the first alone.
+
+    As PyTorch 2.7 and later print them, in https://github.com/ecmwf/WeatherGenerator/pull/1533.
+    """
+    in_group = rank if group_rank is None else group_rank
+    first = (
+        f"[rank{rank}]:[E{clock(second)} ProcessGroupNCCL.cpp:629] [Rank {in_group}] Watchdog "
+        f"caught collective operation timeout: WorkNCCL(SeqNum={number}, OpType={kind}, "
+        "NumelIn=4096, NumelOut=4096, Timeout(ms)=600000) ran for 600045 milliseconds before "
+        "timing out."
+    )
+    if group is None:
+        return first
     return (
-        f"[rank{rank}]:[E{clock(second)} ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught "
-        f"collective operation timeout: WorkNCCL(SeqNum={number}, OpType={kind}, NumelIn=466119, "
-        "NumelOut=466119, Timeout(ms)=1800000) ran for 1800060 milliseconds before timing out."
+        f"{first}\n[rank{rank}]:[E{clock(second)} ProcessGroupNCCL.cpp:2168] [PG ID {group} Rank "
+        f"{in_group}]  failure detected by watchdog at work sequence id: {number} PG status: last "
+        f"enqueued work: {number + 34}, last completed work: {number - 1}"
     )
 
 
@@ -315,47 +336,113 @@ def test_rank_is_unknown_unless_all_others_reported(
     assert found.details == (() if note is None else (note,))
 
 
-def group_timeout(rank: int, group: str, group_rank: int, number: int, kind: str) -> str:
-    return (
-        f"[rank{rank}]:[E{clock(1900)} ProcessGroupNCCL.cpp:616] [PG ID 3 PG GUID {group} Rank "
-        f"{group_rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, "
-        f"OpType={kind}, NumelIn=4, NumelOut=4, Timeout(ms)=1800000) ran for 1800060 milliseconds"
-    )
-
-
 def test_process_groups_are_not_compared_with_each_other() -> None:
     """HSDP: shards of four ranks in each node, and replicas of two ranks across the nodes."""
-    shards = [
-        group_timeout(4 * node + rank, f"{5 + node}(mesh_shard)", rank, 900, "_ALLGATHER_BASE")
-        for node in range(2)
-        for rank in range(4)
-        if (node, rank) != (1, 2)
-    ]
+
+    def shards(silent: set[int]) -> list[str]:
+        groups = (f"1 PG GUID {5 + node}(mesh_shard)" for node in range(2))
+        return [
+            timeout(4 * node + rank, 900, "_ALLGATHER_BASE", group=group, group_rank=rank)
+            for node, group in enumerate(groups)
+            for rank in range(4)
+            if 4 * node + rank not in silent
+        ]
+
     replicas = [
-        group_timeout(4 * node, "7(mesh_replicate)", node, 12, "ALLREDUCE") for node in range(2)
+        timeout(4 * node, 12, group="2 PG GUID 7(mesh_replicate)", group_rank=node)
+        for node in range(2)
     ]
-    found = diagnosed([start_of(8), *shards, *replicas])
+    found = diagnosed([start_of(8), *shards({5, 6}), *replicas])
     assert found.first is not None
     assert found.first.rank is None
-    assert not any("different collectives" in line for line in found.details)
-    # With the default group, whose ranks are known; ranks in groups repeat, global ones count.
-    default = [
-        group_timeout(rank, "0(default_pg)", rank, 31, "ALLREDUCE")
-        for rank in range(8)
-        if rank != 6
-    ]
-    found = diagnosed([start_of(8), *shards, *default])
+    assert found.details == ("no timeout from ranks 5, 6: check there first",)
+    # All ranks wait, and the numbers of their groups differ.
+    found = diagnosed([start_of(8), *shards(set()), *replicas])
+    assert found.first is not None
+    assert found.first.rank is None
+    assert found.details == ()
+    # In whatever group a rank waits: one alone does not.
+    default = [timeout(rank, 31) for rank in range(3)]
+    found = diagnosed([start_of(8), *default, *shards({0, 1, 2, 6}), *replicas[1:]])
     assert found.first is not None
     assert (found.first.node, found.first.rank) == ("algo-2", 6)
-    assert "no timeout from rank 6: check there first" in found.details
+    assert (
+        found.first.line == "rank 6 reported no timeout, and the other 7 ranks wait in collectives"
+    )
+    assert found.details == ("no timeout from rank 6: check there first",)
+
+
+def test_waiting_ranks_are_not_blamed_for_the_numbers_of_other_groups() -> None:
+    """HSDP of 2 × 2 ranks, rank 3 hangs: rank 2 waits for its shard, ranks 0 and 1 elsewhere."""
+    lines = [
+        timeout(2, 410, "_REDUCE_SCATTER_BASE", group="2 PG GUID 4(dp_shard)", group_rank=0),
+        timeout(1, 17, group="3 PG GUID 6(dp_replicate)", group_rank=0),
+        timeout(0, 18, group="3 PG GUID 5(dp_replicate)", group_rank=0),
+    ]
+    found = diagnosed([start_of(4), *lines])
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 3)
+    # Rank 3 also waits, somewhere: nothing can be said.
+    found = diagnosed([start_of(4), *lines, timeout(3, 16, group=None, group_rank=1)])
+    assert found.first is not None
+    assert found.first.rank is None
+    assert found.details == ()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        # https://github.com/vllm-project/vllm/issues/6042 (2.3)
+        "[PG 1 Rank {rank}] Timeout at NCCL work: {number}, last enqueued NCCL work: 158046, last "
+        "completed NCCL work: 158045.",
+        # https://github.com/XPixelGroup/BasicSR/issues/737 (2.6)
+        "[PG ID 0 PG GUID 0(default_pg) Rank {rank}] Exception (either an error or timeout) "
+        "detected by watchdog at work: {number}, last enqueued NCCL work: 811, last completed NCCL "
+        "work: 807.",
+        # https://github.com/ecmwf/WeatherGenerator/pull/1533 (2.8)
+        "[PG ID 1 PG GUID 1 Rank {rank}]  failure detected by watchdog at work sequence id: "
+        "{number} PG status: last enqueued work: 1119, last completed work: 1084",
+    ],
+)
+def test_the_second_line_names_the_group_in_every_version(second: str) -> None:
+    def lines(rank: int, number: int) -> list[str]:
+        prefix = f"[rank{rank}]:[E{clock(1900)} ProcessGroupNCCL.cpp:1785] "
+        return [
+            timeout(rank, number, group=None),
+            prefix + second.format(rank=rank, number=number),
+        ]
+
+    firsts = [lines(rank, 41 if rank == 2 else 42) for rank in range(4)]
+    # The lines of all ranks of a node are mixed.
+    found = diagnosed([start_of(4), *(one for one, _ in firsts), *(two for _, two in firsts)])
+    assert found.first is not None
+    assert found.first.rank == 2
+    # The first lines alone do not show that it is one group.
+    found = diagnosed([start_of(4), *(one for one, _ in firsts)])
+    assert found.first is not None
+    assert found.first.rank is None
+
+
+def test_timeouts_of_many_ranks_in_one_log_are_all_read() -> None:
+    lines = [timeout(rank) for rank in range(256) if rank != 200]
+    found = diagnosed([start_of(256), *lines])
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 200)
 
 
 def test_rank_that_lags_in_its_group_is_named_by_its_global_rank() -> None:
     lines = [
-        group_timeout(8 + rank, "9(mesh_shard)", rank, 41 if rank == 3 else 42, "ALLREDUCE")
+        timeout(
+            8 + rank,
+            41 if rank == 3 else 42,
+            group="3 PG GUID 9(mesh_shard)",
+            group_rank=rank,
+        )
         for rank in range(8)
     ]
-    other = [group_timeout(rank, "8(mesh_shard)", rank, 7, "ALLREDUCE") for rank in range(8)]
+    other = [
+        timeout(rank, 7, group="3 PG GUID 8(mesh_shard)", group_rank=rank) for rank in range(8)
+    ]
     found = diagnosed([start_of(16), *other, *lines])
     assert found.first is not None
     assert found.first.rank == 11
