@@ -1105,3 +1105,36 @@ def test_kernel_messages_about_other_programs_are_notes(others: tuple[str, ...])
 )
 def test_kernel_messages_about_the_job_are_its_cause(lines: list[str], cause: str) -> None:
     assert diagnosed([*training(), *lines]).cause == cause
+
+
+def test_a_reason_outranks_the_status_next_to_it() -> None:
+    lost = (
+        "Warning  UnexpectedAdmissionError  4s  kubelet  Allocate failed due to device plugin "
+        "GetPreferredAllocation rpc failed with err: rpc error: code = Unknown desc = Unable to "
+        "retrieve list of available devices: error creating nvml.Device 5: nvml: GPU is lost, "
+        "which is unexpected"
+    )
+    taken = (
+        'failed with reason: "UnexpectedAdmissionError", message: "Pod Allocate failed due to '
+        "requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0, "
+        'which is unexpected"'
+    )
+    status = "train-worker-1   0/1     UnexpectedAdmissionError   0          4s"
+    for lines, code in (([status, lost], "gpu-lost"), ([lost], "gpu-lost"), ([taken], "capacity")):
+        assert diagnosed(lines).cause == code
+    assert diagnosed([status]).cause == "pod-rejected"
+
+
+def test_a_hub_that_is_slow_is_not_a_hub_that_cannot_be_reached() -> None:
+    slow = (
+        "requests.exceptions.ReadTimeout: (ReadTimeoutError(\"HTTPSConnectionPool(host='hugging"
+        "face.co', port=443): Read timed out. (read timeout=10)\"), '(Request ID: 7d76f590)')"
+    )
+    absent = (
+        "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't "
+        "find them in the cached files."
+    )
+    found = diagnosed([*traceback(slow), *traceback(absent)])
+    assert (found.cause, found.retryable) == ("hub-timeout", True)
+    found = diagnosed(traceback(absent))
+    assert (found.cause, found.retryable) == ("hub-offline", False)
