@@ -31,6 +31,7 @@ from selection import SHARD_SAMPLES, write
 from sm_train.entrypoints.data.shard_index import ShardIndex, write_index
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.describe_shard import describe_shard
+from sm_train.entrypoints.removal.removal_list import RemovalList
 from sm_train.toolkit.packing.shard_set import ShardSet, find_shard_set
 from sm_train.toolkit.removal.find_samples import find_samples
 from sm_train.toolkit.removal.rewrite_shards import Rewrite, rewrite_shards
@@ -88,7 +89,7 @@ def find(folder: Path) -> None:
     numbers = np.random.default_rng(1).choice(index.header.samples, 1_000, replace=False)
     keys = [f"{number:09d}" for number in numbers.tolist()]
     shards = find_shard_set(str(folder), S3Access())
-    assert len(find_samples(shards, index, keys, None)) == len(keys)
+    assert len(find_samples(shards, index, keys, None, RemovalList())) == len(keys)
 
 
 def switch(folder: Path) -> None:

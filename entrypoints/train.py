@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.atomic_write import write_atomic
-from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SETTINGS_FILE
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SAMPLER_FILE, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.index_location import removal_list
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _train(process: TrainingProcess) -> None:
     from accelerate import Accelerator
     from accelerate.utils import set_seed
+    from sm_train.entrypoints.data.shard_channels import as_of_checkpoint, job_channels
     from sm_train.entrypoints.distributed.fsdp import ddp_options
     from sm_train.entrypoints.models.builder import build_components, require_unchanged
     from sm_train.entrypoints.models.image_sampling import COMPONENTS_FOLDER
@@ -110,6 +111,10 @@ def _train(process: TrainingProcess) -> None:
     # Before the components are written: those of another target would describe, from then on, the
     # checkpoints that exist.
     checkpoint = _find_checkpoint(config, components, paths, data_rank, accelerator, events)
+    if checkpoint is not None and synthetic is None:
+        state = (checkpoint.folder / SAMPLER_FILE).read_bytes()
+        channels = job_channels(config.data, paths)
+        shards = as_of_checkpoint(shards, channels, config.data, state, all_gather)
     if accelerator.is_main_process:
         source = _existing(paths.channel("model"))
         record = _training_record(config, components, shards, source, paths)

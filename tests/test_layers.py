@@ -113,6 +113,7 @@ OWNERS = {
     "entrypoints/distributed/messages.py": r"\bdef job_key\b|\bclass KeyValueStore\b",
     "entrypoints/sample_metadata/row_filter.py": r"\bimport duckdb\b",
     "entrypoints/data/selection.py": r"\bclass Selection\b",
+    "entrypoints/data/indexed_shards.py": r"\bclass IndexedShards\b|\bdef shards_digest\b",
     "entrypoints/removal/": r"\bclass RemovalList\b",
     "entrypoints/lineage/": r"\bclass DataRecord\b",
     "entrypoints/job_records/": r"\bclass NodeRecord\b|\bclass NodeRecorder\b",

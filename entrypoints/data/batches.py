@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from sm_train.entrypoints.data.precomputed_latents import (
 )
 from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.data.shard_format import DataError
-from sm_train.entrypoints.data.shard_reader import BadSample, SampleBytes, Submit
+from sm_train.entrypoints.data.shard_reader import BadSample, Removed, SampleBytes, Submit
 from sm_train.entrypoints.data.tar_reader import TarError, sample_members
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.images.extra_decoder import decode_extra, extra_layout
@@ -45,11 +45,6 @@ _SLICE_SAMPLES = 4
 
 _MAX_REPLACEMENTS = 64
 _EMPTY = torch.empty(0)
-
-
-@dataclass(frozen=True)
-class Removed(BadSample):
-    """A sample that a user has removed: it is replaced like a bad one, and no fault."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +89,11 @@ class Reader(Protocol):
     """Chooses and reads a rank's samples; ``data.reader`` selects the implementation.
 
     ``position`` is where it starts. ``resume_warning`` is set if a resumed run does not continue
-    exactly, and ``resume_code`` is the code of that event. ``order_note`` is set if the order
-    depends on the number of ranks: it says why.
+    with the very next samples, and ``resume_code`` is the code of that event. ``order_note`` is set
+    if the order depends on the number of ranks: it says why.
     """
 
-    resume_code: ClassVar[str]
+    resume_code: str
     position: DataPosition
     resume_warning: str | None
     order_note: str | None
@@ -383,7 +378,7 @@ class BatchPipeline:
         try:
             key, members = _members(sample.content)
             if self.removed.contains(sample.shard, key):
-                return Removed(shard, key, "sample-removed", "it was removed from the data set")
+                return Removed(shard, key)
             if self.config.transform is not None:
                 members = apply_transform(self.config.transform, key, members)
             text = self._caption(epoch, sample, members)

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 from sm_train.entrypoints.data.batches import RawBatch, RawSample
 from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology
-from sm_train.entrypoints.data.prefetch import PrefetchBuffer
 from sm_train.entrypoints.data.sampler import DataPosition, EpochPass, Sampler, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
-from sm_train.entrypoints.data.shard_reader import SampleBytes, ShardReader, Submit
+from sm_train.entrypoints.data.shard_reader import PrefetchBuffer, SampleBytes, ShardReader, Submit
 
 READ_BYTES = 8 * 2**20
 """Size of a read range: that of the requests at which S3 is fastest (8-16 MB by AWS's guide,
@@ -39,8 +37,6 @@ Reading a block of 256 MiB takes half a minute at 30 ms for each request of 128 
 
 class IndexedReader:
     """Reads the samples of a :class:`~sm_train.entrypoints.data.shard_catalog.ShardCatalog`."""
-
-    resume_code: ClassVar[str] = "data-resharded"
 
     def __init__(
         self,
@@ -74,11 +70,13 @@ class IndexedReader:
             self.order_note = _why_not_global(topology)
             if self.order_note is None:
                 topology = _in_global_order(topology, gradient_accumulation_steps, range_size)
-        self.resume_warning: str | None = None
+        self.resume_warning, self.resume_code = catalog.resume_note, "samples-removed"
         start = SamplerState(catalog.digest, seed, range_size, DataPosition(), topology)
         if state is not None:
             saved = SamplerState.from_bytes(state)
-            start, self.resume_warning = saved.resume(catalog.digest, seed, range_size, topology)
+            start, warning = saved.resume(catalog.digest, seed, range_size, topology)
+            if warning is not None:
+                self.resume_warning, self.resume_code = warning, "data-resharded"
         self.sampler = Sampler(
             catalog.shard_sizes,
             start,

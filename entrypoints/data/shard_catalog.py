@@ -11,11 +11,10 @@ every node reports what it sees.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,8 @@ from sm_train.entrypoints.data.epoch import BatchShapes
 from sm_train.entrypoints.data.indexed_shards import (
     IndexedOffsets,
     IndexedShapes,
+    IndexedShards,
+    RewrittenOffsets,
     SampleOffsets,
     read_indexed_shards,
     shards_digest,
@@ -94,8 +95,9 @@ class ShardCatalog:
     ``paths`` has the shards that this node reads. ``damage`` is what this rank's scan found: a
     shard's name and a line. ``seconds`` is the time that building took. ``digest`` identifies the
     data set; ``options`` are those that it was packed with. The shards of several sources are a
-    ``mixture``. ``names`` are those of all shards of one source by number; ``listed`` has those of
-    each source. ``removals`` say where the removed samples of each are listed.
+    ``mixture`` with the catalogs ``parts``. ``names`` are those of all shards of one source by
+    number; ``listed`` has those of each source. ``removals`` say where the removed samples of each
+    are listed. ``resume_note`` is set if the shards are those of before a removal.
     """
 
     shard_sizes: Ints
@@ -113,6 +115,8 @@ class ShardCatalog:
     names: ShardNames = field(default_factory=list)
     removals: tuple[ChannelRemovals, ...] = ()
     listed: tuple[ListedShards, ...] = ()
+    resume_note: str | None = None
+    parts: tuple[ShardCatalog, ...] = ()
 
     @property
     def digest_covers(self) -> str:
@@ -171,6 +175,70 @@ def build_catalog(
     )
 
 
+def names_of(catalog: ShardCatalog) -> list[str]:
+    """Return the names of the shards of one source, by number."""
+    names = catalog.names
+    return names if isinstance(names, list) else names.to_pylist()
+
+
+def catalog_before_removals(
+    catalog: ShardCatalog, shards: IndexedShards, successors: Mapping[str, str], channel: Path
+) -> ShardCatalog:
+    """Return the catalog of ``shards`` of before removals, which reads the present ones.
+
+    ``shards`` are described by the present index, or by that of replaced shards. ``successors`` are
+    the names of the shards that have replaced others, empty if nothing is left of one.
+    """
+    present = {name: number for number, name in enumerate(names_of(catalog))}
+    numbers: list[int | None] = []
+    names: list[str] = shards.names.to_pylist()
+    for name in names:
+        while name and name not in present:
+            name = successors.get(name, "")
+        numbers.append(present[name] if name else None)
+    # Nothing is read of a shard of which nothing is left, so any node may own it.
+    anyone = next((owner for owner in catalog.owner.tolist() if owner != UNASSIGNED), 0)
+    owner = [anyone if number is None else int(catalog.owner[number]) for number in numbers]
+    paths = {
+        old: channel / names[old] if number is None else catalog.paths[number]
+        for old, number in enumerate(numbers)
+        if number is None or number in catalog.paths
+    }
+    is_replaced = shards.rows >= int(shards.first_rows[1])
+    rows = {name: row for row, name in enumerate(shards.sources[0].index.names)}
+    present_names = names_of(catalog)
+    return replace(
+        catalog,
+        shard_sizes=shards.sizes,
+        owner=np.array(owner, np.int16),
+        total_bytes=shards.total_bytes,
+        digest=shards.digest,
+        paths=paths,
+        offsets=RewrittenOffsets(
+            shards,
+            {
+                old: None if number is None else rows[present_names[number]]
+                for old, number in enumerate(numbers)
+                if is_replaced[old]
+            },
+        ),
+        shapes=IndexedShapes(shards),
+        names=shards.names,
+    )
+
+
+def mixed_digest(digests: Sequence[str], weights: Sequence[float]) -> str:
+    """Return what identifies a mixture of data sets with these digests."""
+    return ", ".join(
+        f"{digest} × {weight!r}" for digest, weight in zip(digests, weights, strict=True)
+    )
+
+
+def digests_of_parts(digest: str) -> list[str]:
+    """Return the digests that :func:`mixed_digest` joined; of one data set, its own."""
+    return [part.partition(" × ")[0] for part in digest.split(", ")]
+
+
 def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]) -> ShardCatalog:
     """Return the catalog of a mixture of ``sources``, which have these catalogs.
 
@@ -185,7 +253,7 @@ def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]
         tuple(catalog.shard_sizes for catalog in catalogs),
     )
     each = list(zip(catalogs, mixture.copies, mixture.first_shards.tolist(), strict=True))
-    weights = [(source.channel, source.weight) for source in sources]
+    weights = [source.weight for source in sources]
     latents = [catalog.options.get("latents") for catalog in catalogs]
     return ShardCatalog(
         shard_sizes=np.concatenate(
@@ -193,9 +261,7 @@ def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]
         ),
         owner=np.concatenate([np.tile(catalog.owner, copies) for catalog, copies, _ in each]),
         total_bytes=sum(catalog.total_bytes * copies for catalog, copies, _ in each),
-        digest=hashlib.sha256(
-            repr(([catalog.digest for catalog in catalogs], weights)).encode()
-        ).hexdigest()[:16],
+        digest=mixed_digest([catalog.digest for catalog in catalogs], weights),
         paths={
             first + copy * len(catalog.shard_sizes) + number: path
             for catalog, copies, first in each
@@ -212,6 +278,8 @@ def mix_catalogs(catalogs: Sequence[ShardCatalog], sources: Sequence[DataSource]
             "latents": latents[0] if all(latent == latents[0] for latent in latents) else None
         },
         mixture=mixture,
+        parts=tuple(catalogs),
+        resume_note="; ".join(filter(None, (catalog.resume_note for catalog in catalogs))) or None,
         listed=tuple(listed for catalog in catalogs for listed in catalog.listed),
         removals=tuple(
             removals

@@ -12,20 +12,41 @@ from sm_train.entrypoints.common.index_location import (
     index_channel,
     indexed_by,
     removal_addresses,
+    removal_list,
+    replaced_index,
 )
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.data.indexed_shards import named_shards, select_from
+from sm_train.entrypoints.data.sampler import SamplerState
 from sm_train.entrypoints.data.shard_catalog import (
     AllGather,
     DataRank,
     ListedShards,
     ShardCatalog,
     build_catalog,
+    catalog_before_removals,
+    digests_of_parts,
     mix_catalogs,
+    names_of,
+    raise_on_all_ranks,
 )
-from sm_train.entrypoints.data.webdataset_reader import ShardStream, list_stream, mix_streams
-from sm_train.entrypoints.removal.removed_samples import ShardNames, channel_removals
+from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.webdataset_reader import (
+    ShardStream,
+    is_stream_state,
+    list_stream,
+    mix_streams,
+)
+from sm_train.entrypoints.removal.removal_list import RemovalListError
+from sm_train.entrypoints.removal.removed_samples import (
+    ShardNames,
+    channel_removals,
+    read_list_file,
+)
+from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 
 
 @dataclass(frozen=True)
@@ -102,6 +123,74 @@ def list_channel(channel: ShardChannel, rank: DataRank, all_gather: AllGather) -
     removals = channel_removals(channel.name, catalog.names, index, channel.removals)
     listed = _listed(channel, catalog, catalog.names, catalog.shard_sizes)
     return replace(catalog, removals=removals, listed=(listed,))
+
+
+def as_of_checkpoint(
+    shards: ShardCatalog | ShardStream,
+    channels: Sequence[ShardChannel],
+    data: DataConfig,
+    state: bytes | None,
+    all_gather: AllGather,
+) -> ShardCatalog | ShardStream:
+    """Return the shards with which a run continues the epoch of a checkpoint; a collective call.
+
+    ``state`` is the reader's position in it. If samples were removed since, these are the shards of
+    before, in which the removed samples lie nowhere: the epoch continues, and others take their
+    places.
+
+    Raises:
+        DataError: the lists of removed samples are damaged. Raised on all ranks if on any.
+    """
+    if state is None or not isinstance(shards, ShardCatalog) or is_stream_state(state):
+        return shards
+    wanted = digests_of_parts(SamplerState.from_bytes(state).digest)
+    present = shards.parts or (shards,)
+    if len(wanted) != len(present):
+        return shards
+    problem, found = None, list(present)
+    try:
+        found = [
+            catalog if catalog.digest == digest else _earlier(catalog, channel, digest)
+            for catalog, channel, digest in zip(present, channels, wanted, strict=True)
+        ]
+    except (OSError, ShardError, ConditionError, RemovalListError) as error:
+        problem = str(error)
+    raise_on_all_ranks(all_gather, problem)
+    return mix_catalogs(found, data.sources)
+
+
+def _earlier(catalog: ShardCatalog, channel: ShardChannel, digest: str) -> ShardCatalog:
+    """Return the catalog with this digest, as of before removals; ``catalog`` if there was none."""
+    if channel.index is None:
+        return catalog
+    removals = read_list_file(Path(removal_list(str(channel.index))))
+    replaced = Path(replaced_index(str(channel.index)))
+    if not removals.history or not replaced.exists():
+        return catalog
+    sources = [
+        select_from(ShardIndex(path), channel.where, may_be_empty=True)
+        for path in (channel.index, replaced)
+    ]
+    [listed], [listed_removals] = catalog.listed, catalog.removals
+    for names in removals.earlier_names(names_of(catalog)):
+        shards = named_shards(sources, names)
+        if shards is None or shards.digest != digest:
+            continue
+        removed = int(shards.sizes.sum() - catalog.shard_sizes.sum())
+        if 2 * removed > int(shards.sizes.sum()):
+            return catalog  # too few are left to take the places of the others
+        note = (
+            f"{channel.name}: samples removed since the checkpoint: {removed:,} "
+            f"({listed_removals.address or listed_removals.file}); the epoch continues, and others "
+            "take their places"
+        )
+        return replace(
+            catalog_before_removals(catalog, shards, removals.successors, channel.folder),
+            listed=(replace(listed, digest=digest, names=shards.names, sizes=shards.sizes),),
+            removals=(replace(listed_removals, names=shards.names),),
+            resume_note=note,
+        )
+    return catalog
 
 
 def _listed(

@@ -341,7 +341,6 @@ class ShardIndex:
             raise ShardError(f"{path}: damaged: the number of rows does not match the header")
         # Keeps a few decoded row groups of the large columns, not whole columns.
         self._column = lru_cache(maxsize=8)(self._read_column)
-        self._group = lru_cache(maxsize=2)(self._read_group)
 
     @cached_property
     def names(self) -> list[str]:
@@ -476,12 +475,6 @@ class ShardIndex:
             columns=header.columns,
         )
 
-    def shard_row(self, number: int) -> pa.Table:
-        """Return the row of one shard, for :meth:`IndexWriter.add_rows`."""
-        group = bisect_right(self._group_ends, number)
-        first = self._group_ends[group - 1] if group else 0
-        return self._group(group).slice(number - first, 1)
-
     def shard_rows(self) -> Iterator[pa.Table]:
         """Yield all rows of shards, for :meth:`IndexWriter.add_rows`, row group by row group."""
         for group in self._shard_groups():
@@ -530,9 +523,6 @@ class ShardIndex:
 
     def _read_column(self, column: str, group: int) -> Any:
         return self._read((column,), [group])[column].combine_chunks()
-
-    def _read_group(self, group: int) -> Any:
-        return self._read(None, [group])
 
     def _read(self, columns: Sequence[str] | None, groups: Sequence[int] | range) -> Any:
         """Return columns, or all of them, of row groups."""

@@ -1,12 +1,18 @@
-"""Reads the raw bytes of samples from a node's shards in large requests.
+"""Reads the raw bytes of samples from a node's shards in large requests, ahead of their use.
 
 Neighbouring samples that are requested together are read at once, which suits FastFile. A read
 that fails costs the samples that it touches and nothing else: they become :class:`BadSample`.
+
+The schedule of a pass determines what it needs, so :class:`PrefetchBuffer` reads whole blocks in
+order. Single samples are read in two cases: those of the first batches of a job, which would
+otherwise wait for a whole block, and after a resume those of earlier blocks that still wait for
+their batch.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,6 +23,7 @@ import numpy as np
 from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.data.indexed_shards import SampleOffsets
 from sm_train.entrypoints.data.mixture import Mixture
+from sm_train.entrypoints.data.sampler import EpochPass
 
 MAX_GAP = 128 * 1024
 """Bytes that are not wanted between two samples that are read at once: a request of FastFile."""
@@ -33,6 +40,14 @@ class BadSample:
     key: str
     reason: str
     detail: str
+
+
+@dataclass(frozen=True)
+class Removed(BadSample):
+    """A sample that a user has removed: it is replaced like a bad one, and no fault."""
+
+    reason: str = "sample-removed"
+    detail: str = "it was removed from the data set"
 
 
 SampleBytes = memoryview | BadSample
@@ -82,7 +97,10 @@ class ShardReader:
         ]
 
         def result() -> list[SampleBytes]:
-            contents: list[SampleBytes] = [memoryview(b"")] * len(shards)
+            # What is not read was removed.
+            contents: list[SampleBytes] = [
+                Removed(self.shard_name(shard), "") for shard in shards.tolist()
+            ]
             for read_range, read in reads:
                 for row, content in zip(
                     read_range.request_rows.tolist(), read.result(), strict=True
@@ -106,6 +124,10 @@ class ShardReader:
             number = int(shards[request_rows[0]])
             starts, stops = self.offsets(number)
             in_range = samples[request_rows]
+            exists = starts[in_range] >= 0  # removed samples lie nowhere
+            in_range, request_rows = in_range[exists], request_rows[exists]
+            if not len(in_range):
+                continue
             first, last = starts[in_range], stops[in_range]
             # Between selected samples there may be others, of any number of bytes.
             gaps = np.flatnonzero(first[1:] - last[:-1] > MAX_GAP) + 1
@@ -171,3 +193,91 @@ def _read_fully(descriptor: int, start: int, size: int) -> memoryview:
     while done < size and (count := os.preadv(descriptor, [view[done:]], start + done)):
         done += count
     return view[:done]
+
+
+PREFETCH_BLOCKS = 1
+"""Shuffle blocks that are read while another is in use."""
+
+
+class PrefetchBuffer:
+    """The raw samples of one pass, by their index in the rank's order; reading starts at once.
+
+    The samples of the first ``early_batches`` are read before the first block.
+    """
+
+    def __init__(
+        self,
+        epoch_pass: EpochPass,
+        reader: ShardReader,
+        submit: Submit,
+        early_batches: int = 0,
+    ) -> None:
+        schedule = epoch_pass.schedule
+        self._partition, self._reader, self._submit = schedule.partition, reader, submit
+        self._held: dict[int, SampleBytes] = {}
+        self._reads: deque[tuple[Ints, Callable[[], list[SampleBytes]]]] = deque()
+        # Indices below _loaded are in memory or were taken, those below _requested are being
+        # read. Both start at the high-water mark of the batches before this pass: indices below
+        # it that still wait for a batch are read when that batch comes.
+        self._loaded = self._requested = schedule.high_water_mark(epoch_pass.first)
+        self._end = schedule.high_water_mark(epoch_pass.stop)
+        early_steps = range(
+            epoch_pass.first, min(epoch_pass.first + early_batches, epoch_pass.stop)
+        )
+        self._early = deque(self._read_async(schedule.indices(step)) for step in early_steps)
+        self._batches_left = epoch_pass.stop - epoch_pass.first
+        # Indices that were taken before their block was loaded.
+        self._taken_early: set[int] = set()
+        self._request_blocks()
+
+    @property
+    def all_requested(self) -> bool:
+        """Whether everything that the pass needs was requested.
+
+        Early batches may be all that need the last blocks, which are then never requested.
+        """
+        return self._requested >= self._end or not self._batches_left
+
+    def take(self, indices: Ints) -> list[SampleBytes]:
+        """Return the samples at a batch's ``indices``, int64 (batch_size,), and drop them."""
+        if self._early:
+            self._batches_left -= 1
+            self._taken_early.update(indices.tolist())
+            return self._early.popleft()()
+        furthest = int(indices.max())
+        while self._loaded <= furthest:
+            self._load_block()
+        missing = [index for index in np.unique(indices).tolist() if index not in self._held]
+        if missing:
+            self._held.update(zip(missing, self._read_async(np.array(missing))(), strict=True))
+        contents = [self._held[index] for index in indices.tolist()]
+        self._batches_left -= 1
+        for index in set(indices.tolist()):  # padding may repeat an index within a batch
+            del self._held[index]
+        return contents
+
+    def _request_blocks(self) -> None:
+        while len(self._reads) < PREFETCH_BLOCKS and not self.all_requested:
+            block = self._requested // self._partition.shuffle_block_size
+            indices = self._partition.block_indices(block)
+            indices = indices[indices >= self._requested]
+            self._reads.append((indices, self._read_async(indices)))
+            self._requested = int(indices[-1]) + 1
+
+    def _load_block(self) -> None:
+        # A sample is a view of its whole read range. One that still waits for its batch is
+        # copied, because it would keep megabytes of samples in memory that were already used.
+        for index, content in self._held.items():
+            if isinstance(content, memoryview):
+                self._held[index] = memoryview(bytes(content))
+        indices, contents = self._reads.popleft()
+        self._request_blocks()  # the next block is read while this one is waited for and used
+        self._held.update(
+            (index, content)
+            for index, content in zip(indices.tolist(), contents(), strict=True)
+            if index not in self._taken_early
+        )
+        self._loaded = int(indices[-1]) + 1
+
+    def _read_async(self, indices: Ints) -> Callable[[], list[SampleBytes]]:
+        return self._reader.read_async(*self._partition.locate(indices), self._submit)

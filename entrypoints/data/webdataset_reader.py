@@ -227,8 +227,6 @@ class WebDatasetReader:
     ``data.epoch_samples`` of the run file are an epoch; it only numbers them.
     """
 
-    resume_code: ClassVar[str] = "data-not-exact"
-
     def __init__(
         self,
         shards: ShardStream,
@@ -270,6 +268,7 @@ class WebDatasetReader:
             for (first, source), end in zip(sources, ends, strict=True)
         ]
         self.resume_warning: str | None = None
+        self.resume_code = "data-not-exact"
         if state is not None:
             self.resume_warning = (
                 "data.reader: webdataset does not resume exactly: it draws other samples from here "

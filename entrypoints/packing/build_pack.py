@@ -235,10 +235,19 @@ def _write_index(
                 reasons[item.reason] += 1
         rejected.seek(0)
         of_shards = (RejectedInput(*json.loads(line)) for line in rejected)
-        of_packed = () if packed is None else packed.rejected()
+        of_packed = () if packed is None else _still_rejected(packed, pack)
         for item in merge_rejected(of_packed, pack.rejected, of_shards):
             writer.reject(item)
     return PackTotals(samples, reasons)
+
+
+def _still_rejected(packed: ShardIndex, pack: PackPlan) -> Iterator[RejectedInput]:
+    """Yield the rejected inputs of a finished pack that ``pack`` does not try again."""
+    sources = {item.source for item in packed.rejected()}
+    if sources:
+        again = {item.source for plan in pack.plans for item in plan.inputs}
+        sources -= again
+    return (item for item in packed.rejected() if item.source in sources)
 
 
 def rejected_order(item: RejectedInput) -> tuple[str, str, str]:

@@ -6,8 +6,8 @@ A finished pack keeps its inputs there, so that another pack can extend it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,8 @@ class PackedInputs:
 
     ``shards`` are all shards with their inputs, of which only the sources, sizes and captions are
     known. ``rejected`` are those that each pack rejected before it read any image. ``streamed`` are
-    images that were packed as they arrived.
+    images that were packed as they arrived. ``refused`` counts the inputs of each source that the
+    index lists as rejected.
     """
 
     fingerprints: tuple[str, ...]
@@ -110,6 +111,7 @@ class PackedInputs:
     inputs: tuple[PlannedInputs, ...]
     rejected: tuple[PlannedRejections, ...]
     streamed: tuple[StreamedInputs, ...] = ()
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -20,10 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 FORMAT = "sm-train-removals"
-VERSION = 1
-
-_VERSION_SUFFIX = r"-r\d+(?=\.tar$)"
-"""Ends the name of a shard that was rewritten."""
+VERSION = 2
 
 _HEADER_KEY = b"sm-train"
 """Key of the header in the file's metadata."""
@@ -49,11 +45,13 @@ class RemovalList:
     """All samples that were ever removed, with the columns of :data:`SCHEMA`.
 
     ``rewrites`` maps each shard that is being replaced to the name of its successor, empty if
-    nothing is left of it. Both may exist; the index says which one counts.
+    nothing is left of it. Both may exist; the index says which one counts. ``history`` has the
+    rewrites of each removal, oldest first; one that was interrupted may be among them.
     """
 
     samples: pa.Table = field(default_factory=SCHEMA.empty_table)
     rewrites: dict[str, str] = field(default_factory=dict)
+    history: tuple[dict[str, str], ...] = ()
 
     @property
     def unfinished(self) -> frozenset[str]:
@@ -73,8 +71,36 @@ class RemovalList:
         )
         first: dict[tuple[str, str], str] = {}
         for shard, key, moment in zip(shards, keys, moments, strict=True):
-            first.setdefault((re.sub(_VERSION_SUFFIX, "", shard), key), moment[:10])
+            oldest = self.predecessors(shard)[-1]
+            first.setdefault((oldest, key), moment[:10])
         return dict(sorted(Counter(first.values()).items()))
+
+    @cached_property
+    def successors(self) -> dict[str, str]:
+        """Old → new names of all rewrites; the new one is empty if nothing is left."""
+        return {old: new for rewrites in self.history for old, new in rewrites.items()}
+
+    @cached_property
+    def _olds(self) -> dict[str, str]:
+        return {new: old for old, new in self.successors.items() if new}
+
+    def predecessors(self, shard: str) -> list[str]:
+        """Return a shard, and the ones that it has replaced, newest first."""
+        found = [shard]
+        while (old := self._olds.get(found[-1])) is not None:
+            found.append(old)
+        return found
+
+    def earlier_names(self, names: Collection[str]) -> Iterator[list[str]]:
+        """Yield the names of all shards before each removal, the newest first.
+
+        ``names`` are the present ones.
+        """
+        found = {*names}
+        for rewrites in reversed(self.history):
+            found |= {old for old, new in rewrites.items() if not new or new in found}
+            found -= {*rewrites.values()}
+            yield sorted(found)
 
     def keys_by_shard(self, shards: pa.Array) -> dict[str, frozenset[str]]:
         """Return the keys of the removed samples of those of ``shards`` that have any."""
@@ -87,15 +113,22 @@ class RemovalList:
     def with_samples(self, rows: Iterable[dict[str, str | None]]) -> RemovalList:
         """Return the list with more rows of :data:`SCHEMA`."""
         added = pa.Table.from_pylist(list(rows), SCHEMA)
-        return RemovalList(pa.concat_tables([self.samples, added]), self.rewrites)
+        return replace(self, samples=pa.concat_tables([self.samples, added]))
 
     def with_rewrites(self, rewrites: dict[str, str]) -> RemovalList:
         """Return the list with these unfinished rewrites instead of its own."""
-        return RemovalList(self.samples, rewrites)
+        new = {old: new for old, new in rewrites.items() if old not in self.rewrites}
+        history = (*self.history, new) if new else self.history
+        return replace(self, rewrites=rewrites, history=history)
 
     def encode(self) -> bytes:
         """Return the content of the file."""
-        header = {"format": FORMAT, "version": VERSION, "rewrites": self.rewrites}
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "rewrites": self.rewrites,
+            "history": self.history,
+        }
         metadata = {_HEADER_KEY: json.dumps(header, sort_keys=True).encode()}
         content = io.BytesIO()
         pq.write_table(
@@ -121,5 +154,8 @@ def decode_list(content: bytes, address: str) -> RemovalList:
         detail = next(iter(str(error).splitlines()), type(error).__name__)
         raise RemovalListError(f"{address}: not a list of removed samples: {detail}") from None
     if header.get("format") != FORMAT or header.get("version") != VERSION:
-        raise RemovalListError(f"{address}: not a list of removed samples of version {VERSION}")
-    return RemovalList(samples, header["rewrites"])
+        raise RemovalListError(
+            f"{address}: not a list of removed samples of version {VERSION}; delete it, and remove "
+            "the samples again with `sm-train remove`"
+        )
+    return RemovalList(samples, header["rewrites"], tuple(header["history"]))

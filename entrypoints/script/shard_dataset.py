@@ -16,7 +16,12 @@ from sm_train.entrypoints.common.index_location import index_path, removal_list
 from sm_train.entrypoints.common.job_config import DataConfig, ExtraKind
 from sm_train.entrypoints.data.loader import Loader, open_loader
 from sm_train.entrypoints.data.shard_catalog import DataRank
-from sm_train.entrypoints.data.shard_channels import ShardChannel, job_channels, list_channels
+from sm_train.entrypoints.data.shard_channels import (
+    ShardChannel,
+    as_of_checkpoint,
+    job_channels,
+    list_channels,
+)
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.lineage.record_log import open_record
 from sm_train.entrypoints.script.current_job import ScriptProcess, script_process
@@ -133,6 +138,7 @@ class ShardDataset(IterableDataset[ImageBatch]):
         """List the shards, a collective, and return the loader at the present position."""
         source = self._source
         shards = list_channels(source.channels, source.config, source.rank, all_gather)
+        shards = as_of_checkpoint(shards, source.channels, source.config, self._state, all_gather)
         # Images, even if the shards hold latents for the built-in training.
         shards = replace(shards, options={**shards.options, "latents": None})
         loader = open_loader(

@@ -8,9 +8,8 @@ from typing import Any
 
 from sm_train.toolkit.aws.session import session_in_region
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
-from sm_train.toolkit.diagnose.cluster_streams import log_streams, platform_streams
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, succeeded
-from sm_train.toolkit.diagnose.job_logs import diagnose_job
+from sm_train.toolkit.diagnose.job_logs import diagnose_job, log_streams, platform_streams
 from sm_train.toolkit.diagnose.log_files import attempts, log_files
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder

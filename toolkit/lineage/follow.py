@@ -79,7 +79,7 @@ def _find(
     with shards.open_index() as (index, _), shards.open_replaced() as earlier:
         sources = PackedSources.of(shards, index)
         if where is not None:
-            present = find_samples(shards, index, (), where)
+            present = find_samples(shards, index, (), where, RemovalList())
             names = [sample.key for sample in present]
         else:
             # A removed image may be known by its name in the list alone.

@@ -96,6 +96,8 @@ class NewInputs:
             # An image with the source of a packed one that is gone is a new version of it.
             if decode(source) in self._removed:
                 continue
+            # An image that was rejected is not in the pack. Once it has changed, it can be.
+            replaced = max(0, replaced - self._packed.refused.get(decode(source), 0))
             changed = min(len(unmatched), replaced)
             self.comparison.changed += changed
             self.comparison.missing += replaced - changed

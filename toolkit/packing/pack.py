@@ -599,7 +599,8 @@ def open_finished(job: PackJob, destination: Storage) -> FinishedPack:
             f"--append: {destination.address(INPUTS_FOLDER)}: the list of packed images is "
             "missing; pack the new images into another folder and list both in data.sources"
         ) from None
-    return FinishedPack(index, inputs)
+    refused = Counter(item.source for item in index.rejected())
+    return FinishedPack(index, replace(inputs, refused=refused))
 
 
 def _require_same_options(job: PackJob, header: IndexHeader) -> None:

@@ -24,6 +24,7 @@ from sm_train.entrypoints.packing.plan_files import (
     encode,
 )
 from sm_train.entrypoints.packing.stored_plan import read_packed_inputs
+from sm_train.entrypoints.removal.removal_list import RemovalList
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 from sm_train.entrypoints.streaming.stream_state import shard_of_key
@@ -42,18 +43,27 @@ class FoundSample:
 
 
 def find_samples(
-    shards: ShardSet, index: ShardIndex, names: Sequence[str], where: str | None
+    shards: ShardSet,
+    index: ShardIndex,
+    names: Sequence[str],
+    where: str | None,
+    removed: RemovalList,
 ) -> list[FoundSample]:
     """Return the samples with these keys or sources, or those that fulfil ``where``.
+
+    Names of samples that were ``removed`` are left out, and after a removal the condition may be
+    that of its samples, and select nothing.
 
     Raises:
         UserError: one of the names is no sample, or the condition is invalid or selects nothing.
     """
     sources = PackedSources.of(shards, index)
     if where is not None:
-        return list(_with_sources([*_by_condition(index, where)], sources))
+        samples = _by_condition(index, where, may_be_empty=len(removed.samples) > 0)
+        return list(_with_sources([*samples], sources))
     found = find_by_name(index, names, sources)
-    require_found(names, found, index.header.prefix)
+    gone = {*removed.samples["key"].to_pylist(), *removed.sources}
+    require_found([name for name in names if name not in gone], found, index.header.prefix)
     return found
 
 
@@ -76,9 +86,9 @@ def require_found(names: Collection[str], found: Iterable[FoundSample], prefix: 
         raise UserError(f"{missing[0]}{more}: neither a key nor an image of {prefix}")
 
 
-def _by_condition(index: ShardIndex, where: str) -> Iterator[FoundSample]:
+def _by_condition(index: ShardIndex, where: str, *, may_be_empty: bool) -> Iterator[FoundSample]:
     try:
-        selection = select_samples(index, where, option="--where")
+        selection = select_samples(index, where, option="--where", may_be_empty=may_be_empty)
     except ConditionError as error:
         raise UserError(str(error)) from None
     kept = [SOURCE] if SOURCE in index.header.columns else []

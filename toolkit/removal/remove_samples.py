@@ -83,7 +83,8 @@ def plan_removal(shards: ShardSet, names: Sequence[str], where: str | None) -> R
     """
     removals = shards.read_list()
     with shards.open_index() as (index, _):
-        wanted = [] if where is None and not names else find_samples(shards, index, names, where)
+        is_asked = where is not None or bool(names)
+        wanted = find_samples(shards, index, names, where, removals) if is_asked else []
         known = _keys(removals, index)
         samples = [sample for sample in wanted if sample.key not in known.get(sample.shard, ())]
         listed = sum(map(len, known.values()))
@@ -146,20 +147,11 @@ def _list(shards: ShardSet, samples: Sequence[FoundSample]) -> RemovalList:
     added = removals.with_samples(
         {"shard": shard, "key": sample.key, "source": sample.source, "removed": now}
         for sample in samples
-        for shard in _with_predecessors(sample.shard, removals)
+        for shard in removals.predecessors(sample.shard)
         if (shard, sample.key) not in listed
     )
     shards.write_list(added)
     return added
-
-
-def _with_predecessors(shard: str, removals: RemovalList) -> list[str]:
-    """Return a shard and the ones that it replaced and that were kept: a live job reads those."""
-    found = [shard]
-    olds = {new: old for old, new in removals.rewrites.items()}
-    while (old := olds.get(found[-1])) is not None:
-        found.append(old)
-    return found
 
 
 def _rewrite(shards: ShardSet, removals: RemovalList, progress: Progress) -> dict[str, str]:

@@ -13,9 +13,8 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_logs import search
 from sm_train.toolkit.aws.session import session_in_region
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
-from sm_train.toolkit.diagnose.cluster_streams import log_streams
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose
-from sm_train.toolkit.diagnose.job_logs import diagnose_job
+from sm_train.toolkit.diagnose.job_logs import diagnose_job, log_streams
 from sm_train.toolkit.diagnose.log_files import attempts, log_files
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
 from sm_train.toolkit.diagnose.matches import LogStream

@@ -414,11 +414,13 @@ def test_the_second_line_names_the_group_in_every_version(second: str) -> None:
 
     firsts = [lines(rank, 41 if rank == 2 else 42) for rank in range(4)]
     # The lines of all ranks of a node are mixed.
-    found = diagnosed([start_of(4), *(one for one, _ in firsts), *(two for _, two in firsts)])
+    found = diagnosed(
+        [start_of(4), *(first for first, _ in firsts), *(group for _, group in firsts)]
+    )
     assert found.first is not None
     assert found.first.rank == 2
     # The first lines alone do not show that it is one group.
-    found = diagnosed([start_of(4), *(one for one, _ in firsts)])
+    found = diagnosed([start_of(4), *(first for first, _ in firsts)])
     assert found.first is not None
     assert found.first.rank is None
 
