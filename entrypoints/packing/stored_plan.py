@@ -6,11 +6,13 @@ A finished pack keeps its inputs there, so that another pack can extend it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sm_train.entrypoints.common.write_threads import write_in_threads
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackOptions, ShardPlan, shard_name
@@ -102,8 +104,8 @@ class PackedInputs:
 
     ``shards`` are all shards with their inputs, of which only the sources, sizes and captions are
     known. ``rejected`` are those that each pack rejected before it read any image. ``streamed`` are
-    images that were packed as they arrived. ``refused`` counts the inputs of each source that the
-    index lists as rejected.
+    images that were packed as they arrived. ``has_sample`` says of each row of ``inputs`` whether
+    it is in a shard, bool (num_rows,); None if all are.
     """
 
     fingerprints: tuple[str, ...]
@@ -111,7 +113,7 @@ class PackedInputs:
     inputs: tuple[PlannedInputs, ...]
     rejected: tuple[PlannedRejections, ...]
     streamed: tuple[StreamedInputs, ...] = ()
-    refused: Mapping[str, int] = field(default_factory=dict)
+    has_sample: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

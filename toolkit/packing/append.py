@@ -10,11 +10,15 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
+from itertools import accumulate, chain, groupby, islice
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.packing.plan import packed_bytes
 from sm_train.entrypoints.packing.plan_files import (
     INPUTS,
@@ -68,12 +72,23 @@ class NewInputs:
 
     def images(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the new images of ``batches``, which are those of a sorter, sorted by source."""
-        packed = [part.files.read(INPUTS, _PACKED, 0, len(part)) for part in self._packed.inputs]
+        firsts = accumulate(map(len, self._packed.inputs), initial=0)
+        packed = [
+            self._marked(part.files.read(INPUTS, _PACKED, 0, len(part)), first)
+            for part, first in zip(self._packed.inputs, firsts, strict=False)
+        ]
 
         def new_rows(rows: Iterator[_Row]) -> Iterator[_Row]:
-            return self._new_images(self._not_streamed(rows), _merge(packed))
+            merged = heapq.merge(*packed, key=itemgetter(0))
+            return self._new_images(self._not_streamed(rows), merged)
 
         yield from _filter(batches, new_rows)
+
+    def _marked(self, batches: Iterable[pa.RecordBatch], first: int) -> Iterator[_Row]:
+        """Yield the rows of a part from row ``first`` of all on, and whether each is in a shard."""
+        has_sample = self._packed.has_sample
+        for number, row in enumerate(_rows(batches), first):
+            yield *row, has_sample is None or bool(has_sample[number])
 
     def _not_streamed(self, images: Iterator[_Row]) -> Iterator[_Row]:
         """Yield the images that were not packed as they arrived, which are known by address.
@@ -91,13 +106,16 @@ class NewInputs:
 
     def _new_images(self, images: Iterator[_Row], packed: Iterator[_Row]) -> Iterator[_Row]:
         for source, old, new in _join(packed, images):
-            unmatched, replaced = _unmatched(new, old, _identity)
+            in_shards = [row[:-1] for row in old if row[-1]]
+            unmatched, replaced = _unmatched(new, in_shards, _identity)
+            # A rejected image is rejected again as it is; once it has changed, it may be packed.
+            unmatched, _ = _unmatched(
+                unmatched, [row[:-1] for row in old if not row[-1]], _identity
+            )
             self.comparison.known += len(new) - len(unmatched)
             # An image with the source of a packed one that is gone is a new version of it.
             if decode(source) in self._removed:
                 continue
-            # An image that was rejected is not in the pack. Once it has changed, it can be.
-            replaced = max(0, replaced - self._packed.refused.get(decode(source), 0))
             changed = min(len(unmatched), replaced)
             self.comparison.changed += changed
             self.comparison.missing += replaced - changed
@@ -117,6 +135,17 @@ class NewInputs:
                 yield from _unmatched(new, old, lambda row: row)[0]
 
         yield from _filter(batches, new_rows)
+
+
+def rows_with_samples(index: ShardIndex, rows: int) -> NDArray[np.bool_]:
+    """Return which of the first ``rows`` inputs of a pack are in its shards, bool (rows,)."""
+    found = np.zeros(rows, np.bool_)
+    for group in index.samples_by_group((), keys=True):
+        assert group.keys is not None
+        # Keys of images that were packed as they arrived have letters.
+        numbers = group.keys.filter(pc.utf8_is_decimal(group.keys)).cast(pa.int64()).to_numpy()
+        found[numbers[numbers < rows]] = True
+    return found
 
 
 def _below(root: bytes, streamed: Iterator[_Row]) -> Iterator[_Row]:

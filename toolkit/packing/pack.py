@@ -60,7 +60,7 @@ from sm_train.entrypoints.shared_work.work_stages import (
 from sm_train.entrypoints.shared_work.worker_pool import WorkerKilledError, WorkerPlan, WorkProgress
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
-from sm_train.toolkit.packing.append import Comparison
+from sm_train.toolkit.packing.append import Comparison, rows_with_samples
 from sm_train.toolkit.packing.file_kinds import SkippedKind
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.shard_set import ShardSet, find_shard_set
@@ -599,8 +599,10 @@ def open_finished(job: PackJob, destination: Storage) -> FinishedPack:
             f"--append: {destination.address(INPUTS_FOLDER)}: the list of packed images is "
             "missing; pack the new images into another folder and list both in data.sources"
         ) from None
-    refused = Counter(item.source for item in index.rejected())
-    return FinishedPack(index, replace(inputs, refused=refused))
+    rows = sum(map(len, inputs.inputs))
+    if rows + sum(part.count for part in inputs.streamed) > header.samples:
+        inputs = replace(inputs, has_sample=rows_with_samples(index, rows))
+    return FinishedPack(index, inputs)
 
 
 def _require_same_options(job: PackJob, header: IndexHeader) -> None:

@@ -55,7 +55,7 @@ def test_a_late_caption_and_a_repaired_image_are_packed(cli: Cli, tmp_path: Path
     (tmp_path / "in/late.jpg").unlink()
     assert "not in the source" not in cli("pack", "in", "out", "--append").stderr
     # What is packed stays as it is: a change of it is not appended.
-    (tmp_path / "in/001.txt").write_text("yet another caption, which is longer")
+    (tmp_path / "in/001.txt").write_text("yet another caption " * 60)
     done = cli("pack", "in", "out", "--append")
     assert "1 image not packed, because another size" in done.stderr
     index = ShardIndex(packed / "index.parquet")
