@@ -135,3 +135,9 @@ def index_uri(shards_uri: str) -> str | None:
     """
     parent, _, name = shards_uri.rstrip("/").rpartition("/")
     return f"{parent}/{index_name(name)}" if parent.count("/") > 1 else None
+
+
+def shard_of_key(key: str) -> int | None:
+    """Return the number of the streamed shard that a sample with this key was sealed into."""
+    found = re.fullmatch(r"s(\d{6,})-\d{6,}", key)
+    return None if found is None else int(found[1])

@@ -549,6 +549,27 @@ def read_header(file: RawIOBase, location: str) -> IndexHeader:
     return _parse_header(location, metadata or {})
 
 
+def read_rejected(file: RawIOBase, location: str) -> list[RejectedInput]:
+    """Read the rejected inputs of a remote index; its shards are not read.
+
+    Raises:
+        ShardError: it is not an index, is damaged or cut short, or has another version.
+        OSError: it cannot be read.
+    """
+    header = read_header(file, location)
+    try:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        rows, found = 0, []
+        for group in range(parquet.num_row_groups):
+            if rows >= header.shards:
+                columns = ["source", "reason", "detail"]
+                found += parquet.read_row_group(group, columns=columns).to_pylist()
+            rows += parquet.metadata.row_group(group).num_rows
+    except pa.ArrowException as error:
+        raise _damaged_error(location, error) from None
+    return [RejectedInput(**row) for row in found]
+
+
 def _damaged_error(path: Path | str, error: Exception) -> ShardError:
     detail = next(iter(str(error).splitlines()), type(error).__name__)
     return ShardError(f"{path}: not a shard index, or damaged: {detail}")

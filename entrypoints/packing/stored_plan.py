@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.write_threads import write_in_threads
+from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackOptions, ShardPlan, shard_name
 from sm_train.entrypoints.packing.plan_files import (
@@ -35,6 +36,8 @@ INPUTS_FOLDER = "inputs"
 
 DIGESTS_FOLDER = "digests"
 """Folder in that of a plan with the digests of all inputs, if the pack drops duplicates."""
+
+_STREAMED_PREFIX = "streamed-"
 
 _COPIES = 8
 """Files of a plan that are copied at the same time."""
@@ -105,7 +108,8 @@ class PackedInputs:
     ``shards`` are all shards with their inputs, of which only the sources, sizes and captions are
     known. ``rejected`` are those that each pack rejected before it read any image. ``streamed`` are
     images that were packed as they arrived. ``has_sample`` says of each row of ``inputs`` whether
-    it is in a shard, bool (num_rows,); None if all are.
+    it is in a shard, bool (num_rows,); None if all are. ``arriving`` are the addresses of images
+    that have arrived and are not in the index yet, sorted.
     """
 
     fingerprints: tuple[str, ...]
@@ -114,6 +118,7 @@ class PackedInputs:
     rejected: tuple[PlannedRejections, ...]
     streamed: tuple[StreamedInputs, ...] = ()
     has_sample: NDArray[np.bool_] | None = None
+    arriving: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,18 @@ class StreamedInputs:
 
 def inputs_folder(fingerprint: str) -> str:
     """Return the folder in the destination with the plan of the pack with this fingerprint."""
-    return f"{INPUTS_FOLDER}/{fingerprint[:16]}"
+    prefix = _STREAMED_PREFIX if is_streamed_part(fingerprint) else ""
+    return f"{INPUTS_FOLDER}/{fingerprint[: len(prefix) + 16]}"
+
+
+def streamed_fingerprint(digest: str) -> str:
+    """Return what names a part of a pack whose images were packed as they arrived."""
+    return _STREAMED_PREFIX + digest
+
+
+def is_streamed_part(fingerprint: str) -> bool:
+    """Return whether the images of a part of a pack were packed as they arrived."""
+    return fingerprint.startswith(_STREAMED_PREFIX)
 
 
 def make_plan(
@@ -198,9 +214,13 @@ def read_start(destination: Storage, default_ns: int) -> int:
 
 
 def _header(pack: PackPlan) -> bytes:
-    """Return what the folder of a plan says of its inputs; it does not depend on their location."""
+    """Return what the folder of a plan says of its inputs.
+
+    It does not depend on where these are, except in S3, whose events name images by their address.
+    """
     document = {
         "inputs": pack.fingerprint,
+        "root": pack.root if pack.root.startswith("s3://") else "",
         "image_bytes": pack.image_bytes,
         "rejected": len(pack.rejected),
         "shards": [len(plan.inputs) for plan in pack.plans],
@@ -209,9 +229,11 @@ def _header(pack: PackPlan) -> bytes:
 
 
 def _read_header(destination: Storage, fingerprint: str) -> dict[str, Any]:
-    header: dict[str, Any] = json.loads(
-        destination.read(f"{inputs_folder(fingerprint)}/{HEADER_FILE}")
-    )
+    name = f"{inputs_folder(fingerprint)}/{HEADER_FILE}"
+    header: dict[str, Any] = json.loads(destination.read(name))
+    if not is_streamed_part(fingerprint) and "root" not in header:
+        location = destination.address(name)
+        raise ShardError(f"{location}: of another version of sm-train; pack the images again")
     return header
 
 
@@ -263,14 +285,13 @@ def read_packed_inputs(
     for fingerprint in fingerprints:
         header = _read_header(destination, fingerprint)
         files = PlanFiles(destination.address(inputs_folder(fingerprint)), access)
-        if "streamed" in header:
+        if is_streamed_part(fingerprint):
             part = StreamedInputs(files, header["images"], frozenset(header["streamed"]))
             streamed.append(part)
             continue
-        # Where the images were when they were packed is not recorded.
         plans = make_plan(header["shards"], files, "", PackOptions(), fingerprint, shards)
         shards += plans
-        inputs.append(PlannedInputs(files, "", 0, sum(header["shards"])))
+        inputs.append(PlannedInputs(files, header["root"], 0, sum(header["shards"])))
         rejected.append(PlannedRejections(files, header["rejected"]))
     return PackedInputs(
         tuple(fingerprints), tuple(shards), tuple(inputs), tuple(rejected), tuple(streamed)

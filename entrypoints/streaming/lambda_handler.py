@@ -13,7 +13,6 @@ delivered again. For the exactly-once protocol see
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -22,20 +21,24 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, TypedDict
-from urllib.parse import unquote_plus
 
 from botocore.exceptions import BotoCoreError, ClientError
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.shared_work.storage import S3Prefix, open_storage
+from sm_train.entrypoints.streaming.arrivals import (
+    InvalidMessageError,
+    is_image,
+    parse_arrival,
+    parse_records,
+)
 from sm_train.entrypoints.streaming.sealing import Sealer
 from sm_train.entrypoints.streaming.staging import (
-    Arrival,
+    PackedImages,
     RemovedImages,
     RetryLaterError,
     Stager,
-    is_image,
 )
 from sm_train.entrypoints.streaming.stream_index import StreamIndexer
 from sm_train.entrypoints.streaming.stream_state import S3_REQUESTS
@@ -61,15 +64,16 @@ class SqsMessage(TypedDict):
     body: str
 
 
-class _InvalidMessageError(Exception):
-    """A message, or one of its records, is not an S3 event."""
-
-
 def stage(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     """Stage the images of a batch of messages; Lambda calls this function."""
     messages: list[SqsMessage] = event.get("Records", [])
     destination = _destination()
-    stager = Stager(destination, decoders=_decoders(), removed=RemovedImages(destination))
+    stager = Stager(
+        destination,
+        decoders=_decoders(),
+        removed=RemovedImages(destination),
+        packed=PackedImages(destination),
+    )
     pool = ThreadPoolExecutor(S3_REQUESTS)
     staged = {pool.submit(_pack_message, stager, message): message for message in messages}
     done, late = wait(staged, timeout=max(0.0, _remaining(context) - REPORT_SECONDS))
@@ -147,8 +151,8 @@ def _pack_message(stager: Stager, message: SqsMessage) -> bool:
     """Stage the images of a message; return False if it should be delivered again."""
     message_id = message["messageId"]
     try:
-        records = _parse_records(message["body"])
-    except _InvalidMessageError as error:
+        records = parse_records(message["body"])
+    except InvalidMessageError as error:
         return _succeeds(partial(_reject, stager, message_id, error))
     succeeded = [
         _succeeds(partial(_pack_record, stager, f"{message_id}-{number}", record))
@@ -168,50 +172,16 @@ def _succeeds(action: Callable[[], None]) -> bool:
 
 def _pack_record(stager: Stager, name: str, record: Any) -> None:
     try:
-        arrival = _parse_arrival(record)
-    except _InvalidMessageError as error:
+        arrival = parse_arrival(record)
+    except InvalidMessageError as error:
         _reject(stager, name, error)
     else:
-        if arrival is not None:
+        if arrival is not None and is_image(arrival.key):
             _log(f"{stager.stage(arrival)}: {arrival.address}")
+        elif arrival is not None and not arrival.key.endswith(".txt"):
+            _log(f"skipped: not a JPEG, PNG or WebP: {arrival.key}")
 
 
 def _reject(stager: Stager, name: str, error: Exception) -> None:
     """Record an invalid message; a retry would fail the same way."""
     stager.reject(name, RejectedInput(f"message {name}", "message-unreadable", str(error)))
-
-
-def _parse_records(body: str) -> list[Any]:
-    """Return the records of an S3 event; S3's test event has none.
-
-    Raises:
-        _InvalidMessageError: it is not an S3 event.
-    """
-    try:
-        document = json.loads(body)
-        return [] if document.get("Event") == "s3:TestEvent" else list(document["Records"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _InvalidMessageError(repr(error)[:200]) from None
-
-
-def _parse_arrival(record: Any) -> Arrival | None:
-    """Return the image that a record announces; None for other objects and other events.
-
-    Raises:
-        _InvalidMessageError: it is not a record of an S3 event.
-    """
-    try:
-        s3_object = record["s3"]["object"]
-        key = unquote_plus(s3_object["key"])
-        if not record["eventName"].startswith("ObjectCreated:"):
-            return None
-        if not is_image(key):
-            if not key.endswith(".txt"):
-                _log(f"skipped: not a JPEG, PNG or WebP: {key}")
-            return None
-        # `sm-train stream --add` announces objects without their version.
-        version = s3_object.get("versionId") or s3_object.get("eTag")
-        size = int(s3_object.get("size", 0))
-        return Arrival(record["s3"]["bucket"]["name"], key, version, size)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _InvalidMessageError(repr(error)[:200]) from None

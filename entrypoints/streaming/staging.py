@@ -5,22 +5,39 @@ See :mod:`sm_train.entrypoints.streaming.stream_state` for what is stored.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from datetime import UTC, datetime
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, removal_list
-from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.data.shard_index import RejectedInput, read_header, read_rejected
+from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.object_store.store import ObjectHead, open_store
+from sm_train.entrypoints.packing.packed_sources import PackedSources
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions
-from sm_train.entrypoints.packing.shard_builder import InputReader, encode_input
+from sm_train.entrypoints.packing.plan_files import HEADER_FILE
+from sm_train.entrypoints.packing.shard_builder import InputReader, encode_input, open_index
+from sm_train.entrypoints.packing.stored_plan import (
+    inputs_folder,
+    is_streamed_part,
+)
 from sm_train.entrypoints.removal.removal_list import decode_list
+from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.shared_work.storage import S3Prefix
-from sm_train.entrypoints.streaming.stream_state import REJECTED, STAGED, is_seen
+from sm_train.entrypoints.shared_work.work_stages import read_plan_document
+from sm_train.entrypoints.streaming.arrivals import Arrival
+from sm_train.entrypoints.streaming.stream_state import (
+    RECORDS,
+    REJECTED,
+    S3_REQUESTS,
+    STAGED,
+    is_seen,
+    numbers_in,
+)
 
 
 class RetryLaterError(Exception):
@@ -28,38 +45,17 @@ class RetryLaterError(Exception):
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """An image that arrived: its location and its size.
-
-    ``version`` is its version id, or its ETag in a bucket without versions; None if the message
-    does not tell, and then it is that of the object as it is now.
-    """
-
-    bucket: str
-    key: str
-    version: str | None
-    bytes: int
-
-    @property
-    def address(self) -> str:
-        """The image's URI."""
-        return f"s3://{self.bucket}/{self.key}"
-
-    @property
-    def id(self) -> str:
-        """Name of the sample; the same for each delivery of a message about the same version."""
-        content = json.dumps([self.bucket, self.key, self.version])
-        return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-@dataclass(frozen=True)
 class Stager:
-    """Stages arrivals in ``destination``, but for images that were ``removed`` from it."""
+    """Stages arrivals in ``destination``, but for images that were ``removed`` from it.
+
+    ``packed`` are those that `sm-train pack` has put there.
+    """
 
     destination: S3Prefix
     options: PackOptions = field(default_factory=PackOptions)
     decoders: Decoders = field(default_factory=InProcessDecoders)
     removed: Container[str] = ()
+    packed: PackedImages | None = None
 
     def stage(self, arrival: Arrival) -> str:
         """Stage an image as a sample, or reject it.
@@ -73,7 +69,7 @@ class Stager:
             return "removed"
         if arrival.version is None and (head := self._head(arrival)) is not None:
             arrival = replace(arrival, version=_version(head), bytes=head.bytes)
-        if is_seen(self.destination, arrival.id):
+        if is_seen(self.destination, arrival.id) or self._is_packed(arrival):
             return "known"
         caption = f"{arrival.address.rpartition('.')[0]}.txt"
         item = PackInput(
@@ -92,6 +88,24 @@ class Stager:
             return "rejected" if self.reject(arrival.id, result) else "known"
         created = self.destination.create_if_absent(f"{STAGED}/{arrival.id}", result)
         return "staged" if created else "known"
+
+    def _is_packed(self, arrival: Arrival) -> bool:
+        """Return whether `sm-train pack` has packed this version of an image.
+
+        Raises:
+            RetryLaterError: a pack that is not finished will.
+        """
+        found = [] if self.packed is None else self.packed.find(arrival.address)
+        head = self._head(arrival) if found else None
+        if head is None:
+            return False
+        # An object that was written later is a new version.
+        listed = [image for image in found if image.listed >= head.modified]
+        if any(image.is_finished for image in listed):
+            return True
+        if listed:
+            raise RetryLaterError(f"{arrival.address}: `sm-train pack --append` has not finished")
+        return False
 
     def _is_current(self, arrival: Arrival) -> bool:
         """Return whether the object still has the version of the message. Call after reading it."""
@@ -145,6 +159,86 @@ class RemovedImages:
         return decode_list(content, self._destination.address(name)).sources
 
 
-def is_image(key: str) -> bool:
-    """Return whether an object's key has the extension of an image."""
-    return Path(key).suffix.lower() in {".jpg", ".jpeg", ".png", ".webp"}
+@dataclass(frozen=True)
+class PackedImage:
+    """An image that `sm-train pack` has listed, and when, by S3's clock."""
+
+    listed: datetime
+    is_finished: bool
+
+
+class PackedImages:
+    """The images that `sm-train pack` has put into a pack; read when first needed.
+
+    An append that is not finished counts. Images that it has rejected do not.
+    """
+
+    def __init__(self, destination: S3Prefix) -> None:
+        self._destination = destination
+        self._lock = threading.Lock()
+        self._parts: list[tuple[PackedSources, datetime, bool]] | None = None
+        self._rejected: frozenset[str] | None = None
+
+    def find(self, address: str) -> list[PackedImage]:
+        """Return when the image at an address was listed; nothing if the pack does not have it."""
+        images = []
+        with self._lock:
+            if self._parts is None:
+                self._parts = list(self._read())
+            for sources, listed, is_finished in self._parts:
+                name = sources.name_of(address)
+                if name is not None and not (is_finished and name in self._read_rejected()):
+                    images.append(PackedImage(listed, is_finished))
+        return images
+
+    def _read(self) -> Iterator[tuple[PackedSources, datetime, bool]]:
+        destination = self._destination
+        try:
+            with destination.open(INDEX_NAME) as file:
+                fingerprints = read_header(file, destination.address(INDEX_NAME)).fingerprints
+        except FileNotFoundError:
+            fingerprints = ()
+        unfinished = (read_plan_document(destination) or {}).get("inputs")
+        for fingerprint in dict.fromkeys((*fingerprints, *([unfinished] if unfinished else []))):
+            if is_streamed_part(fingerprint):
+                continue
+            sources = PackedSources.read(destination, destination.access, [fingerprint])
+            if sources is not None:
+                name = f"{inputs_folder(fingerprint)}/{HEADER_FILE}"
+                listed = datetime.fromtimestamp(destination.modified_ns(name) / 1e9, UTC)
+                yield sources, listed, fingerprint in fingerprints
+
+    def _read_rejected(self) -> frozenset[str]:
+        if self._rejected is None:
+            with self._destination.open(INDEX_NAME) as file:
+                rejected = read_rejected(file, self._destination.address(INDEX_NAME))
+            self._rejected = frozenset(item.source for item in rejected)
+        return self._rejected
+
+
+def arriving_addresses(destination: S3Prefix) -> list[str]:
+    """Return the addresses of images that are staged, or in shards that no index has yet, sorted.
+
+    Each is read. Call it before the index is read: images go from one to the other in this order.
+    """
+
+    def of_staged(name: str) -> list[str]:
+        try:
+            _, members = sample_members(memoryview(destination.read(f"{STAGED}/{name}")))
+        except FileNotFoundError:
+            return []  # sealed since
+        return [json.loads(bytes(members["json"]))["source"]]
+
+    def of_record(number: int) -> list[str]:
+        try:
+            shard = open_index(destination.read(f"{RECORDS}/{number:06d}")).shard(0)
+        except FileNotFoundError:
+            return []  # in the index since
+        return list(shard.columns.get(SOURCE, ()))
+
+    with ThreadPoolExecutor(S3_REQUESTS) as pool:
+        staged = pool.map(of_staged, [name for name, _ in destination.objects(STAGED)])
+        found = {address for part in staged for address in part}
+        sealed = pool.map(of_record, numbers_in(destination, RECORDS))
+        found |= {address for part in sealed for address in part}
+    return sorted(found)

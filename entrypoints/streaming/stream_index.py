@@ -30,10 +30,10 @@ from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
 from sm_train.entrypoints.packing.build_pack import merge_rejected, rejected_order
 from sm_train.entrypoints.packing.plan_files import STREAMED, STREAMED_SCHEMA, PartitionWriter
 from sm_train.entrypoints.packing.shard_builder import open_index
-from sm_train.entrypoints.packing.stored_plan import store_streamed
+from sm_train.entrypoints.packing.stored_plan import store_streamed, streamed_fingerprint
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.shared_work.storage import S3Prefix
-from sm_train.entrypoints.streaming.staging import is_image
+from sm_train.entrypoints.streaming.arrivals import is_image
 from sm_train.entrypoints.streaming.stream_state import (
     DONE,
     LEASES,
@@ -63,7 +63,7 @@ class _Batch:
     def fingerprint(self) -> str:
         """A digest of what it consists of."""
         content = json.dumps([sorted(self.records), sorted(self.rejected)])
-        return hashlib.sha256(content.encode()).hexdigest()
+        return streamed_fingerprint(hashlib.sha256(content.encode()).hexdigest())
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,17 @@ staging (:mod:`~sm_train.entrypoints.streaming.staging`), sealing
 
 from __future__ import annotations
 
-import re
+import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sm_train.entrypoints.common.index_location import (
+    INDEX_NAME,
     RECORDS_FOLDER,
     STAGED_FOLDER,
     STREAM_STATE,
 )
+from sm_train.entrypoints.data.shard_index import RejectedInput, read_rejected
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 
 STAGED = STAGED_FOLDER
@@ -50,12 +53,6 @@ def sample_key(shard: int, position: int) -> str:
     Keys ascend, so an index stores them in two bytes each; digests take 16.
     """
     return f"s{shard:06d}-{position:06d}"
-
-
-def shard_of_key(key: str) -> int | None:
-    """Return the number of the streamed shard that a sample with this key was sealed into."""
-    found = re.fullmatch(r"s(\d{6,})-\d{6,}", key)
-    return None if found is None else int(found[1])
 
 
 def numbers_in(destination: S3Prefix, folder: str) -> set[int]:
@@ -97,3 +94,17 @@ def count_stream(destination: S3Prefix) -> StreamCounts:
         len(numbers_in(destination, RECORDS) & done),
         sum(1 for _ in destination.objects(REJECTED)),
     )
+
+
+def rejected_inputs(destination: S3Prefix) -> list[RejectedInput]:
+    """Return all rejected inputs of the pack: those of its index, and those that it lacks yet."""
+    try:
+        with destination.open(INDEX_NAME) as file:
+            indexed = read_rejected(file, destination.address(INDEX_NAME))
+    except FileNotFoundError:
+        indexed = []
+    with ThreadPoolExecutor(S3_REQUESTS) as pool:
+        names = [name for name, _ in destination.objects(REJECTED)]
+        contents = pool.map(lambda name: destination.read(f"{REJECTED}/{name}"), names)
+        new = [RejectedInput(**json.loads(content)) for content in contents]
+    return sorted({*indexed, *new}, key=lambda item: (item.source, item.reason))

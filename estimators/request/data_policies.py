@@ -129,7 +129,7 @@ def _stream(scope: RunScope) -> list[Permission]:
         "sqs:GetQueueAttributes",
         "sqs:SendMessage",
         "sqs:ReceiveMessage",
-        "sqs:DeleteMessage",
+        "sqs:ChangeMessageVisibility",
         "sqs:StartMessageMoveTask",
     ]
     stacks, functions = scope.arn("cloudformation", "stack/*"), scope.arn("lambda", "function:*")

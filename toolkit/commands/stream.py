@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     "sm-train stream photo-pack",
     "sm-train stream photo-pack --add s3://photos/2025/",
     "sm-train stream photo-pack --flush",
+    "sm-train stream photo-pack --dead",
     "sm-train stream photo-pack --redrive",
 )
 @click.argument("stack_name", metavar="STACK")
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 @click.option(
     "--redrive", is_flag=True, help="Deliver the messages of the dead-letter queue again."
 )
+@click.option(
+    "--dead", is_flag=True, help="List the images of the dead letters, and why they are not packed."
+)
+@click.option("--rejected", is_flag=True, help="List the rejected inputs with their reasons.")
 @click.option("--dry-run", is_flag=True, help="--add: show the images and the price.")
 @click.option("--yes", is_flag=True, help="--add: do not ask for confirmation.")
 @click.pass_obj
@@ -41,6 +46,8 @@ def command(
     source: str | None,
     flush: bool,
     redrive: bool,
+    dead: bool,
+    rejected: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -67,13 +74,16 @@ def command(
     from sm_train.toolkit.terminal.console import note, write_json, write_line
     from sm_train.toolkit.terminal.formatting import plural
 
-    if (source is not None) + flush + redrive > 1:
-        raise UsageError("--add, --flush and --redrive exclude each other")
+    if (source is not None) + flush + redrive + dead + rejected > 1:
+        raise UsageError("--add, --flush, --redrive, --dead and --rejected exclude each other")
     if (dry_run or yes) and source is None:
         raise UsageError("--dry-run and --yes require --add")
     region = resolve_region(options["region"], None, options["profile"])
     stack = find_stack(open_session(options["profile"], region), stack_name)
     access = S3Access(options["profile"], region)
+    if dead or rejected:
+        _list_problems(stack, access, dead=dead, as_json=as_json)
+        return ExitCode.OK
     if source is not None:
         _add(stack, source, access, dry_run=dry_run, yes=yes)
     elif flush:
@@ -91,6 +101,33 @@ def command(
         for line in status_lines(status):
             write_line(line)
     return ExitCode.OK
+
+
+def _list_problems(stack: StreamStack, access: S3Access, *, dead: bool, as_json: bool) -> None:
+    """List the images of the ``dead`` letters, or else the rejected inputs."""
+    from sm_train.toolkit.streaming.dead_letters import (
+        dead_letter_documents,
+        dead_letter_lines,
+        read_dead_letters,
+    )
+    from sm_train.toolkit.streaming.stream_status import (
+        read_rejected_inputs,
+        rejected_documents,
+        rejected_lines,
+    )
+    from sm_train.toolkit.terminal.console import write_json, write_line
+
+    if dead:
+        letters = read_dead_letters(stack, access)
+        documents, lines = dead_letter_documents(letters), dead_letter_lines(letters)
+    else:
+        inputs = read_rejected_inputs(stack, access)
+        documents, lines = rejected_documents(inputs), rejected_lines(inputs)
+    if as_json:
+        write_json(documents)
+    else:
+        for line in lines:
+            write_line(line)
 
 
 def _add(stack: StreamStack, source: str, access: S3Access, *, dry_run: bool, yes: bool) -> None:

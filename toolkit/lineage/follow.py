@@ -13,9 +13,9 @@ from sm_train.toolkit.lineage.seen_steps import Place, SeenSteps, seen_steps
 from sm_train.toolkit.packing.shard_set import ShardSet
 from sm_train.toolkit.removal.find_samples import (
     FoundSample,
-    PackedSources,
     find_by_name,
     find_samples,
+    packed_sources,
     require_found,
 )
 
@@ -77,7 +77,7 @@ def _find(
 ) -> tuple[list[FoundSample], list[FoundSample]]:
     """Return the samples in present shards, and in those that were replaced."""
     with shards.open_index() as (index, _), shards.open_replaced() as earlier:
-        sources = PackedSources.of(shards, index)
+        sources = packed_sources(shards, index)
         if where is not None:
             present = find_samples(shards, index, (), where, RemovalList())
             names = [sample.key for sample in present]

@@ -95,9 +95,11 @@ class NewInputs:
 
         A new version of one of them has a message of its own.
         """
-        streamed = _merge(
+        indexed = _merge(
             part.files.read(STREAMED, ["source"], 0, part.count) for part in self._packed.streamed
         )
+        arriving = ((encode(address),) for address in self._packed.arriving)
+        streamed = heapq.merge(indexed, arriving, key=itemgetter(0))
         for _, old, new in _join(_below(encode(self._root), streamed), images):
             if old:
                 self.comparison.known += len(new)

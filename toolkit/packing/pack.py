@@ -50,7 +50,7 @@ from sm_train.entrypoints.packing.stored_plan import (
     store_plan,
 )
 from sm_train.entrypoints.sample_metadata.column_types import ColumnType, common_type
-from sm_train.entrypoints.shared_work.storage import LocalFolder, Storage, open_storage
+from sm_train.entrypoints.shared_work.storage import LocalFolder, S3Prefix, Storage, open_storage
 from sm_train.entrypoints.shared_work.work_stages import (
     PLAN_NAME,
     STATE_FOLDER,
@@ -58,6 +58,7 @@ from sm_train.entrypoints.shared_work.work_stages import (
     read_plan_document,
 )
 from sm_train.entrypoints.shared_work.worker_pool import WorkerKilledError, WorkerPlan, WorkProgress
+from sm_train.entrypoints.streaming.staging import arriving_addresses
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.packing.append import Comparison, rows_with_samples
@@ -579,6 +580,8 @@ def open_finished(job: PackJob, destination: Storage) -> FinishedPack:
     Raises:
         UserError: there is no finished pack, it was packed with other options, or it is incomplete.
     """
+    # First: images go from the staged ones to the index.
+    arriving = arriving_addresses(destination) if isinstance(destination, S3Prefix) else []
     index = _find_index(job, destination)
     if index is None:
         unfinished = destination.size(PLAN_NAME) is not None
@@ -602,7 +605,7 @@ def open_finished(job: PackJob, destination: Storage) -> FinishedPack:
     rows = sum(map(len, inputs.inputs))
     if rows + sum(part.count for part in inputs.streamed) > header.samples:
         inputs = replace(inputs, has_sample=rows_with_samples(index, rows))
-    return FinishedPack(index, inputs)
+    return FinishedPack(index, replace(inputs, arriving=arriving))
 
 
 def _require_same_options(job: PackJob, header: IndexHeader) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sm_train.entrypoints.shared_work.work_stages import in_groups
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     import boto3
 
 _OUTPUTS = ("QueueUrl", "Rejected", "RejectedArn", "SealerName", "Destination")
+
+_PEEK_SECONDS = 600
+"""Time for which dead letters that are read are hidden, if this program is killed."""
 
 INVOCATION_SECONDS = 900
 """Longest time of a Lambda function."""
@@ -54,6 +59,37 @@ class StreamStack:
             sqs: Any = self.session.client("sqs")
             found = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=[*names])["Attributes"]
         return [int(found[name]) for name in names]
+
+    def peek_dead_letters(self) -> Iterator[tuple[str, str]]:
+        """Yield the ids and the bodies of all dead letters, which stay in their queue.
+
+        They are hidden from other readers until all have been read.
+
+        Raises:
+            UserError: access is denied.
+        """
+        seen: dict[str, str] = {}
+        with translate_aws_errors(self.dead_letters):
+            sqs: Any = self.session.client("sqs")
+            try:
+                while messages := sqs.receive_message(
+                    QueueUrl=self.dead_letters,
+                    MaxNumberOfMessages=10,
+                    VisibilityTimeout=_PEEK_SECONDS,
+                    WaitTimeSeconds=1,
+                ).get("Messages"):
+                    new = [each for each in messages if each["MessageId"] not in seen]
+                    seen |= {each["MessageId"]: each["ReceiptHandle"] for each in messages}
+                    yield from ((each["MessageId"], each["Body"]) for each in new)
+                    if not new:
+                        break
+            finally:
+                for group in in_groups(list(seen.values()), 10):
+                    entries = [
+                        {"Id": str(number), "ReceiptHandle": handle, "VisibilityTimeout": 0}
+                        for number, handle in enumerate(group)
+                    ]
+                    sqs.change_message_visibility_batch(QueueUrl=self.dead_letters, Entries=entries)
 
     def redrive(self) -> None:
         """Start to move the dead letters back to the queue.

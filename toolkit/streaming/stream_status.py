@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME
-from sm_train.entrypoints.data.shard_index import IndexHeader, read_header
+from sm_train.entrypoints.data.shard_index import IndexHeader, RejectedInput, read_header
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.shared_work.storage import S3Prefix, open_storage
-from sm_train.entrypoints.streaming.stream_state import StreamCounts, count_stream
+from sm_train.entrypoints.streaming.stream_state import StreamCounts, count_stream, rejected_inputs
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.packing.file_kinds import describe_skipped
 from sm_train.toolkit.streaming.notifications import Notifications
@@ -71,13 +71,36 @@ def read_status(stack: StreamStack, access: S3Access) -> StreamStatus:
         return StreamStatus(stack, *messages, count_stream(destination), index)
 
 
+def read_rejected_inputs(stack: StreamStack, access: S3Access) -> list[RejectedInput]:
+    """Return all rejected inputs of the pack, sorted.
+
+    Raises:
+        UserError: access is denied.
+    """
+    with translate_aws_errors(stack.destination):
+        destination = open_storage(stack.destination, access)
+        assert isinstance(destination, S3Prefix)
+        return rejected_inputs(destination)
+
+
+def rejected_lines(inputs: Sequence[RejectedInput]) -> Iterator[str]:
+    """Yield a line for each rejected input."""
+    for item in inputs:
+        yield f"{item.source}: {item.reason}: {item.detail}"
+
+
+def rejected_documents(inputs: Sequence[RejectedInput]) -> list[dict[str, str]]:
+    """Return what ``stream --rejected --json`` prints."""
+    return [vars(item) for item in inputs]
+
+
 def status_lines(status: StreamStatus) -> Iterator[str]:
     """Yield the lines that describe a status."""
     counts, index = status.counts, status.index
     yield status.stack.destination
     in_flight = f", {status.in_flight:,} in flight" if status.in_flight else ""
     yield f"  queue         {plural(status.waiting, 'message')}{in_flight}"
-    again = "; --redrive delivers them again" if status.dead_letters else ""
+    again = "; --dead lists them, --redrive delivers them again" if status.dead_letters else ""
     yield f"  dead letters  {plural(status.dead_letters, 'message')}{again}"
     yield (
         f"  staged        {plural(counts.staged, 'sample')}, {format_bytes(counts.staged_bytes)}; "
@@ -91,7 +114,8 @@ def status_lines(status: StreamStatus) -> Iterator[str]:
         f"{missing}"
     )
     missing = f"; {counts.rejected:,} not yet" if counts.rejected else ""
-    yield f"  rejected      {plural(index.rejected, 'input')} in the index{missing}"
+    listed = "; --rejected lists them" if index.rejected or counts.rejected else ""
+    yield f"  rejected      {plural(index.rejected, 'input')} in the index{missing}{listed}"
 
 
 def status_document(status: StreamStatus) -> StreamDocument:

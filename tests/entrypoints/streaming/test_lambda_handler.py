@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -490,6 +491,103 @@ def test_append_keeps_what_arrived(deployment: Deployment, cli: Cli, tmp_path: P
     deployment.flush()
     run_cli(deployment, cli, *arguments)
     assert deployment.packed(tmp_path / "again")[1].total() == 5
+
+
+APPEND = ("pack", "s3://raw/photos/", "s3://packed/set", "--append", "--shard-size", "20kB")
+
+
+def test_an_appended_image_is_not_packed_again_when_its_message_returns(
+    deployment: Deployment, cli: Cli, tmp_path: Path
+) -> None:
+    """Its caption came with the append, or later; a new version is another image."""
+    for number in range(2):
+        deployment.arrive(f"photos/{number}.jpg", image_bytes(number))
+    late = [f"photos/late{number}.jpg" for number in range(3)]
+    for number, name in enumerate(late):
+        deployment.arrive(name, image_bytes(10 + number), caption=None)
+    dead = deployment.drain()
+    assert len(dead) == 3
+    deployment.flush()
+    for name in late[:2]:  # the third one still has none: the append rejects it
+        write_caption(deployment, name)
+    run_cli(deployment, cli, *APPEND)
+    index, seen = deployment.packed(tmp_path)
+    assert seen.total() == 4
+    assert [(item.source, item.reason) for item in index.rejected()] == [
+        ("late2.jpg", "caption-missing")
+    ]
+    write_caption(deployment, late[2])
+    for body in dead:
+        deployment.send(body)
+    time.sleep(1.1)  # S3's dates have whole seconds
+    deployment.arrive(late[0], image_bytes(77))
+    # The old version of the first image is not there any more.
+    assert deployment.drain() == set()
+    deployment.flush()
+    expected = ["photos/0.jpg", "photos/1.jpg", "late0.jpg", "late1.jpg", late[0], late[2]]
+    assert deployment.packed(tmp_path / "again")[1] == Counter(expected)
+    # A message that returns after the image was removed brings nothing back.
+    run_cli(deployment, cli, "remove", "s3://packed/set", "late1.jpg", "--yes")
+    for body in dead:
+        deployment.send(body)
+    assert deployment.drain() == set()
+    deployment.flush()
+    assert deployment.packed(tmp_path / "removed")[1].total() == 5
+
+
+def test_an_append_skips_images_that_are_on_their_way_to_the_index(
+    deployment: Deployment, cli: Cli, tmp_path: Path
+) -> None:
+    """Staged ones, and those in a shard that no index has."""
+    deployment.arrive("photos/first.jpg", image_bytes(1))
+    assert deployment.drain() == set()
+    deployment.flush()
+    for number in range(20):
+        deployment.arrive(f"photos/{number}.jpg", image_bytes(number))
+    assert deployment.drain() == set()
+    lambda_handler.seal({}, FakeContext())
+    deployment.arrive("photos/staged.jpg", image_bytes(29))
+    assert deployment.drain() == set()
+    assert deployment.keys(".streaming/staged/")
+    assert deployment.keys(".streaming/records/")
+    deployment.s3.put_object(Bucket="raw", Key="photos/old.jpg", Body=image_bytes(30))
+    write_caption(deployment, "photos/old.jpg")
+    run_cli(deployment, cli, *APPEND)
+    deployment.flush()
+    arrived = ["photos/first.jpg", *(f"photos/{number}.jpg" for number in range(20))]
+    expected = Counter([*arrived, "photos/staged.jpg", "old.jpg"])
+    assert deployment.packed(tmp_path)[1] == expected
+
+
+def test_images_of_an_unfinished_append_wait_for_it(
+    deployment: Deployment, cli: Cli, tmp_path: Path
+) -> None:
+    deployment.arrive("photos/0.jpg", image_bytes(0))
+    deployment.arrive("photos/late.jpg", image_bytes(1), caption=None)
+    [dead] = deployment.drain()
+    deployment.flush()
+    write_caption(deployment, "photos/late.jpg")
+
+    def refuse_index(method: str, path: str) -> tuple[int, bytes] | None:
+        is_index = method == "PUT" and path.partition("?")[0].endswith("/set/index.parquet")
+        return (403, b"<Error><Code>AccessDenied</Code></Error>") if is_index else None
+
+    deployment.aws.intercept = refuse_index
+    run_cli(deployment, cli, *APPEND, code=4)
+    deployment.aws.intercept = lambda method, path: None
+    assert deployment.keys(".packing/")
+    deployment.send(dead)
+    assert deployment.drain() == {dead}
+    run_cli(deployment, cli, *APPEND)
+    deployment.send(dead)
+    assert deployment.drain() == set()
+    deployment.flush()
+    assert deployment.packed(tmp_path)[1] == Counter(["photos/0.jpg", "late.jpg"])
+
+
+def write_caption(deployment: Deployment, image: str) -> None:
+    key = f"{image.rpartition('.')[0]}.txt"
+    deployment.s3.put_object(Bucket="raw", Key=key, Body=b"a caption")
 
 
 def test_an_append_keeps_a_shard_that_is_indexed_while_it_runs(

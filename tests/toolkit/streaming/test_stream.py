@@ -139,10 +139,10 @@ def test_the_state_is_counted(stack: Stack) -> None:
     assert stack.run().stdout.splitlines() == [
         "s3://packed/set",
         "  queue         1 message",
-        "  dead letters  1 message; --redrive delivers them again",
+        "  dead letters  1 message; --dead lists them, --redrive delivers them again",
         f"  staged        1 sample, {staged / 1000:.1f} kB; a shard takes 20 kB",
         "  indexed       2 samples in 1 shard",
-        "  rejected      1 input in the index",
+        "  rejected      1 input in the index; --rejected lists them",
     ]
 
 
@@ -231,6 +231,47 @@ def test_a_redrive_starts_a_task_of_sqs(stack: Stack) -> None:
     [body] = aws.bodies("StartMessageMoveTask")
     name = stack.deployment.dead_letters.rpartition("/")[2]
     assert body == {"SourceArn": f"arn:aws:sqs:us-east-1:{ACCOUNT}:{name}"}
+
+
+def test_dead_letters_and_rejected_inputs_are_listed_with_their_reasons(stack: Stack) -> None:
+    deployment = stack.deployment
+    deployment.arrive("photos/0.jpg", image_bytes(0))
+    for number in range(12):
+        deployment.arrive(f"photos/late{number:02}.jpg", image_bytes(number), caption=None)
+    deployment.arrive("photos/cut.jpg", image_bytes(1)[:300])
+    bodies = sorted(deployment.drain())
+    deployment.flush()
+    deployment.arrive("photos/cut too.jpg", image_bytes(2)[:300])
+    assert deployment.drain() == set()
+    for body in (*bodies, "no event", bodies[0]):
+        deployment.sqs.send_message(QueueUrl=deployment.dead_letters, MessageBody=body)
+    deployment.s3.put_object(Bucket="raw", Key="photos/late00.txt", Body=b"a caption")
+    deployment.s3.delete_object(Bucket="raw", Key="photos/late01.jpg")
+    run = stack.run("--dead", "--json")
+    assert run.returncode == 0, run.stderr
+    found = {letter["address"]: letter["reason"] for letter in json.loads(run.stdout)}
+    assert len(found) == 13
+    assert (
+        found["s3://raw/photos/late00.jpg"] == "nothing is missing now: --redrive delivers it again"
+    )
+    assert found["s3://raw/photos/late01.jpg"] == "the image does not exist any more"
+    assert found["s3://raw/photos/late02.jpg"] == (
+        "no caption: s3://raw/photos/late02.txt does not exist"
+    )
+    assert [reason for address, reason in found.items() if address.startswith("message ")] == [
+        found[max(found, key=lambda address: address.startswith("message "))]
+    ]
+    # They are still there, and visible.
+    assert stack.status()["dead_letters"] == 14
+    text = stack.run("--dead").stdout
+    assert "late02.jpg: no caption: " in text
+    run = stack.run("--rejected", "--json")
+    assert [(item["source"], item["reason"]) for item in json.loads(run.stdout)] == [
+        ("s3://raw/photos/cut too.jpg", "image-corrupt"),
+        ("s3://raw/photos/cut.jpg", "image-corrupt"),
+    ]
+    assert "s3://raw/photos/cut.jpg: image-corrupt: " in stack.run("--rejected").stdout
+    assert "exclude each other" in stack.run("--dead", "--rejected").stderr
 
 
 def test_a_stack_of_another_template_is_refused(stack: Stack) -> None:
