@@ -8,10 +8,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.data.shard_format import Shard
-from sm_train.entrypoints.data.shard_index import IndexWriter
+from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
 from sm_train.entrypoints.enrichment.column_maker import ColumnMaker
 from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.enrichment_plan import (
@@ -37,6 +38,7 @@ from sm_train.entrypoints.packing.shard_builder import (
 )
 from sm_train.entrypoints.packing.stored_plan import copy_packed_inputs
 from sm_train.entrypoints.sample_metadata.column_types import (
+    ENRICHED,
     ColumnType,
     ColumnTypes,
     as_type,
@@ -189,7 +191,7 @@ def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
             target_bytes=source.header.target_bytes,
             inputs=source.header.inputs or plan.inputs,
             appended=source.header.appended,
-            options=source.header.options | {"enriched": plan.function["function"]},
+            options=source.header.options | {ENRICHED: _enrichments(plan, source)},
             columns=types,
         ) as writer:
             for built in _records(plan):
@@ -206,6 +208,16 @@ def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
             copy_packed_inputs(packed, plan.destination, plan.access, fingerprints)
         store_file(plan.destination, INDEX_NAME, file)
     return EnrichmentResult.of(summaries, _NAMED_FAILURES)
+
+
+def _enrichments(plan: EnrichmentPlan, source: ShardIndex) -> list[dict[str, Any]]:
+    """Return all enrichments of the new shards, as their index records them."""
+    columns: dict[str, None] = {}
+    for built in _records(plan):
+        if built is not None:
+            columns |= dict.fromkeys(PartSummary.from_dict(built.options).columns)
+    made = {"function": plan.function["function"], "columns": [*columns]}
+    return [*source.header.options.get(ENRICHED, []), made]
 
 
 def _records(plan: EnrichmentPlan) -> Iterator[BuiltShard | None]:

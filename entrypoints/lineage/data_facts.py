@@ -5,7 +5,6 @@ The figures come from the index and from the list of removed samples; nothing is
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,15 +13,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from sm_train.entrypoints.common.index_location import is_streamed
 from sm_train.entrypoints.data.selection import Selection, select_samples
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.removal.removal_list import RemovalList
-from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+from sm_train.entrypoints.sample_metadata.column_types import ENRICHED, MADE_CAPTIONS, SOURCE
+from sm_train.entrypoints.sample_metadata.dates import is_date, moment
 
 MOST_VALUES = 20
 """Values of a column that are counted one by one; the others are counted together."""
-
-_DATE = r"^\d{4}-\d{2}-\d{2}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class ColumnFacts:
     """The values of a column: the most frequent ``counts``, most first, of ``distinct`` ones.
 
     ``missing`` samples have none. ``first`` and ``last`` are the smallest and the largest value of
-    a column of dates or numbers; None for other texts.
+    a column of dates or numbers, times in UTC; None for other texts.
     """
 
     counts: dict[str, int]
@@ -47,7 +46,9 @@ class DataFacts:
     ``columns`` are those of the index. ``origins`` are the buckets or top folders of the images by
     their numbers; None if the index does not have the images' names. ``options`` are those of
     packing, ``rejected`` the inputs that were not packed, by reason, and ``removed`` the samples
-    that were removed later, by the day.
+    that were removed later, by the day. ``made_captions`` are the columns of captions that a
+    function of `sm-train enrich` has made, with its name, and ``made_columns`` other columns that
+    one has made. ``streamed`` samples were packed as they arrived.
     """
 
     samples: int
@@ -59,6 +60,9 @@ class DataFacts:
     options: dict[str, Any] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     removed: dict[str, int] = field(default_factory=dict)
+    made_captions: dict[str, str] = field(default_factory=dict)
+    made_columns: dict[str, str] = field(default_factory=dict)
+    streamed: int = 0
 
 
 def data_facts(
@@ -102,10 +106,26 @@ def data_facts(
         {name: value for name, value in header.options.items() if name not in _INTERNAL},
         dict(Counter(item.reason for item in index.rejected()).most_common()),
         removals.days,
+        dict(header.options.get(MADE_CAPTIONS, {})),
+        {
+            column: made["function"]
+            for made in header.options.get(ENRICHED, [])
+            for column in made["columns"]
+        },
+        _streamed_samples(index, selection),
     )
 
 
-_INTERNAL = ("samples", "versions", "compressed", "unusable", "index_columns", "keep")
+def _streamed_samples(index: ShardIndex, selection: Selection | None) -> int:
+    counts = index.samples if selection is None else selection.counts
+    return sum(
+        count for name, count in zip(index.names, counts.tolist(), strict=True) if is_streamed(name)
+    )
+
+
+_INTERNAL = frozenset(
+    ("samples", "versions", "compressed", "unusable", "index_columns", "keep", ENRICHED)
+) | {MADE_CAPTIONS}
 """Options of an index that say nothing about which images are in it."""
 
 
@@ -124,17 +144,24 @@ def _origin(source: str) -> str:
 
 def _column(counter: Counter[Any]) -> ColumnFacts:
     missing = counter.pop(None, 0)
-    values = list(counter)
-    is_ordered = bool(values) and all(
-        isinstance(value, int | float) or re.match(_DATE, str(value)) for value in values
-    )
     return ColumnFacts(
         {str(value): count for value, count in counter.most_common(MOST_VALUES)},
         len(counter),
         missing,
-        str(min(values)) if is_ordered else None,
-        str(max(values)) if is_ordered else None,
+        *_extremes(list(counter)),
     )
+
+
+def _extremes(values: Sequence[Any]) -> tuple[str | None, str | None]:
+    """Return the smallest and the largest of dates or numbers; None of other values."""
+    if values and all(isinstance(value, int | float) for value in values):
+        return str(min(values)), str(max(values))
+    moments = [found for value in values if (found := moment(value)) is not None]
+    if not moments or len(moments) < len(values):
+        return None, None
+    if all(map(is_date, values)):
+        return str(min(moments).date()), str(max(moments).date())
+    return min(moments).isoformat(), max(moments).isoformat()
 
 
 def fact_rows(facts: DataFacts) -> list[tuple[str, str]]:
@@ -151,12 +178,24 @@ def fact_rows(facts: DataFacts) -> list[tuple[str, str]]:
         options = sorted(facts.options.items())
         filters = ", ".join(f"`{name}`: {_inline(str(value))}" for name, value in options)
         rows.append(("filters and options of packing", filters))
+    if facts.streamed:
+        rows.append(("packed as they arrived", f"{facts.streamed:,} samples"))
+    if facts.made_captions:
+        rows.append(("captions made by a program", _made(facts.made_captions)))
+    if facts.made_columns:
+        rows.append(("other columns made by a program", _made(facts.made_columns)))
     if facts.rejected:
         rows.append(("not packed, by reason", _counts(facts.rejected)))
     removed = sum(facts.removed.values())
     when = f": {_counts(facts.removed)}" if removed else ""
     rows.append(("removed later", f"{removed:,}{when}"))
     return rows
+
+
+def _made(columns: Mapping[str, str]) -> str:
+    return ", ".join(
+        f"`{_inline(column)}` by `{_inline(function)}`" for column, function in columns.items()
+    )
 
 
 def _describe(column: ColumnFacts) -> str:

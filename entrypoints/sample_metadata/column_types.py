@@ -12,6 +12,12 @@ ColumnType: TypeAlias = Literal["boolean", "integer", "number", "text"]
 SOURCE = "source"
 """The column with the path or address of each image, which needs no table."""
 
+ENRICHED = "enrichments"
+"""Option of an index: the enrichments of its shards, oldest first: ``function``, ``columns``."""
+
+MADE_CAPTIONS = "made_captions"
+"""Option of an index: the columns of captions that `sm-train enrich` has made → the function."""
+
 ColumnTypes: TypeAlias = Mapping[str, ColumnType]
 """Column → the type of all of its values, any of which may be missing."""
 

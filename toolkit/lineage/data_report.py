@@ -129,13 +129,10 @@ def _lines(sets: Sequence[ReportedSet]) -> Iterator[str]:
         yield "| | |"
         yield "|---|---|"
         yield from (f"| {name} | {text} |" for name, text in fact_rows(reported.facts))
-    for title in (
-        "2.3. Data crawled and scraped from online sources",
-        "2.4. User data",
-        "2.5. Synthetic data",
-        "2.6. Other sources of data",
-    ):
-        yield from _section(title, _STATE)
+    yield from _section("2.3. Data crawled and scraped from online sources", _STATE)
+    yield from _section("2.4. User data", _STATE)
+    yield from _section("2.5. Synthetic data", *map(_synthetic, sets), _STATE)
+    yield from _section("2.6. Other sources of data", _STATE)
     yield ""
     yield "## 3. Data processing aspects"
     yield from _section(
@@ -173,6 +170,20 @@ def _removals(reported: ReportedSet) -> str:
     return (
         f"{reported.address}: {plural(removed, 'image')} removed from the data set after packing; "
         "`sm-train lineage` names the steps and checkpoints that had seen one."
+    )
+
+
+def _synthetic(reported: ReportedSet) -> str:
+    made = reported.facts.made_captions
+    if not made:
+        return (
+            f"{reported.address}: no captions of `sm-train enrich`; where others come from is not "
+            "known."
+        )
+    columns = ", ".join(f"`{column}` (`{function}`)" for column, function in made.items())
+    return (
+        f"{reported.address}: a program has made the captions of {columns}; an image has another "
+        "one if a column before it does."
     )
 
 

@@ -49,7 +49,12 @@ from sm_train.entrypoints.packing.stored_plan import (
     remove_incomplete_plan,
     store_plan,
 )
-from sm_train.entrypoints.sample_metadata.column_types import ColumnType, common_type
+from sm_train.entrypoints.sample_metadata.column_types import (
+    ENRICHED,
+    MADE_CAPTIONS,
+    ColumnType,
+    common_type,
+)
 from sm_train.entrypoints.shared_work.storage import LocalFolder, S3Prefix, Storage, open_storage
 from sm_train.entrypoints.shared_work.work_stages import (
     PLAN_NAME,
@@ -437,12 +442,21 @@ def _assign(job: PackJob, inputs: PackInputs, packed: FinishedPack | None) -> Pa
         PlannedRejections(inputs.files, inputs.rejected),
         inputs.fingerprint,
         job.shard_bytes,
-        index_options(job),
+        _recorded_options(job, inputs, packed),
         inputs.image_bytes,
         inputs.root,
         shards,
         fingerprints,
     )
+
+
+def _recorded_options(
+    job: PackJob, inputs: PackInputs, packed: FinishedPack | None
+) -> dict[str, Any]:
+    """Return the options for the index, with the captions of all its images that a program made."""
+    before = {} if packed is None else packed.index.header.options.get(MADE_CAPTIONS, {})
+    made = before | inputs.made_captions
+    return index_options(job) | ({MADE_CAPTIONS: made} if made else {})
 
 
 def _handle_interruption(destination: Storage, plan: PackPlan, error: BaseException) -> None:
@@ -609,14 +623,14 @@ def open_finished(job: PackJob, destination: Storage) -> FinishedPack:
 
 
 def _require_same_options(job: PackJob, header: IndexHeader) -> None:
-    if "enriched" in header.options:
+    if ENRICHED in header.options:
         raise UserError(
             f"--append: {job.destination} has columns of `sm-train enrich`, which new images would "
             "lack; pack these into another folder, enrich them, and list both in data.sources"
         )
     packed = header.options | {"shard_bytes": header.target_bytes}
     new = index_options(job) | {"shard_bytes": job.shard_bytes}
-    for name in sorted((packed.keys() | new.keys()) - INDEX_OPTIONS):
+    for name in sorted((packed.keys() | new.keys()) - INDEX_OPTIONS - {MADE_CAPTIONS}):
         if packed.get(name) != new.get(name):
             how = _describe_option(name, packed.get(name))
             raise UserError(f"--append: {job.destination} was packed {how}; use the same options")

@@ -47,6 +47,9 @@ ALL_COLUMNS = "*"
 SIZE_COLUMN = "bytes"
 """The column of sizes in bytes that a table may have."""
 
+_SUMMARY_KEY = b"sm-train"
+"""Key of what a Parquet file of `sm-train enrich` says of itself."""
+
 _ROWS = 2**13
 """Rows of a Parquet table that are decoded at once."""
 
@@ -441,6 +444,24 @@ def open_parquet(table: TableFile) -> Iterator[ParquetFile]:
     except ArrowException as error:
         first, *_ = str(error).splitlines()
         raise UserError(f"{table.location}: not parquet: {first}") from None
+
+
+def made_captions(file: TableFile, options: TableOptions) -> dict[str, str]:
+    """Return the columns of captions that `sm-train enrich` has made, and the function.
+
+    Raises:
+        UserError: the table cannot be read.
+    """
+    table = ImageTable(**vars(options), file=file)
+    if not table.file.location.endswith(".parquet"):
+        return {}
+    with open_parquet(table.file) as parquet:
+        schema = parquet.schema_arrow
+    summary = json.loads((schema.metadata or {}).get(_SUMMARY_KEY, b"{}"))
+    if "function" not in summary:
+        return {}
+    made = {*summary["columns"]}
+    return {name: summary["function"] for name in table.captions(schema.names) if name in made}
 
 
 def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:

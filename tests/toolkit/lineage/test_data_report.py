@@ -73,6 +73,63 @@ def test_the_report_has_the_order_of_the_template(cli: Cli, packed: Path) -> Non
     assert "*To be stated by the provider.*" in done.stdout
 
 
+def test_dates_are_compared_as_moments(cli: Cli, tmp_path: Path) -> None:
+    """Times of several zones: 01:14+05:30 of November 1st is the evening of October 31st in UTC."""
+    write_album(tmp_path / "in", 4, flat=True)
+    moments = ["2026-11-01T00:37:00+00:00", "2026-11-01T01:14:00+05:30", "2026-11-03", None]
+    rows = [
+        {"image": f"in/{n:03}.jpg", "caption": "a", "uploaded": moment, "day": f"2026-11-0{n + 1}"}
+        for n, moment in enumerate(moments)
+    ]
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = ("--index-column", "uploaded", "--index-column", "day")
+    assert cli("pack", "list.jsonl", "out", *columns).returncode == 0
+    [facts] = json.loads(cli("data-report", "out", "--json").stdout)["sets"]
+    uploaded, day = facts["columns"]["uploaded"], facts["columns"]["day"]
+    assert (uploaded["first"], uploaded["last"]) == (
+        "2026-10-31T19:44:00+00:00",
+        "2026-11-03T00:00:00+00:00",
+    )
+    assert (day["first"], day["last"]) == ("2026-11-01", "2026-11-04")
+
+
+MAKERS = """
+def captions(batch):
+    return {"generated_caption": ["a machine's words" for _ in batch.images]}
+
+def scores(batch):
+    return {"score": [0.5 for _ in batch.images]}
+
+def rights(batch):
+    return {"rights": ["agency" for _ in batch.images]}
+"""
+
+
+def test_columns_that_a_program_has_made_are_stated(cli: Cli, tmp_path: Path) -> None:
+    """Captions of a table of `enrich`, and columns of two enrichments of the shards."""
+    write_album(tmp_path / "in", 4, flat=True)
+    (tmp_path / "makers.py").write_text(MAKERS)
+
+    def run(*arguments: str) -> None:
+        done = cli(*arguments)
+        assert done.returncode == 0, done.stderr
+
+    run("enrich", "in", "captioned", "--with", "makers:captions", "--workers", "1")
+    captions = ("--caption-column", "generated_caption")
+    run("pack", "in", "packed", "--captions", "captioned/table", *captions)
+    run("enrich", "packed/shards", "scored", "--with", "makers:scores", "--workers", "1")
+    run("enrich", "scored/shards", "cleared", "--with", "makers:rights", "--workers", "1")
+    done = cli("data-report", "cleared", "--json")
+    assert done.returncode == 0, done.stderr
+    [facts] = json.loads(done.stdout)["sets"]
+    assert facts["made_captions"] == {"generated_caption": "makers:captions"}
+    assert facts["made_columns"] == {"score": "makers:scores", "rights": "makers:rights"}
+    text = cli("data-report", "cleared").stdout
+    assert "| captions made by a program | `generated_caption` by `makers:captions` |" in text
+    synthetic = text.partition("### 2.5. Synthetic data")[2].partition("###")[0]
+    assert "a program has made the captions of `generated_caption` (`makers:captions`)" in synthetic
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
