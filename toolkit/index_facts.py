@@ -6,7 +6,11 @@ what should be the same shards; it only stands in for what the run file does not
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from heapq import nsmallest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +18,7 @@ from sm_train.entrypoints.common.index_location import index_path
 
 if TYPE_CHECKING:
     import boto3
-    from sm_train.entrypoints.data.shard_index import IndexHeader
+    from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
     from sm_train.estimators.config.schema import RunConfig
 
 
@@ -78,6 +82,112 @@ def read_stored_header(session: boto3.Session, uri: str) -> IndexHeader:
     from sm_train.entrypoints.object_store.store import store_of
 
     return read_header(open_object(store_of(session), uri), uri)
+
+
+@dataclass(frozen=True)
+class Expiries:
+    """When the samples of an index expire, by their column ``column``.
+
+    ``counts`` are the moments and the numbers of samples, ascending, of ``samples`` in all that are
+    read. ``earliest`` are the keys of the first samples to expire, with their moments. ``unknown``
+    values are no dates.
+    """
+
+    column: str
+    samples: int
+    counts: tuple[tuple[datetime, int], ...]
+    earliest: tuple[tuple[datetime, str], ...]
+    unknown: int
+
+    def warning(self, end: datetime | None, now: datetime) -> str | None:
+        """Return a sentence about the samples that expire before ``end``; None if none do.
+
+        ``end`` is that of the run. Where it is unknown, those count that have expired ``now``.
+        """
+        limit = now if end is None else end
+        expired = sum(count for moment, count in self.counts if moment < limit)
+        if not expired:
+            return None
+        until = "have expired" if end is None else f"expire before the run ends ({limit:%Y-%m-%d})"
+        named = [f"{key} on {moment:%Y-%m-%d}" for moment, key in self.earliest if moment < limit]
+        more = ", …" if expired > len(named) else ""
+        unknown = f"; {self.unknown:,} values are no dates" if self.unknown else ""
+        return (
+            f"data.expiry: {expired:,} of {self.samples:,} samples {until}, by the column "
+            f"{self.column}: {', '.join(named)}{more}{unknown}"
+        )
+
+
+_NAMED_EXPIRIES = 5
+
+
+def read_expiries(index: ShardIndex, column: str, where: str | None) -> Expiries | None:
+    """Return when the samples of ``index`` that fulfil ``where`` expire; None without the column.
+
+    Raises:
+        ShardError: the index is damaged.
+        ConditionError: the condition is invalid, or DuckDB is not installed.
+    """
+    if column not in index.header.columns:
+        return None
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from sm_train.entrypoints.data.indexed_shards import select_from
+    from sm_train.entrypoints.sample_metadata.dates import moment
+
+    selection = select_from(index, where, may_be_empty=True).selection
+    counts = Counter[datetime]()
+    earliest: list[tuple[datetime, int, int]] = []
+    unknown = 0
+    for first, lengths, values in index.values_by_group(column):
+        rows = range(first, first + len(lengths))
+        mask = None
+        if selection is not None:
+            mask = pa.array(np.concatenate([selection.is_selected(row) for row in rows]))
+        counted = pc.value_counts(values if mask is None else values.filter(mask)).to_pylist()
+        found = Counter[datetime]()
+        texts: dict[datetime, list[str]] = {}
+        for value, count in ((entry["values"], entry["counts"]) for entry in counted):
+            expiry = moment(value)
+            if expiry is not None:
+                found[expiry] += count
+                texts.setdefault(expiry, []).append(value)
+            elif value is not None:
+                unknown += count
+        counts += found
+        ends = np.cumsum(lengths)
+        for expiry in nsmallest(_NAMED_EXPIRIES, found):
+            is_first = pc.is_in(values, value_set=pa.array(texts[expiry]))
+            chosen = is_first if mask is None else pc.and_(is_first, mask)
+            for number in pc.indices_nonzero(chosen).to_pylist()[:_NAMED_EXPIRIES]:
+                shard = int(np.searchsorted(ends, number, side="right"))
+                sample = number - int(ends[shard] - lengths[shard])
+                earliest.append((expiry, first + shard, sample))
+        earliest = nsmallest(_NAMED_EXPIRIES, earliest)
+    samples = index.header.samples if selection is None else int(selection.counts.sum())
+    named = tuple((expiry, index.keys(shard)[sample]) for expiry, shard, sample in earliest)
+    return Expiries(column, samples, tuple(sorted(counts.items())), named, unknown)
+
+
+def stored_expiries(config: RunConfig, session: boto3.Session) -> Expiries | None:
+    """Return when the samples of the index in S3 expire; None if that is unknown.
+
+    An index that is missing or cannot be read is reported by ``check``.
+    """
+    if config.index_uri is None or not _is_alone(config):
+        return None
+    from botocore.exceptions import BotoCoreError, ClientError
+    from sm_train.entrypoints.data.shard_format import ShardError
+    from sm_train.entrypoints.data.shard_index import ShardIndex
+    from sm_train.entrypoints.object_store.object_file import open_object
+    from sm_train.entrypoints.object_store.store import store_of
+    from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
+
+    with suppress(BotoCoreError, ClientError, OSError, ShardError, ConditionError):
+        index = ShardIndex(config.index_uri, open_object(store_of(session), config.index_uri))
+        return read_expiries(index, config.data.expiry, config.data.where)
+    return None
 
 
 def latents_of(header: IndexHeader) -> int | None:

@@ -321,8 +321,8 @@ class ShardIndex:
     again.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open the index at ``path``.
+    def __init__(self, path: Path | str, source: RawIOBase | None = None) -> None:
+        """Open the index at ``path``; ``source`` is the file if it is not on disk.
 
         Raises:
             ShardError: it is not an index, is damaged or cut short, or has another version. All
@@ -330,10 +330,11 @@ class ShardIndex:
             OSError: it cannot be read.
         """
         self.path = path
-        with path.open("rb"):  # so that a missing file raises OSError with its name
-            pass
+        if source is None:
+            with Path(path).open("rb"):  # so that a missing file raises OSError with its name
+                pass
         try:
-            self._file = pq.ParquetFile(path, page_checksum_verification=True)
+            self._file = pq.ParquetFile(source or path, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
             raise _damaged_error(path, error) from None
         self.header = _parse_header(path, self._file.schema_arrow.metadata or {})
@@ -454,6 +455,19 @@ class ShardIndex:
             )
             first += len(counts)
 
+    def values_by_group(self, name: str) -> Iterator[tuple[int, NDArray[np.int64], pa.Array]]:
+        """Yield the values of a column of samples, row group by row group.
+
+        That is, of the next shards, the number of the first one, the samples of each, int64 (n,),
+        and the values of all of them. Nothing else is read.
+        """
+        first = 0
+        for group in self._shard_groups():
+            lists = self._read((_COLUMN_PREFIX + name,), [group]).column(0).combine_chunks()
+            counts = lists.value_lengths().to_numpy().astype(np.int64)
+            yield first, counts, lists.flatten()
+            first += len(counts)
+
     def rewriter(
         self,
         file: _File,
@@ -547,27 +561,6 @@ def read_header(file: RawIOBase, location: str) -> IndexHeader:
     except pa.ArrowException as error:
         raise _damaged_error(location, error) from None
     return _parse_header(location, metadata or {})
-
-
-def read_rejected(file: RawIOBase, location: str) -> list[RejectedInput]:
-    """Read the rejected inputs of a remote index; its shards are not read.
-
-    Raises:
-        ShardError: it is not an index, is damaged or cut short, or has another version.
-        OSError: it cannot be read.
-    """
-    header = read_header(file, location)
-    try:
-        parquet = pq.ParquetFile(file, page_checksum_verification=True)
-        rows, found = 0, []
-        for group in range(parquet.num_row_groups):
-            if rows >= header.shards:
-                columns = ["source", "reason", "detail"]
-                found += parquet.read_row_group(group, columns=columns).to_pylist()
-            rows += parquet.metadata.row_group(group).num_rows
-    except pa.ArrowException as error:
-        raise _damaged_error(location, error) from None
-    return [RejectedInput(**row) for row in found]
 
 
 def _damaged_error(path: Path | str, error: Exception) -> ShardError:

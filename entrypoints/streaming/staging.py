@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, removal_list
-from sm_train.entrypoints.data.shard_index import RejectedInput, read_header, read_rejected
+from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex, read_header
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.object_store.store import ObjectHead, open_store
@@ -211,8 +211,8 @@ class PackedImages:
     def _read_rejected(self) -> frozenset[str]:
         if self._rejected is None:
             with self._destination.open(INDEX_NAME) as file:
-                rejected = read_rejected(file, self._destination.address(INDEX_NAME))
-            self._rejected = frozenset(item.source for item in rejected)
+                index = ShardIndex(self._destination.address(INDEX_NAME), file)
+                self._rejected = frozenset(item.source for item in index.rejected())
         return self._rejected
 
 

@@ -32,7 +32,7 @@ from sm_train.entrypoints.common.index_location import (
     STAGED_FOLDER,
     STREAM_STATE,
 )
-from sm_train.entrypoints.data.shard_index import RejectedInput, read_rejected
+from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 
 STAGED = STAGED_FOLDER
@@ -100,7 +100,7 @@ def rejected_inputs(destination: S3Prefix) -> list[RejectedInput]:
     """Return all rejected inputs of the pack: those of its index, and those that it lacks yet."""
     try:
         with destination.open(INDEX_NAME) as file:
-            indexed = read_rejected(file, destination.address(INDEX_NAME))
+            indexed = list(ShardIndex(destination.address(INDEX_NAME), file).rejected())
     except FileNotFoundError:
         indexed = []
     with ThreadPoolExecutor(S3_REQUESTS) as pool:

@@ -52,7 +52,7 @@ NOT_COURSE = (
     *("stages[].sharding", "stages[].sharding_reason", "stages[].activation_checkpointing"),
     *("training.compile", "training.text_encoders", "training.decode_workers"),
     *("stages[].steps_per_second", "stages[].measured_on"),
-    *("data.sharded", "data.pipe", "data.latents"),
+    *("data.sharded", "data.pipe", "data.latents", "data.expiry"),
     # What is looked at, saved, or done about failures.
     *("evaluation", "checkpoint", "heartbeat", "alerts", "trackers", "doctor"),
     *("training.log_every", "training.max_nonfinite_steps", "training.max_nonfinite_share"),

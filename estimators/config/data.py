@@ -200,6 +200,12 @@ class DataSection(Section):
         description="SQL condition on columns of the index (`sm-train pack --index-column`): only "
         "the samples that fulfil it are read, as in license IN ('CC0', 'CC-BY'). Default: all.",
     )
+    expiry: PlainText = Field(
+        default="expiry",
+        description="Column of the index with the date or the time at which a sample may not be "
+        "used any more, in ISO 8601. `check` and the plan name the samples that expire before the "
+        "run ends. An index without the column is not checked.",
+    )
     reader: ReaderName = Field(
         default="indexed",
         description="indexed: read every sample once an epoch, and resume with the very next one. "

@@ -34,7 +34,7 @@ def read_local(folder: Path) -> tuple[Shards | None, list[Finding]]:
     except (OSError, ShardError):
         return of_listing(listed, "data.local", str(folder)), list(_broken(folder))
     sizes = {shard.name: shard.bytes for shard in listed}
-    sizes = without_replaced(sizes, index.path, lambda: index.names)
+    sizes = without_replaced(sizes, index_path(folder), lambda: index.names)
     if sizes == indexed:
         return from_index, []
     stale = list(index_differences(sizes, indexed, "data.local"))

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.cost.json_document import as_document
+from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
@@ -51,6 +53,7 @@ from sm_train.toolkit.checks.shards import (
     Shards,
     augmentation_findings,
     epoch_findings,
+    expiry_findings,
     index_findings,
     of_index,
     shard_findings,
@@ -58,6 +61,7 @@ from sm_train.toolkit.checks.shards import (
 from sm_train.toolkit.checks.user_functions import user_function_findings
 from sm_train.toolkit.costing.worst_case import alternative_costs
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.index_facts import read_expiries, stored_expiries
 from sm_train.toolkit.packing.shard_listing import ShardListing
 
 if TYPE_CHECKING:
@@ -78,6 +82,7 @@ def offline_findings(subject: Subject, today: date) -> list[Finding]:
         *local_components_findings(subject.config, subject.base),
         *_named_components(subject, None),
         *_default_quotas(subject.config),
+        *_local_expiry_findings(subject, today),
     ]
     if shards is not None:
         findings += _partition_findings(subject, shards)
@@ -110,7 +115,7 @@ def online_findings(
         ]
         findings += _job_findings(config, session, region, account)
         listings: dict[int, ShardListing] = {}
-        findings += _s3_findings(subject, session, shards, progress, listings)
+        findings += _s3_findings(subject, session, shards, progress, listings, today)
         for relocated in relocated_subjects(subject):
             regional = session_in_region(session, relocated.region)
             quotas = _quota_findings(relocated.config, regional, relocated.region)
@@ -121,7 +126,7 @@ def online_findings(
                 networks = _network_findings(relocated.config, regional, relocated.region)
                 findings += found_at(relocated, networks)
             findings += _relocated_account_findings(
-                subject, relocated, regional, progress, listings
+                subject, relocated, regional, progress, listings, today
             )
     return _most_severe_first(findings)
 
@@ -242,6 +247,7 @@ def _relocated_account_findings(
     session: boto3.Session,
     progress: storage.Progress,
     listings: dict[int, ShardListing],
+    today: date,
 ) -> Iterator[Finding]:
     """Check image, buckets and shards in another region than the run's."""
     if relocated.region == subject.region:
@@ -255,7 +261,9 @@ def _relocated_account_findings(
             registry_findings(relocated.config, session, relocated.region),
         ),
     )
-    yield from found_at(relocated, _s3_findings(relocated, session, None, progress, listings))
+    yield from found_at(
+        relocated, _s3_findings(relocated, session, None, progress, listings, today)
+    )
     if subject.number in listings and relocated.number in listings:
         yield from relocated_data_findings(
             relocated, listings[subject.number], listings[relocated.number]
@@ -296,6 +304,7 @@ def _s3_findings(
     local: Shards | None,
     progress: storage.Progress,
     listings: dict[int, ShardListing],
+    today: date,
 ) -> Iterator[Finding]:
     """Check the buckets, and the objects in those that are usable.
 
@@ -325,7 +334,7 @@ def _s3_findings(
             "s3:GetBucketPolicy and s3:GetEncryptionConfiguration",
             storage.encryption_findings(config, session, region),
         )
-    yield from _data_uri_findings(subject, session, local, progress, unusable, listings)
+    yield from _data_uri_findings(subject, session, local, progress, unusable, listings, today)
     yield from attempt(
         "a channel's prefix",
         "data.validation, model.components",
@@ -357,6 +366,7 @@ def _data_uri_findings(
     progress: storage.Progress,
     unusable: set[str],
     listings: dict[int, ShardListing],
+    today: date,
 ) -> Iterator[Finding]:
     """Check the shards in S3, or those on this machine where S3 cannot be listed."""
     config = subject.config
@@ -386,6 +396,32 @@ def _data_uri_findings(
         "s3:GetObject",
         storage.index_findings(config, session, listing, indexed),
     )
+    yield from attempt(
+        "the expiry of samples",
+        "data.expiry",
+        "s3:GetObject",
+        _stored_expiry_findings(subject, session, today),
+    )
+
+
+def _stored_expiry_findings(
+    subject: Subject, session: boto3.Session, today: date
+) -> Iterator[Finding]:
+    expiries = stored_expiries(subject.config, session)
+    yield from expiry_findings(expiries, as_document(subject.estimate), subject.config, today)
+
+
+def _local_expiry_findings(subject: Subject, today: date) -> Iterator[Finding]:
+    """Name samples by the index next to ``data.local``, which describes the same shards."""
+    config = subject.config
+    if config.data.local is None or not config.reads_shards:
+        return
+    try:
+        index = ShardIndex(index_path(subject.base / config.data.local))
+        expiries = read_expiries(index, config.data.expiry, config.data.where)
+    except (OSError, ShardError, ConditionError):
+        return  # reported by the checks of the index and of data.where
+    yield from expiry_findings(expiries, as_document(subject.estimate), config, today)
 
 
 def _indexed_sizes(path: Path) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sm_train.entrypoints.indexing.index_plan import ListedShard
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.scope import unusual_epochs
-from sm_train.toolkit.index_facts import latents_of
+from sm_train.toolkit.index_facts import Expiries, latents_of
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 FASTFILE_GOOD_BYTES = 150 * 10**6
@@ -35,6 +36,7 @@ ORDER_DEPENDS_ON_RANKS = Check("order-depends-on-ranks", ("info",))
 START_WITHOUT_INDEX = Check("start-without-index", ("warning", "info"))
 FEW_SAMPLES = Check("few-samples", ("warning",))
 EPOCHS = Check("epochs", ("error", "warning"))
+EXPIRING_SAMPLES = Check("expiring-samples", ("warning",))
 SMALL_SHARDS = Check("small-shards", ("warning", "info"))
 LARGE_SHARDS = Check("large-shards", ("info",))
 
@@ -113,6 +115,28 @@ def epoch_findings(config: RunConfig, stages: Iterable[CostStage]) -> Iterator[F
             f"stages[{indexes[unusual.stage]}].max_steps",
             unusual.message,
             "correct max_steps, or pack the missing images",
+        )
+
+
+def expiry_findings(
+    expiries: Expiries | None, document: dict[str, Any], config: RunConfig, today: date
+) -> Iterator[Finding]:
+    """Name the samples that expire before the run ends; ``document`` is that of ``cost --json``."""
+    if expiries is None:
+        return
+    # The day counts as a whole.
+    now = datetime.combine(today, time(), UTC) + timedelta(days=1)
+    seconds = document["total"]["wall_seconds"]
+    end = None if seconds is None else now + timedelta(seconds=float(seconds))
+    warning = expiries.warning(end, now)
+    if warning is not None:
+        expired = f"{expiries.column} < '{(end or now).date()}'"
+        yield EXPIRING_SAMPLES.found(
+            "warning",
+            "data.expiry",
+            warning.removeprefix("data.expiry: "),
+            f'`sm-train remove {config.data.uri} --where "{expired}"`, or leave them out with '
+            "data.where",
         )
 
 

@@ -257,7 +257,7 @@ def _plan_shards(job: EnrichJob, code: str, shards: ShardSet) -> PlannedEnrichme
         taken = [name for name in job.index_columns if name in index.header.columns]
         if taken:
             raise UserError(f"--index-column: {job.source} has a column {taken[0]} already")
-        content = index.path.read_bytes()
+        content = Path(index.path).read_bytes()
         place = _absolute(shards.storage.address(""))
         origin = ShardSource(place, shards.name, index.header.samples, job.index_columns)
         parts, image_bytes = len(index), index.header.bytes

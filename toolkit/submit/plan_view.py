@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.estimate import Estimate, Purchase, hourly_price
@@ -220,6 +221,12 @@ def warnings(submission: Submission, whole: Estimate) -> list[str]:
     ]
     if not is_installed("botocore"):
         lines.append('the request is not validated: pip install "sm-train[aws]"')
+    if submission.expiries is not None:
+        now = datetime.now(UTC)
+        seconds = as_document(whole)["total"]["wall_seconds"]
+        end = None if seconds is None else now + timedelta(seconds=float(seconds))
+        expired = submission.expiries.warning(end, now)
+        lines += [] if expired is None else [expired]
     return lines + run_warnings(submission.config, whole, submission.bundle)
 
 

@@ -26,7 +26,7 @@ from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import is_installed
-from sm_train.toolkit.index_facts import with_stored_index
+from sm_train.toolkit.index_facts import Expiries, stored_expiries, with_stored_index
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.jobs.training_job import PRICE_TAG, price_tag
 from sm_train.toolkit.submit.relocation import (
@@ -52,7 +52,8 @@ class Submission:
     """The chosen stages of a run, ready to be shown or sent.
 
     ``launches`` holds every stage's launch plan by name; ``requests`` are those of ``stages``.
-    ``history`` holds the speeds that are recorded next to the run file.
+    ``history`` holds the speeds that are recorded next to the run file. ``expiries`` say when the
+    samples of the index in S3 expire, as far as they are known.
     """
 
     config: RunConfig
@@ -64,6 +65,7 @@ class Submission:
     commit: str | None
     cost: Estimate
     history: History | None = None
+    expiries: Expiries | None = None
 
     def as_dict(self) -> SubmissionDocument:
         """Return the document of ``submit --dry-run --json``."""
@@ -138,7 +140,7 @@ def with_stored_facts(submission: Submission, session: boto3.Session) -> Submiss
     """Return the submission with what the index in S3 says of its data, and priced by it."""
     config = with_stored_index(submission.config, session)
     cost = estimate_run(config, submission.region, submission.stages, submission.history)
-    return replace(submission, config=config, cost=cost)
+    return replace(submission, config=config, cost=cost, expiries=stored_expiries(config, session))
 
 
 def launch_record(submission: Submission, sent: TrainingRequest) -> LaunchRecord:

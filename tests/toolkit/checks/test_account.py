@@ -10,6 +10,7 @@ from typing import Any
 
 import boto3
 import pytest
+import sm_train
 from sm_train.entrypoints.common.checkpoint_layout import FORMAT_VERSION
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import IndexWriter, write_index
@@ -34,6 +35,7 @@ from tests.support.fake_services import (
     fake_server,
     fake_service_quotas,
 )
+from tests.support.image_files import image_bytes
 from tests.support.moto_server import aws_session
 from tests.support.run_documents import config, stage
 from tests.support.run_files import write_run
@@ -326,6 +328,68 @@ def test_shards_of_an_unfinished_removal_are_no_difference(check: Check, aws: Aw
     assert "s3://ai-bucket/index.parquet.removed: not a list of removed" in unreadable.message
 
 
+EXPIRY = [
+    ("2020-01-01", "a"),
+    ("2025-01-11T01:00:00+09:00", "b"),  # the evening of the 10th in UTC
+    ("2199-01-01", "a"),
+    ("perpetual", "a"),
+    (None, "b"),
+]
+
+
+def write_expiries(folder: Path) -> bytes:
+    """Return the index of a pack whose samples expire as :data:`EXPIRY` says."""
+    source = folder / "expiring"
+    source.mkdir()
+    with (source / "list.jsonl").open("w") as table:
+        for number, (expiry, owner) in enumerate(EXPIRY):
+            (source / f"{number}.jpg").write_bytes(image_bytes(number))
+            row = {"image": f"{number}.jpg", "caption": "x", "expiry": expiry, "owner": owner}
+            table.write(json.dumps(row) + "\n")
+    sm_train.pack(source / "list.jsonl", folder / "expiring-pack", index_column=("expiry", "owner"))
+    return (folder / "expiring-pack/index.parquet").read_bytes()
+
+
+def test_samples_that_expire_before_the_run_ends_are_named(
+    check: Check, aws: Aws, tmp_path: Path
+) -> None:
+    """Moments of several time zones; with data.where the selected ones alone."""
+    index = write_expiries(tmp_path)
+    aws.client("s3").put_object(Bucket="ai-bucket", Key="index.parquet", Body=index)
+
+    def found(days: int = 12, **data: Any) -> Finding | None:
+        stages = [stage(max_steps=days * 86_400, steps_per_second=1.0)]
+        return check(data={"uri": "s3://ai-bucket/shards/", **data}, stages=stages).get(
+            "expiring-samples"
+        )
+
+    finding = found()
+    assert finding is not None
+    assert finding.message.startswith("2 of 5 samples expire before the run ends (2025-01-1")
+    assert finding.message.endswith(
+        "by the column expiry: 000000000 on 2020-01-01, 000000001 on 2025-01-10; 1 values are no "
+        "dates"
+    )
+    assert "--where \"expiry < '2025-01-1" in finding.fix
+    short = found(days=2)
+    assert short is not None
+    assert short.message.startswith("1 of 5 samples expire")
+    selected = found(where="owner = 'a'")
+    assert selected is not None
+    assert selected.message.startswith("1 of 3 samples expire")
+    assert found(where="expiry = '2199-01-01'") is None
+    assert found(expiry="license_end") is None
+    offline = Subject(
+        config(data={"uri": "s3://ai-bucket/shards/", "local": "expiring-pack/shards"}),
+        "us-east-1",
+        estimate_run(config(stages=[stage(steps_per_second=None)]), "us-east-1"),
+        tmp_path,
+        None,
+    )
+    codes = {finding.code for finding in offline_findings(offline, TODAY)}
+    assert "expiring-samples" in codes
+
+
 def test_a_condition_is_checked_against_the_columns_of_the_index(
     check: Check, aws: Aws, tmp_path: Path
 ) -> None:
@@ -382,9 +446,10 @@ def test_thirty_thousand_shards_need_thirty_calls_and_a_few(
     lists = [request for request in s3.requests if "shards" in request.query.get("prefix", "")]
     assert len(lists) == 30
     assert counts == [1000 * number for number in range(1, 31)]
-    # The others: the bucket, the index's size and its last bytes, the stage's checkpoints.
-    assert len(s3.requests) <= len(lists) + 6
-    assert sum(len(request.headers.get("Range", "")) > 0 for request in s3.requests) <= 3
+    # The others: the bucket, the index's size and its last bytes, for its totals and for its
+    # columns, and the stage's checkpoints.
+    assert len(s3.requests) <= len(lists) + 8
+    assert sum(len(request.headers.get("Range", "")) > 0 for request in s3.requests) <= 4
 
 
 def test_listing_stops_at_its_limit() -> None:
