@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
+import sm_train
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.packing.plan import sample_key
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
 from sm_train.entrypoints.shared_work.storage import LocalFolder
+
+from tests.support.image_files import image_bytes
 
 
 def encoded_sample(
@@ -24,3 +29,16 @@ def write_packed_shard(folder: Path, samples: list[bytes], name: str = "shard-00
         for number, content in enumerate(samples):
             file.append(sample_key(number), content)
         return file.finish()
+
+
+def expiring_index(folder: Path, rows: Sequence[tuple[str | None, str]]) -> bytes:
+    """Return the index of ``expiring-pack``, whose samples have these expiries and owners."""
+    source = folder / "expiring"
+    source.mkdir()
+    with (source / "list.jsonl").open("w") as table:
+        for number, (expiry, owner) in enumerate(rows):
+            (source / f"{number}.jpg").write_bytes(image_bytes(number))
+            row = {"image": f"{number}.jpg", "caption": "x", "expiry": expiry, "owner": owner}
+            table.write(json.dumps(row) + "\n")
+    sm_train.pack(source / "list.jsonl", folder / "expiring-pack", index_column=("expiry", "owner"))
+    return (folder / "expiring-pack/index.parquet").read_bytes()

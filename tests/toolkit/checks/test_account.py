@@ -10,7 +10,6 @@ from typing import Any
 
 import boto3
 import pytest
-import sm_train
 from sm_train.entrypoints.common.checkpoint_layout import FORMAT_VERSION
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import IndexWriter, write_index
@@ -35,10 +34,10 @@ from tests.support.fake_services import (
     fake_server,
     fake_service_quotas,
 )
-from tests.support.image_files import image_bytes
 from tests.support.moto_server import aws_session
 from tests.support.run_documents import config, stage
 from tests.support.run_files import write_run
+from tests.support.shard_files import expiring_index
 
 TODAY = date(2025, 1, 1)
 INSTANCE_TYPE = "ml.p4de.24xlarge"
@@ -337,24 +336,11 @@ EXPIRY = [
 ]
 
 
-def write_expiries(folder: Path) -> bytes:
-    """Return the index of a pack whose samples expire as :data:`EXPIRY` says."""
-    source = folder / "expiring"
-    source.mkdir()
-    with (source / "list.jsonl").open("w") as table:
-        for number, (expiry, owner) in enumerate(EXPIRY):
-            (source / f"{number}.jpg").write_bytes(image_bytes(number))
-            row = {"image": f"{number}.jpg", "caption": "x", "expiry": expiry, "owner": owner}
-            table.write(json.dumps(row) + "\n")
-    sm_train.pack(source / "list.jsonl", folder / "expiring-pack", index_column=("expiry", "owner"))
-    return (folder / "expiring-pack/index.parquet").read_bytes()
-
-
 def test_samples_that_expire_before_the_run_ends_are_named(
     check: Check, aws: Aws, tmp_path: Path
 ) -> None:
     """Moments of several time zones; with data.where the selected ones alone."""
-    index = write_expiries(tmp_path)
+    index = expiring_index(tmp_path, EXPIRY)
     aws.client("s3").put_object(Bucket="ai-bucket", Key="index.parquet", Body=index)
 
     def found(days: int = 12, **data: Any) -> Finding | None:

@@ -21,6 +21,7 @@ from tests.conftest import Aws, Cli, clean_environment
 from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import stage
 from tests.support.run_files import one_line, write_run
+from tests.support.shard_files import expiring_index
 
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 
@@ -126,6 +127,22 @@ def test_plan_shows_what_changed_since_the_last_job(cli: Cli, aws: Aws, tmp_path
     assert denied.returncode == 0
     assert "warning: not compared with the last job: ListTrainingJobs" in denied.stderr
     assert "Plan for demo" in denied.stdout
+
+
+@pytest.mark.integration
+def test_the_plan_names_samples_that_expire_before_the_run_ends(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    rows = [("2020-01-01", "a"), ("2199-01-01", "b")]
+    index = expiring_index(tmp_path, rows)
+    aws.make_bucket("ai-bucket", **SHARDS | {"index.parquet": index})
+    run = write_run(tmp_path)
+    for arguments in (("--dry-run",), ("--yes",)):
+        done = cli("submit", run, *arguments, network="loopback", env=aws.environment)
+        assert done.returncode == 0, done.stderr
+        plan = " ".join(f"{done.stdout} {done.stderr}".split())
+        assert "Warning data.expiry: 1 of 2 samples expire before the run ends" in plan
+        assert "000000000 on 2020-01-01" in plan
 
 
 @pytest.mark.parametrize("backend", ["smddp", "nccl"])
