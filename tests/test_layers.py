@@ -118,7 +118,7 @@ OWNERS = {
     "entrypoints/lineage/": r"\bclass DataRecord\b",
     "entrypoints/job_records/": r"\bclass NodeRecord\b|\bclass NodeRecorder\b",
     "entrypoints/job_records/alert_outbox.py": r"\bclass PendingAlert\b",
-    "entrypoints/job_records/stored_fields.py": r"\bdef checked_fields\b",
+    "entrypoints/common/stored_fields.py": r"\bdef checked_fields\b",
     "toolkit/clusters/": r"\bclass ClusterRun\b|\bclass ClusterJob\b",
     "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
     "toolkit/targets/": r"\bdef parse_target\b|\bclass ResolvedRun\b",

@@ -10,7 +10,7 @@ A stage's checkpoint folder, locally and in S3::
         complete.json               marker, written last
     final/                          the finished model, with settings.json
 
-Standard library only: the laptop reads markers from S3 without PyTorch.
+The laptop reads markers from S3 without PyTorch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from sm_train.entrypoints.common.stored_fields import (
+    list_of,
+    optional,
+    positive,
+    record_of,
+    size,
+    text,
+)
 
 MARKER = "complete.json"
 """The file that makes a checkpoint complete. It lists all other files with size and digest."""
@@ -83,6 +92,16 @@ class CheckpointFile:
     blake3: str
 
 
+_MARKER_FIELDS = record_of(
+    {
+        "step": size,
+        "world_size": positive,
+        "fingerprint": text,
+        "files": list_of(record_of({"name": text, "bytes": size, "blake3": text})),
+    }
+)
+
+
 @dataclass(frozen=True)
 class CheckpointMarker:
     """The content of :data:`MARKER`; ``world_size`` is the number of ranks that wrote it.
@@ -114,12 +133,13 @@ class CheckpointMarker:
             document = json.loads(content)
             version = document["format"]
             if version == FORMAT_VERSION:
+                fields = _MARKER_FIELDS(document)
                 return cls(
-                    document["step"],
-                    document["world_size"],
-                    document["fingerprint"],
-                    tuple(CheckpointFile(**file) for file in document["files"]),
-                    document.get("platform"),
+                    fields["step"],
+                    fields["world_size"],
+                    fields["fingerprint"],
+                    tuple(CheckpointFile(**file) for file in fields["files"]),
+                    optional(text)(document.get("platform")),
                 )
         except (ValueError, KeyError, TypeError, RecursionError):
             raise MarkerError(f"{MARKER} is damaged") from None

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from sm_train.entrypoints.job_records.node_record import FOLDER, read_document
-from sm_train.entrypoints.job_records.stored_fields import (
+from sm_train.entrypoints.common.stored_fields import (
     checked_fields,
     integer,
     mapping_of,
@@ -20,6 +19,7 @@ from sm_train.entrypoints.job_records.stored_fields import (
     text,
     timestamp,
 )
+from sm_train.entrypoints.job_records.node_record import FOLDER, read_document
 from sm_train.entrypoints.monitoring.alert_sinks import SinkFactory, UndeliveredError
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.shared_work.storage import Storage, write_file

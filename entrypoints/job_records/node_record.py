@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from sm_train.entrypoints.job_records.stored_fields import (
+from sm_train.entrypoints.common.stored_fields import (
     checked_fields,
     integer,
     mapping_of,

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sm_train.entrypoints.common.stored_fields import checked_fields, integer, text
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease_files import LeaseFiles
 
@@ -25,6 +26,8 @@ EXPIRES_SECONDS = 120.0
 """Age at which a lease that was not renewed may be taken over: five renewals may fail."""
 
 _ATTEMPTS = 5
+
+_HOLDER_FIELDS = {"token": text, "host": text, "process": integer, "job": text}
 
 JobIsActive = Callable[[str], bool]
 """Returns whether the processing job of this name is running."""
@@ -122,7 +125,7 @@ def read_lease(files: LeaseFiles, name: str) -> StoredLease | None:
         return None
     try:
         document: dict[str, Any] = json.loads(found.content)
-        holder = Holder(**document.pop("holder"))
+        holder = Holder(**checked_fields(document.pop("holder"), _HOLDER_FIELDS))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no lease: {error}") from None
     return StoredLease(holder, document, found.version, found.age)

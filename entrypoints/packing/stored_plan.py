@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.write_threads import write_in_threads
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackOptions, ShardPlan, shard_name
@@ -30,6 +29,7 @@ from sm_train.entrypoints.packing.plan_files import (
 from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes
 from sm_train.entrypoints.shared_work.storage import Storage, write_file
 from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
+from sm_train.entrypoints.shared_work.write_threads import write_in_threads
 
 INPUTS_FOLDER = "inputs"
 """Folder in the destination with the plan of each pack, in a folder of its own."""

@@ -20,6 +20,7 @@ from sm_train.toolkit.aws.s3 import read_optional_object, write_object
 from sm_train.toolkit.costing.measured_speeds import applicable, read_measured_file
 from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.stored_values import as_record
 
 if TYPE_CHECKING:
     import boto3
@@ -96,8 +97,8 @@ def _parse(content: bytes, source: str) -> History:
         if document["version"] != _VERSION:
             raise ValueError(f"version {document['version']}, this sm-train reads {_VERSION}")
         return History(
-            Observed(**document["observed"]),
-            tuple(Measurement(**fields) for fields in document["measurements"]),
+            as_record(document["observed"], Observed),
+            tuple(as_record(fields, Measurement) for fields in document["measurements"]),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from sm_train.cost.throughput import Measurement
 from sm_train.entrypoints.common.atomic_write import write_atomic
@@ -23,11 +23,21 @@ from sm_train.estimators.request.launch_plan import compile_choice, pytorch_vers
 from sm_train.toolkit.aws.s3 import read_optional_object, write_object
 from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.stored_values import as_record
 
 if TYPE_CHECKING:
     import boto3
 
 _VERSION = 2
+
+
+class DoctorSummary(TypedDict, total=False):
+    """The result of a cluster's test."""
+
+    level: str
+    network_bytes_per_second: float | None
+    slowdown: float | None
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class MeasuredSpeed:
     gpu_memory_peak: int | None
     gpu_memory_planned: float | None
     input_kind: str
-    doctor: dict[str, Any] | None
+    doctor: DoctorSummary | None
     cost_usd: float | None
 
     @property
@@ -220,10 +230,7 @@ def _parse(content: bytes, source: str) -> tuple[MeasuredSpeed, ...]:
         document = json.loads(content)
         if document["version"] != _VERSION:
             raise ValueError(f"version {document['version']}, this sm-train reads {_VERSION}")
-        return tuple(
-            MeasuredSpeed(**speed | {"measurement": Measurement(**speed["measurement"])})
-            for speed in document["speeds"]
-        )
+        return tuple(as_record(speed, MeasuredSpeed) for speed in document["speeds"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{source}: damaged ({error}); remove it, and `sm-train measure` writes it again"

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, StoredLease, read_lease
 from sm_train.entrypoints.leases.lease_files import S3LeaseFiles
@@ -264,7 +265,9 @@ def read_stored_record(
         content = lease.document
         if content.pop("version") != _VERSION:
             raise ValueError("written by another version of sm-train")
-        record = LaunchRecord(**content)
+        record = msgspec.convert(content, LaunchRecord)
+        if not (FREE <= record.placement < len(placements(record.config, ""))):
+            raise ValueError(f"placement: {record.placement} is none of the run's")
         declare_run_buckets(record.config)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{damaged} ({error}); run `sm-train resume` with the run file") from None

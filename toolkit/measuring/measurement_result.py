@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 from sm_train.cost.accelerators import accelerator
 from sm_train.cost.instances import instance_type
 from sm_train.cost.timeline import mean_speed
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed, work_digest
+from sm_train.toolkit.costing.measured_speeds import DoctorSummary, MeasuredSpeed, work_digest
 from sm_train.toolkit.costing.measured_throughput import measure_speed
 from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.measuring.measurement_plan import PlannedMeasurement
@@ -111,12 +110,16 @@ def _input_kind(planned: PlannedMeasurement, start: Event) -> str:
     return f"synthetic {kind}" if planned.config.data.synthetic_samples else kind
 
 
-def _doctor(events: Iterable[Event]) -> dict[str, Any] | None:
+def _doctor(events: Iterable[Event]) -> DoctorSummary | None:
     found = [event for event in events if event["kind"] == "doctor"]
     if not found:
         return None
+    last = found[-1]
     return {
-        key: found[-1][key] for key in ("level", "network_bytes_per_second", "slowdown", "sentence")
+        "level": last["level"],
+        "network_bytes_per_second": last["network_bytes_per_second"],
+        "slowdown": last["slowdown"],
+        "sentence": last["sentence"],
     }
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from sm_train.entrypoints.common.write_threads import write_in_threads
 from sm_train.entrypoints.data.shard_format import SUFFIX, Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
 from sm_train.entrypoints.packing.shard_builder import encode_record, open_index
@@ -20,6 +19,7 @@ from sm_train.entrypoints.packing.shard_samples import read_samples
 from sm_train.entrypoints.packing.shard_writer import ShardWriter
 from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes
 from sm_train.entrypoints.shared_work.storage import store_file, write_file
+from sm_train.entrypoints.shared_work.write_threads import write_in_threads
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_set import ShardSet
 

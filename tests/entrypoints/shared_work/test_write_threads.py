@@ -7,14 +7,14 @@ import sys
 from threading import Thread
 
 import pytest
-from sm_train.entrypoints.common.write_threads import write_in_threads
+from sm_train.entrypoints.shared_work.write_threads import write_in_threads
 
 from tests.support.deadline import DEADLINE
 
 INTERRUPTED_START = """
 import os, signal, threading, time
 from sm_train.entrypoints.common.signals import raise_on_signals
-from sm_train.entrypoints.common.write_threads import write_in_threads
+from sm_train.entrypoints.shared_work.write_threads import write_in_threads
 
 started, finished = [], []
 

@@ -66,6 +66,36 @@ def one_of(*allowed: str) -> Callable[[Any], Any]:
     return check
 
 
+def size(value: Any) -> int:
+    """Return a number of bytes, samples or steps: an integer that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is not a number of bytes, samples or steps")
+    return value
+
+
+def list_of(check: Callable[[Any], T]) -> Callable[[Any], list[T]]:
+    """Return a check of a list whose items pass ``check``."""
+
+    def check_all(value: Any) -> list[T]:
+        if not isinstance(value, list):
+            raise ValueError(f"{value!r} is no list")
+        return [check(item) for item in value]
+
+    return check_all
+
+
+def record_of(checks: Mapping[str, Callable[[Any], Any]]) -> Callable[[Any], dict[str, Any]]:
+    """Return a check of an object with all of these fields; others are ignored."""
+
+    def check_all(value: Any) -> dict[str, Any]:
+        fields = checked_fields(value, checks)
+        if missing := checks.keys() - fields.keys():
+            raise ValueError(f"{min(missing)} is missing")
+        return fields
+
+    return check_all
+
+
 def mapping_of(check: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
     """Return a check of an object whose values pass ``check``."""
 
