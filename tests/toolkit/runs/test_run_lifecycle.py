@@ -357,14 +357,17 @@ def test_checkpoints_that_do_not_reach_s3_are_reported(cli: Cli, aws: Aws, tmp_p
         laptop.sagemaker.log_event(FIRST, "checkpoint", ago=ago, step=step)
     view = laptop("watch", "demo", "--once").stderr
     assert re.search(r"step 950, \d+ s ago; stored: step 50", view)
-    warning = "storage holds step 50 while the job saved step 950, for 24 min"
-    assert warning in " ".join(view.split())
+    # Since the second checkpoint; a slow machine may take a while until here.
+    warning = re.compile(
+        r"storage holds step 50 while the job saved step 950, for (2[4-9]|3\d) min"
+    )
+    assert warning.search(" ".join(view.split()))
     document = laptop.json("watch", "demo", "--once")
-    assert document["warning"].startswith(warning)
+    assert warning.match(document["warning"])
     lag = document["stages"][0]["storage_lag"]
     assert (lag["saved"], lag["stored"]) == (950, 50)
-    assert lag["seconds"] == pytest.approx(1450, abs=60)
-    assert warning in " ".join(laptop("status", "demo").stdout.split())
+    assert lag["seconds"] >= 1450
+    assert warning.search(" ".join(laptop("status", "demo").stdout.split()))
 
     # The newest checkpoint may be on its way, and one that became due lately, too.
     laptop.sagemaker.checkpoint("256px", 900)
