@@ -161,6 +161,20 @@ class CostStage:
         return gpus
 
     @property
+    def work_key(self) -> str:
+        """What decides the time of an image besides resolution, batch and cluster.
+
+        A speed belongs to one key; for another one it is converted by the speed model.
+        """
+        sharding = self.sharding if self.world_size > 1 else "none"
+        checkpointing = f"activation checkpointing {self.activation_checkpointing}"
+        encoders = "latents" if self.holds_latents else f"text encoders {self.text_encoders}"
+        compiled = "compiled" if self.compiled else "not compiled"
+        return ", ".join(
+            (self.precision, compiled, f"sharding {sharding}", checkpointing, encoders)
+        )
+
+    @property
     def effective_batch_size(self) -> int | None:
         """Images per optimizer step over all GPUs."""
         batch: int | None = self._batch.value

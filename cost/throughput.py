@@ -38,7 +38,7 @@ class Measurement:
     ``label`` names what was measured. ``low`` and ``high`` are P10 and P90 of its logging
     intervals. A measurement at the stage's batch per GPU and accumulation applies at any number of
     GPUs, whatever its effective batch size. ``predicted_images_per_second`` is what the speed model
-    predicts for this configuration.
+    predicts for this configuration, and ``work_key`` is its :attr:`CostStage.work_key`.
     """
 
     label: str
@@ -53,6 +53,7 @@ class Measurement:
     on_cpu: bool = False
     per_device_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
+    work_key: str | None = None
 
 
 def resolve_speed(
@@ -152,6 +153,7 @@ def _at_this_resolution(stage: CostStage, measured: Sequence[Measurement]) -> Sp
         measurement
         for measurement in measured
         if measurement.resolution in (None, stage.resolution)
+        and measurement.work_key in (None, stage.work_key)
     ]
     if not measured:
         return None

@@ -90,7 +90,8 @@ class Expiries:
 
     ``counts`` are the moments and the numbers of samples, ascending, of ``samples`` in all that are
     read. ``earliest`` are the keys of the first samples to expire, with their moments. ``unknown``
-    values are no dates.
+    values are no dates. If ``are_dates``, all values are dates without a time, so that their order
+    as texts is that of the days. ``is_missing`` is set if the index does not have the column.
     """
 
     column: str
@@ -98,12 +99,21 @@ class Expiries:
     counts: tuple[tuple[datetime, int], ...]
     earliest: tuple[tuple[datetime, str], ...]
     unknown: int
+    are_dates: bool = False
+    is_missing: bool = False
 
     def warning(self, end: datetime | None, now: datetime) -> str | None:
         """Return a sentence about the samples that expire before ``end``; None if none do.
 
         ``end`` is that of the run. Where it is unknown, those count that have expired ``now``.
         """
+        if self.is_missing:
+            return f"data.expiry: the index has no column {self.column}"
+        if self.unknown and not self.counts:
+            return (
+                f"data.expiry: no value of the column {self.column} is a date or a time in ISO "
+                "8601, so it is not known which samples expire"
+            )
         limit = now if end is None else end
         expired = sum(count for moment, count in self.counts if moment < limit)
         if not expired:
@@ -120,16 +130,22 @@ class Expiries:
 
 _NAMED_EXPIRIES = 5
 
+DEFAULT_EXPIRY = "expiry"
+"""Column that is looked at if there is one."""
+
 
 def read_expiries(index: ShardIndex, column: str, where: str | None) -> Expiries | None:
-    """Return when the samples of ``index`` that fulfil ``where`` expire; None without the column.
+    """Return when the samples of ``index`` that fulfil ``where`` expire.
+
+    None without a column of the default name.
 
     Raises:
         ShardError: the index is damaged.
         ConditionError: the condition is invalid, or DuckDB is not installed.
     """
     if column not in index.header.columns:
-        return None
+        is_default = column == DEFAULT_EXPIRY
+        return None if is_default else Expiries(column, 0, (), (), 0, is_missing=True)
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -139,7 +155,7 @@ def read_expiries(index: ShardIndex, column: str, where: str | None) -> Expiries
     selection = select_from(index, where, may_be_empty=True).selection
     counts = Counter[datetime]()
     earliest: list[tuple[datetime, int, int]] = []
-    unknown = 0
+    unknown, are_dates = 0, True
     for first, lengths, values in index.values_by_group(column):
         rows = range(first, first + len(lengths))
         mask = None
@@ -151,6 +167,7 @@ def read_expiries(index: ShardIndex, column: str, where: str | None) -> Expiries
         for value, count in ((entry["values"], entry["counts"]) for entry in counted):
             expiry = moment(value)
             if expiry is not None:
+                are_dates = are_dates and len(value) == len("2027-06-01") == value.rfind("-") + 3
                 found[expiry] += count
                 texts.setdefault(expiry, []).append(value)
             elif value is not None:
@@ -167,7 +184,8 @@ def read_expiries(index: ShardIndex, column: str, where: str | None) -> Expiries
         earliest = nsmallest(_NAMED_EXPIRIES, earliest)
     samples = index.header.samples if selection is None else int(selection.counts.sum())
     named = tuple((expiry, index.keys(shard)[sample]) for expiry, shard, sample in earliest)
-    return Expiries(column, samples, tuple(sorted(counts.items())), named, unknown)
+    moments = tuple(sorted(counts.items()))
+    return Expiries(column, samples, moments, named, unknown, are_dates and not unknown)
 
 
 def stored_expiries(config: RunConfig, session: boto3.Session) -> Expiries | None:

@@ -221,7 +221,9 @@ def _rewritten(
     keys = index.keys(old)
     starts, stops = np.full(len(keys), -1), np.full(len(keys), -1)
     if row is not None:
-        found = pc.index_in(pa.array(keys), value_set=pa.array(present.keys(row)))
+        found = pc.index_in(
+            pa.array(keys, pa.string()), value_set=pa.array(present.keys(row), pa.string())
+        )
         numbers = found.fill_null(-1).to_numpy()
         offsets, exists = present.offsets(row), numbers >= 0
         starts[exists] = offsets[:-1][numbers[exists]]

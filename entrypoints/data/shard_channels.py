@@ -30,7 +30,6 @@ from sm_train.entrypoints.data.shard_catalog import (
     digests_of_parts,
     mix_catalogs,
     names_of,
-    raise_on_all_ranks,
 )
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
@@ -137,9 +136,6 @@ def as_of_checkpoint(
     ``state`` is the reader's position in it. If samples were removed since, these are the shards of
     before, in which the removed samples lie nowhere: the epoch continues, and others take their
     places.
-
-    Raises:
-        DataError: the lists of removed samples are damaged. Raised on all ranks if on any.
     """
     if state is None or not isinstance(shards, ShardCatalog) or is_stream_state(state):
         return shards
@@ -147,15 +143,17 @@ def as_of_checkpoint(
     present = shards.parts or (shards,)
     if len(wanted) != len(present):
         return shards
-    problem, found = None, list(present)
     try:
         found = [
             catalog if catalog.digest == digest else _earlier(catalog, channel, digest)
             for catalog, channel, digest in zip(present, channels, wanted, strict=True)
         ]
-    except (OSError, ShardError, ConditionError, RemovalListError) as error:
-        problem = str(error)
-    raise_on_all_ranks(all_gather, problem)
+    except (OSError, ShardError, ConditionError, RemovalListError):
+        found = list(present)  # the epoch restarts, which is no reason to end the job
+    # The ranks must read the same data.
+    gathered = all_gather([catalog.digest for catalog in found])
+    if any(digests != gathered[0] for digests in gathered):
+        found = list(present)
     return mix_catalogs(found, data.sources)
 
 

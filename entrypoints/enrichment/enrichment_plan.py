@@ -57,19 +57,21 @@ _MAX_FILES = 10_000
 class TableSource:
     """Images of a source, in files of a plan below ``root``; the table has their column ``image``.
 
-    ``part_rows`` are the images of a part.
+    ``part_rows`` are the images of a part, and ``made`` the columns of the source that functions
+    have made before, with the function of each.
     """
 
     images: int
     root: str
     image_column: str
     part_rows: int
+    made: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, images: int, root: str, image_column: str) -> TableSource:
+    def of(cls, images: int, root: str, image_column: str, made: dict[str, str]) -> TableSource:
         """Return the source with a sensible number of parts."""
         rows = min(max(-(-images // _MAX_FILES), _MIN_ROWS), _MAX_ROWS)
-        return cls(images, root, image_column, rows)
+        return cls(images, root, image_column, rows, made)
 
     @property
     def parts(self) -> list[str]:

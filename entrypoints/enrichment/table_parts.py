@@ -57,7 +57,12 @@ def enrich_part(
             rows.append(_row(item, plan.origin.image_column))
         on_progress(len(batch), 0, sum(item.error is not None for item in batch))
     table = _table(rows, [*summary.columns], maker.function).replace_schema_metadata(
-        {SUMMARY_KEY: json.dumps(summary.as_dict() | {"function": maker.function})}
+        {
+            SUMMARY_KEY: json.dumps(
+                summary.as_dict()
+                | {"made": plan.origin.made | dict.fromkeys(summary.columns, maker.function)}
+            )
+        }
     )
     with tempfile.TemporaryFile() as file:
         pq.write_table(table, file, compression="zstd")

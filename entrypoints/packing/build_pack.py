@@ -18,7 +18,12 @@ from functools import partial
 from itertools import groupby
 from typing import IO
 
-from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
+from sm_train.entrypoints.common.index_location import (
+    INDEX_NAME,
+    SHARDS_FOLDER,
+    removal_list,
+    replaced_index,
+)
 from sm_train.entrypoints.data.shard_index import (
     IndexWriter,
     RejectedInput,
@@ -36,8 +41,9 @@ from sm_train.entrypoints.packing.plan import ShardPlan
 from sm_train.entrypoints.packing.shard_builder import open_index, read_record, record_name
 from sm_train.entrypoints.packing.shard_workers import ShardTask, build_in_parallel, split_cores
 from sm_train.entrypoints.packing.stored_plan import DIGESTS_FOLDER, PackPlan
+from sm_train.entrypoints.removal.removal_list import decode_list
 from sm_train.entrypoints.shared_work.state_files import StateFiles
-from sm_train.entrypoints.shared_work.storage import S3Prefix, Storage
+from sm_train.entrypoints.shared_work.storage import S3Prefix, Storage, write_file
 from sm_train.entrypoints.shared_work.work_stages import (
     ENDED_NAME,
     LEASES_FOLDER,
@@ -185,6 +191,8 @@ def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
     while True:
         version = destination.version(INDEX_NAME)
         packed = None if version is None else open_index(destination.read(INDEX_NAME))
+        if packed is None:
+            _forget_removed_shards(destination)
         if packed is not None and pack.fingerprint in packed.header.fingerprints:
             return PackTotals.of(packed)  # another node was faster
         with tempfile.TemporaryFile() as index:
@@ -195,6 +203,20 @@ def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
             # The function that packs images as they arrive may have written it meanwhile.
             if destination.replace_if(INDEX_NAME, index, version):
                 return totals
+
+
+def _forget_removed_shards(destination: Storage) -> None:
+    """Keep the images that were removed from an earlier pack of this place, not their shards.
+
+    The keys and the names of the new shards are those of other images.
+    """
+    name = removal_list(INDEX_NAME)
+    try:
+        removals = decode_list(destination.read(name), destination.address(name))
+    except FileNotFoundError:
+        return
+    write_file(destination, name, removals.of_emptied_set().encode())
+    destination.remove(replaced_index(INDEX_NAME))
 
 
 def _write_index(
@@ -244,10 +266,14 @@ def _write_index(
 def _still_rejected(packed: ShardIndex, pack: PackPlan) -> Iterator[RejectedInput]:
     """Yield the rejected inputs of a finished pack that ``pack`` does not try again."""
     sources = {item.source for item in packed.rejected()}
-    if sources:
-        again = {item.source for plan in pack.plans for item in plan.inputs}
-        sources -= again
-    return (item for item in packed.rejected() if item.source in sources)
+    again = Counter[str]()
+    for plan in pack.plans if sources else ():
+        again.update(item.source for item in plan.inputs if item.source in sources)
+    for item in packed.rejected():
+        if again[item.source] > 0:
+            again[item.source] -= 1
+        else:
+            yield item
 
 
 def rejected_order(item: RejectedInput) -> tuple[str, str, str]:

@@ -8,9 +8,12 @@ from functools import cached_property
 from itertools import accumulate
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from sm_train.entrypoints.common.index_location import shard_of_key
+from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import sample_key
 from sm_train.entrypoints.packing.plan_files import (
@@ -23,6 +26,17 @@ from sm_train.entrypoints.packing.plan_files import (
 )
 from sm_train.entrypoints.packing.stored_plan import read_packed_inputs
 from sm_train.entrypoints.shared_work.storage import Storage
+
+
+def rows_with_samples(index: ShardIndex, rows: int) -> NDArray[np.bool_]:
+    """Return which of the first ``rows`` inputs of a pack are in its shards, bool (rows,)."""
+    found = np.zeros(rows, np.bool_)
+    for group in index.samples_by_group((), keys=True):
+        assert group.keys is not None
+        # Keys of images that were packed as they arrived have letters.
+        numbers = group.keys.filter(pc.utf8_is_decimal(group.keys)).cast(pa.int64()).to_numpy()
+        found[numbers[numbers < rows]] = True
+    return found
 
 
 @dataclass(frozen=True)
@@ -128,18 +142,23 @@ class PackedSources:
                 found[name] += [key for key in keys if key is not None]
         return found
 
-    def name_of(self, address: str) -> str | None:
-        """Return the name of the image at an address; None if the pack does not list it.
+    def numbers_at(self, address: str) -> list[tuple[int, int]]:
+        """Return the inputs that are the image at an address: their parts and their numbers.
 
         Images that were packed as they arrived are not searched.
         """
-        for part in self.parts:
+        found = []
+        for place, part in enumerate(self.parts):
             if isinstance(part, _PackedPart):
                 below = address.removeprefix(part.root) if part.root else address
                 for name in dict.fromkeys((address, below)):
-                    if next(self._rows(part, encode(name)), None) is not None:
-                        return name
-        return None
+                    found += [(place, part.first + row) for row in self._rows(part, encode(name))]
+        return found
+
+    @property
+    def rows(self) -> int:
+        """The number of inputs of all parts that were packed at once."""
+        return sum(part.rows for part in self.parts if isinstance(part, _PackedPart))
 
     def _rows(self, part: _Part, name: bytes) -> Iterator[int]:
         """Yield the rows of the inputs with a source, in the partition that it is in or after.

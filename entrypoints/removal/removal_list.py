@@ -117,9 +117,25 @@ class RemovalList:
 
     def with_rewrites(self, rewrites: dict[str, str]) -> RemovalList:
         """Return the list with these unfinished rewrites instead of its own."""
-        new = {old: new for old, new in rewrites.items() if old not in self.rewrites}
+        new = {old: new for old, new in rewrites.items() if self.rewrites.get(old) != new}
         history = (*self.history, new) if new else self.history
         return replace(self, rewrites=rewrites, history=history)
+
+    def of_emptied_set(self) -> RemovalList:
+        """Return the list for a new pack of the same place, which has other shards and keys.
+
+        It keeps the images, by their sources, which are never packed again.
+        """
+        names = self.samples["source"].drop_null().unique().to_pylist()
+        removed = dict(
+            zip(
+                self.samples["source"].to_pylist(), self.samples["removed"].to_pylist(), strict=True
+            )
+        )
+        rows = [
+            {"shard": "", "key": name, "source": name, "removed": removed[name]} for name in names
+        ]
+        return RemovalList(pa.Table.from_pylist(rows, SCHEMA))
 
     def encode(self) -> bytes:
         """Return the content of the file."""

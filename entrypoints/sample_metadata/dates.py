@@ -21,7 +21,12 @@ def moment(value: Any) -> datetime | None:
         found = datetime.fromisoformat(value.strip())
     except ValueError:
         return None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    if found.tzinfo is None:
+        return found.replace(tzinfo=UTC)
+    try:
+        return found.astimezone(UTC)
+    except OverflowError:  # the last or the first day that can be stated: never, or always
+        return found.replace(tzinfo=UTC)
 
 
 def is_date(value: str) -> bool:

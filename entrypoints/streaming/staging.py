@@ -12,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+import numpy as np
+from numpy.typing import NDArray
 from sm_train.entrypoints.common.index_location import INDEX_NAME, removal_list
 from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex, read_header
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.object_store.store import ObjectHead, open_store
-from sm_train.entrypoints.packing.packed_sources import PackedSources
+from sm_train.entrypoints.packing.packed_sources import PackedSources, rows_with_samples
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions
 from sm_train.entrypoints.packing.plan_files import HEADER_FILE
 from sm_train.entrypoints.packing.shard_builder import InputReader, encode_input, open_index
@@ -25,7 +27,7 @@ from sm_train.entrypoints.packing.stored_plan import (
     inputs_folder,
     is_streamed_part,
 )
-from sm_train.entrypoints.removal.removal_list import decode_list
+from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 from sm_train.entrypoints.shared_work.work_stages import read_plan_document
@@ -147,16 +149,8 @@ class RemovedImages:
     def __contains__(self, address: object) -> bool:
         with self._lock:
             if self._sources is None:
-                self._sources = self._read()
+                self._sources = _read_removals(self._destination).sources
         return address in self._sources
-
-    def _read(self) -> frozenset[str]:
-        name = removal_list(INDEX_NAME)
-        try:
-            content = self._destination.read(name)
-        except FileNotFoundError:
-            return frozenset()
-        return decode_list(content, self._destination.address(name)).sources
 
 
 @dataclass(frozen=True)
@@ -176,44 +170,71 @@ class PackedImages:
     def __init__(self, destination: S3Prefix) -> None:
         self._destination = destination
         self._lock = threading.Lock()
-        self._parts: list[tuple[PackedSources, datetime, bool]] | None = None
-        self._rejected: frozenset[str] | None = None
+        self._packs: list[_ListedPack] | None = None
 
     def find(self, address: str) -> list[PackedImage]:
         """Return when the image at an address was listed; nothing if the pack does not have it."""
-        images = []
         with self._lock:
-            if self._parts is None:
-                self._parts = list(self._read())
-            for sources, listed, is_finished in self._parts:
-                name = sources.name_of(address)
-                if name is not None and not (is_finished and name in self._read_rejected()):
-                    images.append(PackedImage(listed, is_finished))
-        return images
+            if self._packs is None:
+                self._packs = list(self._read())
+            return [
+                PackedImage(pack.listed[place], pack.is_finished)
+                for pack in self._packs
+                for place, number in pack.sources.numbers_at(address)
+                if not pack.is_finished or self._is_packed(pack, number)
+            ]
 
-    def _read(self) -> Iterator[tuple[PackedSources, datetime, bool]]:
+    def _is_packed(self, pack: _ListedPack, number: int) -> bool:
+        """Return whether an input is in a shard, or was until it was removed."""
+        if pack.has_sample is None:
+            with self._destination.open(INDEX_NAME) as file:
+                index = ShardIndex(self._destination.address(INDEX_NAME), file)
+                pack.has_sample = rows_with_samples(index, pack.sources.rows)
+            for key in _read_removals(self._destination).samples["key"].to_pylist():
+                if key.isdecimal() and int(key) < len(pack.has_sample):
+                    pack.has_sample[int(key)] = True
+        return bool(pack.has_sample[number])
+
+    def _read(self) -> Iterator[_ListedPack]:
         destination = self._destination
         try:
             with destination.open(INDEX_NAME) as file:
                 fingerprints = read_header(file, destination.address(INDEX_NAME)).fingerprints
         except FileNotFoundError:
             fingerprints = ()
+        finished = [each for each in fingerprints if not is_streamed_part(each)]
         unfinished = (read_plan_document(destination) or {}).get("inputs")
-        for fingerprint in dict.fromkeys((*fingerprints, *([unfinished] if unfinished else []))):
-            if is_streamed_part(fingerprint):
-                continue
-            sources = PackedSources.read(destination, destination.access, [fingerprint])
+        for parts in (finished, [unfinished] if unfinished and unfinished not in finished else []):
+            sources = PackedSources.read(destination, destination.access, parts) if parts else None
             if sources is not None:
-                name = f"{inputs_folder(fingerprint)}/{HEADER_FILE}"
-                listed = datetime.fromtimestamp(destination.modified_ns(name) / 1e9, UTC)
-                yield sources, listed, fingerprint in fingerprints
+                listed = [self._listed(fingerprint) for fingerprint in parts]
+                yield _ListedPack(sources, listed, parts is finished)
 
-    def _read_rejected(self) -> frozenset[str]:
-        if self._rejected is None:
-            with self._destination.open(INDEX_NAME) as file:
-                index = ShardIndex(self._destination.address(INDEX_NAME), file)
-                self._rejected = frozenset(item.source for item in index.rejected())
-        return self._rejected
+    def _listed(self, fingerprint: str) -> datetime:
+        name = f"{inputs_folder(fingerprint)}/{HEADER_FILE}"
+        return datetime.fromtimestamp(self._destination.modified_ns(name) / 1e9, UTC)
+
+
+@dataclass
+class _ListedPack:
+    """The inputs of a pack and of all appends to it, and when each was listed, by S3's clock.
+
+    ``has_sample`` says which inputs are in shards, bool (num_inputs,); None until it is needed.
+    """
+
+    sources: PackedSources
+    listed: list[datetime]
+    is_finished: bool
+    has_sample: NDArray[np.bool_] | None = None
+
+
+def _read_removals(destination: S3Prefix) -> RemovalList:
+    name = removal_list(INDEX_NAME)
+    try:
+        content = destination.read(name)
+    except FileNotFoundError:
+        return RemovalList()
+    return decode_list(content, destination.address(name))
 
 
 def arriving_addresses(destination: S3Prefix) -> list[str]:

@@ -194,7 +194,16 @@ class StreamIndexer:
                 for number in added:
                     shard = open_index(batch.records[number]).shard(0)
                     writer.add(shard.with_columns(writer.columns))
-                of_current = () if current is None else current.rejected()
+                packed_now = {
+                    source
+                    for number in added
+                    for source in open_index(batch.records[number]).shard(0).columns.get(SOURCE, ())
+                }
+                of_current = (
+                    item
+                    for item in (() if current is None else current.rejected())
+                    if item.source not in packed_now
+                )
                 for item in merge_rejected(of_current, new):
                     writer.reject(item)
             return None if file.etag is None else len(added)

@@ -34,7 +34,7 @@ def write_packed_shard(folder: Path, samples: list[bytes], name: str = "shard-00
 def expiring_index(folder: Path, rows: Sequence[tuple[str | None, str]]) -> bytes:
     """Return the index of ``expiring-pack``, whose samples have these expiries and owners."""
     source = folder / "expiring"
-    source.mkdir()
+    source.mkdir(parents=True)
     with (source / "list.jsonl").open("w") as table:
         for number, (expiry, owner) in enumerate(rows):
             (source / f"{number}.jpg").write_bytes(image_bytes(number))

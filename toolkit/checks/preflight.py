@@ -412,12 +412,13 @@ def _stored_expiry_findings(
 
 
 def _local_expiry_findings(subject: Subject, today: date) -> Iterator[Finding]:
-    """Name samples by the index next to ``data.local``, which describes the same shards."""
+    """Name samples by ``--index``, or by the index next to ``data.local``."""
     config = subject.config
-    if config.data.local is None or not config.reads_shards:
+    if not config.reads_shards or (subject.index is None and config.data.local is None):
         return
+    local = subject.base / (config.data.local or "")
     try:
-        index = ShardIndex(index_path(subject.base / config.data.local))
+        index = ShardIndex(subject.index or index_path(local))
         expiries = read_expiries(index, config.data.expiry, config.data.where)
     except (OSError, ShardError, ConditionError):
         return  # reported by the checks of the index and of data.where

@@ -130,14 +130,22 @@ def expiry_findings(
     end = None if seconds is None else now + timedelta(seconds=float(seconds))
     warning = expiries.warning(end, now)
     if warning is not None:
-        expired = f"{expiries.column} < '{(end or now).date()}'"
         yield EXPIRING_SAMPLES.found(
             "warning",
             "data.expiry",
             warning.removeprefix("data.expiry: "),
-            f'`sm-train remove {config.data.uri} --where "{expired}"`, or leave them out with '
-            "data.where",
+            _expiry_fix(expiries, config.data.uri, (end or now).date()),
         )
+
+
+def _expiry_fix(expiries: Expiries, shards: str, day: date) -> str:
+    if expiries.is_missing or not expiries.counts:
+        return "correct data.expiry, or pack the dates in ISO 8601, as in 2027-06-01"
+    if expiries.are_dates and expiries.column.isidentifier():
+        # As texts, too, the days are in their order.
+        where = f"{expiries.column} < '{day}'"
+        return f'`sm-train remove {shards} --where "{where}"`, or leave them out with data.where'
+    return "remove them with `sm-train remove`, or leave them out with data.where"
 
 
 def augmentation_findings(shards: Shards, config: RunConfig) -> Iterator[Finding]:

@@ -93,6 +93,7 @@ def work_digest(config: RunConfig, stage: StageSection) -> str:
         "activation_checkpointing": stage.activation_checkpointing,
         "precision": [training.precision, training.reduce_dtype, training.vae_precision],
         "compile": compile_choice(config).compiled,
+        "text_encoders": training.text_encoders,
         "optimizer": training.optimizer.name,
         "objective": config.objective_of(stage),
         "ema": training.ema_decay > 0,

@@ -88,6 +88,7 @@ def stated_measurements(stages: Iterable[CostStage]) -> list[Measurement]:
             per_device_batch_size=stage.per_device_batch_size,
             gradient_accumulation_steps=stage.gradient_accumulation_steps,
             predicted_images_per_second=stage.predicted_images_per_second,
+            work_key=stage.work_key,
         )
         for stage in stages
         if stage.speed

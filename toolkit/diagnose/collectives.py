@@ -38,7 +38,7 @@ def judge_timeouts(
     timeouts = _timeouts(reports)
     unknown = FirstFailing(None, None, symptoms[0].time, symptoms[0].text)
     ranks = sorted({_rank(timeout) for timeout in timeouts})
-    absent = _absent(ranks, reports)
+    absent = _absent(ranks, reports) if _are_global(timeouts) else []
     suspects, notes = _compare_groups(timeouts)
     if absent:
         notes = [f"no timeout from {_rank_list(absent)}: check there first", *notes]
@@ -75,6 +75,17 @@ def _rank(timeout: CollectiveTimeout) -> int:
     return timeout.group_rank if timeout.rank is None else timeout.rank
 
 
+def _are_global(timeouts: Sequence[CollectiveTimeout]) -> bool:
+    """Return whether the ranks are numbers among all of the job.
+
+    Without a prefix they are those in their groups, of which all may be one.
+    """
+    bare = [timeout for timeout in timeouts if timeout.rank is None]
+    groups = {timeout.group for timeout in bare if timeout.group is not None}
+    operations = {(timeout.operation, timeout.sequence) for timeout in bare}
+    return not bare or (all(group.is_default for group in groups) and len(operations) == 1)
+
+
 def _world_size(reports: Iterable[ScanReport]) -> int:
     return max(report.world_size for report in reports)
 
@@ -95,6 +106,9 @@ def _compare_groups(timeouts: Iterable[CollectiveTimeout]) -> tuple[dict[int, st
     suspects: dict[int, str] = {}
     notes = []
     for group, members in groups.items():
+        numbers = {timeout.group_rank for timeout in members.values()}
+        if len(numbers) < len(members) or any(t.rank is None for t in members.values()):
+            continue  # older versions number groups on each rank: these are several
         waits: dict[tuple[int, str], list[int]] = {}
         for rank, timeout in sorted(members.items()):
             waits.setdefault((timeout.sequence or 0, timeout.operation or ""), []).append(rank)

@@ -68,5 +68,7 @@ class JobNodes:
         if any(text in line.text for text in NCCL_LITERALS):
             lines = self.nccl.setdefault(node, [])
             lines += [line.text] if len(lines) < _MAX_NCCL_LINES else []
-        if COMMUNICATOR in line.text and (size := _COMMUNICATOR_SIZE.search(line.text)):
+        # The start event of the job states it.
+        is_unknown = not self.nodes and COMMUNICATOR in line.text
+        if is_unknown and (size := _COMMUNICATOR_SIZE.search(line.text)):
             self.world_size = max(self.world_size, int(size[1]))

@@ -185,6 +185,8 @@ class _StreamScanner:
 
         if self.steps.is_new(step_match, lines_after_error):
             self.matches.recover(self.steps.count)
+            if not self.matches:
+                self.watchdog.forget()
 
     def _update_last_step(self) -> None:
         """Store the approximate time of the last step, for matches on nodes that log no steps."""
@@ -270,6 +272,7 @@ class _StreamScanner:
             # A second start in one log is another attempt of the same job.
             if self.start_events:
                 self.matches.recover()
+                self.watchdog.forget()
             self.start_events += 1
             self.nodes.read_start(event)
         elif event["kind"] == "end" and event["reason"] == "done":

@@ -81,6 +81,11 @@ class WatchdogLines:
         """The timeouts in the order of their lines."""
         return tuple(self._timeouts)
 
+    def forget(self) -> None:
+        """Forget all timeouts: the training has continued, or another attempt begins."""
+        self._timeouts.clear()
+        self._open.clear()
+
     def read(self, line: LogLine, rank: int | None, node: str | None, order: int) -> None:
         """Read a line of ``node``; ``rank`` is the one that wrote it, if it is known."""
         if found := _OPERATION.search(line.text):

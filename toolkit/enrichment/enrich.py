@@ -289,7 +289,8 @@ def _plan_table(job: EnrichJob, code: str, folder: Path) -> PlannedEnrichment:
                 f"{job.source}: has shards without an index; `sm-train index` writes it"
             ) from None
         raise error
-    origin = TableSource.of(inputs.images, _absolute(inputs.root), job.image_column)
+    root = _absolute(inputs.root)
+    origin = TableSource.of(inputs.images, root, job.image_column, inputs.made_columns)
     plan = _plan(job, code, inputs.fingerprint, origin)
     return PlannedEnrichment(plan, {}, folder, len(origin.parts), inputs.image_bytes, inputs.local)
 

@@ -14,11 +14,7 @@ from itertools import accumulate, chain, groupby, islice
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
-from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.packing.plan import packed_bytes
 from sm_train.entrypoints.packing.plan_files import (
     INPUTS,
@@ -137,17 +133,6 @@ class NewInputs:
                 yield from _unmatched(new, old, lambda row: row)[0]
 
         yield from _filter(batches, new_rows)
-
-
-def rows_with_samples(index: ShardIndex, rows: int) -> NDArray[np.bool_]:
-    """Return which of the first ``rows`` inputs of a pack are in its shards, bool (rows,)."""
-    found = np.zeros(rows, np.bool_)
-    for group in index.samples_by_group((), keys=True):
-        assert group.keys is not None
-        # Keys of images that were packed as they arrived have letters.
-        numbers = group.keys.filter(pc.utf8_is_decimal(group.keys)).cast(pa.int64()).to_numpy()
-        found[numbers[numbers < rows]] = True
-    return found
 
 
 def _below(root: bytes, streamed: Iterator[_Row]) -> Iterator[_Row]:

@@ -59,7 +59,7 @@ from sm_train.toolkit.packing.table_files import (
     find_image_folder,
     find_tables,
 )
-from sm_train.toolkit.packing.tables import ALL_COLUMNS, TableOptions, collect_tables, made_captions
+from sm_train.toolkit.packing.tables import ALL_COLUMNS, TableOptions, collect_tables, made_columns
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class PackInputs:
     index_columns: dict[str, ColumnType | None]
     """The types of the columns that the index keeps; None for a column without any value."""
     comparison: Comparison | None = None
-    made_captions: dict[str, str] = field(default_factory=dict)
-    """The columns of captions that `sm-train enrich` has made, and the function."""
+    made_columns: dict[str, str] = field(default_factory=dict)
+    """The columns of the table that `sm-train enrich` has made, and the function of each."""
 
     @property
     def is_empty(self) -> bool:
@@ -163,10 +163,8 @@ def _find_inputs(
         types = _IndexTypes(source.table.index_columns)
         new = None if packed is None else NewInputs(packed, sorter.root, source.removed)
         found = _write_inputs(sorter, folder, selection.skipped, new, types)
-        made = [made_captions(table, source.table) for table in tables]
-        return replace(
-            found, made_captions={name: by for part in made for name, by in part.items()}
-        )
+        made = [made_columns(table, source.table) for table in tables]
+        return replace(found, made_columns={name: by for part in made for name, by in part.items()})
 
 
 def _root(source: InputSource, tables: Sequence[TableFile]) -> str:

@@ -32,6 +32,7 @@ from sm_train.entrypoints.packing.build_pack import (
     remove_plan,
     remove_state,
 )
+from sm_train.entrypoints.packing.packed_sources import rows_with_samples
 from sm_train.entrypoints.packing.plan import (
     PackOptions,
     plan_shards,
@@ -66,7 +67,7 @@ from sm_train.entrypoints.shared_work.worker_pool import WorkerKilledError, Work
 from sm_train.entrypoints.streaming.staging import arriving_addresses
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
-from sm_train.toolkit.packing.append import Comparison, rows_with_samples
+from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import SkippedKind
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.shard_set import ShardSet, find_shard_set
@@ -455,7 +456,12 @@ def _recorded_options(
 ) -> dict[str, Any]:
     """Return the options for the index, with the captions of all its images that a program made."""
     before = {} if packed is None else packed.index.header.options.get(MADE_CAPTIONS, {})
-    made = before | inputs.made_captions
+    captions = {
+        name: function
+        for name, function in inputs.made_columns.items()
+        if name in job.table.caption_columns
+    }
+    made = before | captions
     return index_options(job) | ({MADE_CAPTIONS: made} if made else {})
 
 

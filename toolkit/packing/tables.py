@@ -446,8 +446,8 @@ def open_parquet(table: TableFile) -> Iterator[ParquetFile]:
         raise UserError(f"{table.location}: not parquet: {first}") from None
 
 
-def made_captions(file: TableFile, options: TableOptions) -> dict[str, str]:
-    """Return the columns of captions that `sm-train enrich` has made, and the function.
+def made_columns(file: TableFile, options: TableOptions) -> dict[str, str]:
+    """Return the columns of a table that `sm-train enrich` has made, and the function of each.
 
     Raises:
         UserError: the table cannot be read.
@@ -458,10 +458,8 @@ def made_captions(file: TableFile, options: TableOptions) -> dict[str, str]:
     with open_parquet(table.file) as parquet:
         schema = parquet.schema_arrow
     summary = json.loads((schema.metadata or {}).get(_SUMMARY_KEY, b"{}"))
-    if "function" not in summary:
-        return {}
-    made = {*summary["columns"]}
-    return {name: summary["function"] for name in table.captions(schema.names) if name in made}
+    made: dict[str, str] = summary.get("made", {})
+    return made
 
 
 def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:

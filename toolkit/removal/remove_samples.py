@@ -172,18 +172,21 @@ def _rewrite(shards: ShardSet, removals: RemovalList, progress: Progress) -> dic
         taken = {*names, *removals.unfinished}
         rewrites = []
         for old, removed in sorted(keys.items()):
-            new = removals.rewrites.get(old)
-            if new is None:
-                is_empty = removed.issuperset(index.keys(rows[old]))
-                new = "" if is_empty else successor(old, taken)
+            planned = removals.rewrites.get(old)
+            if removed.issuperset(index.keys(rows[old])):
+                if planned:  # what an interrupted removal has left of it
+                    shards.storage.remove(shards.shard_file(planned))
+                new = ""
+            else:
+                new = planned or successor(old, taken)
                 taken.add(new)
             rewrites.append(Rewrite(old, new, removed))
-        planned = {rewrite.old: rewrite.new for rewrite in rewrites}
+        renamed = {rewrite.old: rewrite.new for rewrite in rewrites}
         # Before a new shard exists: readers ignore names that the list gives as unfinished.
-        shards.write_list(removals.with_rewrites({**removals.rewrites, **planned}))
+        shards.write_list(removals.with_rewrites({**removals.rewrites, **renamed}))
         written = rewrite_shards(shards, index, rewrites, advance)
         switch_index(shards, index, version, written)
-        return planned
+        return renamed
 
 
 def _delete_old(

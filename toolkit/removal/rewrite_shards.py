@@ -137,18 +137,17 @@ def _keep_replaced(
     shards: ShardSet, index: ShardIndex, written: Mapping[str, Shard | None]
 ) -> None:
     """Add what the index says of old shards to the index of replaced ones."""
-    known = set[str]()
     with (
         shards.open_replaced() as earlier,
         tempfile.TemporaryFile() as file,
     ):
         with IndexWriter(file, prefix=shards.name, columns=index.header.columns) as writer:
-            if earlier is not None:
-                known |= {*earlier.names}
-                for rows in earlier.shard_rows():
-                    writer.add_rows(rows)
+            for row, name in enumerate(earlier.names if earlier is not None else ()):
+                assert earlier is not None
+                if name not in written:
+                    writer.add(earlier.shard(row).with_columns(index.header.columns))
             for row, name in enumerate(index.names):
-                if name in written and name not in known:
+                if name in written:
                     writer.add(index.shard(row))
         store_file(shards.storage, shards.replaced_file, file)
 

@@ -46,12 +46,25 @@ def read_dead_letters(stack: StreamStack, access: S3Access) -> list[DeadLetter]:
         arrivals: dict[str, Arrival] = {}
         found = []
         for message_id, body in stack.peek_dead_letters():
+            problems = []
+            images_of_message = []
             try:
-                records = map(parse_arrival, parse_records(body))
-                arrivals |= {arrival.address: arrival for arrival in records if arrival}
+                records = parse_records(body)
             except InvalidMessageError as error:
-                found.append(DeadLetter(f"message {message_id}", f"no event of S3: {error}"))
-        images = [arrival for arrival in arrivals.values() if is_image(arrival.key)]
+                records, problems = [], [f"no event of S3: {error}"]
+            for record in records:
+                try:
+                    arrival = parse_arrival(record)
+                except InvalidMessageError as error:
+                    problems.append(f"a record is no event of S3: {error}")
+                    continue
+                if arrival is not None and is_image(arrival.key):
+                    images_of_message.append(arrival)
+            arrivals |= {arrival.address: arrival for arrival in images_of_message}
+            if not images_of_message and not problems:
+                problems = ["it announces no image"]
+            found += [DeadLetter(f"message {message_id}", problem) for problem in problems]
+        images = list(arrivals.values())
         with ThreadPoolExecutor(S3_REQUESTS) as pool:
             reasons = pool.map(observer.reason, images)
             found += [

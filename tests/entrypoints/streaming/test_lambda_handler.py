@@ -535,6 +535,22 @@ def test_an_appended_image_is_not_packed_again_when_its_message_returns(
     assert deployment.packed(tmp_path / "removed")[1].total() == 5
 
 
+def test_an_image_of_which_one_row_was_rejected_is_packed(
+    deployment: Deployment, cli: Cli, tmp_path: Path
+) -> None:
+    deployment.arrive("photos/0.jpg", image_bytes(0))
+    deployment.arrive("photos/late.jpg", image_bytes(1), caption=None)
+    [dead] = deployment.drain()
+    deployment.flush()
+    rows = [{"image": "s3://raw/photos/late.jpg", "caption": text} for text in ("a caption", "")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_cli(deployment, cli, "pack", str(tmp_path / "rows.jsonl"), *APPEND[2:])
+    deployment.send(dead)
+    assert deployment.drain() == set()
+    deployment.flush()
+    assert deployment.packed(tmp_path)[1] == Counter(["photos/0.jpg", "photos/late.jpg"])
+
+
 def test_an_append_skips_images_that_are_on_their_way_to_the_index(
     deployment: Deployment, cli: Cli, tmp_path: Path
 ) -> None:

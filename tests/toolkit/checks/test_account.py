@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -356,7 +357,8 @@ def test_samples_that_expire_before_the_run_ends_are_named(
         "by the column expiry: 000000000 on 2020-01-01, 000000001 on 2025-01-10; 1 values are no "
         "dates"
     )
-    assert "--where \"expiry < '2025-01-1" in finding.fix
+    # A comparison of these texts would also select others.
+    assert "--where" not in finding.fix
     short = found(days=2)
     assert short is not None
     assert short.message.startswith("1 of 5 samples expire")
@@ -364,7 +366,12 @@ def test_samples_that_expire_before_the_run_ends_are_named(
     assert selected is not None
     assert selected.message.startswith("1 of 3 samples expire")
     assert found(where="expiry = '2199-01-01'") is None
-    assert found(expiry="license_end") is None
+    typo = found(expiry="license_end")
+    assert typo is not None
+    assert typo.message == "the index has no column license_end"
+    no_dates = found(expiry="owner")
+    assert no_dates is not None
+    assert "no value of the column owner is a date" in no_dates.message
     offline = Subject(
         config(data={"uri": "s3://ai-bucket/shards/", "local": "expiring-pack/shards"}),
         "us-east-1",
@@ -372,8 +379,15 @@ def test_samples_that_expire_before_the_run_ends_are_named(
         tmp_path,
         None,
     )
-    codes = {finding.code for finding in offline_findings(offline, TODAY)}
-    assert "expiring-samples" in codes
+    by_index = replace(offline, config=config(), index=tmp_path / "expiring-pack/index.parquet")
+    for subject in (offline, by_index):
+        codes = {finding.code for finding in offline_findings(subject, TODAY)}
+        assert "expiring-samples" in codes
+    dates = expiring_index(tmp_path / "dates", [("2020-01-01", "a"), ("2199-01-01", "b")])
+    aws.client("s3").put_object(Bucket="ai-bucket", Key="index.parquet", Body=dates)
+    plain = found()
+    assert plain is not None
+    assert "--where \"expiry < '2025-01-1" in plain.fix
 
 
 def test_a_condition_is_checked_against_the_columns_of_the_index(

@@ -425,6 +425,53 @@ def test_the_second_line_names_the_group_in_every_version(second: str) -> None:
     assert found.first.rank is None
 
 
+def test_numbers_of_groups_that_are_local_are_not_compared() -> None:
+    """Before 2.4 a group is named by its number on each rank: two of them may be group 1."""
+    lines = []
+    for rank in range(8):
+        group, number = (1, 899 if rank == 4 else 900) if rank < 5 else (2, 900)
+        first = timeout(rank, number, "_ALLGATHER_BASE", group=None, group_rank=rank % 4)
+        lines += [
+            first,
+            f"[rank{rank}]:[E{clock(1900)} ProcessGroupNCCL.cpp:1537] [PG {group} Rank {rank % 4}] "
+            f"Timeout at NCCL work: {number}, last enqueued NCCL work: {number}, last completed "
+            f"NCCL work: {number - 1}.",
+        ]
+    found = diagnosed([start_of(8), *lines])
+    assert found.first is not None
+    assert found.first.rank is None
+    assert found.details == ()
+
+
+def test_ranks_without_a_prefix_are_those_of_their_groups() -> None:
+    lines = [
+        line.partition("]:")[2]
+        for rank, number in ((0, 5), (1, 5), (0, 9))
+        for line in [timeout(rank, number, group=None)]
+    ]
+    found = diagnosed([start_of(3), *lines])
+    assert found.first is not None
+    assert found.first.rank is None
+    assert found.details == ()
+
+
+def test_a_job_that_has_shrunk_misses_no_rank() -> None:
+    size = "algo-1:101:400 [0] NCCL INFO comm 0x7f rank 0 nranks {} cudaDev 0 - Init COMPLETE"
+    lines = [timeout(rank) for rank in range(7)]
+    found = diagnosed([start_of(8), size.format(8), start_of(7), size.format(7), *lines])
+    assert found.first is not None
+    assert found.first.rank is None
+    assert found.details == ()
+
+
+def test_a_timeout_that_the_training_outlived_names_no_group() -> None:
+    early = timeout(3, 41, "BROADCAST", group=None)
+    lines = [timeout(rank, 41 if rank == 3 else 42) for rank in range(4)]
+    found = diagnosed([start_of(4), early, *training(), start_of(4), *lines])
+    assert found.first is not None
+    assert found.first.rank == 3
+
+
 def test_timeouts_of_many_ranks_in_one_log_are_all_read() -> None:
     lines = [timeout(rank) for rank in range(256) if rank != 200]
     found = diagnosed([start_of(256), *lines])

@@ -284,7 +284,7 @@ def test_invalid_arguments_are_one_line(cli: Cli, folder: Path) -> None:
 
 @given(st.integers(1, 10**9))
 def test_parts_cover_all_images_once(images: int) -> None:
-    source = TableSource.of(images, "", "image")
+    source = TableSource.of(images, "", "image", {})
     assert 1024 <= source.part_rows <= 8192
     last = f"part-{-(-images // source.part_rows) - 1:06d}.parquet"
     files = enrichment_plan.PlanFiles("")

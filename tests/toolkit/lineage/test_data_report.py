@@ -73,10 +73,14 @@ def test_the_report_has_the_order_of_the_template(cli: Cli, packed: Path) -> Non
     assert "*To be stated by the provider.*" in done.stdout
 
 
+NEVER = "9999-12-31T23:59:59-05:00"
+"""A moment that no date in UTC states."""
+
+
 def test_dates_are_compared_as_moments(cli: Cli, tmp_path: Path) -> None:
     """Times of several zones: 01:14+05:30 of November 1st is the evening of October 31st in UTC."""
     write_album(tmp_path / "in", 4, flat=True)
-    moments = ["2026-11-01T00:37:00+00:00", "2026-11-01T01:14:00+05:30", "2026-11-03", None]
+    moments = ["2026-11-01T00:37:00+00:00", "2026-11-01T01:14:00+05:30", NEVER, None]
     rows = [
         {"image": f"in/{n:03}.jpg", "caption": "a", "uploaded": moment, "day": f"2026-11-0{n + 1}"}
         for n, moment in enumerate(moments)
@@ -88,7 +92,7 @@ def test_dates_are_compared_as_moments(cli: Cli, tmp_path: Path) -> None:
     uploaded, day = facts["columns"]["uploaded"], facts["columns"]["day"]
     assert (uploaded["first"], uploaded["last"]) == (
         "2026-10-31T19:44:00+00:00",
-        "2026-11-03T00:00:00+00:00",
+        "9999-12-31T23:59:59+00:00",
     )
     assert (day["first"], day["last"]) == ("2026-11-01", "2026-11-04")
 
@@ -117,6 +121,11 @@ def test_columns_that_a_program_has_made_are_stated(cli: Cli, tmp_path: Path) ->
     run("enrich", "in", "captioned", "--with", "makers:captions", "--workers", "1")
     captions = ("--caption-column", "generated_caption")
     run("pack", "in", "packed", "--captions", "captioned/table", *captions)
+    # A table that was made in two steps has the captions of the first.
+    run("enrich", "in", "two", "--captions", "captioned/table", "--with", "makers:rights")
+    run("pack", "in", "later", "--captions", "two/table", *captions)
+    [facts] = json.loads(cli("data-report", "later", "--json").stdout)["sets"]
+    assert facts["made_captions"] == {"generated_caption": "makers:captions"}
     run("enrich", "packed/shards", "scored", "--with", "makers:scores", "--workers", "1")
     run("enrich", "scored/shards", "cleared", "--with", "makers:rights", "--workers", "1")
     done = cli("data-report", "cleared", "--json")

@@ -283,6 +283,50 @@ def test_a_removal_that_is_killed_at_any_write_is_finished_by_the_next(
     assert writes > 10
 
 
+def test_a_shard_of_which_an_interrupted_removal_would_have_left_something_disappears(
+    packed: Path,
+) -> None:
+    """Its planned successor may exist already; it is not in the index with no sample."""
+    index = ShardIndex(packed / "index.parquet")
+    names, keys = index.names, index.keys(1)
+    shards = find_shard_set(str(packed), S3Access())
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        remove_samples(plan_removal(shards, keys[:1], None), stop)
+    assert list(removals(packed).rewrites) == [names[1]]
+    remove_samples(plan_removal(shards, keys, None), lambda done, total: None)
+    left = ShardIndex(packed / "index.parquet")
+    assert left.names == [names[0], *names[2:]]
+    assert sorted(path.name for path in (packed / "shards").iterdir()) == left.names
+    assert names in removals(packed).earlier_names(left.names)
+
+
+def test_a_new_pack_of_the_same_place_keeps_the_images_and_forgets_the_shards(
+    cli: Cli, packed: Path, tmp_path: Path
+) -> None:
+    """Keys and names of shards are those of other images then, and columns may be others."""
+    assert cli("remove", "out", "004.jpg", "011.jpg", "--yes").returncode == 0
+    for name in ("shards", "inputs"):
+        (packed / name).rename(tmp_path / name)
+    (packed / "index.parquet").unlink()
+    table = tmp_path / "in" / "list.jsonl"
+    rows = [json.loads(line) for line in table.read_text().splitlines()][2:]
+    table.write_text("".join(json.dumps(row | {"stars": 5}) + "\n" for row in rows))
+    again = ("pack", "in/list.jsonl", "out", *SIZE, *COLUMNS, "--index-column", "stars")
+    assert cli(*again).returncode == 0
+    assert "nothing to remove" in cli("remove", "out").stderr
+    assert removals(packed).sources == {"004.jpg", "011.jpg"}
+    assert sum(removals(packed).days.values()) == 2
+    before = members(packed)
+    done = cli("remove", "out", "005.jpg", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert len(before) - len(members(packed)) == 3
+    assert not (packed / ".removing").exists()
+
+
 def test_an_index_that_another_command_wrote_is_not_overwritten(packed: Path) -> None:
     shards = find_shard_set(str(packed), S3Access())
     plan = plan_removal(shards, ("004.jpg",), None)

@@ -54,10 +54,16 @@ def write_pack(folder: Path, name: str) -> Path:
     return destination
 
 
-def remove(packed: Path, *numbers: int) -> None:
+def remove(packed: Path, *numbers: int, stop: bool = False) -> None:
+    """Remove samples; with ``stop``, the removal is interrupted before the index has changed."""
+
+    def progress(done: int, total: int) -> None:
+        if stop:
+            raise KeyboardInterrupt
+
     names = [f"{number:09}" for number in numbers]
     shards = find_shard_set(str(packed), S3Access())
-    remove_samples(plan_removal(shards, names, None), lambda done, total: None)
+    remove_samples(plan_removal(shards, names, None), progress)
 
 
 def open_reader(
@@ -134,6 +140,8 @@ def test_the_epoch_continues_without_the_removed_samples(
     first = open_reader(folders, **options)
     begin = [caption for caption, _ in taken(first, 3)]
     first_shard = [int(key) for key in ShardIndex(packed / "index.parquet").keys(1)]
+    with pytest.raises(KeyboardInterrupt):
+        remove(packed, first_shard[0], stop=True)
     remove(packed, 4, 10, 38)
     remove(packed, *first_shard, 44, 39)
     gone = {4, 10, 38, *first_shard, 44, 39}
