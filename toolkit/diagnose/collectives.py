@@ -35,10 +35,11 @@ def judge_timeouts(
     """Return what the timeouts of collectives show; None if the first symptom is another one."""
     if not symptoms or symptoms[0].code != TIMEOUT:
         return None
-    timeouts = _timeouts(reports)
+    reported = _timeouts(reports)
+    timeouts = _first_of_each_rank(reported)
     unknown = FirstFailing(None, None, symptoms[0].time, symptoms[0].text)
     ranks = sorted({_rank(timeout) for timeout in timeouts})
-    absent = _absent(ranks, reports) if _are_global(timeouts) else []
+    absent = _absent(ranks, reports) if _are_global(reported) else []
     suspects, notes = _compare_groups(timeouts)
     if absent:
         notes = [f"no timeout from {_rank_list(absent)}: check there first", *notes]
@@ -57,16 +58,19 @@ def judge_timeouts(
 
 
 def _timeouts(reports: Iterable[ScanReport]) -> list[CollectiveTimeout]:
-    """Return the first timeout of each rank in each group, after which training did not continue.
-
-    The others follow from it.
-    """
-    found: dict[tuple[int, Group | None], CollectiveTimeout] = {}
+    """Return the timeouts after which training did not continue."""
+    found = []
     for report in reports:
         orders = [match.order for match in report.matches if match.code == TIMEOUT]
-        for timeout in report.timeouts:
-            if orders and timeout.order >= min(orders):
-                found.setdefault((_rank(timeout), timeout.group), timeout)
+        found += [each for each in report.timeouts if orders and each.order >= min(orders)]
+    return found
+
+
+def _first_of_each_rank(timeouts: Iterable[CollectiveTimeout]) -> list[CollectiveTimeout]:
+    """Return the first timeout of each rank in each group; the others follow from it."""
+    found: dict[tuple[int, Group | None], CollectiveTimeout] = {}
+    for timeout in timeouts:
+        found.setdefault((_rank(timeout), timeout.group), timeout)
     return list(found.values())
 
 
@@ -78,12 +82,16 @@ def _rank(timeout: CollectiveTimeout) -> int:
 def _are_global(timeouts: Sequence[CollectiveTimeout]) -> bool:
     """Return whether the ranks are numbers among all of the job.
 
-    Without a prefix they are those in their groups, of which all may be one.
+    A line without a prefix has the number in a group. Where none names the group, a rank that
+    waits in two collectives may be two ranks of two groups.
     """
-    bare = [timeout for timeout in timeouts if timeout.rank is None]
-    groups = {timeout.group for timeout in bare if timeout.group is not None}
-    operations = {(timeout.operation, timeout.sequence) for timeout in bare}
-    return not bare or (all(group.is_default for group in groups) and len(operations) == 1)
+    waits: dict[int, set[tuple[str | None, int | None]]] = {}
+    for timeout in timeouts:
+        if timeout.group is None:
+            waits.setdefault(_rank(timeout), set()).add((timeout.operation, timeout.sequence))
+        elif timeout.rank is None and not timeout.group.is_default:
+            return False
+    return all(len(collectives) == 1 for collectives in waits.values())
 
 
 def _world_size(reports: Iterable[ScanReport]) -> int:
