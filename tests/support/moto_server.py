@@ -216,7 +216,7 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
         query = environ.get("QUERY_STRING", "")
         aws.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], query))
         service = _service(environ)
-        if service in ("iam", "sts", "sns"):
+        if service in ("iam", "sts", "sns", "cloudformation"):
             content = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             environ["wsgi.input"] = io.BytesIO(content)
             if missing := aws.missing(environ, needed_for_query(service, content)):

@@ -65,6 +65,9 @@ def needed_for_json(operation: str, body: Mapping[str, Any]) -> Iterator[Permiss
     elif operation in ("PutMetricAlarm", "DeleteAlarms"):
         for alarm in body.get("AlarmNames") or [body["AlarmName"]]:
             yield Permission(f"cloudwatch:{operation}", arn("cloudwatch", f"alarm:{alarm}"))
+    elif operation in _QUEUES:
+        queue = (body.get("QueueUrl") or body["SourceArn"].replace(":", "/")).rpartition("/")[2]
+        yield Permission(f"sqs:{_QUEUES[operation]}", arn("sqs", queue))
     elif operation in ("ListTags", "AddTags"):
         job = body["ResourceArn"].rpartition("/")[2].lower()
         yield Permission(f"sagemaker:{operation}", arn("sagemaker", f"training-job/{job}"))
@@ -83,6 +86,15 @@ _WITHOUT_RESOURCE = {
     "ListTrainingJobs": "sagemaker",
     "Search": "sagemaker",
 }
+_QUEUES = {
+    "GetQueueAttributes": "GetQueueAttributes",
+    "SendMessageBatch": "SendMessage",
+    "ReceiveMessage": "ReceiveMessage",
+    "ChangeMessageVisibilityBatch": "ChangeMessageVisibility",
+    "StartMessageMoveTask": "StartMessageMoveTask",
+}
+"""Operations of SQS, which have the permissions of one message."""
+
 _RULES = frozenset(
     "DescribeRule ListTagsForResource ListTargetsByRule PutRule PutTargets RemoveTargets "
     "DeleteRule".split()
@@ -134,10 +146,14 @@ def _object_action(method: str, fields: Mapping[str, str]) -> str:
 
 
 def needed_for_query(service: str, content: bytes) -> Iterator[Permission]:
-    """Yield what IAM checks for a call of IAM, STS or SNS."""
+    """Yield what IAM checks for a call of IAM, STS, SNS or CloudFormation."""
     fields = {name: values[0] for name, values in parse_qs(content.decode()).items()}
     action = fields.get("Action", "")
     if service == "sts":  # GetCallerIdentity needs no permission
+        return
+    if service == "cloudformation":
+        stack = f"arn:aws:cloudformation:us-east-1:{ACCOUNT}:stack/{fields['StackName']}/*"
+        yield Permission(f"cloudformation:{action}", stack)
         return
     if service == "iam":
         name = fields.get("RoleName") or fields.get("PolicySourceArn", "/").rpartition("/")[2]

@@ -20,6 +20,7 @@ from tests.conftest import Aws, Cli
 from tests.support.background_server import serve_in_background
 from tests.support.image_files import image_bytes
 from tests.support.moto_server import ACCOUNT
+from tests.support.run_files import write_run
 from tests.support.stream_deployment import Deployment, FakeContext, deploy, notification
 
 pytestmark = pytest.mark.integration
@@ -272,6 +273,40 @@ def test_dead_letters_and_rejected_inputs_are_listed_with_their_reasons(stack: S
     ]
     assert "s3://raw/photos/cut.jpg: image-corrupt: " in stack.run("--rejected").stdout
     assert "exclude each other" in stack.run("--dead", "--rejected").stderr
+
+
+def test_the_policy_that_iam_prints_suffices(stack: Stack, cli: Cli, tmp_path: Path) -> None:
+    """Of all options but --flush, whose function answers on another server here."""
+    run = write_run(
+        tmp_path,
+        role=f"arn:aws:iam::{ACCOUNT}:role/sm-train",
+        data={"uri": "s3://packed/set/shards/"},
+    )
+    printed = cli("iam", run, "--json", "--source", "s3://raw/")
+    assert printed.returncode == 0, printed.stderr
+    deployment = stack.deployment
+    aws = deployment.aws
+    deployment.arrive("photos/0.jpg", image_bytes(0))
+    deployment.arrive("photos/cut.jpg", image_bytes(1)[:300])
+    deployment.arrive("photos/late.jpg", image_bytes(2), caption=None)
+    [dead] = deployment.drain()
+    deployment.flush()
+    deployment.sqs.send_message(QueueUrl=deployment.dead_letters, MessageBody=dead)
+    stack.put_unannounced("photos/before.jpg", image_bytes(9))
+    aws.responses["StartMessageMoveTask"] = lambda body: (200, {"TaskHandle": "AQEB6nR4"})
+    aws.policy = json.loads(printed.stdout)["stream"]
+    for arguments in (
+        (),
+        ("--add", "s3://raw/photos/", "--yes"),
+        ("--dead",),
+        ("--rejected",),
+        ("--redrive",),
+    ):
+        done = stack.run(*arguments)
+        assert aws.denied == [], (arguments, done.stderr)
+        assert done.returncode == 0, (arguments, done.stderr)
+    actions = {permission.action for permission in aws.checked}
+    assert actions > {"sqs:SendMessage", "sqs:ReceiveMessage", "cloudformation:DescribeStacks"}
 
 
 def test_a_stack_of_another_template_is_refused(stack: Stack) -> None:
