@@ -65,6 +65,16 @@ def needed_for_json(operation: str, body: Mapping[str, Any]) -> Iterator[Permiss
     elif operation in ("PutMetricAlarm", "DeleteAlarms"):
         for alarm in body.get("AlarmNames") or [body["AlarmName"]]:
             yield Permission(f"cloudwatch:{operation}", arn("cloudwatch", f"alarm:{alarm}"))
+    elif operation == "GetSecretValue":
+        secret = body["SecretId"]
+        found = (
+            secret
+            if secret.startswith("arn:")
+            else arn("secretsmanager", f"secret:{secret}-1a2B3c")
+        )
+        yield Permission("secretsmanager:GetSecretValue", found)
+    elif operation == "GetParameter":
+        yield Permission("ssm:GetParameter", arn("ssm", f"parameter/{body['Name'].lstrip('/')}"))
     elif operation in _QUEUES:
         queue = (body.get("QueueUrl") or body["SourceArn"].replace(":", "/")).rpartition("/")[2]
         yield Permission(f"sqs:{_QUEUES[operation]}", arn("sqs", queue))
