@@ -27,7 +27,8 @@ class SeenDocument(TypedDict):
     ``steps`` are those that trained on the sample if they are ``exact``; else the first and the
     last in which it may have been read, for the ``reason``. They are known until the step
     ``until``. ``checkpoints`` are the steps of the checkpoints that have seen it, and ``final`` is
-    whether the final model has; both are upper bounds if the steps are.
+    whether the final model has; both are upper bounds if the steps are. ``components`` are the
+    identities of the frozen components that the stage was trained with, as far as they are known.
     """
 
     run: str
@@ -39,6 +40,7 @@ class SeenDocument(TypedDict):
     until: int
     checkpoints: list[int]
     final: bool
+    components: dict[str, str]
 
 
 class LineageDocument(TypedDict):
@@ -76,6 +78,7 @@ def _seen_document(stage: RecordedStage, seen: SeenSteps) -> SeenDocument:
         "until": seen.until,
         "checkpoints": _checkpoints(stage, seen),
         "final": stage.final and bool(seen.steps),
+        "components": dict(stage.components),
     }
 
 
@@ -92,6 +95,9 @@ def lineage_lines(story: SampleStory, places: int) -> Iterator[str]:
         yield f"  {'was in' if replaced else 'in'} {shard}, sample {number}"
     for stage, seen in story.seen:
         yield f"  {stage.run} {stage.stage}: {_describe(stage, seen)}"
+        if stage.components:
+            named = ", ".join(f"{name} {each}" for name, each in sorted(stage.components.items()))
+            yield f"    trained with the frozen components {named} (sampled)"
     if places and not story.seen:
         yield "  no recorded run has trained on these shards"
 

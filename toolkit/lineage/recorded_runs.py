@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, MARKER, parse_step_folder
+from sm_train.entrypoints.common.checkpoint_layout import (
+    FINAL_MODEL,
+    MARKER,
+    SETTINGS_FILE,
+    checkpoint_folders,
+    complete_marker,
+    parse_step_folder,
+)
+from sm_train.entrypoints.common.stored_fields import mapping_of, text
 from sm_train.entrypoints.lineage.data_record import (
     FOLDER,
     RecordError,
@@ -25,7 +34,8 @@ class RecordedStage:
     """A stage of a run: its attempts, oldest first, and where its checkpoints are.
 
     ``checkpoints`` are the steps of those that are complete now; ``final`` is whether its final
-    model exists.
+    model exists. ``components`` are the identities of the frozen components that it was trained
+    with, by name; empty if they are not known.
     """
 
     run: str
@@ -34,6 +44,7 @@ class RecordedStage:
     attempts: tuple[Attempt, ...]
     checkpoints: tuple[int, ...]
     final: bool
+    components: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def until(self) -> int:
@@ -49,8 +60,7 @@ class _Stages(Protocol):
     def locations(self) -> Iterator[str]: ...
     def names(self, location: str, folder: str) -> list[str]: ...
     def read(self, location: str, name: str) -> bytes: ...
-    def has(self, location: str, name: str) -> bool: ...
-    def folders(self, location: str) -> list[str]: ...
+    def sizes(self, location: str) -> Mapping[str, int]: ...
 
 
 def recorded_stages(place: str, access: S3Access) -> Iterator[RecordedStage]:
@@ -95,9 +105,14 @@ def _attempts(stages: _Stages, location: str) -> Iterator[Attempt]:
 
 
 def _stage(stages: _Stages, location: str, attempts: tuple[Attempt, ...]) -> RecordedStage:
-    folders = stages.folders(location)
-    steps = {name: step for name in folders if (step := parse_step_folder(name)) is not None}
-    complete = [step for name, step in steps.items() if stages.has(location, f"{name}/{MARKER}")]
+    sizes = stages.sizes(location)
+    complete = {
+        step: name
+        for name in checkpoint_folders(sizes)
+        if (step := parse_step_folder(name)) is not None
+        and complete_marker(name, sizes, lambda name: stages.read(location, f"{name}/{MARKER}"))[0]
+    }
+    newest = complete[max(complete)] if complete else FINAL_MODEL
     record = attempts[0].record
     return RecordedStage(
         record.run,
@@ -105,8 +120,23 @@ def _stage(stages: _Stages, location: str, attempts: tuple[Attempt, ...]) -> Rec
         location,
         attempts,
         tuple(sorted(complete)),
-        FINAL_MODEL in folders,
+        any(name.startswith(f"{FINAL_MODEL}/") for name in sizes),
+        _components(stages, location, newest, sizes),
     )
+
+
+def _components(
+    stages: _Stages, location: str, folder: str, sizes: Mapping[str, int]
+) -> dict[str, str]:
+    """Return the identities of the frozen components that a checkpoint was trained with."""
+    name = f"{folder}/{SETTINGS_FILE}"
+    if name not in sizes:
+        return {}
+    try:
+        found = json.loads(stages.read(location, name)).get("components", {})
+        return mapping_of(text)(found)
+    except (ValueError, AttributeError):
+        return {}  # a damaged file: nothing is known
 
 
 @dataclass(frozen=True)
@@ -124,11 +154,13 @@ class _OnDisk:
     def read(self, location: str, name: str) -> bytes:
         return (Path(location) / name).read_bytes()
 
-    def has(self, location: str, name: str) -> bool:
-        return (Path(location) / name).exists()
-
-    def folders(self, location: str) -> list[str]:
-        return [path.name for path in Path(location).iterdir() if path.is_dir()]
+    def sizes(self, location: str) -> dict[str, int]:
+        top = Path(location)
+        return {
+            path.relative_to(top).as_posix(): path.stat().st_size
+            for path in top.rglob("*")
+            if path.is_file()
+        }
 
 
 @dataclass(frozen=True)
@@ -150,15 +182,10 @@ class _InBucket:
     def read(self, location: str, name: str) -> bytes:
         return self.store.read(self.bucket, f"{self._key(location)}/{name}")
 
-    def has(self, location: str, name: str) -> bool:
-        return self.store.head(self.bucket, f"{self._key(location)}/{name}") is not None
-
-    def folders(self, location: str) -> list[str]:
+    def sizes(self, location: str) -> dict[str, int]:
         prefix = f"{self._key(location)}/"
-        return [
-            folder.removeprefix(prefix).rstrip("/")
-            for folder in self.store.folders(self.bucket, prefix)
-        ]
+        objects = self.store.objects(self.bucket, prefix)
+        return {found.key.removeprefix(prefix): found.bytes for found in objects}
 
     def _key(self, location: str) -> str:
         return location.removeprefix(f"s3://{self.bucket}/")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_train.entrypoints.common.checkpoint_layout import MARKER, CheckpointMarker
 
 from tests.conftest import Aws, Cli
 from tests.support.cluster.training_jobs import write_shards
@@ -57,7 +59,13 @@ def test_images_are_followed_through_a_run_and_a_removal(
     assert [(shard["replaced"]) for shard in story["shards"]] == [True]
     assert story["seen"][0]["steps"] == steps
     assert story["seen"][0]["checkpoints"][-1] == 5
+    assert story["seen"][0]["components"] == {}  # the tiny model has none
+    set_components(tmp_path / RUN / "8px" / "checkpoints" / "step-00000005", {"vae": "1f2e"})
+    [story] = follow(cli, image)
+    assert story["seen"][0]["components"] == {"vae": "1f2e"}
+    assert story["seen"][0]["checkpoints"][-1] == 5
     text = cli("lineage", "shards", image).stdout
+    assert "    trained with the frozen components vae 1f2e (sampled)\n" in text
     assert f"{image}: removed " in text
     assert f"  tiny 8px: saw it in step {steps[0]} (1 time until step 5); in " in text
     # The same checkpoint folders in a bucket.
@@ -78,7 +86,20 @@ def test_images_are_followed_through_a_run_and_a_removal(
         [in_bucket] = json.loads(stored.stdout)
         assert in_bucket["seen"][0]["location"] == "s3://my-runs/tiny/checkpoints/8px"
         assert in_bucket["seen"][0]["steps"] == steps
+        assert in_bucket["seen"][0]["components"] == story["seen"][0]["components"]
         assert in_bucket["seen"][0]["checkpoints"] == story["seen"][0]["checkpoints"]
+
+
+def set_components(checkpoint: Path, components: dict[str, str]) -> None:
+    """Write the identities that resumes compare into a complete checkpoint."""
+    settings = checkpoint / "settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"components": components}))
+    marker = CheckpointMarker.parse((checkpoint / MARKER).read_bytes())
+    files = tuple(
+        replace(file, bytes=settings.stat().st_size) if file.name == settings.name else file
+        for file in marker.files
+    )
+    (checkpoint / MARKER).write_text(replace(marker, files=files).to_json())
 
 
 @pytest.mark.parametrize(
