@@ -36,6 +36,15 @@ def seconds(value: Any) -> float:
     return timestamp(value)
 
 
+def amount(value: Any) -> float:
+    """Return a number that is finite and not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is not a number")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{value!r} is no amount")
+    return float(value)
+
+
 def integer(value: Any) -> int:
     """Return an integer that fits into 32 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**31:

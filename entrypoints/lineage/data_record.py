@@ -18,6 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.common.stored_fields import (
+    amount,
+    list_of,
+    mapping_of,
+    optional,
+    positive,
+    record_of,
+    size,
+    text,
+)
 
 FOLDER = "data-records"
 """Folder in a stage's checkpoint folder."""
@@ -98,6 +108,34 @@ class DataRecord:
         return json.dumps({"version": VERSION, **document}, indent=1).encode()
 
 
+_FIELDS = record_of(
+    {
+        **dict.fromkeys(("run", "stage", "reader", "digest", "shards"), text),
+        **dict.fromkeys(("job", "state", "platform"), optional(text)),
+        "accumulation": optional(positive),
+        "channels": list_of(
+            record_of(
+                {
+                    **dict.fromkeys(("channel", "digest", "covers"), text),
+                    **dict.fromkeys(("index", "where"), optional(text)),
+                    "samples": optional(size),
+                    "weight": optional(amount),
+                }
+            )
+        ),
+        "anchors": list_of(
+            record_of(
+                {
+                    **dict.fromkeys(("batches", "step", "epoch"), size),
+                    "time": text,
+                    "removed": mapping_of(optional(size)),
+                }
+            )
+        ),
+    }
+)
+
+
 def decode_record(content: bytes, address: str) -> DataRecord:
     """Parse what :meth:`DataRecord.encode` returned.
 
@@ -108,11 +146,14 @@ def decode_record(content: bytes, address: str) -> DataRecord:
         document = json.loads(content)
         if document.pop("version") != VERSION:
             raise RecordError(f"{address}: a record of another version of sm-train")
-        state = document.pop("state")
-        document["state"] = None if state is None else base64.b64decode(state)
-        document["channels"] = tuple(ChannelRecord(**found) for found in document["channels"])
-        document["anchors"] = tuple(Anchor(**found) for found in document["anchors"])
-        return DataRecord(**document)
+        fields = _FIELDS(document)
+        state = fields.pop("state")
+        fields["state"] = None if state is None else base64.b64decode(state)
+        fields["channels"] = tuple(ChannelRecord(**found) for found in fields["channels"])
+        fields["anchors"] = tuple(Anchor(**found) for found in fields["anchors"])
+        if not fields["anchors"]:
+            raise ValueError("it has no start")
+        return DataRecord(**fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, RecordError):
             raise

@@ -20,6 +20,13 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, read_lease
 from sm_train.entrypoints.leases.lease_files import LocalLeaseFiles
+from sm_train.entrypoints.lineage.data_record import (
+    Anchor,
+    ChannelRecord,
+    DataRecord,
+    RecordError,
+    decode_record,
+)
 from sm_train.toolkit.costing import history, measured_speeds
 from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed
 from sm_train.toolkit.errors import UserError
@@ -69,7 +76,7 @@ MARKER = json.loads(
     ).to_json()
 )
 MEASUREMENT = Measurement(
-    "job", 1.8, 32, 256, 2048, "ml.p4de.24xlarge", 3600.0, 1.7, 1.9, False, 8, 1
+    "job", 1.8, 32, 256, 2048, "ml.p4de.24xlarge", 3600.0, 1.7, 1.9, False, 8, 1, "bf16"
 )
 SPEED = MeasuredSpeed(
     *("256px", "w", MEASUREMENT, "job", "2026-11-29", 4, 200, 3686.4, 0.01, 0.4),
@@ -85,8 +92,21 @@ SPEEDS = {
     "speeds": [json.loads(json.dumps(asdict(SPEED)))],
 }
 
+RECORD = json.loads(
+    DataRecord(
+        *("demo", "256px", "demo-1", "indexed", "d1"),
+        (ChannelRecord("train", "s3://b/index.parquet", "d1", "content", 9, "a = 1", 2.0),),
+        2,
+        (Anchor(0, 0, 0, "2026-11-29T00:00:00+00:00", {"train": 3}),),
+        "shards.parquet",
+        b"state",
+        "sagemaker",
+    ).encode()
+)
+
 READERS: dict[str, tuple[Any, Callable[[bytes], Any], type[Exception]]] = {
     "marker": (MARKER, CheckpointMarker.parse, MarkerError),
+    "data record": (RECORD, lambda content: decode_record(content, "r"), RecordError),
     "history": (HISTORY, lambda content: history._parse(content, "s3://b/h"), UserError),
     "speeds": (SPEEDS, lambda content: measured_speeds._parse(content, "s3://b/m"), UserError),
 }
