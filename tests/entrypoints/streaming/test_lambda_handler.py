@@ -361,7 +361,7 @@ def test_a_request_that_hangs_fails_one_message(
     aws.intercept = hang
     for number in range(3):
         deployment.arrive(f"{number}.jpg", image_bytes(number))
-    with lambda_runtime(deployment, lambda_handler.REPORT_SECONDS + 3) as (server, _):
+    with lambda_runtime(deployment, lambda_handler.REPORT_SECONDS + 12) as (server, _):
         wait_until(lambda: server.responses)
         resumed.set()
         assert server.idle.wait(DEADLINE)
