@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -259,6 +260,9 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
             aws.lost.append(environ["PATH_INFO"])
             start_response("500 Lost", [("Content-Type", "application/xml")])
             return [_LOST]
+        if _is_conditional_write(environ, query):
+            with _conditional_writes:
+                return list(cast("Iterable[bytes]", moto(environ, start_response)))
         return cast("Iterable[bytes]", moto(environ, start_response))
     content = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     environ["wsgi.input"] = io.BytesIO(content)
@@ -294,11 +298,18 @@ def _service(environ: dict[str, Any]) -> str:
 
 def _is_first_conditional_write(environ: dict[str, Any], query: str) -> bool:
     """Return whether this is the first attempt (AWS SDKs number them) of a conditional write."""
+    attempt = environ.get("HTTP_AMZ_SDK_REQUEST", "").split(";")[0]
+    return _is_conditional_write(environ, query) and attempt == "attempt=1"
+
+
+_conditional_writes = threading.Lock()
+"""S3 compares and writes in one step; moto's threads may compare before either has written."""
+
+
+def _is_conditional_write(environ: dict[str, Any], query: str) -> bool:
     is_conditional = "HTTP_IF_MATCH" in environ or "HTTP_IF_NONE_MATCH" in environ
     completes = environ["REQUEST_METHOD"] == "POST" and "uploadId=" in query
-    attempt = environ.get("HTTP_AMZ_SDK_REQUEST", "").split(";")[0]
-    writes = environ["REQUEST_METHOD"] == "PUT" or completes
-    return is_conditional and writes and attempt == "attempt=1"
+    return is_conditional and (environ["REQUEST_METHOD"] == "PUT" or completes)
 
 
 def _matches_the_etag(environ: dict[str, Any], query: str) -> bool:
