@@ -43,9 +43,10 @@ from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.shard_builder import encode_record, open_index
 from sm_train.entrypoints.shared_work.storage import S3Prefix, write_file
+from sm_train.entrypoints.streaming.arrivals import Arrival
 from sm_train.entrypoints.streaming.lambda_handler import TARGET_BYTES
 from sm_train.entrypoints.streaming.sealing import Sealer
-from sm_train.entrypoints.streaming.staging import Arrival, Stager
+from sm_train.entrypoints.streaming.staging import Stager
 from sm_train.entrypoints.streaming.stream_index import StreamIndexer
 from sm_train.entrypoints.streaming.stream_state import DONE, RECORDS, S3_REQUESTS
 from sm_train.toolkit.streaming.streaming_price import MEMORY_GB, streaming_usd

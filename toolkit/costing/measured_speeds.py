@@ -32,12 +32,13 @@ _VERSION = 2
 
 
 class DoctorSummary(TypedDict, total=False):
-    """The result of a cluster's test."""
-
     level: str
     network_bytes_per_second: float | None
     slowdown: float | None
     sentence: str
+
+
+"""The result of a cluster's test."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```)?", re.M | re.S)
 
 NOT_RUN = {
-    # The old code of a migration is for version 2 of the SDK, which cannot be installed beside 3.
+    # Code for version 2 of the SDK, which cannot be installed with version 3.
     ("migration/sagemaker-sdk-v2.md", 0),
     # Weights of the Hub, and of a trained run: tests/entrypoints/models loads such folders.
     ("models.md", 0),
