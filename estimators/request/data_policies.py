@@ -1,7 +1,7 @@
 """IAM policies for the commands that make and change data sets, for those who run no training jobs.
 
-A test runs the commands against a server that enforces these policies. Permissions to start jobs
-of SageMaker Processing (``--on sagemaker``) are not part of them.
+Tests run the commands, and the nodes of the jobs that ``--on sagemaker`` starts, against a server
+that enforces these policies. What SageMaker itself does with the jobs' role cannot be tested there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sm_train.entrypoints.common.index_location import index_uri
+from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.iam import (
     Condition,
@@ -16,6 +18,7 @@ from sm_train.estimators.request.iam import (
     PolicyDocument,
     RunScope,
     allow,
+    container_permissions,
     key_permissions,
     policy_document,
 )
@@ -29,6 +32,14 @@ DATA_COMMANDS = {
     "stream": "shows, fills and flushes the functions that pack images as they arrive",
 }
 """Commands with a policy of their own, with what it is for."""
+
+PROCESSING = "processing"
+"""The name of the policy of the role with which ``--on sagemaker`` runs these commands."""
+
+PROCESSING_WORKS = ("pack", "index", "enrich")
+"""Commands that take ``--on sagemaker``."""
+
+_LOG_GROUP = "/aws/sagemaker/ProcessingJobs"
 
 _WRITE = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
 _LIST = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]
@@ -54,18 +65,27 @@ class _Place:
 
 
 def data_policies(
-    config: RunConfig, region: str, sources: Sequence[str], destination: str | None
+    config: RunConfig,
+    region: str,
+    sources: Sequence[str],
+    destination: str | None,
+    processing_image: str | None = None,
 ) -> dict[str, PolicyDocument]:
     """Return the policies of :data:`DATA_COMMANDS`.
 
     The data set is the folder that contains the shards of the run file. ``sources`` are S3 prefixes
     that `pack`, `enrich` and `stream --add` read; ``destination`` is that of `enrich`, by default
-    the data set.
+    the data set. With ``processing_image``, the image of jobs of SageMaker Processing,
+    :data:`PROCESSING_WORKS` may start such jobs, and the policy of the jobs' role is added.
     """
     scope = RunScope.of(config, region)
     shards = _Place.of(config.data.uri)
     data_set = shards.parent
     read = _reading(scope, "Source", [_Place.of(uri) for uri in sources])
+    # A source of shards may have an index, which lies next to its prefix.
+    beside = [_Place.of(uri) for uri in map(index_uri, sources) if uri is not None]
+    objects = [_objects(scope, place) for place in beside]
+    indexes = [allow("ReadIndexes", ["s3:GetObject"], objects)] if beside else []
     write = _writing(scope, "DataSet", data_set)
     read_set = _reading(scope, "DataSet", [data_set])
     target = data_set if destination is None else _Place.of(destination)
@@ -87,12 +107,42 @@ def data_policies(
     statements = {
         "pack": [*read, *write, locks],
         "index": [*write, locks],
-        "enrich": [*read, *read_set, *_writing(scope, "Destination", target), locks],
+        "enrich": [*read, *indexes, *read_set, *_writing(scope, "Destination", target), locks],
         "remove": [*write, *_versions(scope, data_set), *readers, *records, locks],
         "lineage": [*read_set, *records],
         "stream": [*read, *read_set, *_stream(scope)],
     }
+    if processing_image is not None:
+        jobs = [f"{config.name}-{work}-*" for work in PROCESSING_WORKS]
+        for work in PROCESSING_WORKS:
+            statements[work] += _starting(config, scope, jobs)
+        statements[PROCESSING] = [
+            *read,
+            *indexes,
+            *read_set,
+            *write,
+            *_writing(scope, "Destination", target),
+            *_reading(scope, "Staged", [_Place(scope.bucket, f"{config.name}/")]),
+            *container_permissions(config, scope, processing_image, _LOG_GROUP, jobs),
+        ]
     return {name: policy_document([*parts, *keys]) for name, parts in statements.items()}
+
+
+def _starting(config: RunConfig, scope: RunScope, jobs: Iterable[str]) -> list[Permission]:
+    """Return what starting jobs of SageMaker Processing needs; ``jobs`` are patterns of names."""
+    staging = _Place(scope.bucket, f"{config.name}/")
+    actions = ["sagemaker:CreateProcessingJob", "sagemaker:AddTags"]
+    # SageMaker writes job names in lower case into ARNs.
+    arns = [scope.arn("sagemaker", f"processing-job/{name.lower()}") for name in jobs]
+    passed: Condition = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+    uploading = ["s3:PutObject", "s3:AbortMultipartUpload"]
+    return [
+        allow("StageInputs", uploading, [_objects(scope, staging)]),
+        allow("FindStaging", ["s3:ListBucket"], [_bucket(scope, staging)], _below(staging)),
+        allow("LocateStaging", ["s3:GetBucketLocation"], [_bucket(scope, staging)]),
+        allow("StartJobs", actions, arns),
+        allow("PassRole", ["iam:PassRole"], [config.role or ROLE_NOT_SET], passed),
+    ]
 
 
 def _reading(scope: RunScope, name: str, places: Iterable[_Place]) -> list[Permission]:

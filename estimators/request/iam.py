@@ -430,7 +430,6 @@ def _job_permissions(config: RunConfig, scope: RunScope, image: str) -> list[Per
         scope.s3_arn(f"{path}*" if "/" in path else f"{path}/*")
         for path in map(_bucket_and_key, scope.inputs)
     ]
-    log_group = scope.arn("logs", f"log-group:{_LOG_GROUP}")
     permissions = [
         # SageMaker calls S3 with this role. Whether each of its calls names a prefix is not
         # documented, so those without one are allowed.
@@ -443,26 +442,7 @@ def _job_permissions(config: RunConfig, scope: RunScope, image: str) -> list[Per
             ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
             scope.run_objects,
         ),
-        allow(
-            "CreateLogs",
-            ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams"],
-            [log_group, f"{log_group}:*"],
-        ),
-        allow("WriteLogs", ["logs:PutLogEvents"], scope.log_streams),
-        allow(
-            "PutMetrics",
-            ["cloudwatch:PutMetricData"],
-            ["*"],
-            {"StringEquals": {"cloudwatch:namespace": _LOG_GROUP}},
-        ),
-        allow("GetImageToken", ["ecr:GetAuthorizationToken"], ["*"]),
-        *_image_permissions(
-            "PullImage",
-            ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-            scope,
-            image,
-        ),
-        *_package_permissions(config),
+        *container_permissions(config, scope, image, _LOG_GROUP, scope.job_names),
         *_file_system_permissions("MountFileSystems", config, scope, _MOUNT_ACTIONS),
     ]
     if config.cluster.image_credentials is not None:
@@ -475,10 +455,34 @@ def _job_permissions(config: RunConfig, scope: RunScope, image: str) -> list[Per
         permissions.append(allow("PublishAlerts", ["sns:Publish"], [config.alerts.sns_topic]))
     if config.trackers.mlflow is not None and (uri := config.trackers.mlflow.uri) is not None:
         permissions += _mlflow_permissions(uri)
-    if config.cluster.vpc:
-        permissions.append(allow("JoinNetwork", _NETWORK_ACTIONS, ["*"]))
     if config.cluster.remote_debug:
         permissions.append(allow("OfferShell", _SHELL_ACTIONS, ["*"]))
+    return permissions
+
+
+def container_permissions(
+    config: RunConfig, scope: RunScope, image: str, log_group: str, job_names: Iterable[str]
+) -> list[Permission]:
+    """Return what any job of SageMaker needs to start: its image, its log, its packages, its VPC.
+
+    ``job_names`` are patterns; the log streams of a job start with its name.
+    """
+    group = f"log-group:{log_group}"
+    groups = [scope.arn("logs", group), scope.arn("logs", f"{group}:*")]
+    streams = [scope.arn("logs", f"{group}:log-stream:{name}") for name in job_names]
+    pull = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
+    namespace: Condition = {"StringEquals": {"cloudwatch:namespace": log_group}}
+    creating = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams"]
+    permissions = [
+        allow("CreateLogs", creating, groups),
+        allow("WriteLogs", ["logs:PutLogEvents"], streams),
+        allow("PutMetrics", ["cloudwatch:PutMetricData"], ["*"], namespace),
+        allow("GetImageToken", ["ecr:GetAuthorizationToken"], ["*"]),
+        *_image_permissions("PullImage", pull, scope, image),
+        *_package_permissions(config),
+    ]
+    if config.cluster.vpc:
+        permissions.append(allow("JoinNetwork", _NETWORK_ACTIONS, ["*"]))
     return permissions
 
 

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     "sm-train iam run.yaml --only job",
     "sm-train iam run.yaml --missing --only job",
     "sm-train iam run.yaml --only pack --source s3://raw/photos/",
+    "sm-train iam run.yaml --only processing --source s3://raw/photos/ --on sagemaker",
 )
 @click.argument("run", type=RunFile())
 @click.option(
     "--only",
-    type=click.Choice("laptop job trust watch pack index enrich remove lineage stream".split()),
+    type=click.Choice(
+        "laptop job trust watch pack index enrich remove lineage stream processing".split()
+    ),
     help="Print only this document.",
 )
 @click.option(
@@ -36,6 +39,11 @@ if TYPE_CHECKING:
     help="S3 prefix that `pack`, `enrich` and `stream --add` read; may be repeated.",
 )
 @click.option("--destination", metavar="S3", help="S3 prefix that `enrich` writes.")
+@click.option(
+    "--on",
+    type=click.Choice(["sagemaker"]),
+    help="Let `pack`, `index` and `enrich` start jobs; add the policy of the jobs' role.",
+)
 @click.option(
     "--missing",
     is_flag=True,
@@ -48,13 +56,15 @@ def command(
     only: str | None,
     sources: tuple[str, ...],
     destination: str | None,
+    on: str | None,
     missing: bool,
     as_json: bool,
 ) -> None:
     """Print least-privilege IAM policies for RUN: its submitter's, its jobs', its watcher's.
 
     The commands that make and change the run's data set have one each: `pack`, `index`, `enrich`,
-    `remove`, `lineage` and `stream`.
+    `remove`, `lineage` and `stream`. With `--on sagemaker`, `processing` is the policy of the role
+    of their jobs.
 
     The policies name the run, its buckets and its keys. Print them again when the run file changes.
     """
@@ -74,7 +84,10 @@ def command(
         documents = policies(config, region, image_uri(config, region))
     except ValueError as error:
         raise UserError(str(error)) from None
-    documents |= data_policies(config, region, sources, destination)
+    if only == "processing" and on is None:
+        raise UserError("--only: processing is the policy of jobs; give --on sagemaker, too")
+    processing = None if on is None else _processing_image(region)
+    documents |= data_policies(config, region, sources, destination, processing)
     if missing:
         names = ["laptop", "job"] if only is None else [only]
         documents = _missing(options, config, region, documents, names)
@@ -82,12 +95,27 @@ def command(
         click.echo(
             "warning: role is missing in the run file; account and role are placeholders", err=True
         )
-    if only in ("pack", "stream") and not sources:
+    if only in ("pack", "stream", "processing") and not sources:
         click.echo(f"warning: --source: not given; the policy lets {only} read no images", err=True)
     if only is None and not as_json:
         for name in documents:
             note(f"{name}: {(_PURPOSES | DATA_COMMANDS)[name]}")
     write_json(documents if only is None else documents[only])
+
+
+def _processing_image(region: str) -> str:
+    """Return the image of jobs of SageMaker Processing; those of all types are in one repository.
+
+    Raises:
+        UserError: AWS has no such image in the region.
+    """
+    from sm_train.estimators.request.processing import processing_image
+    from sm_train.toolkit.packing.index_on_sagemaker import DEFAULT_INSTANCE
+
+    try:
+        return processing_image(DEFAULT_INSTANCE, region)
+    except ValueError as error:
+        raise UserError(f"--on: {error}") from None
 
 
 def _missing(
@@ -136,4 +164,5 @@ _PURPOSES = {
     "job": "policy for the role that the run file names",
     "trust": "trust policy of that role",
     "watch": "policy of the function of `template watch-lambda`",
+    "processing": "policy for the role of jobs of `pack`, `index` and `enrich --on sagemaker`",
 }

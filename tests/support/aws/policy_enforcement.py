@@ -78,6 +78,12 @@ def needed_for_json(operation: str, body: Mapping[str, Any]) -> Iterator[Permiss
     elif operation in _QUEUES:
         queue = (body.get("QueueUrl") or body["SourceArn"].replace(":", "/")).rpartition("/")[2]
         yield Permission(f"sqs:{_QUEUES[operation]}", arn("sqs", queue))
+    elif operation in ("CreateProcessingJob", "DescribeProcessingJob"):
+        name = arn("sagemaker", f"processing-job/{body['ProcessingJobName'].lower()}")
+        yield Permission(f"sagemaker:{operation}", name)
+        if operation == "CreateProcessingJob":
+            yield Permission("sagemaker:AddTags", name)
+            yield Permission("iam:PassRole", body["RoleArn"])
     elif operation in ("ListTags", "AddTags"):
         job = body["ResourceArn"].rpartition("/")[2].lower()
         yield Permission(f"sagemaker:{operation}", arn("sagemaker", f"training-job/{job}"))

@@ -18,7 +18,7 @@ from tests.support.deadline import DEADLINE
 from tests.support.image_files import write_album
 from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
-from tests.toolkit.packing.test_on_sagemaker import start_node
+from tests.toolkit.packing.test_on_sagemaker import printed_policies, start_node
 from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
 
 pytestmark = pytest.mark.integration
@@ -109,12 +109,19 @@ def test_images_in_s3_become_a_table_with_their_addresses(
 ) -> None:
     upload_folder(aws, tmp_path / "in", "photos/")
     source = ("enrich", "s3://raw/photos/", "s3://scored/table", "--with", "scores:score")
+    places = ("--source", "s3://raw/photos/", "--destination", "s3://scored/table/")
+    documents = printed_policies(cli, tmp_path / "run.yaml", *places)
+    aws.policy = documents["enrich"]
     sent = cloud(*source, "--model", "model", "--yes")
+    assert aws.denied == [], sent.stderr
     assert sent.returncode == 0, sent.stderr
     [body] = aws.bodies("CreateProcessingJob")
+    aws.policy = documents["processing"]
     node = start_node(tmp_path, aws, body, 0)
     log, _ = node.communicate(timeout=DEADLINE)
     assert node.returncode == 0, log
+    assert aws.denied == []
+    aws.policy = None
     environment = {"network": "loopback", "env": aws.environment, "timeout": DEADLINE}
     packed = cli(
         *("--region", "us-east-1", "pack", "s3://scored/table/table", "packed-table"),

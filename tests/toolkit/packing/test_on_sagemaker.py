@@ -128,6 +128,14 @@ def test_invalid_arguments_are_one_line(
     assert result.stderr.count("sm-train: ") == 1
 
 
+def printed_policies(cli: Cli, run: Path, *options: str) -> dict[str, Any]:
+    """Return what ``iam --on sagemaker`` prints."""
+    printed = cli("iam", run, "--json", "--on", "sagemaker", *options)
+    assert printed.returncode == 0, printed.stderr
+    documents: dict[str, Any] = json.loads(printed.stdout)
+    return documents
+
+
 NODE = """
 import sys
 from importlib import import_module
@@ -184,23 +192,30 @@ def test_two_nodes_build_the_same_pack_as_one(
 ) -> None:
     """Also if an image duplicates one that is assigned to the other node.
 
-    Both buckets deny objects that do not name their key.
+    Both buckets deny objects that do not name their key. The command and the nodes may do what
+    `iam` prints for them, and no more.
     """
     aws.required_keys = {"ai-bucket": "alias/train", "packed": "alias/packed"}
     run = write_run(
         tmp_path,
         bucket="ai-bucket",
         role=f"arn:aws:iam::{ACCOUNT}:role/own",
+        data={"uri": "s3://packed/set/shards/"},
         output_kms_key="alias/train",
         bucket_kms_keys={"packed": "alias/packed"},
     )
     on = ("--on", "sagemaker", "--for", run, "--instances", "2", "--yes")
+    documents = printed_policies(cli, run, "--source", "s3://raw/photos/")
+    aws.policy = documents["pack"]
     sent = cloud(*PACK, *extra, *on)
     assert sent.returncode == 0, sent.stderr
     [body] = aws.bodies("CreateProcessingJob")
+    aws.policy = documents["processing"]
     nodes = [start_node(tmp_path, aws, body, rank) for rank in (0, 1)]
     logs = [node.communicate(timeout=DEADLINE)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], logs
+    assert aws.denied == []
+    aws.policy = None
     assert cli("pack", "in", "out", *SIZE, *extra, "--for", run).returncode == 0
     local = {name: content for name, content in read_tree(tmp_path / "out").items() if "." in name}
     assert without_root(read_objects(aws, "packed", "set/")) == without_root(local)
@@ -208,3 +223,46 @@ def test_two_nodes_build_the_same_pack_as_one(
     again = cloud(*PACK, *extra, *on)
     assert "already packed" in again.stderr
     assert len(aws.bodies("CreateProcessingJob")) == 1
+
+
+def test_an_index_is_made_with_the_printed_policies(
+    cli: Cli, cloud: Any, aws: Aws, tmp_path: Path
+) -> None:
+    run = write_run(
+        tmp_path,
+        bucket="ai-bucket",
+        role=f"arn:aws:iam::{ACCOUNT}:role/own",
+        data={"uri": "s3://packed/set/shards/"},
+    )
+    assert cloud("pack", "s3://raw/photos/", "s3://packed/set", *SIZE).returncode == 0
+    for key in ("index.parquet", "index.parquet.listing"):
+        aws.client("s3").delete_object(Bucket="packed", Key=f"set/{key}")
+    documents = printed_policies(cli, run)
+    aws.policy = documents["index"]
+    on = ("--on", "sagemaker", "--for", run, "--yes")
+    sent = cloud("index", "s3://packed/set/shards/", *on)
+    assert sent.returncode == 0, sent.stderr
+    # Another command asks whether the job that holds the destination still runs.
+    again = cloud("index", "s3://packed/set/shards/", *on)
+    assert "another sm-train command is writing to it" in again.stderr
+    [body] = aws.bodies("CreateProcessingJob")
+    aws.policy = documents["processing"]
+    node = start_node(tmp_path, aws, body, 0)
+    log, _ = node.communicate(timeout=DEADLINE)
+    assert node.returncode == 0, log
+    assert aws.denied == []
+    assert "index.parquet" in read_objects(aws, "packed", "set/")
+    assert not {"sagemaker:CreateProcessingJob", "iam:PassRole"} & actions(documents["processing"])
+    alone = json.loads(cli("iam", run, "--json").stdout)
+    assert "processing" not in alone
+    assert "iam:PassRole" not in actions(alone["index"])
+
+
+def actions(policy: dict[str, Any]) -> set[str]:
+    return {action for statement in policy["Statement"] for action in statement["Action"]}
+
+
+def test_the_policy_of_jobs_needs_jobs(cli: Cli, tmp_path: Path) -> None:
+    refused = cli("iam", write_run(tmp_path), "--only", "processing")
+    assert refused.returncode == 2
+    assert "processing is the policy of jobs; give --on sagemaker, too" in refused.stderr

@@ -17,6 +17,7 @@ from sm_train.entrypoints.streaming.stream_state import STREAM_STATE
 from sm_train.toolkit.streaming.streaming_price import PUTS, SEALING_GETS, STAGING_GETS
 
 from tests.conftest import Aws, Cli
+from tests.support.aws.policy_enforcement import Permission
 from tests.support.background_server import serve_in_background
 from tests.support.image_files import image_bytes
 from tests.support.moto_server import ACCOUNT
@@ -36,9 +37,17 @@ class _Functions(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert self.path == f"/2015-03-31/functions/{SEALER}/invocations"
         event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        function = f"arn:aws:lambda:us-east-1:{ACCOUNT}:function:{SEALER}"
+        aws = self.server.aws
+        if aws.missing({}, [Permission("lambda:InvokeFunction", function)]):
+            self.send_error(403)
+            return
         self.send_response(200)
         if self.server.error is None:
+            # The function has a role of its own.
+            policy, aws.policy = aws.policy, None
             answer = lambda_handler.seal(event, FakeContext())
+            aws.policy = policy
         else:
             self.send_header("X-Amz-Function-Error", "Unhandled")
             answer = {"errorMessage": self.server.error, "errorType": "Runtime.ExitError"}
@@ -53,8 +62,9 @@ class _Functions(BaseHTTPRequestHandler):
 class FunctionServer(ThreadingHTTPServer):
     error: str | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, aws: Aws) -> None:
         super().__init__(("127.0.0.1", 0), _Functions)
+        self.aws = aws
 
 
 class Stack:
@@ -106,7 +116,7 @@ class Stack:
 
 @pytest.fixture
 def stack(aws: Aws, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    functions = FunctionServer()
+    functions = FunctionServer(aws)
     with serve_in_background(functions):
         yield Stack(deploy(aws, monkeypatch), cli, functions)
 
@@ -276,7 +286,7 @@ def test_dead_letters_and_rejected_inputs_are_listed_with_their_reasons(stack: S
 
 
 def test_the_policy_that_iam_prints_suffices(stack: Stack, cli: Cli, tmp_path: Path) -> None:
-    """Of all options but --flush, whose function answers on another server here."""
+    """For every option; what the functions do, they do with their own roles."""
     run = write_run(
         tmp_path,
         role=f"arn:aws:iam::{ACCOUNT}:role/sm-train",
@@ -301,12 +311,18 @@ def test_the_policy_that_iam_prints_suffices(stack: Stack, cli: Cli, tmp_path: P
         ("--dead",),
         ("--rejected",),
         ("--redrive",),
+        ("--flush",),
     ):
         done = stack.run(*arguments)
         assert aws.denied == [], (arguments, done.stderr)
         assert done.returncode == 0, (arguments, done.stderr)
     actions = {permission.action for permission in aws.checked}
-    assert actions > {"sqs:SendMessage", "sqs:ReceiveMessage", "cloudformation:DescribeStacks"}
+    assert actions > {
+        "sqs:SendMessage",
+        "sqs:ReceiveMessage",
+        "cloudformation:DescribeStacks",
+        "lambda:InvokeFunction",
+    }
 
 
 def test_a_stack_of_another_template_is_refused(stack: Stack) -> None:
