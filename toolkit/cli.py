@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, TextIO
 
 import click
+from sm_train.entrypoints.common.error import Error
 from sm_train.entrypoints.common.signals import was_interrupted
 from sm_train.toolkit.commands._command import global_options, json_option
 from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
@@ -168,8 +169,8 @@ def _aws_refusal(error: Exception) -> UserError | None:
 
 def _fail_error(error: Exception, *, is_verbose: bool) -> int:
     match error:
-        case UserError():
-            return _fail(str(error), error.exit_code)
+        case Error():
+            return _fail(str(error), ExitCode(error.exit_code))
         case click.ClickException():
             return _fail_usage(error)
         case OSError():

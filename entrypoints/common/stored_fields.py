@@ -75,6 +75,18 @@ def one_of(*allowed: str) -> Callable[[Any], Any]:
     return check
 
 
+def flag(value: Any) -> bool:
+    """Return true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
+def anything(value: Any) -> Any:
+    """Return a value that is only compared."""
+    return value
+
+
 def size(value: Any) -> int:
     """Return a number of bytes, samples or steps: an integer that is not negative."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
@@ -82,12 +94,21 @@ def size(value: Any) -> int:
     return value
 
 
-def list_of(check: Callable[[Any], T]) -> Callable[[Any], list[T]]:
-    """Return a check of a list whose items pass ``check``."""
+def positive_size(value: Any) -> int:
+    """Return a number of bytes that is positive."""
+    if size(value) < 1:
+        raise ValueError(f"{value!r} is not positive")
+    return int(value)
+
+
+def list_of(check: Callable[[Any], T], *, min_items: int = 0) -> Callable[[Any], list[T]]:
+    """Return a check of a list of at least ``min_items``, which pass ``check``."""
 
     def check_all(value: Any) -> list[T]:
         if not isinstance(value, list):
             raise ValueError(f"{value!r} is no list")
+        if len(value) < min_items:
+            raise ValueError(f"it has {len(value)} items; at least {min_items} are needed")
         return [check(item) for item in value]
 
     return check_all

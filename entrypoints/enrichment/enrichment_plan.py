@@ -16,6 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME
+from sm_train.entrypoints.common.stored_fields import (
+    anything,
+    list_of,
+    mapping_of,
+    one_of,
+    optional,
+    positive,
+    record_of,
+    size,
+    text,
+)
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan_files import (
@@ -26,13 +37,13 @@ from sm_train.entrypoints.packing.plan_files import (
 )
 from sm_train.entrypoints.packing.stored_plan import copy_partitions
 from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
+from sm_train.entrypoints.shared_work.plan_documents import read_checked
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
 from sm_train.entrypoints.shared_work.work_stages import (
     ENDED_NAME,
     LEASES_FOLDER,
     PLAN_NAME,
     STATE_FOLDER,
-    read_plan_document,
 )
 
 TABLE_FOLDER = "table"
@@ -186,24 +197,49 @@ def read_enrichment(destination: Storage, access: S3Access) -> EnrichmentPlan:
 
     Raises:
         FileNotFoundError: there is none.
+        PlanError: it is damaged, or of another version of sm-train.
     """
-    document = read_plan_document(destination)
-    if document is None:
-        raise FileNotFoundError(2, "no such plan", destination.address(PLAN_NAME))
-    origin = dict(document["origin"])
-    kind = origin.pop("kind")
-    if kind == ShardSource.__name__:
-        origin["index_columns"] = tuple(origin["index_columns"])
+    document = read_checked(destination, PLAN_NAME, PLAN_FIELDS, "use another destination")
     return EnrichmentPlan(
         document["source"],
         document["inputs"],
         document["function"],
         tuple(document["code"]),
         document["model"],
-        origin=(TableSource if kind == TableSource.__name__ else ShardSource)(**origin),
+        origin=document["origin"],
         destination=destination,
         access=access,
     )
+
+
+def _origin(value: Any) -> TableSource | ShardSource:
+    """Return the source that a stored object describes; ValueError for another one."""
+    kind = record_of({"kind": one_of(TableSource.__name__, ShardSource.__name__)})(value)["kind"]
+    if kind == TableSource.__name__:
+        return TableSource(**record_of(_TABLE_FIELDS)(value))
+    fields = record_of(_SHARD_FIELDS)(value)
+    return ShardSource(**fields | {"index_columns": tuple(fields["index_columns"])})
+
+
+_TABLE_FIELDS = {
+    "images": size,
+    "root": text,
+    "image_column": text,
+    "part_rows": positive,
+    "made": mapping_of(text),
+}
+_SHARD_FIELDS = {"address": text, "name": text, "images": size, "index_columns": list_of(text)}
+
+PLAN_FIELDS = {
+    "source": text,
+    "inputs": text,
+    "function": mapping_of(anything),
+    "code": list_of(text),
+    "model": optional(text),
+    "origin": _origin,
+    "started_ns": size,
+}
+"""The fields of a stored plan."""
 
 
 def remove_state(plan: EnrichmentPlan, records: Sequence[str]) -> None:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from sm_train.entrypoints.common.stored_fields import (
+    list_of,
+    mapping_of,
+    optional,
+    record_of,
+    size,
+    text,
+)
 from sm_train.entrypoints.enrichment.column_maker import EnrichedItem
 from sm_train.entrypoints.sample_metadata.column_types import common_type, type_of
+
+SUMMARY_KEY = b"sm-train"
+"""Key of the summary in the metadata of a Parquet file of a table."""
 
 _VECTOR = "vector"
 
@@ -47,9 +58,12 @@ class PartSummary:
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> PartSummary:
-        """Return what :meth:`as_dict` has returned."""
-        failures = [ImageFailure(**failure) for failure in document["failures"]]
-        return cls(document["images"], document["columns"], failures)
+        """Return what :meth:`as_dict` has returned.
+
+        Raises:
+            ValueError: a field is missing, or has another type or range; the message names it.
+        """
+        return cls(**record_of(_SUMMARY_FIELDS)(document))
 
 
 @dataclass(frozen=True)
@@ -82,9 +96,26 @@ class EnrichmentResult:
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> EnrichmentResult:
-        """Return the result whose fields are among the values of ``document``."""
-        values = {name: document[name] for name in ("images", "parts", "columns", "failed")}
-        return cls(**values, failures=[ImageFailure(**failure) for failure in document["failures"]])
+        """Return the result in ``document``, which was read with :data:`RESULT_FIELDS`."""
+        return cls(**{each.name: document[each.name] for each in fields(cls)})
+
+
+def _failure(value: Any) -> ImageFailure:
+    """Return the failure of a stored object; ValueError for another one."""
+    return ImageFailure(**record_of({"source": text, "reason": text, "detail": text})(value))
+
+
+_SUMMARY_FIELDS = {
+    "images": size,
+    "columns": mapping_of(optional(text)),
+    "failures": list_of(_failure),
+}
+RESULT_FIELDS = _SUMMARY_FIELDS | {
+    "parts": size,
+    "failed": mapping_of(size),
+    "code": list_of(text),
+}
+"""The fields of a stored result: those of :class:`EnrichmentResult`, and of the plan's code."""
 
 
 def _kind(value: Any) -> str | None:

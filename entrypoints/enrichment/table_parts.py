@@ -18,16 +18,13 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
     EnrichmentPlan,
     TableSource,
 )
-from sm_train.entrypoints.enrichment.part_summary import PartSummary
+from sm_train.entrypoints.enrichment.part_summary import SUMMARY_KEY, PartSummary
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.packing.plan import PackInput
 from sm_train.entrypoints.packing.reencode import decode_srgb
 from sm_train.entrypoints.packing.shard_builder import InputReader, read_caption, read_input
 from sm_train.entrypoints.shared_work.storage import store_file
 from sm_train.entrypoints.shared_work.worker_pool import ProgressCallback
-
-SUMMARY_KEY = b"sm-train"
-"""Key of the summary in a Parquet file's metadata."""
 
 _SIZE_COLUMN = "bytes"
 """Column with the sizes of images in S3: with it `sm-train pack` need not ask for them."""
@@ -70,16 +67,16 @@ def enrich_part(
 
 
 def read_summary(plan: EnrichmentPlan, part: str) -> PartSummary | None:
-    """Return what a Parquet file says of itself; None if it is missing."""
+    """Return what a Parquet file says of itself; None if it is missing or damaged."""
     try:
         with (
             plan.destination.open(f"{TABLE_FOLDER}/{part}") as source,
             pq.ParquetFile(source) as file,
         ):
-            metadata = file.schema_arrow.metadata
-    except FileNotFoundError:
+            metadata = file.schema_arrow.metadata or {}
+            return PartSummary.from_dict(json.loads(metadata.get(SUMMARY_KEY, b"")))
+    except (FileNotFoundError, pa.ArrowInvalid, ValueError):
         return None
-    return PartSummary.from_dict(json.loads(metadata[SUMMARY_KEY]))
 
 
 def _load(reader: InputReader, max_side: int, item: PackInput) -> LoadedImage:

@@ -17,6 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sm_train.entrypoints.common.index_location import index_listing, index_name
 from sm_train.entrypoints.common.job_config import CaptionSource
+from sm_train.entrypoints.common.stored_fields import (
+    amount,
+    anything,
+    flag,
+    list_of,
+    mapping_of,
+    optional,
+    record_of,
+    size,
+    text,
+)
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.unusable_samples import (
     IMAGE_AND_TEXT,
@@ -24,8 +35,9 @@ from sm_train.entrypoints.packing.unusable_samples import (
     Unusable,
     UnusableSamples,
 )
+from sm_train.entrypoints.shared_work.plan_documents import read_checked
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
-from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
+from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME, STATE_FOLDER
 
 STATE = ".indexing"
 """Folder next to the shards that holds the plans of unfinished indices."""
@@ -144,6 +156,33 @@ class IndexPlan:
         write_file(self.state, PLAN_NAME, json.dumps(document).encode())
 
 
+def _listed_shard(value: Any) -> ListedShard:
+    """Return a shard of a stored list.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError(f"{value!r} is no shard")
+    return ListedShard(text(value[0]), size(value[1]), text(value[2]))
+
+
+_CAPTION = {"member": text, "field": optional(text), "weight": amount}
+_PLAN_FIELDS = {
+    "parent": text,
+    "name": text,
+    "check": record_of(
+        {"image": list_of(text), "caption": list_of(record_of(_CAPTION)), "find_missing": flag}
+    ),
+    "headers_only": flag,
+    "options": mapping_of(anything),
+    "listed": list_of(_listed_shard),
+    "known": list_of(text),
+    "version": optional(text),
+    "is_pack": flag,
+}
+
+
 def state_storage(parent: str, name: str, access: S3Access) -> Storage:
     """Return where the plan of an index of the shards ``name`` is."""
     return open_storage(f"{parent.rstrip('/')}/{STATE}/{name}", access)
@@ -154,15 +193,18 @@ def read_index_plan(state: Storage, access: S3Access) -> IndexPlan:
 
     Raises:
         FileNotFoundError: there is none.
+        PlanError: it is damaged, or of another version of sm-train.
     """
-    document = json.loads(state.read(PLAN_NAME))
+    folder = state.address(STATE_FOLDER)
+    rebuild = f"delete {folder} and run `sm-train index` again"
+    document = read_checked(state, PLAN_NAME, _PLAN_FIELDS, rebuild)
     return IndexPlan(
         document["parent"],
         document["name"],
         SampleCheck.from_options(document["check"]),
         document["headers_only"],
         document["options"],
-        tuple(ListedShard(*shard) for shard in document["listed"]),
+        tuple(document["listed"]),
         frozenset(document["known"]),
         document["version"],
         access,
@@ -185,16 +227,16 @@ def read_listing(storage: Storage, index_file: str) -> dict[str, tuple[ListedSha
     """Return the shards that an index describes; none if that is not known."""
     try:
         content = storage.read(index_listing(index_file))
-        rows = pq.read_table(io.BytesIO(content)).to_pylist()
-    except (FileNotFoundError, NotADirectoryError, pa.ArrowException):
-        return {}
-    return {
-        row["name"]: (
-            ListedShard(row["name"], row["bytes"], row["version"]),
-            decode_unusable(row["unusable"]),
-        )
-        for row in rows
-    }
+        rows = pq.read_table(io.BytesIO(content)).cast(_LISTING_SCHEMA).to_pylist()
+        return {
+            row["name"]: (
+                ListedShard(row["name"], row["bytes"], row["version"]),
+                decode_unusable(row["unusable"]),
+            )
+            for row in rows
+        }
+    except (FileNotFoundError, NotADirectoryError, pa.ArrowException, ValueError, TypeError):
+        return {}  # damaged, or of another version: all shards are described again
 
 
 def encode_unusable(unusable: Unusable) -> str:
@@ -202,6 +244,11 @@ def encode_unusable(unusable: Unusable) -> str:
     return json.dumps({reason: asdict(samples) for reason, samples in unusable.items()})
 
 
-def decode_unusable(text: str) -> Unusable:
-    """Return what :func:`encode_unusable` has encoded."""
-    return {reason: UnusableSamples(**samples) for reason, samples in json.loads(text).items()}
+def decode_unusable(content: str) -> Unusable:
+    """Return what :func:`encode_unusable` has encoded.
+
+    Raises:
+        ValueError: it has another type or range.
+    """
+    document = mapping_of(record_of({"count": size, "first": list_of(text)}))(json.loads(content))
+    return {reason: UnusableSamples(**samples) for reason, samples in document.items()}

@@ -9,11 +9,24 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.common.stored_fields import (
+    amount,
+    anything,
+    flag,
+    list_of,
+    mapping_of,
+    one_of,
+    optional,
+    positive,
+    positive_size,
+    record_of,
+    size,
+    text,
+)
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackOptions, ShardPlan, shard_name
 from sm_train.entrypoints.packing.plan_files import (
@@ -26,7 +39,8 @@ from sm_train.entrypoints.packing.plan_files import (
     PlannedRejections,
     partition_names,
 )
-from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes
+from sm_train.entrypoints.sample_metadata.column_types import ColumnType, ColumnTypes
+from sm_train.entrypoints.shared_work.plan_documents import read_checked
 from sm_train.entrypoints.shared_work.storage import Storage, write_file
 from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
 from sm_train.entrypoints.shared_work.write_threads import write_in_threads
@@ -38,6 +52,41 @@ DIGESTS_FOLDER = "digests"
 """Folder in that of a plan with the digests of all inputs, if the pack drops duplicates."""
 
 _STREAMED_PREFIX = "streamed-"
+
+_REBUILD = "pack the images again, to another destination"
+
+_OPTION_CHECKS = {
+    "pixels": flag,
+    "min_side": optional(positive),
+    "max_aspect": optional(amount),
+    "max_side": optional(positive),
+    "quality": optional(positive),
+    "convert": flag,
+    "duplicates": flag,
+    "near_bits": optional(size),
+    "latents": optional(text),
+    "latents_resolution": optional(positive),
+    "index_columns": mapping_of(one_of(*get_args(ColumnType))),
+}
+"""The fields of :class:`PackOptions`."""
+
+_PLAN_FIELDS = {
+    "inputs": text,
+    "extends": list_of(text),
+    "shard_bytes": positive_size,
+    "options": mapping_of(anything),
+    "started_ns": size,
+    "root": text,
+    "pack_options": record_of(_OPTION_CHECKS),
+}
+_HEADER = {
+    "inputs": text,
+    "root": text,
+    "image_bytes": size,
+    "rejected": size,
+    "shards": list_of(size, min_items=1),
+}
+_STREAMED_HEADER = {"inputs": text, "images": size, "streamed": list_of(size)}
 
 _COPIES = 8
 """Files of a plan that are copied at the same time."""
@@ -205,12 +254,20 @@ def copy_partitions(folder: Path, names: Iterable[str], destination: Storage, ta
 
 
 def read_start(destination: Storage, default_ns: int) -> int:
-    """Return when the unfinished pack in the destination was started, Unix nanoseconds."""
+    """Return when the unfinished pack in the destination was started, Unix nanoseconds.
+
+    Raises:
+        PlanError: its plan is damaged.
+    """
     try:
-        started_ns: int = json.loads(destination.read(PLAN_NAME))["started_ns"]
+        started_ns: int = _read_document(destination)["started_ns"]
     except FileNotFoundError:
         return default_ns
     return started_ns
+
+
+def _read_document(destination: Storage) -> dict[str, Any]:
+    return read_checked(destination, PLAN_NAME, _PLAN_FIELDS, _REBUILD)
 
 
 def _header(pack: PackPlan) -> bytes:
@@ -230,11 +287,8 @@ def _header(pack: PackPlan) -> bytes:
 
 def _read_header(destination: Storage, fingerprint: str) -> dict[str, Any]:
     name = f"{inputs_folder(fingerprint)}/{HEADER_FILE}"
-    header: dict[str, Any] = json.loads(destination.read(name))
-    if not is_streamed_part(fingerprint) and "root" not in header:
-        location = destination.address(name)
-        raise ShardError(f"{location}: of another version of sm-train; pack the images again")
-    return header
+    checks = _STREAMED_HEADER if is_streamed_part(fingerprint) else _HEADER
+    return read_checked(destination, name, checks, _REBUILD)
 
 
 def read_plan(destination: Storage, access: S3Access) -> PackPlan:
@@ -242,8 +296,9 @@ def read_plan(destination: Storage, access: S3Access) -> PackPlan:
 
     Raises:
         FileNotFoundError: there is none.
+        PlanError: it is damaged, or of another version of sm-train.
     """
-    document: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
+    document = _read_document(destination)
     fingerprint = document["inputs"]
     header = _read_header(destination, fingerprint)
     files = PlanFiles(destination.address(inputs_folder(fingerprint)), access)
@@ -265,7 +320,7 @@ def read_plan(destination: Storage, access: S3Access) -> PackPlan:
 def remove_incomplete_plan(destination: Storage) -> None:
     """Remove a plan that was not stored completely."""
     try:
-        fingerprint = json.loads(destination.read(PLAN_NAME))["inputs"]
+        fingerprint = _read_document(destination)["inputs"]
     except FileNotFoundError:
         return
     destination.remove_folder(inputs_folder(fingerprint))
@@ -279,6 +334,7 @@ def read_packed_inputs(
 
     Raises:
         FileNotFoundError: the destination does not have them.
+        PlanError: what lists them is damaged, or of another version of sm-train.
     """
     shards: list[ShardPlan] = []
     inputs, rejected, streamed = [], [], []

@@ -10,13 +10,12 @@ takes over a part
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
@@ -67,20 +66,6 @@ def in_groups(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
     remaining = iter(items)
     while group := list(islice(remaining, size)):
         yield group
-
-
-def read_plan_document(destination: Storage) -> dict[str, Any] | None:
-    """Return what describes the unfinished work in the destination; None if there is none.
-
-    It is empty if it is damaged.
-    """
-    try:
-        document: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        return {}
-    return document
 
 
 def split_parts(name: str, items: Sequence[_Item], num_nodes: int) -> list[Part[_Item]]:

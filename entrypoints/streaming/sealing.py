@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 from sm_train.entrypoints.common.index_location import SHARDS_FOLDER, streamed_shard
+from sm_train.entrypoints.common.stored_fields import list_of, text
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.images.image_header import DecodeError, image_size
@@ -26,6 +27,7 @@ from sm_train.entrypoints.object_store.stream_upload import BytesLike
 from sm_train.entrypoints.packing.shard_builder import encode_record
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, member_parts
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+from sm_train.entrypoints.shared_work.plan_documents import PlanError
 from sm_train.entrypoints.shared_work.storage import S3Prefix, write_file
 from sm_train.entrypoints.streaming.stream_state import (
     DONE,
@@ -141,8 +143,20 @@ class Sealer:
         return is_seen(self.destination, name)
 
     def _read_manifest(self, number: int) -> list[str]:
-        names: list[str] = json.loads(self.destination.read(f"{MANIFESTS}/{number:06d}"))
-        return names
+        """Return the staged samples of a claimed shard.
+
+        Raises:
+            PlanError: what is stored is damaged.
+        """
+        name = f"{MANIFESTS}/{number:06d}"
+        content = self.destination.read(name)
+        try:
+            return list_of(text)(json.loads(content))
+        except ValueError as error:
+            address = self.destination.address(name)
+            raise PlanError(
+                f"{address}: damaged: {error}; delete it, and its samples go into another shard"
+            ) from None
 
     def _finish(self, number: int) -> bool:
         """Write a claimed shard and its record, then mark its samples as seen."""

@@ -29,8 +29,8 @@ from sm_train.entrypoints.packing.stored_plan import (
 )
 from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+from sm_train.entrypoints.shared_work.plan_documents import read_plan_document
 from sm_train.entrypoints.shared_work.storage import S3Prefix
-from sm_train.entrypoints.shared_work.work_stages import read_plan_document
 from sm_train.entrypoints.streaming.arrivals import Arrival
 from sm_train.entrypoints.streaming.stream_state import (
     RECORDS,

@@ -42,6 +42,7 @@ from sm_train.entrypoints.streaming.stream_state import (
     S3_REQUESTS,
     SEEN,
     numbers_in,
+    read_rejected,
 )
 
 BATCH_SAMPLES = 4_000_000
@@ -118,10 +119,9 @@ class StreamIndexer:
                 for number, content in zip(group, contents, strict=True):
                     records[number] = content
                     samples += open_index(content).header.samples
-            contents = pool.map(lambda name: read(f"{REJECTED}/{name}"), names)
+            items = pool.map(lambda name: read_rejected(self.destination, name), names)
             rejected = {
-                name: RejectedInput(**json.loads(content))
-                for name, content in zip(names, contents, strict=True)
+                name: item for name, item in zip(names, items, strict=True) if item is not None
             }
         if not records and self.destination.version(INDEX_NAME) is None:
             return None  # an index without shards would be no pack

@@ -22,7 +22,6 @@ staging (:mod:`~sm_train.entrypoints.streaming.staging`), sealing
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -32,7 +31,9 @@ from sm_train.entrypoints.common.index_location import (
     STAGED_FOLDER,
     STREAM_STATE,
 )
+from sm_train.entrypoints.common.stored_fields import text
 from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex
+from sm_train.entrypoints.shared_work.plan_documents import read_checked
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 
 STAGED = STAGED_FOLDER
@@ -96,15 +97,30 @@ def count_stream(destination: S3Prefix) -> StreamCounts:
     )
 
 
+def read_rejected(destination: S3Prefix, name: str) -> RejectedInput | None:
+    """Return a rejected input that the index lacks; None if it has it meanwhile.
+
+    Raises:
+        PlanError: what is stored is damaged.
+    """
+    fields = {"source": text, "reason": text, "detail": text}
+    try:
+        found = read_checked(destination, f"{REJECTED}/{name}", fields, "delete it")
+    except FileNotFoundError:
+        return None
+    return RejectedInput(**{field: found[field] for field in fields})
+
+
 def rejected_inputs(destination: S3Prefix) -> list[RejectedInput]:
     """Return all rejected inputs of the pack: those of its index, and those that it lacks yet."""
+    # First: a rejection goes from its file to the index.
+    with ThreadPoolExecutor(S3_REQUESTS) as pool:
+        names = [name for name, _ in destination.objects(REJECTED)]
+        found = pool.map(lambda name: read_rejected(destination, name), names)
+        new = [item for item in found if item is not None]
     try:
         with destination.open(INDEX_NAME) as file:
             indexed = list(ShardIndex(destination.address(INDEX_NAME), file).rejected())
     except FileNotFoundError:
         indexed = []
-    with ThreadPoolExecutor(S3_REQUESTS) as pool:
-        names = [name for name, _ in destination.objects(REJECTED)]
-        contents = pool.map(lambda name: destination.read(f"{REJECTED}/{name}"), names)
-        new = [RejectedInput(**json.loads(content)) for content in contents]
     return sorted({*indexed, *new}, key=lambda item: (item.source, item.reason))

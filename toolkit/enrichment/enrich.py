@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from sm_train.entrypoints.enrichment.build_enrichment import (
 from sm_train.entrypoints.enrichment.column_maker import OPTION, ColumnMaker
 from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.enrichment_plan import (
+    PLAN_FIELDS,
     RESULT_NAME,
     SOURCE_INDEX,
     SOURCE_REMOVALS,
@@ -40,16 +41,13 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
     store_plan,
     store_sources,
 )
-from sm_train.entrypoints.enrichment.part_summary import EnrichmentResult
+from sm_train.entrypoints.enrichment.part_summary import RESULT_FIELDS, EnrichmentResult
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.embedded_images import file_of, is_embedded
 from sm_train.entrypoints.packing.plan_files import PlannedInputs
+from sm_train.entrypoints.shared_work.plan_documents import read_checked, read_plan_document
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage
-from sm_train.entrypoints.shared_work.work_stages import (
-    PLAN_NAME,
-    SharedWork,
-    read_plan_document,
-)
+from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME, SharedWork
 from sm_train.entrypoints.shared_work.worker_pool import (
     WorkerKilledError,
     WorkerPlan,
@@ -345,12 +343,12 @@ def find_finished(plan: EnrichmentPlan, job: EnrichJob) -> EnrichmentResult | No
         UserError: the destination contains something else.
     """
     try:
-        document: dict[str, Any] = json.loads(plan.destination.read(RESULT_NAME))
+        document = read_checked(plan.destination, RESULT_NAME, RESULT_FIELDS, _CHOOSE_ANOTHER)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError:
-        document = {}
-    _require_same(plan, document, job, "was enriched")
+    state = "was enriched"
+    _require_same(plan, document, job, state)
+    _require_same_code(plan, document["code"], job, state)
     return EnrichmentResult.from_dict(document)
 
 
@@ -364,10 +362,13 @@ def store_or_resume(planned: PlannedEnrichment, job: EnrichJob, started_ns: int)
     document = read_plan_document(destination)
     plan = planned.plan
     if document is not None:
-        _require_same(plan, document, job, "contains unfinished work")
-        known = tuple(document["code"])
+        state = "contains unfinished work"
+        _require_same(plan, document, job, state)
+        stored = read_checked(destination, PLAN_NAME, PLAN_FIELDS, _CHOOSE_ANOTHER)
+        known = tuple(stored["code"])
+        _require_same_code(plan, known, job, state)
         plan = replace(plan, code=known if plan.code[0] in known else (*known, *plan.code))
-        started_ns = document["started_ns"]
+        started_ns = stored["started_ns"]
     elif _has_files(destination):
         raise UserError(f"{job.destination}: is not empty; {_CHOOSE_ANOTHER}")
     else:
@@ -396,7 +397,17 @@ def _require_same(
         if document.get(name) != value:
             other = "of other images" if name in ("source", "inputs") else "with other options"
             raise UserError(f"{job.destination}: {state} {other}; {_CHOOSE_ANOTHER}")
-    if plan.code[0] not in document["code"] and not job.accepts_changed_code:
+
+
+def _require_same_code(
+    plan: EnrichmentPlan, known: Sequence[str], job: EnrichJob, state: str
+) -> None:
+    """Require that the function's module is one of those ``known``, by their digests.
+
+    Raises:
+        UserError: it is not.
+    """
+    if plan.code[0] not in known and not job.accepts_changed_code:
         raise UserError(
             f"{job.destination}: {state} with another version of {job.function}; "
             f"{_CHOOSE_ANOTHER}, or keep what is finished with --accept-changed-code"

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from pydantic import ValidationError
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, StoredLease, read_lease
 from sm_train.entrypoints.leases.lease_files import S3LeaseFiles
@@ -266,12 +267,22 @@ def read_stored_record(
         if content.pop("version") != _VERSION:
             raise ValueError("written by another version of sm-train")
         record = msgspec.convert(content, LaunchRecord)
-        if not (FREE <= record.placement < len(placements(record.config, ""))):
+        config = record.config
+        if not (FREE <= record.placement < len(placements(config, ""))):
             raise ValueError(f"placement: {record.placement} is none of the run's")
-        declare_run_buckets(record.config)
+        if record.requests.keys() != {stage.name for stage in config.stages}:
+            raise ValueError("requests: they are not those of the run's stages")
+        declare_run_buckets(config)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{damaged} ({error}); run `sm-train resume` with the run file") from None
+        reason = _first_problem(error) if isinstance(error, ValidationError) else error
+        raise UserError(f"{damaged} ({reason}); run `sm-train resume` with the run file") from None
     return StoredRecord(record, lease)
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Return the first of the problems of a run file, in one line."""
+    first = error.errors(include_url=False)[0]
+    return ".".join(map(str, ("document", *first["loc"]))) + f": {first['msg']}"
 
 
 def record_key(run: str, job: str) -> str:

@@ -56,12 +56,12 @@ from sm_train.entrypoints.sample_metadata.column_types import (
     ColumnType,
     common_type,
 )
+from sm_train.entrypoints.shared_work.plan_documents import read_plan_document
 from sm_train.entrypoints.shared_work.storage import LocalFolder, S3Prefix, Storage, open_storage
 from sm_train.entrypoints.shared_work.work_stages import (
     PLAN_NAME,
     STATE_FOLDER,
     SharedWork,
-    read_plan_document,
 )
 from sm_train.entrypoints.shared_work.worker_pool import WorkerKilledError, WorkerPlan, WorkProgress
 from sm_train.entrypoints.streaming.staging import arriving_addresses

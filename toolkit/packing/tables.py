@@ -18,7 +18,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from sm_train.entrypoints.common.stored_fields import checked_fields, mapping_of, text
 from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.enrichment.part_summary import SUMMARY_KEY
 from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.packing.embedded_images import embedded_address, nested_column
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
@@ -46,9 +48,6 @@ ALL_COLUMNS = "*"
 
 SIZE_COLUMN = "bytes"
 """The column of sizes in bytes that a table may have."""
-
-_SUMMARY_KEY = b"sm-train"
-"""Key of what a Parquet file of `sm-train enrich` says of itself."""
 
 _ROWS = 2**13
 """Rows of a Parquet table that are decoded at once."""
@@ -271,7 +270,7 @@ def _found(
     table: ImageTable, row: ImageRow, row_name: str, source: str, reject: Reject
 ) -> _Found | None:
     """Return an image with its caption; None if the row has none."""
-    present = {name: text for name, text in row.captions.items() if text is not None}
+    present = {name: words for name, words in row.captions.items() if words is not None}
     not_text = [value for value in present.values() if not _is_caption(value)]
     if row.captions and not present:
         reject(RejectedInput(source, "caption-missing", f"{row_name} has no caption"))
@@ -457,9 +456,15 @@ def made_columns(file: TableFile, options: TableOptions) -> dict[str, str]:
         return {}
     with open_parquet(table.file) as parquet:
         schema = parquet.schema_arrow
-    summary = json.loads((schema.metadata or {}).get(_SUMMARY_KEY, b"{}"))
-    made: dict[str, str] = summary.get("made", {})
-    return made
+    try:
+        summary = json.loads((schema.metadata or {}).get(SUMMARY_KEY, b"{}"))
+        made: dict[str, str] = checked_fields(summary, {"made": mapping_of(text)}).get("made", {})
+        return made
+    except ValueError as error:
+        raise UserError(
+            f"{table.file.location}: metadata {SUMMARY_KEY.decode()} is damaged: {error}; "
+            "run `sm-train enrich` again"
+        ) from None
 
 
 def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:

@@ -500,7 +500,9 @@ def test_jobs_on_kubernetes_that_recorded_the_shards_keep_them_until_they_have_e
     done = cli("remove", "out", "005.jpg", *place, "--ended", "next", "--yes")
     assert (done.returncode, "deleted 1 old shard" in done.stderr) == (0, True), done.stderr
     record_job(tmp_path / "runs" / "next", packed / "index.parquet", "slurm")
-    (tmp_path / "runs" / "next" / "checkpoints" / "final").mkdir()
+    final = tmp_path / "runs" / "next" / "checkpoints" / "final"
+    final.mkdir()
+    (final / "model_index.json").write_text("{}")
     done = cli("remove", "out", "006.jpg", *place, "--yes")
     assert (done.returncode, "deleted 1 old shard" in done.stderr) == (0, True), done.stderr
 

@@ -1,0 +1,208 @@
+"""Plans of unfinished and finished work are checked: a damaged one is one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sm_train.entrypoints.enrichment.enrichment_plan import read_enrichment
+from sm_train.entrypoints.enrichment.part_summary import (
+    EnrichmentResult,
+    ImageFailure,
+    PartSummary,
+)
+from sm_train.entrypoints.indexing.index_plan import (
+    STATE,
+    decode_unusable,
+    encode_unusable,
+    read_index_plan,
+)
+from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.packing.stored_plan import PackPlan, read_plan
+from sm_train.entrypoints.packing.unusable_samples import UnusableSamples
+from sm_train.entrypoints.shared_work.plan_documents import PlanError
+from sm_train.entrypoints.shared_work.storage import LocalFolder
+from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
+
+from tests.conftest import Cli
+from tests.support.image_files import write_album
+from tests.support.wrong_values import require_checked
+
+FUNCTION = {"function": "m:f", "batch_size": 8, "max_side": 512}
+SHARDS = {
+    "kind": "ShardSource",
+    "address": "s3://b/set",
+    "name": "shards",
+    "images": 9,
+    "index_columns": ["score"],
+}
+TABLE = {
+    "kind": "TableSource",
+    "images": 9,
+    "root": "s3://b/",
+    "image_column": "image",
+    "part_rows": 1024,
+    "made": {"caption": "m:caption"},
+}
+PACK = {
+    "inputs": "f1",
+    "extends": [],
+    "shard_bytes": 4 * 10**9,
+    "options": {"where": "a = 1"},
+    "started_ns": 1,
+    "root": "/in/",
+    "pack_options": {
+        "pixels": True,
+        "min_side": 64,
+        "max_aspect": 3.5,
+        "max_side": 2048,
+        "quality": 90,
+        "convert": False,
+        "duplicates": True,
+        "near_bits": 3,
+        "latents": "/model",
+        "latents_resolution": 512,
+        "index_columns": {"score": "number"},
+    },
+}
+HEADER = {"inputs": "f1", "root": "", "image_bytes": 9, "rejected": 1, "shards": [4, 5]}
+INDEX = {
+    "parent": "s3://b/set",
+    "name": "shards",
+    "check": {
+        "image": ["jpg"],
+        "caption": [{"member": "json", "field": "caption", "weight": 0.5}],
+        "find_missing": True,
+    },
+    "headers_only": False,
+    "options": {"samples": "all"},
+    "listed": [["0.tar", 10, "etag"]],
+    "known": ["1.tar"],
+    "version": "etag",
+    "is_pack": False,
+}
+
+
+def enrichment(origin: dict[str, Any]) -> dict[str, Any]:
+    plan = {"source": "s3://b/set", "inputs": "d", "function": FUNCTION, "model": "m"}
+    return plan | {"origin": origin, "code": ["c"], "started_ns": 3}
+
+
+def stored(folder: Path, name: str, document: Any) -> LocalFolder:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+    return LocalFolder(folder)
+
+
+def pack_facts(plan: PackPlan) -> SimpleNamespace:
+    """Return what a pack uses of its plan; its files are not read here."""
+    first = plan.plans[0]
+    facts = {
+        "extends": plan.extends,
+        "shard_bytes": plan.target_bytes,
+        "shards": [len(each.inputs) for each in plan.plans],
+        "options": asdict(first.options),
+        "counts": [plan.image_bytes, len(plan.rejected)],
+    }
+    return SimpleNamespace(**facts)
+
+
+def read_pack(folder: Path, document: Any, header: Any) -> Any:
+    stored(folder, "inputs/f1/plan.json", header)
+    try:
+        plan = read_plan(stored(folder, PLAN_NAME, document), S3Access())
+    except FileNotFoundError as error:
+        raise PlanError(str(error)) from None  # the plan names other inputs
+    return vars(pack_facts(plan))
+
+
+READERS: dict[str, tuple[Any, Callable[[Path, Any], Any]]] = {
+    "pack": (PACK, lambda folder, document: read_pack(folder, document, HEADER)),
+    "header": (HEADER, lambda folder, header: read_pack(folder, PACK, header)),
+    "index": (
+        INDEX,
+        lambda folder, document: _fields(
+            read_index_plan(stored(folder, PLAN_NAME, document), S3Access()), "access", "options"
+        ),
+    ),
+    "shards": (
+        enrichment(SHARDS),
+        lambda folder, document: _enrichment_fields(stored(folder, PLAN_NAME, document)),
+    ),
+    "table": (
+        enrichment(TABLE),
+        lambda folder, document: _enrichment_fields(stored(folder, PLAN_NAME, document)),
+    ),
+}
+
+
+def _fields(record: Any, *without: str) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in without}
+
+
+def _enrichment_fields(destination: LocalFolder) -> dict[str, Any]:
+    plan = read_enrichment(destination, S3Access())
+    fields = _fields(plan, "access", "destination", "function", "origin")
+    return fields | {"origin": vars(plan.origin)}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_wrong_values_of_plans_are_one_line(name: str, tmp_path: Path) -> None:
+    document, read = READERS[name]
+    # What is only compared with the options of a command may have any value.
+    require_checked(document, lambda value: read(tmp_path, value), PlanError, per_field=2)
+
+
+def test_wrong_values_of_results_are_errors() -> None:
+    failures = [ImageFailure("a.jpg", "image-corrupt", "cut")]
+    summary = PartSummary(5, {"score": "number"}, failures)
+    require_checked(summary.as_dict(), PartSummary.from_dict, ValueError)
+    unusable = json.loads(encode_unusable({"no-image": UnusableSamples(3, ["a", "b"])}))
+    require_checked(
+        unusable,
+        lambda value: {
+            reason: asdict(samples)
+            for reason, samples in decode_unusable(json.dumps(value)).items()
+        },
+        ValueError,
+    )
+    assert EnrichmentResult.of([summary], 1).failures == failures
+
+
+COMMANDS = {
+    "pack": ("pack", "in", "set"),
+    "append": ("pack", "in", "set", "--append"),
+    "index": ("index", "set/shards"),
+}
+PLACES = {
+    "pack": PLAN_NAME,
+    "append": "inputs/*/plan.json",
+    "index": f"{STATE}/shards/{PLAN_NAME}",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_name_a_damaged_plan_and_a_way_on(cli: Cli, tmp_path: Path, name: str) -> None:
+    write_album(tmp_path / "in", 4)
+    assert cli("pack", "in", "set", "--shard-size", "10KB").returncode == 0
+    [header] = (tmp_path / "set").glob("inputs/*/plan.json")
+    if name == "append":
+        damaged = header
+        header.write_text(json.dumps(json.loads(header.read_text()) | {"shards": 7}))
+    else:
+        damaged = tmp_path / "set" / PLACES[name]
+        damaged.parent.mkdir(parents=True, exist_ok=True)
+        damaged.write_text("[]")
+        for index in (tmp_path / "set").glob("index.parquet*"):
+            index.unlink()
+    done = cli(*COMMANDS[name], *(("--shard-size", "10KB") if name != "index" else ()))
+    assert done.returncode == 2, done.stderr
+    file = damaged.relative_to(tmp_path)
+    assert done.stderr.startswith(f"sm-train: {file}: damaged, or of another version of sm-train: ")
+    assert len(done.stderr.splitlines()) == 1
