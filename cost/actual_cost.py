@@ -232,6 +232,7 @@ def measurements(jobs: Sequence[FinishedJob]) -> list[Measurement]:
             resolution=job.timeline.resolution,
             effective_batch_size=job.timeline.effective_batch_size,
             instance_type=job.instance_type,
+            program=job.timeline.program,
         )
         for job in jobs
         if job.timeline and job.timeline.steps_per_second

@@ -20,6 +20,7 @@ from sm_train.cost.speed_model import (
     images_per_second,
     step_seconds,
 )
+from sm_train.cost.stage_program import StageProgram
 
 _MOST = 10**12
 """Larger than any real count, and exact as a float."""
@@ -44,8 +45,8 @@ class CostStage:
     trained weights, optimizer state and EMA.
     ``samples`` are those of the training data, an epoch.
     ``encoder_flops_per_image`` is the forward pass of frozen encoders that run in the job; they do
-    not if the shards hold the stage's latents (``holds_latents``). ``text_encoder_bytes`` are
-    the weights of frozen text encoders. ``fp8`` is what computes in fp8.
+    not if the shards hold the stage's latents (``holds_latents``, None is unknown).
+    ``text_encoder_bytes`` are the weights of frozen text encoders. ``fp8`` is what computes in fp8.
     ``exchanged_parameters`` are those that sharding does not gather.
     A job is stopped after ``max_runtime_seconds``, and at most ``max_jobs`` in a row are started
     without progress.
@@ -79,7 +80,7 @@ class CostStage:
     text_encoder_bytes: int = 0
     fp8: Fp8Work | None = None
     exchanged_parameters: int = 0
-    holds_latents: bool = False
+    holds_latents: bool | None = False
     precision: str = "bf16"
     reduce_dtype: str = "fp32"
     sharding: str = "none"
@@ -161,18 +162,21 @@ class CostStage:
         return gpus
 
     @property
-    def work_key(self) -> str:
-        """What decides the time of an image besides resolution, batch and cluster.
-
-        A speed belongs to one key; for another one it is converted by the speed model.
-        """
-        sharding = self.sharding if self.world_size > 1 else "none"
-        checkpointing = f"activation checkpointing {self.activation_checkpointing}"
-        encoders = "latents" if self.holds_latents else f"text encoders {self.text_encoders}"
-        compiled = "compiled" if self.compiled else "not compiled"
-        return ", ".join(
-            (self.precision, compiled, f"sharding {sharding}", checkpointing, encoders)
+    def program(self) -> StageProgram:
+        """The program of the stage; where text encoders are is unknown without the model's plan."""
+        return StageProgram(
+            self.precision,
+            self.reduce_dtype,
+            self.compiled,
+            self.sharding if self.world_size > 1 else "none",
+            self.activation_checkpointing,
+            self.holds_latents,
+            None if self.flops_per_image is None else self.text_encoders,
         )
+
+    def running(self, program: StageProgram) -> CostStage:
+        """Return the same stage with the known settings of another program."""
+        return replace(self, **program.known())
 
     @property
     def effective_batch_size(self) -> int | None:

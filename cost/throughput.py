@@ -17,6 +17,7 @@ from sm_train.cost.speed import STEADY, Basis, Speed
 from sm_train.cost.speed_model import calibration_words, exposed_communication, step_seconds
 from sm_train.cost.speed_model import spread as model_spread
 from sm_train.cost.stage import CostStage
+from sm_train.cost.stage_program import UNKNOWN_PROGRAM, StageProgram
 
 CARRY_SPREAD = 1.25
 """P90 ÷ median of a measurement carried by the ratio of two predictions to a cluster of as many
@@ -38,7 +39,7 @@ class Measurement:
     ``label`` names what was measured. ``low`` and ``high`` are P10 and P90 of its logging
     intervals. A measurement at the stage's batch per GPU and accumulation applies at any number of
     GPUs, whatever its effective batch size. ``predicted_images_per_second`` is what the speed model
-    predicts for this configuration, and ``work_key`` is its :attr:`CostStage.work_key`.
+    predicts for this configuration, and ``program`` what ran.
     """
 
     label: str
@@ -53,7 +54,7 @@ class Measurement:
     on_cpu: bool = False
     per_device_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
-    work_key: str | None = None
+    program: StageProgram = UNKNOWN_PROGRAM
 
 
 def resolve_speed(
@@ -153,7 +154,7 @@ def _at_this_resolution(stage: CostStage, measured: Sequence[Measurement]) -> Sp
         measurement
         for measurement in measured
         if measurement.resolution in (None, stage.resolution)
-        and measurement.work_key in (None, stage.work_key)
+        and measurement.program.agrees_with(stage.program)
     ]
     if not measured:
         return None

@@ -12,6 +12,8 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
+from sm_train.cost.stage_program import StageProgram, program_that_ran
+
 PARTS = (
     "start_up",
     "restarts",
@@ -57,6 +59,7 @@ class Timeline:
     effective_batch_size: int | None
     world_size: int | None
     resolution: int | None
+    program: StageProgram
     ended: bool
 
 
@@ -124,6 +127,7 @@ def timeline(
         effective_batch_size=start.get("effective_batch_size"),
         world_size=start.get("world_size"),
         resolution=start.get("resolution"),
+        program=program_that_ran(start),
         ended=ended,
     )
 

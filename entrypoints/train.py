@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.cost.stage_program import PRECOMPUTED_LATENTS
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SAMPLER_FILE, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog
@@ -398,7 +399,7 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         reduce_dtype=config.training.reduce_dtype,
         resumed_from_step=trainer.resumed_from,
         **asdict(plan),
-        input_kind="images" if trainer.loader.precomputed is None else "precomputed latents",
+        input_kind="images" if trainer.loader.precomputed is None else PRECOMPUTED_LATENTS,
     )
     reader = trainer.loader.reader
     if reader.order_note and world_size > 1:

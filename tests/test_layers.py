@@ -88,6 +88,7 @@ MOST_FILES = {"cost": 26, "toolkit/commands": 38}
 OWNERS = {
     "cost/network.py": r"\bBACKWARD_SHARE = |\(ranks - 1\) / ranks|\bdef bus_factor\b",
     "cost/timeline.py": r"\bdef mean_speed\b",
+    "cost/stage_program.py": r"\bdef program_that_ran\b",
     "cost/quantity.py": r"\bclass Quantity\b",
     "toolkit/costing/stage_limits.py": r"\bclass StageLimit\b",
     "toolkit/memory/": r"\bdef memory_fit\b|\bdef choose_sharding\b",
@@ -119,6 +120,7 @@ OWNERS = {
     "entrypoints/job_records/": r"\bclass NodeRecord\b|\bclass NodeRecorder\b",
     "entrypoints/job_records/alert_outbox.py": r"\bclass PendingAlert\b",
     "entrypoints/common/stored_fields.py": r"\bdef checked_fields\b",
+    "entrypoints/shared_work/plan_documents.py": r"\bdef read_checked\b",
     "toolkit/clusters/": r"\bclass ClusterRun\b|\bclass ClusterJob\b",
     "entrypoints/uploads/notes.py": r"\bsagemaker-upload(?:ed|ing)\b",
     "toolkit/targets/": r"\bdef parse_target\b|\bclass ResolvedRun\b",

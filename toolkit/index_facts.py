@@ -33,7 +33,11 @@ def with_local_index(config: RunConfig, base: Path) -> RunConfig:
     header = _read_local_header(index_path(base / data.local))
     if header is None:
         return config
-    return _with(config, data.samples or header.samples, data.latents or latents_of(header))
+    return _with(
+        config,
+        data.samples or header.samples,
+        data.latents if data.latents is not None else latents_of(header),
+    )
 
 
 def with_index_file(config: RunConfig, path: Path) -> RunConfig:
@@ -208,10 +212,9 @@ def stored_expiries(config: RunConfig, session: boto3.Session) -> Expiries | Non
     return None
 
 
-def latents_of(header: IndexHeader) -> int | None:
-    """Return the resolution of the latents in the shards, in pixels; None without latents."""
-    resolution: int | None = (header.options.get("latents") or {}).get("resolution")
-    return resolution
+def latents_of(header: IndexHeader) -> int:
+    """Return the resolution of the latents in the shards, in pixels; 0 without latents."""
+    return (header.options.get("latents") or {}).get("resolution") or 0
 
 
 def _is_alone(config: RunConfig) -> bool:
@@ -219,8 +222,8 @@ def _is_alone(config: RunConfig) -> bool:
     return not config.data.synthetic_samples and not any(map(config.sources_of, config.stages))
 
 
-def _with(config: RunConfig, samples: int, latents: int | None) -> RunConfig:
-    facts: dict[str, int | None] = {"samples": samples, "latents": latents}
+def _with(config: RunConfig, samples: int, latents: int) -> RunConfig:
+    facts = {"samples": samples, "latents": latents}
     if config.data.where is not None:
         del facts["samples"]  # how many it selects is not in the header
     return config.model_copy(update={"data": config.data.model_copy(update=facts)})

@@ -151,11 +151,11 @@ class DataSection(Section):
         description="Number of samples in the shards, from which plans and `cost` count epochs. "
         "Default: what the index says.",
     )
-    latents: Annotated[PositiveInt, Field(le=4096)] | None = Field(
+    latents: Annotated[int, Field(ge=0, le=4096)] | None = Field(
         default=None,
         description="Resolution of the latents in the shards (`sm-train pack --latents`), in "
-        "pixels: stages at this resolution need not encode images and captions, which `cost` "
-        "prices otherwise. Default: what the index says.",
+        "pixels; 0 if they hold none. Stages at this resolution need not encode images and "
+        "captions, which `cost` prices otherwise. Default: what the index says.",
     )
     image_key: PlainText = Field(
         default="jpg;jpeg;png;webp",

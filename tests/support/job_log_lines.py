@@ -24,7 +24,8 @@ _LISTS = {"findings", "gpus", "ranks"}
 
 def event_values(kind: str) -> dict[str, Any]:
     """Return a value of the right type for each required field of an event."""
-    return {name: "1" if name in TEXTS else [] if name in _LISTS else 1 for name in FIELDS[kind]}
+    values = {name: "1" if name in TEXTS else [] if name in _LISTS else 1 for name in FIELDS[kind]}
+    return values | ({"precision": "bf16"} if kind == "start" else {})
 
 
 def line(kind: str, at: float, node: int = 0, **fields: Any) -> str:

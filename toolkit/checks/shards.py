@@ -49,7 +49,8 @@ class Shards:
     """The shards of a data set in order of their names.
 
     ``where`` is the run file's key or the option that names them, ``location`` a folder, file or
-    URI. ``samples`` is None without an index, ``latents`` is the resolution of latents in them.
+    URI. ``samples`` is None without an index, ``latents`` is the resolution of latents in them, 0
+    without any.
     """
 
     where: str
@@ -58,7 +59,7 @@ class Shards:
     """int64 (num_shards,)"""
     samples: NDArray[np.int64] | None = None
     """int64 (num_shards,)"""
-    latents: int | None = None
+    latents: int = 0
 
     def __len__(self) -> int:
         return len(self.bytes)

@@ -25,7 +25,7 @@ from sm_train.toolkit.jobs.stored_values import as_record
 if TYPE_CHECKING:
     import boto3
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from sm_train.toolkit.jobs.stored_values import as_record
 if TYPE_CHECKING:
     import boto3
 
-_VERSION = 2
+_VERSION = 3
 
 
 class DoctorSummary(TypedDict, total=False):
@@ -45,10 +45,11 @@ class DoctorSummary(TypedDict, total=False):
 class MeasuredSpeed:
     """One measured cluster and batch of a stage.
 
-    ``work`` is the digest of the settings that decide the speed (:func:`work_digest`). ``source``
-    is the name of the job, or of the machine; ``instances`` is None on a machine that is no known
-    instance. Memory is in bytes of one GPU; ``gpu_memory_planned`` is the plan's. ``doctor`` has
-    the level, network_bytes_per_second and slowdown of the cluster's test, None without one.
+    ``work`` is the digest of what only another measurement can account for (:func:`work_digest`).
+    ``source`` is the name of the job, or of the machine; ``instances`` is None on a machine that is
+    no known instance. Memory is in bytes of one GPU; ``gpu_memory_planned`` is the plan's.
+    ``doctor`` has the level, network_bytes_per_second and slowdown of the cluster's test, None
+    without one.
     """
 
     stage: str
@@ -74,6 +75,7 @@ class MeasuredSpeed:
         batch = (measurement.per_device_batch_size, measurement.gradient_accumulation_steps)
         return (
             self.work,
+            measurement.program,
             measurement.instance_type,
             measurement.on_cpu,
             measurement.world_size,
@@ -82,7 +84,10 @@ class MeasuredSpeed:
 
 
 def work_digest(config: RunConfig, stage: StageSection) -> str:
-    """Return a digest of what decides a step's time besides the cluster and the batch."""
+    """Return a digest of what decides a step's time besides cluster, batch and program.
+
+    The speed model converts between programs; that of a user's script is unknown, and part of it.
+    """
     training, cluster = config.training, config.cluster
     settings = {
         "model": config.model.model_dump(
@@ -90,16 +95,21 @@ def work_digest(config: RunConfig, stage: StageSection) -> str:
         ),
         "entry": [config.entry, list(config.entry_args)],
         "resolution": stage.resolution,
-        "sharding": stage.sharding,
-        "activation_checkpointing": stage.activation_checkpointing,
-        "precision": [training.precision, training.reduce_dtype, training.vae_precision],
-        "compile": compile_choice(config).compiled,
-        "text_encoders": training.text_encoders,
+        "vae_precision": training.vae_precision,
         "optimizer": training.optimizer.name,
         "objective": config.objective_of(stage),
         "ema": training.ema_decay > 0,
         "image": [cluster.backend, cluster.image, pytorch_version(config)],
     }
+    if config.entry is not None:
+        settings["program"] = [
+            stage.sharding,
+            stage.activation_checkpointing,
+            training.precision,
+            training.reduce_dtype,
+            compile_choice(config).compiled,
+            training.text_encoders,
+        ]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -126,7 +136,7 @@ def applicable(
         )
         if stage is None:
             unused.append(
-                f"{what} is not used: model, resolution, precision or sharding have changed since; "
+                f"{what} is not used: model, resolution, optimizer or image have changed since; "
                 "run `sm-train measure` again"
             )
         elif measurement.on_cpu or measurement.instance_type is None:

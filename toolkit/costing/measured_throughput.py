@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.cost.instances import instance_type
+from sm_train.cost.stage_program import program_that_ran
 from sm_train.cost.throughput import Measurement
 from sm_train.cost.timeline import MeanSpeed, mean_speed
 from sm_train.toolkit.aws.session import open_session
@@ -124,6 +125,7 @@ def measure_speed(events: Iterable[Event], source: str) -> StageMeasurement:
             on_cpu=_is_on_cpu(start),
             per_device_batch_size=start["per_device_batch_size"],
             gradient_accumulation_steps=start["gradient_accumulation_steps"],
+            program=program_that_ran(start),
         ),
     )
 

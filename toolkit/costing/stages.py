@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sm_train.cost.speed import Speed
 from sm_train.cost.speed_model import TextEncoderPlacement, images_per_second
 from sm_train.cost.stage import CostStage
+from sm_train.cost.stage_program import UNKNOWN_PROGRAM, StageProgram
 from sm_train.cost.throughput import (
     Measurement,
     cluster_network,
@@ -88,7 +89,7 @@ def stated_measurements(stages: Iterable[CostStage]) -> list[Measurement]:
             per_device_batch_size=stage.per_device_batch_size,
             gradient_accumulation_steps=stage.gradient_accumulation_steps,
             predicted_images_per_second=stage.predicted_images_per_second,
-            work_key=stage.work_key,
+            program=stage.program,
         )
         for stage in stages
         if stage.speed
@@ -119,26 +120,35 @@ def implausible_speeds(config: RunConfig) -> list[ImplausibleSpeed]:
     return found
 
 
-def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
+def with_model_figures(
+    stage: CostStage, config: RunConfig, ran: StageProgram = UNKNOWN_PROGRAM
+) -> CostStage:
     """Return ``stage`` with its model's parameters, FLOPs and activations, if it has a plan.
 
-    Its images and captions are encoded in the job unless the shards hold latents for it.
+    Its program is the one that ``ran``, as far as it is known, else the run's: images and captions
+    are encoded in the job unless the shards hold latents for it.
     """
-    plan = plan_for(config, stage.resolution)
-    if plan is None:
-        return stage
-    holds_latents = config.data.latents == stage.resolution
-    layout = stage_layout(config, stage, stage.instance)
-    return replace(
+    latents = config.data.latents
+    stage = replace(
         stage,
         compiled=compile_choice(config).compiled,
-        holds_latents=holds_latents,
-        encoder_flops_per_image=0.0 if holds_latents else float(plan.encoder_flops_per_image),
+        holds_latents=None if latents is None else latents == stage.resolution,
+    )
+    plan = plan_for(config, stage.resolution)
+    if plan is not None:
+        layout = stage_layout(config, stage, stage.instance)
+        placement = text_encoder_choice(config, plan, layout, stage.instance).placement
+        stage = replace(stage, text_encoders=placement)
+    stage = stage.running(ran)
+    if plan is None:
+        return stage
+    return replace(
+        stage,
+        encoder_flops_per_image=0.0 if stage.holds_latents else float(plan.encoder_flops_per_image),
         flops_per_image=plan.training_flops_per_image,
         activation_bytes_per_image=plan.kept_bytes,
         parameters=plan.parameters,
         trained_parameters=plan.trained_parameters,
-        text_encoders=text_encoder_choice(config, plan, layout, stage.instance).placement,
         text_encoder_bytes=plan.text_bytes,
         exchanged_parameters=plan.exchanged_parameters,
         fp8=plan.fp8 if stage.precision == "fp8" else None,
@@ -234,6 +244,7 @@ def _with_prediction(
             gradient_accumulation_steps=passes,
         ),
         config,
+        measured.program,
     )
     if stage.work is None or stage.gpu is None:
         return measured

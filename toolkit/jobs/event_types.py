@@ -7,9 +7,10 @@ an event with a value of another type is none. Unknown fields may hold anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from sm_train.cost.speed_model import TextEncoderPlacement
 from sm_train.entrypoints.common.events import FIELDS, TEXTS
 
 MAX_RANK = 100_000
@@ -79,6 +80,9 @@ _OPTIONAL: Mapping[str, Mapping[str, Any]] = {
         "accelerator": str,
         "sharding": str,
         "reduce_dtype": str,
+        "compile": bool,
+        "activation_checkpointing": bool | Literal["selective"],
+        "text_encoders": TextEncoderPlacement,
         "entry": str,
         "input_kind": str,
         "frozen_parameters": _Number,

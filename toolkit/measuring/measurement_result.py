@@ -54,7 +54,7 @@ def read_result(
     mfus = [event["mfu"] for event in steady if event["mfu"]]
     return MeasuredSpeed(
         stage=stage.name,
-        work=_work_that_ran(planned, start, on_cpu=measured.on_cpu),
+        work=work_digest(planned.config, planned.stage),
         measurement=measured,
         source=source,
         date=date,
@@ -69,19 +69,6 @@ def read_result(
         doctor=_doctor(events),
         cost_usd=cost_usd,
     )
-
-
-def _work_that_ran(planned: PlannedMeasurement, start: Event, *, on_cpu: bool) -> str:
-    """Return the digest of the work of a job, as its ``start`` event describes the program.
-
-    A CPU compiles nothing: its speed is an illustration, whatever the program.
-    """
-    config = planned.config
-    if not on_cpu and config.entry is None:
-        keys = ("compile", "precision", "reduce_dtype")
-        ran: dict[str, object] = {key: start[key] for key in keys if key in start}
-        config = config.model_copy(update={"training": config.training.model_copy(update=ran)})
-    return work_digest(config, planned.stage)
 
 
 def _since_last_start(events: Iterable[Event]) -> list[Event]:

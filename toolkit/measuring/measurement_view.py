@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
 from sm_train.cost.stage import CostStage
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.cost_stages import cost_stages
 from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed
+from sm_train.toolkit.costing.stages import with_model_figures
 from sm_train.toolkit.measuring.measurement_plan import MeasurementPlan, PlannedMeasurement
 from sm_train.toolkit.terminal.formatting import (
     format_days,
@@ -135,6 +138,9 @@ def _to_paste(config: RunConfig, speeds: Sequence[MeasuredSpeed]) -> Iterator[st
     newest = {speed.stage: speed for speed in speeds if speed.instances is not None}
     for stage, speed in newest.items():
         measurement = speed.measurement
+        if not _ran_the_stage(config, speed):
+            yield f"The job of stage {stage} ran another program than the run: `cost` converts it."
+            continue
         kind = measurement.instance_type or config.cluster.instance_type
         yield f"To state it in the run file, at stage {stage}:"
         yield f"    steps_per_second: {measurement.steps_per_second:.4g}"
@@ -143,6 +149,13 @@ def _to_paste(config: RunConfig, speeds: Sequence[MeasuredSpeed]) -> Iterator[st
             f"per_device_batch_size: {measurement.per_device_batch_size}, "
             f"gradient_accumulation_steps: {measurement.gradient_accumulation_steps}}}"
         )
+
+
+def _ran_the_stage(config: RunConfig, speed: MeasuredSpeed) -> bool:
+    """Return whether a job ran the program of its stage on the measured number of instances."""
+    [stage] = [stage for stage in cost_stages(config) if stage.name == speed.stage]
+    stage = replace(stage, instances=speed.instances or stage.instances)
+    return with_model_figures(stage, config).program.agrees_with(speed.measurement.program)
 
 
 def _result_row(config: RunConfig, speed: MeasuredSpeed) -> tuple[str, ...]:

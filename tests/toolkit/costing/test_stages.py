@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from sm_train.cost.stage import CostStage
+from sm_train.cost.stage_program import StageProgram
+from sm_train.cost.throughput import Measurement
+from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.costing.stages import predicted_speeds, stages_to_price
 
 from tests.support import run_documents
@@ -45,3 +50,64 @@ def test_a_stated_speed_belongs_to_one_key_of_the_work() -> None:
     ):
         assert bases({}, other) == ["stated", "scaled"]
         assert bases(other, other) == ["stated", "measured"]
+
+
+def with_measurement(ran: StageProgram, **changes: Any) -> CostStage:
+    """Return the stage of a run whose cluster has been measured at 1 it/s with a program."""
+    stage = run_documents.stage(steps_per_second=None, instances=1)
+    config = run_documents.config(stages=[stage], **changes)
+    [planned] = config.stages
+    measurement = Measurement(
+        "one node",
+        1.0,
+        world_size=8,
+        resolution=planned.resolution,
+        effective_batch_size=128,
+        instance_type=config.cluster.instance_type,
+        per_device_batch_size=8,
+        gradient_accumulation_steps=2,
+        program=ran,
+    )
+    [priced] = stages_to_price(config, [StageMeasurement("", measurement)])
+    return priced
+
+
+def test_a_measured_speed_belongs_to_the_program_that_ran() -> None:
+    """Encoders take a part of each step: the speed of a job with latents is none of one without."""
+    with_latents, encoding = StageProgram(holds_latents=True), StageProgram(holds_latents=False)
+    runs = {
+        ran: {"data": {"uri": "s3://b-1/shards/", "latents": latents}}
+        for ran, latents in ((with_latents, 256), (encoding, 0))
+    }
+    predicted = {
+        ran: with_measurement(ran, **run).predicted_images_per_second for ran, run in runs.items()
+    }
+    for ran in runs:
+        for planned, run in runs.items():
+            found = with_measurement(ran, **run).speed
+            assert found is not None
+            assert found.basis == ("measured" if ran == planned else "scaled")
+            assert found.steps_per_second == pytest.approx(predicted[planned] / predicted[ran])
+        # A run file that states nothing about latents is no evidence against what ran.
+        unstated = with_measurement(ran).speed
+        assert unstated is not None
+        assert (unstated.basis, unstated.steps_per_second) == ("measured", 1.0)
+    assert predicted[with_latents] > 1.2 * predicted[encoding]
+
+
+@pytest.mark.parametrize(
+    "ran",
+    [
+        StageProgram(compiled=True),
+        StageProgram(precision="fp32"),
+        StageProgram(activation_checkpointing=True),
+        StageProgram(sharding="full_shard"),
+        StageProgram(text_encoders="cpu"),
+    ],
+    ids=lambda ran: "-".join(ran.known()),
+)
+def test_another_program_is_converted(ran: StageProgram) -> None:
+    found = with_measurement(ran).speed
+    assert found is not None
+    assert found.basis == "scaled"
+    assert "one node" in found.why

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sm_train.cost.assumptions import Observed
+from sm_train.cost.stage_program import StageProgram
 from sm_train.cost.throughput import Measurement
 from sm_train.entrypoints.common.checkpoint_layout import (
     FORMAT_VERSION,
@@ -30,45 +31,12 @@ from sm_train.entrypoints.lineage.data_record import (
 from sm_train.toolkit.costing import history, measured_speeds
 from sm_train.toolkit.costing.measured_speeds import MeasuredSpeed
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.launch_record import read_record, record_key
 
-WRONG = ("a text", -3, 1e999, float("nan"), True, None, [], {}, [1], {"a": 1}, 2**70)
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of each value that is no object or list, and of each object and list."""
-    yield path
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, item in items:
-        yield from leaves(item, (*path, key))
-
-
-def with_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    copy = json.loads(json.dumps(document))
-    if not path:
-        return value
-    place = copy
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return copy
-
-
-def shape(value: Any) -> Any:
-    """Return the types in a value, by which a program uses it; a number may be whole."""
-    if isinstance(value, dict):
-        return {name: shape(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [shape(item) for item in value]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return "number"
-    return type(value).__name__
-
+from tests.conftest import Aws, Cli
+from tests.support.moto_server import ACCOUNT, aws_session
+from tests.support.run_files import write_run
+from tests.support.wrong_values import WRONG, leaves, outcome, require_checked, with_value
 
 MARKER = json.loads(
     CheckpointMarker(
@@ -76,7 +44,8 @@ MARKER = json.loads(
     ).to_json()
 )
 MEASUREMENT = Measurement(
-    "job", 1.8, 32, 256, 2048, "ml.p4de.24xlarge", 3600.0, 1.7, 1.9, False, 8, 1, "bf16"
+    *("job", 1.8, 32, 256, 2048, "ml.p4de.24xlarge", 3600.0, 1.7, 1.9, False, 8, 1),
+    StageProgram("bf16", "fp32", False, "none", False, False, "replicated"),
 )
 SPEED = MeasuredSpeed(
     *("256px", "w", MEASUREMENT, "job", "2026-11-29", 4, 200, 3686.4, 0.01, 0.4),
@@ -115,44 +84,9 @@ READERS: dict[str, tuple[Any, Callable[[bytes], Any], type[Exception]]] = {
 @pytest.mark.parametrize("name", READERS)
 def test_a_wrong_value_is_one_error_or_is_not_read(name: str) -> None:
     document, read, error = READERS[name]
-    valid = shape(plain(read(json.dumps(document).encode())))
-    refused = 0
-    for path in leaves(document):
-        for value in WRONG:
-            content = json.dumps(with_value(document, path, value)).encode()
-            found = outcome(read, content, error)
-            if isinstance(found, str):
-                assert "\n" not in found
-                refused += 1
-            else:
-                require_shape(shape(plain(found)), valid)
-    assert refused > 3 * len(list(leaves(document)))
+    require_checked(document, lambda value: read(json.dumps(value).encode()), error)
     with pytest.raises(error):
         read(b"{")
-
-
-def outcome(read: Callable[[bytes], Any], content: bytes, error: type[Exception]) -> Any:
-    """Return what a reader returns, or the text of its error."""
-    try:
-        return read(content)
-    except error as refusal:
-        return str(refusal)
-
-
-def plain(found: Any) -> Any:
-    return [asdict(item) for item in found] if isinstance(found, tuple) else asdict(found)
-
-
-def require_shape(found: Any, valid: Any) -> None:
-    """Require that each value has its type, or is None; lists may be empty."""
-    if isinstance(valid, dict) and isinstance(found, dict):
-        for name in found.keys() & valid.keys():
-            require_shape(found[name], valid[name])
-    elif isinstance(valid, list) and isinstance(found, list):
-        for item in found:
-            require_shape(item, valid[0])
-    else:
-        assert found in (valid, "NoneType")
 
 
 def test_versions_are_named() -> None:
@@ -179,3 +113,37 @@ def test_a_lease_of_wrong_values_is_damaged(tmp_path: Path) -> None:
                 continue
             with pytest.raises(ValueError, match=r"."):
                 read_lease(files, "lease.json")
+
+
+def test_a_launch_record_of_wrong_values_is_one_line(
+    cli: Cli, aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
+    shards = {f"shards/{number}.tar": b"x" for number in range(4)}
+    aws.make_bucket("ai-bucket", **shards | {"index.parquet": b"x"})
+    run = write_run(tmp_path, role=f"arn:aws:iam::{ACCOUNT}:role/sm-train")
+    options = {"network": "loopback", "env": aws.environment}
+    sent = cli("submit", run, "--yes", "--json", **options)
+    assert sent.returncode == 0, sent.stderr
+    job = json.loads(sent.stdout)["training_job_name"]
+    s3, key = aws.client("s3"), record_key("demo", job)
+    document = json.loads(s3.get_object(Bucket="ai-bucket", Key=key)["Body"].read())
+    session = aws_session()
+
+    def read(value: Any) -> Any:
+        s3.put_object(Bucket="ai-bucket", Key=key, Body=json.dumps(value).encode())
+        found = read_record(session, "ai-bucket", "demo", job)
+        return {"record": "absent" if found is None else type(found.config).__name__}
+
+    # A request is checked by AWS's model when it is sent.
+    fields = [path for path in leaves(document) if len(path) <= (2 if "document" in path else 1)]
+    for path in fields:
+        for value in WRONG:
+            found = outcome(read, with_value(document, path, value), UserError)
+            if isinstance(found, str):
+                assert "\n" not in found, found
+                assert "damaged (" in found
+                assert "run `sm-train resume` with the run file" in found
+    for wrong in ({}, {"other": {}}, None, [], {"256px": 3}):
+        refused = outcome(read, document | {"requests": wrong}, UserError)
+        assert isinstance(refused, str), wrong

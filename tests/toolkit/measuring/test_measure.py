@@ -226,19 +226,20 @@ def test_cost_fits_the_runs_cluster_from_one_and_two_nodes(
     assert f"${after['cost_usd']:,.0f}" in asked.stderr
 
 
-def test_speed_of_another_program_than_the_runs_is_not_used(
+def test_speed_of_another_program_than_the_runs_is_converted(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    """The job's start event says what ran: the record is of that."""
+    """The job's start event says what ran: the speed is of that, and none to state for the run."""
     aws.make_bucket("ai-bucket", **SHARDS)
     MeasuringJobs(aws, {1: 0.50, 2: 0.52}).compiles = True
     run = write_measured_run(tmp_path)
-    assert measure(cli, aws, run, "--yes").returncode == 0
-    after = json.loads(cli("cost", run, "--json").stdout)["stages"][0]
-    assert after["throughput_basis"] == "predicted"
-    shown = cli("cost", run)
-    unused = "have changed since; run `sm-train measure` again"
-    assert unused in " ".join(f"{shown.stdout} {shown.stderr}".split())
+    measured = measure(cli, aws, run, "--yes")
+    assert measured.returncode == 0, measured.stderr
+    assert "steps_per_second:" not in measured.stdout
+    assert "ran another program than the run" in measured.stdout
+    [after] = json.loads(cli("cost", run, "--json").stdout)["stages"]
+    assert after["throughput_basis"] == "scaled"
+    assert after["steps_per_second"] < 1 / 0.52  # not compiled
 
 
 def test_policies_of_the_run_allow_its_measurements(cli: Cli, aws: Aws, tmp_path: Path) -> None:
@@ -273,11 +274,13 @@ def test_changed_model_does_not_use_the_old_speed(cli: Cli, aws: Aws, tmp_path: 
     MeasuringJobs(aws, {1: 0.5})
     run = write_measured_run(tmp_path)
     assert measure(cli, aws, run, "--instances", "1", "--yes").returncode == 0
-    write_measured_run(tmp_path, training={"compile": True})
+    write_measured_run(tmp_path, training={"compile": False, "ema_decay": 0})
     result = cli("cost", run, "--json")
     document = json.loads(result.stdout)
     assert document["stages"][0]["throughput_basis"] == "predicted"
-    assert "is not used: model, resolution, precision or sharding" in document["warnings"][0]
+    assert (
+        "is not used: model, resolution, optimizer or image have changed" in document["warnings"][0]
+    )
 
 
 INTERRUPTIBLE = """

@@ -160,6 +160,28 @@ def test_resume_with_the_run_file_uses_its_new_settings(laptop: Laptop) -> None:
     assert laptop.json("status", "demo")["stages"][0]["max_steps"] == 2000
 
 
+def test_resume_of_a_one_node_stage_keeps_the_program_of_the_run(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    """SMDDP of the later stages decides on the image: alone, one node would get another one."""
+    stages = [stage(instances=1), stage("512px", resolution=512, instances=4)]
+    cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}
+    laptop = Laptop(cli, aws, tmp_path, submit=False, stages=stages, cluster=cluster)
+    laptop("submit", laptop.run_file, "--yes")
+    laptop.sagemaker.set_status(FIRST, "Stopped")
+    laptop.sagemaker.checkpoint("256px", 300)
+    laptop("resume", laptop.run_file, "--stage", "256px", "--yes")
+    laptop.sagemaker.set_status(SECOND, "Stopped")
+    laptop("resume", "demo", "--yes")
+    bodies = laptop.aws.bodies("CreateTrainingJob")
+    images = [body["AlgorithmSpecification"]["TrainingImage"] for body in bodies]
+    assert [body["TrainingJobName"] for body in bodies] == [FIRST, SECOND, f"{SECOND[:-1]}3"]
+    assert len(set(images)) == 1
+    assert "pytorch-training:2.5.1" in images[0]
+    environments = [body["Environment"] for body in bodies]
+    assert environments[0] == environments[1] == environments[2]
+
+
 def test_resume_asks_with_the_cost_of_the_remaining_steps(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Stopped")
     laptop.sagemaker.checkpoint("256px", 900)
