@@ -16,8 +16,7 @@ from sm_train.cost.scaling import Throughput, fit_scaling, scale_one, scale_step
 from sm_train.cost.speed import STEADY, Basis, Speed
 from sm_train.cost.speed_model import calibration_words, exposed_communication, step_seconds
 from sm_train.cost.speed_model import spread as model_spread
-from sm_train.cost.stage import CostStage
-from sm_train.cost.stage_program import UNKNOWN_PROGRAM, StageProgram
+from sm_train.cost.stage import UNKNOWN_PROGRAM, CostStage, StageProgram
 
 CARRY_SPREAD = 1.25
 """P90 ÷ median of a measurement carried by the ratio of two predictions to a cluster of as many

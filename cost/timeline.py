@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
-from sm_train.cost.stage_program import StageProgram, program_that_ran
+from sm_train.cost.stage import StageProgram, program_that_ran
 
 PARTS = (
     "start_up",

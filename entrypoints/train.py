@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.cost.stage_program import PRECOMPUTED_LATENTS
+from sm_train.cost.stage import PRECOMPUTED_LATENTS
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, SAMPLER_FILE, SETTINGS_FILE
 from sm_train.entrypoints.common.events import EventLog

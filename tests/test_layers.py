@@ -88,7 +88,7 @@ MOST_FILES = {"cost": 26, "toolkit/commands": 38}
 OWNERS = {
     "cost/network.py": r"\bBACKWARD_SHARE = |\(ranks - 1\) / ranks|\bdef bus_factor\b",
     "cost/timeline.py": r"\bdef mean_speed\b",
-    "cost/stage_program.py": r"\bdef program_that_ran\b",
+    "cost/stage.py": r"\bdef program_that_ran\b",
     "cost/quantity.py": r"\bclass Quantity\b",
     "toolkit/costing/stage_limits.py": r"\bclass StageLimit\b",
     "toolkit/memory/": r"\bdef memory_fit\b|\bdef choose_sharding\b",

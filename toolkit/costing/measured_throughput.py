@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.cost.instances import instance_type
-from sm_train.cost.stage_program import program_that_ran
+from sm_train.cost.stage import program_that_ran
 from sm_train.cost.throughput import Measurement
 from sm_train.cost.timeline import MeanSpeed, mean_speed
 from sm_train.toolkit.aws.session import open_session

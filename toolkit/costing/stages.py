@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.cost.speed import Speed
 from sm_train.cost.speed_model import TextEncoderPlacement, images_per_second
-from sm_train.cost.stage import CostStage
-from sm_train.cost.stage_program import UNKNOWN_PROGRAM, StageProgram
+from sm_train.cost.stage import UNKNOWN_PROGRAM, CostStage, StageProgram
 from sm_train.cost.throughput import (
     Measurement,
     cluster_network,

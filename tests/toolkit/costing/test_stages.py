@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sm_train.cost.stage import CostStage
-from sm_train.cost.stage_program import StageProgram
+from sm_train.cost.stage import CostStage, StageProgram
 from sm_train.cost.throughput import Measurement
 from sm_train.toolkit.costing.measured_throughput import StageMeasurement
 from sm_train.toolkit.costing.stages import predicted_speeds, stages_to_price

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sm_train.cost.assumptions import Observed
-from sm_train.cost.stage_program import StageProgram
+from sm_train.cost.stage import StageProgram
 from sm_train.cost.throughput import Measurement
 from sm_train.entrypoints.common.checkpoint_layout import (
     FORMAT_VERSION,
