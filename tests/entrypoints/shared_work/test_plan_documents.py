@@ -30,8 +30,8 @@ from sm_train.entrypoints.shared_work.storage import LocalFolder
 from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
 
 from tests.conftest import Cli
+from tests.entrypoints.common.wrong_values import require_checked
 from tests.support.image_files import write_album
-from tests.support.wrong_values import require_checked
 
 FUNCTION = {"function": "m:f", "batch_size": 8, "max_side": 512}
 SHARDS = {

@@ -34,9 +34,15 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import read_record, record_key
 
 from tests.conftest import Aws, Cli
+from tests.entrypoints.common.wrong_values import (
+    WRONG,
+    leaves,
+    outcome,
+    require_checked,
+    with_value,
+)
 from tests.support.moto_server import ACCOUNT, aws_session
 from tests.support.run_files import write_run
-from tests.support.wrong_values import WRONG, leaves, outcome, require_checked, with_value
 
 MARKER = json.loads(
     CheckpointMarker(
