@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from heapq import nsmallest
 from pathlib import Path
@@ -96,6 +96,8 @@ class Expiries:
     read. ``earliest`` are the keys of the first samples to expire, with their moments. ``unknown``
     values are no dates. If ``are_dates``, all values are dates without a time, so that their order
     as texts is that of the days. ``is_missing`` is set if the index does not have the column.
+    ``shards`` are those that the index describes, and ``channel`` is theirs if a stage mixes
+    sources.
     """
 
     column: str
@@ -105,18 +107,21 @@ class Expiries:
     unknown: int
     are_dates: bool = False
     is_missing: bool = False
+    shards: str = ""
+    channel: str | None = None
 
     def warning(self, end: datetime | None, now: datetime) -> str | None:
         """Return a sentence about the samples that expire before ``end``; None if none do.
 
         ``end`` is that of the run. Where it is unknown, those count that have expired ``now``.
         """
+        of_channel = "" if self.channel is None else f" of channel {self.channel}"
         if self.is_missing:
-            return f"data.expiry: the index has no column {self.column}"
+            return f"data.expiry: the index{of_channel} has no column {self.column}"
         if self.unknown and not self.counts:
             return (
                 f"data.expiry: no value of the column {self.column} is a date or a time in ISO "
-                "8601, so it is not known which samples expire"
+                f"8601, so it is not known which samples{of_channel} expire"
             )
         limit = now if end is None else end
         expired = sum(count for moment, count in self.counts if moment < limit)
@@ -127,12 +132,15 @@ class Expiries:
         more = ", …" if expired > len(named) else ""
         unknown = f"; {self.unknown:,} values are no dates" if self.unknown else ""
         return (
-            f"data.expiry: {expired:,} of {self.samples:,} samples {until}, by the column "
-            f"{self.column}: {', '.join(named)}{more}{unknown}"
+            f"data.expiry: {expired:,} of {self.samples:,} samples{of_channel} {until}, by the "
+            f"column {self.column}: {', '.join(named)}{more}{unknown}"
         )
 
 
 _NAMED_EXPIRIES = 5
+
+_TRAIN = "train"
+"""The channel of ``data.uri``."""
 
 DEFAULT_EXPIRY = "expiry"
 """Column that is looked at if there is one."""
@@ -192,13 +200,11 @@ def read_expiries(index: ShardIndex, column: str, where: str | None) -> Expiries
     return Expiries(column, samples, moments, named, unknown, are_dates and not unknown)
 
 
-def stored_expiries(config: RunConfig, session: boto3.Session) -> Expiries | None:
-    """Return when the samples of the index in S3 expire; None if that is unknown.
+def stored_expiries(config: RunConfig, session: boto3.Session) -> tuple[Expiries, ...]:
+    """Return when the samples expire that the stages read, by the indexes in S3 that tell.
 
     An index that is missing or cannot be read is reported by ``check``.
     """
-    if config.index_uri is None or not _is_alone(config):
-        return None
     from botocore.exceptions import BotoCoreError, ClientError
     from sm_train.entrypoints.data.shard_format import ShardError
     from sm_train.entrypoints.data.shard_index import ShardIndex
@@ -206,10 +212,32 @@ def stored_expiries(config: RunConfig, session: boto3.Session) -> Expiries | Non
     from sm_train.entrypoints.object_store.store import store_of
     from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 
-    with suppress(BotoCoreError, ClientError, OSError, ShardError, ConditionError):
-        index = ShardIndex(config.index_uri, open_object(store_of(session), config.index_uri))
-        return read_expiries(index, config.data.expiry, config.data.where)
-    return None
+    found = []
+    for channel, where in _read_selections(config):
+        shards = config.data.uri if channel in (None, _TRAIN) else config.channels[channel].uri
+        uri = config.index_uri if channel in (None, _TRAIN) else config.source_indexes.get(channel)
+        if uri is None:
+            continue
+        with suppress(BotoCoreError, ClientError, OSError, ShardError, ConditionError):
+            index = ShardIndex(uri, open_object(store_of(session), uri))
+            expiries = read_expiries(index, config.data.expiry, where)
+            if expiries is not None:
+                found.append(replace(expiries, shards=shards or "", channel=channel))
+    return tuple(found)
+
+
+def _read_selections(config: RunConfig) -> list[tuple[str | None, str | None]]:
+    """Return the channels that stages read with their conditions; None is ``data.uri`` alone."""
+    if config.data.synthetic_samples:
+        return []
+    default = config.data.where
+    found: dict[tuple[str | None, str | None], None] = {}
+    for stage in config.stages:
+        for source in config.sources_of(stage):
+            found[source.channel, source.where or default] = None
+        if not config.sources_of(stage):
+            found[None, default] = None
+    return list(found)
 
 
 def latents_of(header: IndexHeader) -> int:

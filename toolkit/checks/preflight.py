@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -407,8 +408,8 @@ def _data_uri_findings(
 def _stored_expiry_findings(
     subject: Subject, session: boto3.Session, today: date
 ) -> Iterator[Finding]:
-    expiries = stored_expiries(subject.config, session)
-    yield from expiry_findings(expiries, as_document(subject.estimate), subject.config, today)
+    for expiries in stored_expiries(subject.config, session):
+        yield from expiry_findings(expiries, as_document(subject.estimate), today)
 
 
 def _local_expiry_findings(subject: Subject, today: date) -> Iterator[Finding]:
@@ -422,7 +423,9 @@ def _local_expiry_findings(subject: Subject, today: date) -> Iterator[Finding]:
         expiries = read_expiries(index, config.data.expiry, config.data.where)
     except (OSError, ShardError, ConditionError):
         return  # reported by the checks of the index and of data.where
-    yield from expiry_findings(expiries, as_document(subject.estimate), config, today)
+    if expiries is not None:
+        expiries = replace(expiries, shards=config.data.uri)
+        yield from expiry_findings(expiries, as_document(subject.estimate), today)
 
 
 def _indexed_sizes(path: Path) -> dict[str, int]:

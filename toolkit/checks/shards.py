@@ -119,12 +119,8 @@ def epoch_findings(config: RunConfig, stages: Iterable[CostStage]) -> Iterator[F
         )
 
 
-def expiry_findings(
-    expiries: Expiries | None, document: dict[str, Any], config: RunConfig, today: date
-) -> Iterator[Finding]:
+def expiry_findings(expiries: Expiries, document: dict[str, Any], today: date) -> Iterator[Finding]:
     """Name the samples that expire before the run ends; ``document`` is that of ``cost --json``."""
-    if expiries is None:
-        return
     # The day counts as a whole.
     now = datetime.combine(today, time(), UTC) + timedelta(days=1)
     seconds = document["total"]["wall_seconds"]
@@ -135,18 +131,20 @@ def expiry_findings(
             "warning",
             "data.expiry",
             warning.removeprefix("data.expiry: "),
-            _expiry_fix(expiries, config.data.uri, (end or now).date()),
+            _expiry_fix(expiries, (end or now).date()),
         )
 
 
-def _expiry_fix(expiries: Expiries, shards: str, day: date) -> str:
+def _expiry_fix(expiries: Expiries, day: date) -> str:
     if expiries.is_missing or not expiries.counts:
         return "correct data.expiry, or pack the dates in ISO 8601, as in 2027-06-01"
+    condition = "data.where" if expiries.channel is None else "the source's where"
     if expiries.are_dates and expiries.column.isidentifier():
         # As texts, too, the days are in their order.
         where = f"{expiries.column} < '{day}'"
-        return f'`sm-train remove {shards} --where "{where}"`, or leave them out with data.where'
-    return "remove them with `sm-train remove`, or leave them out with data.where"
+        command = f'sm-train remove {expiries.shards} --where "{where}"'
+        return f"`{command}`, or leave them out with {condition}"
+    return f"remove them with `sm-train remove`, or leave them out with {condition}"
 
 
 def augmentation_findings(shards: Shards, config: RunConfig) -> Iterator[Finding]:

@@ -221,12 +221,11 @@ def warnings(submission: Submission, whole: Estimate) -> list[str]:
     ]
     if not is_installed("botocore"):
         lines.append('the request is not validated: pip install "sm-train[aws]"')
-    if submission.expiries is not None:
-        now = datetime.now(UTC)
-        seconds = as_document(whole)["total"]["wall_seconds"]
-        end = None if seconds is None else now + timedelta(seconds=float(seconds))
-        expired = submission.expiries.warning(end, now)
-        lines += [] if expired is None else [expired]
+    now = datetime.now(UTC)
+    seconds = as_document(whole)["total"]["wall_seconds"]
+    end = None if seconds is None else now + timedelta(seconds=float(seconds))
+    expired = (expiries.warning(end, now) for expiries in submission.expiries)
+    lines += [line for line in expired if line is not None]
     return lines + run_warnings(submission.config, whole, submission.bundle)
 
 

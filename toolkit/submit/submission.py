@@ -53,7 +53,7 @@ class Submission:
 
     ``launches`` holds every stage's launch plan by name; ``requests`` are those of ``stages``.
     ``history`` holds the speeds that are recorded next to the run file. ``expiries`` say when the
-    samples of the index in S3 expire, as far as they are known.
+    samples of the indexes in S3 expire, as far as they are known.
     """
 
     config: RunConfig
@@ -65,7 +65,7 @@ class Submission:
     commit: str | None
     cost: Estimate
     history: History | None = None
-    expiries: Expiries | None = None
+    expiries: tuple[Expiries, ...] = ()
 
     def as_dict(self) -> SubmissionDocument:
         """Return the document of ``submit --dry-run --json``."""

@@ -372,6 +372,22 @@ def test_samples_that_expire_before_the_run_ends_are_named(
     no_dates = found(expiry="owner")
     assert no_dates is not None
     assert "no value of the column owner is a date" in no_dates.message
+    # A stage that mixes sources reads other indexes, or this one with a condition of its own.
+    aws.make_bucket("more", **{"set/index.parquet": index, "set/shards/0.tar": b"x"})
+    sources = [{"channel": "train", "where": "owner = 'a'"}, {"channel": "more"}]
+    mixed = config(
+        role=ROLE,
+        data={"uri": "s3://ai-bucket/shards/", "sources": sources},
+        stages=[stage(max_steps=12 * 86_400, steps_per_second=1.0)],
+        channels={"more": {"uri": "s3://more/set/shards/"}},
+    )
+    subject = Subject(mixed, "us-east-1", estimate_run(mixed, "us-east-1"), tmp_path, None)
+    every = online_findings(subject, SESSION, TODAY, lambda count: None)
+    messages = [one.message for one in every if one.code == "expiring-samples"]
+    assert [message.partition(" expire")[0] for message in messages] == [
+        "1 of 3 samples of channel train",
+        "2 of 5 samples of channel more",
+    ]
     offline = Subject(
         config(data={"uri": "s3://ai-bucket/shards/", "local": "expiring-pack/shards"}),
         "us-east-1",
