@@ -247,7 +247,7 @@ def prepare_index(destination: S3Prefix, shards: int) -> None:
     with IndexWriter(part) as writer:
         for number in range(DIFFERENT_SHARDS):
             writer.add(described(number))
-    rows = list(open_index(part.getvalue()).shard_rows())
+    rows = list(open_index(part.getvalue(), "the part").shard_rows())
     with tempfile.TemporaryFile() as file:
         with IndexWriter(file, inputs="0" * 64) as writer:
             for _ in range(shards // DIFFERENT_SHARDS):

@@ -100,12 +100,13 @@ class CostStage:
     trained weights, optimizer state and EMA.
     ``samples`` are those of the training data, an epoch.
     ``encoder_flops_per_image`` is the forward pass of frozen encoders that run in the job; they do
-    not if the shards hold the stage's latents (``holds_latents``, None is unknown).
+    not if the shards hold the stage's latents (``holds_latents``).
     ``text_encoder_bytes`` are the weights of frozen text encoders. ``fp8`` is what computes in fp8.
     ``exchanged_parameters`` are those that sharding does not gather.
     A job is stopped after ``max_runtime_seconds``, and at most ``max_jobs`` in a row are started
     without progress.
-    ``communication_units`` are the buckets or units in which gradients are reduced.
+    ``communication_units`` are the buckets or units in which gradients are reduced. ``assumed``
+    names the settings of its :attr:`program` that are not known before a job runs.
 
     Raises:
         ValueError: a figure is not positive and finite, the training would take more than a
@@ -135,13 +136,14 @@ class CostStage:
     text_encoder_bytes: int = 0
     fp8: Fp8Work | None = None
     exchanged_parameters: int = 0
-    holds_latents: bool | None = False
+    holds_latents: bool = False
     precision: str = "bf16"
     reduce_dtype: str = "fp32"
     sharding: str = "none"
     communication_units: int | None = None
     activation_checkpointing: ActivationCheckpointing = False
     compiled: bool = False
+    assumed: frozenset[str] = frozenset()
     speed: Speed | None = None
 
     def __post_init__(self) -> None:
@@ -218,20 +220,16 @@ class CostStage:
 
     @property
     def program(self) -> StageProgram:
-        """The program of the stage; where text encoders are is unknown without the model's plan."""
-        return StageProgram(
-            self.precision,
-            self.reduce_dtype,
-            self.compiled,
-            self.sharding if self.world_size > 1 else "none",
-            self.activation_checkpointing,
-            self.holds_latents,
-            None if self.flops_per_image is None else self.text_encoders,
-        )
+        """The program of the stage, as far as it is known."""
+        settings = {field.name: getattr(self, field.name) for field in fields(StageProgram)}
+        if self.world_size == 1:
+            settings["sharding"] = "none"
+        return StageProgram(**settings | dict.fromkeys(self.assumed))
 
     def running(self, program: StageProgram) -> CostStage:
         """Return the same stage with the known settings of another program."""
-        return replace(self, **program.known())
+        known = program.known()
+        return replace(self, assumed=self.assumed - known.keys(), **known)
 
     @property
     def effective_batch_size(self) -> int | None:

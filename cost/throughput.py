@@ -31,6 +31,12 @@ PEAK_CARRY = (0.45, 0.65, 1.0)
 low, median, high. AWS's pairs reach 0.42 to 0.60 (awsome-distributed-training, p4de to p5)."""
 
 
+_POSITIVE = (
+    *("steps_per_second", "world_size", "resolution", "effective_batch_size", "low", "high"),
+    *("per_device_batch_size", "gradient_accumulation_steps", "predicted_images_per_second"),
+)
+
+
 @dataclass(frozen=True)
 class Measurement:
     """A measured speed and the configuration it belongs to; None is unknown.
@@ -54,6 +60,25 @@ class Measurement:
     per_device_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     program: StageProgram = UNKNOWN_PROGRAM
+
+    def __post_init__(self) -> None:
+        """Check the figures.
+
+        Raises:
+            ValueError: one is not positive, or the instance type is unknown; the message names it.
+        """
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}: {value} is not positive")
+        low, high = self.low or self.steps_per_second, self.high or self.steps_per_second
+        if not low <= self.steps_per_second <= high:
+            raise ValueError(
+                f"steps_per_second: {self.steps_per_second} is not between low and high, {low} and "
+                f"{high}"
+            )
+        if self.instance_type is not None:
+            instance_type(self.instance_type)
 
 
 def resolve_speed(
@@ -280,7 +305,8 @@ def _carried(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
     spread = CARRY_SPREAD if measurement.world_size == stage.world_size else RESIZED_SPREAD
     low, high = _deciles(measurement)
     why = (
-        f"{measurement.label}: {measurement.steps_per_second:.3g} it/s, {found:.2f} × the speed "
+        f"{measurement.label}: {measurement.steps_per_second:.3g} it/s"
+        f"{_differences(measurement, stage)}, {found:.2f} × the speed "
         f"model's prediction there; the same share of its prediction here, "
         f"{predicted / batch:.3g} it/s"
     )
@@ -292,6 +318,15 @@ def _carried(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
     return _within_peak(
         stage, Speed(speed, speed * low / spread, speed * high * spread, basis, why)
     )
+
+
+def _differences(measurement: Measurement, stage: CostStage) -> str:
+    """Return the settings of the measured program that the stage's does not have."""
+    ran, planned = measurement.program.known(), stage.program.known()
+    other = [name for name in ran.keys() & planned.keys() if ran[name] != planned[name]]
+    if not other:
+        return ""
+    return f" with {', '.join(f'{name}: {ran[name]}' for name in sorted(other))}"
 
 
 def _distance(measurement: Measurement, stage: CostStage) -> tuple[bool, float, float]:

@@ -7,6 +7,7 @@ what should be the same shards; it only stands in for what the run file does not
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -200,16 +201,27 @@ def read_expiries(index: ShardIndex, column: str, where: str | None) -> Expiries
     return Expiries(column, samples, moments, named, unknown, are_dates and not unknown)
 
 
-def stored_expiries(config: RunConfig, session: boto3.Session) -> tuple[Expiries, ...]:
-    """Return when the samples expire that the stages read, by the indexes in S3 that tell.
+def local_expiries(config: RunConfig, path: Path) -> tuple[Expiries, ...]:
+    """Return when the samples of ``data.uri`` expire that stages read, by its index at ``path``."""
+    from sm_train.entrypoints.data.shard_index import ShardIndex
 
-    An index that is missing or cannot be read is reported by ``check``.
-    """
-    from botocore.exceptions import BotoCoreError, ClientError
-    from sm_train.entrypoints.data.shard_format import ShardError
+    return _expiries(config, lambda uri: ShardIndex(path) if uri == config.index_uri else None)
+
+
+def stored_expiries(config: RunConfig, session: boto3.Session) -> tuple[Expiries, ...]:
+    """Return when the samples expire that stages read, by the indexes in S3 that tell."""
     from sm_train.entrypoints.data.shard_index import ShardIndex
     from sm_train.entrypoints.object_store.object_file import open_object
     from sm_train.entrypoints.object_store.store import store_of
+
+    return _expiries(config, lambda uri: ShardIndex(uri, open_object(store_of(session), uri)))
+
+
+def _expiries(
+    config: RunConfig, open_index: Callable[[str], ShardIndex | None]
+) -> tuple[Expiries, ...]:
+    """Return when samples expire. An index that cannot be read is reported by ``check``."""
+    from sm_train.entrypoints.data.shard_format import ShardError
     from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 
     found = []
@@ -218,12 +230,23 @@ def stored_expiries(config: RunConfig, session: boto3.Session) -> tuple[Expiries
         uri = config.index_uri if channel in (None, _TRAIN) else config.source_indexes.get(channel)
         if uri is None:
             continue
-        with suppress(BotoCoreError, ClientError, OSError, ShardError, ConditionError):
-            index = ShardIndex(uri, open_object(store_of(session), uri))
-            expiries = read_expiries(index, config.data.expiry, where)
+        with suppress(*_aws_errors(), OSError, ShardError, ConditionError):
+            index = open_index(uri)
+            expiries = None
+            if index is not None:
+                expiries = read_expiries(index, config.data.expiry, where)
             if expiries is not None:
                 found.append(replace(expiries, shards=shards or "", channel=channel))
     return tuple(found)
+
+
+def _aws_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of AWS requests; none without the packages that make them."""
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        return ()
+    return BotoCoreError, ClientError
 
 
 def _read_selections(config: RunConfig) -> list[tuple[str | None, str | None]]:

@@ -5,29 +5,37 @@ Each function returns its argument, or raises ValueError.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+LARGEST = 1e300
+"""Amounts are below it: a larger one is damage, and an integer may be no float at all."""
+
 LATEST_TIME = 4e10
 """Times beyond it are no Unix seconds: the year 3237."""
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message of one line."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:60]}…"
 
 
 def text(value: Any) -> str:
     """Return a text."""
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text")
+        raise ValueError(f"{_shown(value)} is not text")
     return value
 
 
 def timestamp(value: Any) -> float:
     """Return a time in Unix seconds, which is finite and not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is not a number")
-    if not (math.isfinite(value) and 0 <= value <= LATEST_TIME):
-        raise ValueError(f"{value!r} is not a time in Unix seconds")
+        raise ValueError(f"{_shown(value)} is not a number")
+    if not 0 <= value <= LATEST_TIME:
+        raise ValueError(f"{_shown(value)} is not a time in Unix seconds")
     return float(value)
 
 
@@ -39,23 +47,23 @@ def seconds(value: Any) -> float:
 def amount(value: Any) -> float:
     """Return a number that is finite and not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is not a number")
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{value!r} is no amount")
+        raise ValueError(f"{_shown(value)} is not a number")
+    if not 0 <= value < LARGEST:
+        raise ValueError(f"{_shown(value)} is no amount")
     return float(value)
 
 
 def integer(value: Any) -> int:
     """Return an integer that fits into 32 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**31:
-        raise ValueError(f"{value!r} is not an integer of 32 bits")
+        raise ValueError(f"{_shown(value)} is not an integer of 32 bits")
     return value
 
 
 def positive(value: Any) -> int:
     """Return a positive integer."""
     if integer(value) < 1:
-        raise ValueError(f"{value!r} is not positive")
+        raise ValueError(f"{_shown(value)} is not positive")
     return int(value)
 
 
@@ -69,7 +77,7 @@ def one_of(*allowed: str) -> Callable[[Any], Any]:
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:
-            raise ValueError(f"{value!r} is none of {', '.join(allowed)}")
+            raise ValueError(f"{_shown(value)} is none of {', '.join(allowed)}")
         return value
 
     return check
@@ -78,7 +86,7 @@ def one_of(*allowed: str) -> Callable[[Any], Any]:
 def flag(value: Any) -> bool:
     """Return true or false."""
     if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")
+        raise ValueError(f"{_shown(value)} is neither true nor false")
     return value
 
 
@@ -90,14 +98,14 @@ def anything(value: Any) -> Any:
 def size(value: Any) -> int:
     """Return a number of bytes, samples or steps: an integer that is not negative."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is not a number of bytes, samples or steps")
+        raise ValueError(f"{_shown(value)} is not a number of bytes, samples or steps")
     return value
 
 
 def positive_size(value: Any) -> int:
     """Return a number of bytes that is positive."""
     if size(value) < 1:
-        raise ValueError(f"{value!r} is not positive")
+        raise ValueError(f"{_shown(value)} is not positive")
     return int(value)
 
 
@@ -106,7 +114,7 @@ def list_of(check: Callable[[Any], T], *, min_items: int = 0) -> Callable[[Any],
 
     def check_all(value: Any) -> list[T]:
         if not isinstance(value, list):
-            raise ValueError(f"{value!r} is no list")
+            raise ValueError(f"{_shown(value)} is no list")
         if len(value) < min_items:
             raise ValueError(f"it has {len(value)} items; at least {min_items} are needed")
         return [check(item) for item in value]
@@ -131,7 +139,7 @@ def mapping_of(check: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
 
     def check_all(value: Any) -> dict[str, T]:
         if not isinstance(value, dict):
-            raise ValueError(f"{value!r} is no object")
+            raise ValueError(f"{_shown(value)} is no object")
         return {text(name): check(item) for name, item in value.items()}
 
     return check_all

@@ -95,8 +95,15 @@ def make_parts(
     task = partial(_make_part, plan.destination.address(""), plan.access, maker, threads)
     state = StateFiles(plan.destination, (STATE_FOLDER, TABLE_FOLDER))
 
+    intact: set[str] = set()
+
     def unfinished(parts: Iterable[str]) -> list[str]:
-        return [part for part in parts if not state.has(finished_name(plan, part))]
+        listed = [*parts]
+        found = [part for part in listed if state.has(finished_name(plan, part))]
+        with ThreadPoolExecutor(_READS) as pool:
+            checked = pool.map(partial(_is_intact, plan), new := [*{*found} - intact])
+            intact.update(part for part, is_intact in zip(new, checked, strict=True) if is_intact)
+        return [part for part in listed if part not in intact]
 
     def run(parts: Iterable[str]) -> Generator[WorkProgress]:
         yield from run_tasks(task, parts, processes, work.decoders(processes), gpus)
@@ -108,6 +115,13 @@ def make_parts(
         for progress in shared.complete(stage):
             done = min(total, progress.done + finished)
             on_progress(replace(progress, done=done, total=total, label="enriching"))
+
+
+def _is_intact(plan: EnrichmentPlan, part: str) -> bool:
+    """Return whether a finished part can be read; a damaged one is made again."""
+    if isinstance(plan.origin, ShardSource):
+        return read_record(part, plan.destination) is not None
+    return read_summary(plan, part) is not None
 
 
 def finished_name(plan: EnrichmentPlan, part: str) -> str:

@@ -75,8 +75,12 @@ def read_summary(plan: EnrichmentPlan, part: str) -> PartSummary | None:
         ):
             metadata = file.schema_arrow.metadata or {}
             return PartSummary.from_dict(json.loads(metadata.get(SUMMARY_KEY, b"")))
-    except (FileNotFoundError, pa.ArrowInvalid, ValueError):
+    except (FileNotFoundError, pa.ArrowException, ValueError, RecursionError):
         return None
+    except OSError as error:
+        if error.errno is None:  # PyArrow's, of a damaged footer
+            return None
+        raise
 
 
 def _load(reader: InputReader, max_side: int, item: PackInput) -> LoadedImage:

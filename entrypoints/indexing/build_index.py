@@ -41,7 +41,7 @@ from sm_train.entrypoints.packing.describe_shard import (
     describe_shard,
     describe_tar,
 )
-from sm_train.entrypoints.packing.shard_builder import encode_record, open_index, record_name
+from sm_train.entrypoints.packing.shard_builder import encode_record, read_index, record_name
 from sm_train.entrypoints.packing.unusable_samples import (
     COMPRESSED,
     Unusable,
@@ -107,8 +107,17 @@ def describe_shards(
     task = partial(_describe_group, plan.state.address(""), plan.access)
     state = StateFiles(plan.state, (STATE_FOLDER,))
 
+    intact: set[str] = set()
+
     def unfinished(items: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        return [group for group in items if not all(state.has(record_name(name)) for name in group)]
+        listed = [*items]
+        names = [name for group in listed for name in group if state.has(record_name(name))]
+        with ThreadPoolExecutor(_READS) as pool:
+            records = pool.map(partial(_read_record, plan), new := [*{*names} - intact])
+            intact.update(
+                name for name, record in zip(new, records, strict=True) if record is not None
+            )
+        return [group for group in listed if not intact.issuperset(group)]
 
     def run(items: Iterable[tuple[str, ...]]) -> Generator[WorkProgress]:
         yield from run_tasks(task, items, processes, 1)
@@ -296,11 +305,11 @@ def _entries(plan: IndexPlan, known: _KnownShards | None) -> Iterator[_Entry | N
 
 def _read_record(plan: IndexPlan, name: str) -> _Entry | None:
     try:
-        index = open_index(plan.state.read(record_name(name)))
-    except (FileNotFoundError, ShardError):
-        return None
-    unusable = decode_unusable(index.header.options["unusable"])
-    return _Entry(index.shard(0), tuple(index.rejected()), unusable)
+        index = read_index(plan.state, record_name(name))
+        unusable = decode_unusable(index.header.options["unusable"])
+        return _Entry(index.shard(0), tuple(index.rejected()), unusable)
+    except (FileNotFoundError, ShardError, ValueError, KeyError, RecursionError):
+        return None  # or it is damaged, and made again
 
 
 class _KnownShards:

@@ -29,6 +29,8 @@ _ATTEMPTS = 5
 
 _HOLDER_FIELDS = {"token": text, "host": text, "process": integer, "job": text}
 
+_UNKNOWN = Holder("", "an unknown machine, as the lease is damaged", 0, "")
+
 JobIsActive = Callable[[str], bool]
 """Returns whether the processing job of this name is running."""
 
@@ -74,11 +76,13 @@ class Lease:
     ) -> None:
         """Take the lease, if nobody holds it; ``by_force`` also takes it over from its holder.
 
+        A damaged one counts until it is as old as one that was not renewed.
+
         Raises:
             LeaseHeldError: another process or job holds it.
         """
         for _ in range(_ATTEMPTS):
-            stored = read_lease(self._files, self._name)
+            stored = self._stored()
             if stored is not None and not by_force:
                 # A job is created after its lease.
                 is_free = stored.has_expired(EXPIRES_SECONDS)
@@ -109,9 +113,15 @@ class Lease:
 
     def release(self) -> None:
         """Remove the lease if it is still held."""
-        stored = read_lease(self._files, self._name)
+        stored = self._stored()
         if stored is not None and stored.holder == self.holder:
             self._files.remove(self._name)
+
+    def _stored(self) -> StoredLease | None:
+        with suppress(ValueError):
+            return read_lease(self._files, self._name)
+        found = self._files.read(self._name)
+        return None if found is None else StoredLease(_UNKNOWN, {}, found.version, found.age)
 
 
 def read_lease(files: LeaseFiles, name: str) -> StoredLease | None:

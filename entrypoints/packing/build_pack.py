@@ -38,7 +38,7 @@ from sm_train.entrypoints.packing.deduplicate import (
     forget_hashes,
 )
 from sm_train.entrypoints.packing.plan import ShardPlan
-from sm_train.entrypoints.packing.shard_builder import open_index, read_record, record_name
+from sm_train.entrypoints.packing.shard_builder import read_index, read_record, record_name
 from sm_train.entrypoints.packing.shard_workers import ShardTask, build_in_parallel, split_cores
 from sm_train.entrypoints.packing.stored_plan import DIGESTS_FOLDER, PackPlan
 from sm_train.entrypoints.removal.removal_list import decode_list
@@ -190,7 +190,7 @@ def finalize(pack: PackPlan, destination: Storage) -> PackTotals | None:
     """
     while True:
         version = destination.version(INDEX_NAME)
-        packed = None if version is None else open_index(destination.read(INDEX_NAME))
+        packed = None if version is None else read_index(destination, INDEX_NAME)
         if packed is None:
             _forget_removed_shards(destination)
         if packed is not None and pack.fingerprint in packed.header.fingerprints:

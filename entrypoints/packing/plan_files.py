@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackInput
+from sm_train.entrypoints.shared_work.plan_documents import PlanError, one_line
 from sm_train.entrypoints.shared_work.storage import read_uri
 
 HEADER_FILE = "plan.json"
@@ -116,6 +117,10 @@ def partition_names(kind: str, rows: int) -> list[str]:
     return [partition_name(kind, number) for number in range(-(-rows // PARTITION_ROWS))]
 
 
+REBUILD = "pack the images again, to another destination"
+"""How to do without a plan."""
+
+
 @dataclass(frozen=True)
 class PlanFiles:
     """The folder or the S3 prefix of a plan's files, and how it is reached; can be pickled."""
@@ -130,14 +135,21 @@ class PlanFiles:
 
         Raises:
             OSError: a partition cannot be read.
+            PlanError: one is damaged, or has fewer rows than the plan's header says.
         """
         stop = first + count
         while first < stop:
             number, row = divmod(first, PARTITION_ROWS)
-            content = read_uri(f"{self.location}/{partition_name(kind, number)}", self.access)
-            for batch in _partition_rows(content, columns, row, stop - first):
-                first += batch.num_rows
-                yield batch
+            address = f"{self.location}/{partition_name(kind, number)}"
+            begin, content = first, read_uri(address, self.access)
+            try:
+                for batch in _partition_rows(content, columns, row, stop - first):
+                    first += batch.num_rows
+                    yield batch
+            except pa.ArrowException as error:
+                raise PlanError(f"{address}: damaged: {one_line(error)}; {REBUILD}") from None
+            if first == begin:
+                raise PlanError(f"{address}: damaged: it has no row {row}; {REBUILD}")
 
 
 def _partition_rows(

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import stat
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,9 +20,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
+from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
 from sm_train.entrypoints.data.buffer_pool import ReadBufferPool
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
@@ -122,31 +121,35 @@ def record_name(shard: str) -> str:
 
 
 def read_record(shard_name: str, destination: Storage) -> BuiltShard | None:
-    """Return a finished shard; None if it is unfinished or no longer exists."""
+    """Return a finished shard; None if it is unfinished, damaged, or no longer exists."""
     try:
-        content = destination.read(record_name(shard_name))
-        index = open_index(content)
+        index = read_index(destination, record_name(shard_name))
+        rejected = tuple(index.rejected())
+        shard = index.shard(0) if len(index) else None
     except (FileNotFoundError, ShardError):
         return None
-    rejected = tuple(index.rejected())
-    if not len(index):
-        return BuiltShard(None, rejected, index.header.options)
-    shard = index.shard(0)
-    if destination.size(f"{SHARDS_FOLDER}/{shard.name}") != shard.bytes:
+    if shard is not None and destination.size(f"{SHARDS_FOLDER}/{shard.name}") != shard.bytes:
         return None
     return BuiltShard(shard, rejected, index.header.options)
 
 
-def open_index(content: bytes) -> ShardIndex:
+def read_index(destination: Storage, name: str) -> ShardIndex:
+    """Return the index that is a small file of a destination.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ShardError: it is damaged; the message names its address.
+    """
+    return open_index(destination.read(name), destination.address(name))
+
+
+def open_index(content: bytes, address: str) -> ShardIndex:
     """Return the index whose file content is ``content``.
 
     Raises:
-        ShardError: it is not an index.
+        ShardError: it is not an index; the message names its ``address``.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / INDEX_NAME
-        path.write_bytes(content)
-        return ShardIndex(path)
+    return ShardIndex(address, cast("io.RawIOBase", io.BytesIO(content)))
 
 
 def encode_record(

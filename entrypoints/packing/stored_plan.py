@@ -6,6 +6,7 @@ A finished pack keeps its inputs there, so that another pack can extend it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from sm_train.entrypoints.packing.plan import PackOptions, ShardPlan, shard_name
 from sm_train.entrypoints.packing.plan_files import (
     HEADER_FILE,
     INPUTS,
+    REBUILD,
     REJECTED,
     STREAMED,
     PlanFiles,
@@ -40,7 +42,7 @@ from sm_train.entrypoints.packing.plan_files import (
     partition_names,
 )
 from sm_train.entrypoints.sample_metadata.column_types import ColumnType, ColumnTypes
-from sm_train.entrypoints.shared_work.plan_documents import read_checked
+from sm_train.entrypoints.shared_work.plan_documents import PlanError, read_checked
 from sm_train.entrypoints.shared_work.storage import Storage, write_file
 from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
 from sm_train.entrypoints.shared_work.write_threads import write_in_threads
@@ -52,8 +54,6 @@ DIGESTS_FOLDER = "digests"
 """Folder in that of a plan with the digests of all inputs, if the pack drops duplicates."""
 
 _STREAMED_PREFIX = "streamed-"
-
-_REBUILD = "pack the images again, to another destination"
 
 _OPTION_CHECKS = {
     "pixels": flag,
@@ -70,9 +70,28 @@ _OPTION_CHECKS = {
 }
 """The fields of :class:`PackOptions`."""
 
+
+def option_problems(options: PackOptions, shard_bytes: int) -> Iterator[str]:
+    """Yield the options that a plan cannot hold, as a command line names them, and why."""
+    named = {"min_side": "min-side", "max_aspect": "max-aspect", "max_side": "max-side"}
+    checked = [(named[name], _OPTION_CHECKS[name], getattr(options, name)) for name in named]
+    for name, check, value in (*checked, ("shard-size", positive_size, shard_bytes)):
+        try:
+            check(value)
+        except ValueError as error:
+            yield f"{name}: {error}"
+
+
+def _fingerprint(value: Any) -> str:
+    """Return what names the folder of a part of a pack; ValueError if it names something else."""
+    if not re.fullmatch(rf"({_STREAMED_PREFIX})?[0-9a-f]{{1,64}}", text(value)):
+        raise ValueError(f"{value!r} is no digest of inputs")
+    return str(value)
+
+
 _PLAN_FIELDS = {
-    "inputs": text,
-    "extends": list_of(text),
+    "inputs": _fingerprint,
+    "extends": list_of(_fingerprint),
     "shard_bytes": positive_size,
     "options": mapping_of(anything),
     "started_ns": size,
@@ -80,13 +99,13 @@ _PLAN_FIELDS = {
     "pack_options": record_of(_OPTION_CHECKS),
 }
 _HEADER = {
-    "inputs": text,
+    "inputs": _fingerprint,
     "root": text,
     "image_bytes": size,
     "rejected": size,
     "shards": list_of(size, min_items=1),
 }
-_STREAMED_HEADER = {"inputs": text, "images": size, "streamed": list_of(size)}
+_STREAMED_HEADER = {"inputs": _fingerprint, "images": size, "streamed": list_of(size)}
 
 _COPIES = 8
 """Files of a plan that are copied at the same time."""
@@ -266,8 +285,20 @@ def read_start(destination: Storage, default_ns: int) -> int:
     return started_ns
 
 
+def unfinished_inputs(destination: Storage) -> str | None:
+    """Return what names the inputs of the unfinished pack in the destination.
+
+    None if there is none, or if its plan is damaged: nobody can finish it then.
+    """
+    try:
+        document = read_checked(destination, PLAN_NAME, {"inputs": _fingerprint}, REBUILD)
+    except (FileNotFoundError, PlanError):
+        return None
+    return str(document["inputs"])
+
+
 def _read_document(destination: Storage) -> dict[str, Any]:
-    return read_checked(destination, PLAN_NAME, _PLAN_FIELDS, _REBUILD)
+    return read_checked(destination, PLAN_NAME, _PLAN_FIELDS, REBUILD)
 
 
 def _header(pack: PackPlan) -> bytes:
@@ -288,7 +319,7 @@ def _header(pack: PackPlan) -> bytes:
 def _read_header(destination: Storage, fingerprint: str) -> dict[str, Any]:
     name = f"{inputs_folder(fingerprint)}/{HEADER_FILE}"
     checks = _STREAMED_HEADER if is_streamed_part(fingerprint) else _HEADER
-    return read_checked(destination, name, checks, _REBUILD)
+    return read_checked(destination, name, checks, REBUILD)
 
 
 def read_plan(destination: Storage, access: S3Access) -> PackPlan:

@@ -19,6 +19,11 @@ class PlanError(Error):
     """A stored plan cannot be used; the message is one line that names its file."""
 
 
+def one_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
+    return str(error).partition("\n")[0]
+
+
 def read_checked(destination: Storage, name: str, checks: Checks, rebuild: str) -> dict[str, Any]:
     """Return the object in a JSON file; ``rebuild`` says how to do without it.
 

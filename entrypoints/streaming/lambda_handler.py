@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, TypedDict
@@ -97,22 +98,27 @@ def seal(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
 
     The event ``{}`` seals shards that are full, ``{"flush": true}`` also the remainder, which then
     is in the index, and ``{"index": true}`` writes the index.
+
+    Raises:
+        PlanError: a stored object is damaged. What does not need it is sealed and indexed before.
     """
     destination = _destination()
     target_bytes = int(os.environ.get("SM_TRAIN_SHARD_BYTES", TARGET_BYTES))
-    result = {}
+    result: dict[str, Any] = {}
 
     def may_continue() -> bool:
         return _remaining(context) > MIN_REMAINING_SECONDS
 
-    if not event.get("index"):
-        sealer = Sealer(destination, target_bytes)
-        flush = bool(event.get("flush"))
-        result["sealed"] = sealer.seal(flush=flush, may_continue=may_continue)
-        if flush:
-            result["uploads_aborted"] = sealer.abort_abandoned_uploads(datetime.now(UTC))
-    if event.get("index") or event.get("flush"):
-        result["indexed"] = StreamIndexer(destination, target_bytes).update(may_continue)
+    with ExitStack() as later:  # leaving it raises what the sealer has raised
+        if event.get("index") or event.get("flush"):
+            indexer = StreamIndexer(destination, target_bytes)
+            later.callback(lambda: result.update(indexed=indexer.update(may_continue)))
+        if not event.get("index"):
+            sealer = Sealer(destination, target_bytes)
+            flush = bool(event.get("flush"))
+            result["sealed"] = sealer.seal(flush=flush, may_continue=may_continue)
+            if flush:
+                result["uploads_aborted"] = sealer.abort_abandoned_uploads(datetime.now(UTC))
     return result
 
 

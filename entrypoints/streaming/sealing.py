@@ -10,6 +10,7 @@ See :mod:`sm_train.entrypoints.streaming.stream_state` for what is stored.
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 from sm_train.entrypoints.common.index_location import SHARDS_FOLDER, streamed_shard
-from sm_train.entrypoints.common.stored_fields import list_of, text
+from sm_train.entrypoints.common.stored_fields import list_of, record_of, text
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.images.image_header import DecodeError, image_size
@@ -27,7 +28,7 @@ from sm_train.entrypoints.object_store.stream_upload import BytesLike
 from sm_train.entrypoints.packing.shard_builder import encode_record
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, member_parts
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
-from sm_train.entrypoints.shared_work.plan_documents import PlanError
+from sm_train.entrypoints.shared_work.plan_documents import PlanError, one_line
 from sm_train.entrypoints.shared_work.storage import S3Prefix, write_file
 from sm_train.entrypoints.streaming.stream_state import (
     DONE,
@@ -41,6 +42,8 @@ from sm_train.entrypoints.streaming.stream_state import (
     numbers_in,
     sample_key,
 )
+
+_RESTORE = "restore an earlier version of the object"
 
 ABANDONED_AFTER = timedelta(days=1)
 """Age at which an unfinished upload is aborted; a Lambda function runs for at most 15 minutes."""
@@ -58,29 +61,38 @@ class Sealer:
 
         ``flush`` also builds a shard of the remainder. ``may_continue`` is called before each
         shard. Return the number of finished shards.
+
+        Raises:
+            PlanError: a stored object is damaged. Shards that do not need it are finished before.
         """
         finished = 0
+        problems: list[PlanError] = []
         holder = Holder.of_this_process()
         try:
             with Renewal() as renewal:
                 unfinished = self._numbers(MANIFESTS) - self._numbers(DONE)
                 for number in sorted(unfinished):
                     if may_continue():
-                        finished += self._finish_alone(number, holder, renewal)
+                        finished += self._finish_alone(number, holder, renewal, problems)
                 while may_continue() and (claimed := self._claim(flush)) is not None:
-                    finished += self._finish_alone(claimed, holder, renewal)
+                    finished += self._finish_alone(claimed, holder, renewal, problems)
         finally:
             holder.close()
+        if problems:
+            raise problems[0]
         return finished
 
     def abort_abandoned_uploads(self, now: datetime) -> int:
         """Abort uploads of shards and indexes that killed functions left; return their number."""
         return self.destination.abort_uploads(started_before=now - ABANDONED_AFTER)
 
-    def _finish_alone(self, number: int, holder: Holder, renewal: Renewal) -> bool:
+    def _finish_alone(
+        self, number: int, holder: Holder, renewal: Renewal, problems: list[PlanError]
+    ) -> bool:
         """Finish a shard unless another sealer is at it; return whether this one did.
 
-        The lease only saves work: a sealer that was suspended writes the same bytes.
+        The lease only saves work: a sealer that was suspended writes the same bytes. What makes the
+        shard impossible is added to ``problems``.
         """
         name = f"{LEASES}/{number:06d}.json"
         lease = Lease(self.destination.lease_files, name, holder)
@@ -93,6 +105,9 @@ class Sealer:
             if self.destination.size(f"{DONE}/{number:06d}") is not None:
                 return False  # since it was listed
             return self._finish(number)
+        except PlanError as error:
+            problems.append(error)
+            return False
         finally:
             renewal.discard(name)
             lease.release()
@@ -112,7 +127,9 @@ class Sealer:
             chosen, size = self._choose_unseen(claimed)
             if not chosen or (size < self.target_bytes and not flush):
                 return None
-            number = max(numbers, default=-1) + 1
+            # A record whose manifest was deleted keeps its number.
+            taken = numbers | self._numbers(RECORDS) | self._numbers(DONE)
+            number = max(taken, default=-1) + 1
             manifest = json.dumps(chosen).encode()
             if self.destination.create_if_absent(f"{MANIFESTS}/{number:06d}", manifest):
                 return number
@@ -152,10 +169,12 @@ class Sealer:
         content = self.destination.read(name)
         try:
             return list_of(text)(json.loads(content))
-        except ValueError as error:
-            address = self.destination.address(name)
+        except (ValueError, RecursionError) as error:
+            fix = "delete it, and its samples go into another shard"
+            if self.destination.size(f"{RECORDS}/{number:06d}") is not None:
+                fix = _RESTORE  # its shard has been written, with samples that are marked as seen
             raise PlanError(
-                f"{address}: damaged: {error}; delete it, and its samples go into another shard"
+                f"{self.destination.address(name)}: damaged: {one_line(error)}; {fix}"
             ) from None
 
     def _finish(self, number: int) -> bool:
@@ -186,14 +205,28 @@ class Sealer:
             ShardWriter(sink, file_name) as writer,
         ):
             for position, encoded in enumerate(self._read_staged(names)):
-                _, members = sample_members(memoryview(encoded))
+                members, source = self._parse(names[position], encoded)
                 key = sample_key(number, position)
                 writer.append(key, *_with_key(key, members))
                 height, width = _image_size(next(iter(members.values())))
                 heights.append(height)
                 widths.append(width)
-                sources.append(json.loads(bytes(members["json"]))["source"])
+                sources.append(source)
             return writer.finish(widths, heights, {SOURCE: sources})
+
+    def _parse(self, name: str, encoded: bytes) -> tuple[dict[str, memoryview], str]:
+        """Return the files of a staged sample, and the address of its image.
+
+        Raises:
+            PlanError: it is damaged.
+        """
+        try:
+            _, members = sample_members(memoryview(encoded))
+            document = record_of({"source": text})(json.loads(bytes(members["json"])))
+        except (tarfile.TarError, ValueError, LookupError, RecursionError) as error:
+            address = self.destination.address(f"{STAGED}/{name}")
+            raise PlanError(f"{address}: damaged: {one_line(error)}; {_RESTORE}") from None
+        return members, document["source"]
 
     def _read_staged(self, names: Sequence[str]) -> Iterator[bytes]:
         """Yield the staged samples in order; groups of them are read in parallel."""

@@ -22,14 +22,14 @@ from sm_train.entrypoints.object_store.store import ObjectHead, open_store
 from sm_train.entrypoints.packing.packed_sources import PackedSources, rows_with_samples
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions
 from sm_train.entrypoints.packing.plan_files import HEADER_FILE
-from sm_train.entrypoints.packing.shard_builder import InputReader, encode_input, open_index
+from sm_train.entrypoints.packing.shard_builder import InputReader, encode_input, read_index
 from sm_train.entrypoints.packing.stored_plan import (
     inputs_folder,
     is_streamed_part,
+    unfinished_inputs,
 )
 from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
-from sm_train.entrypoints.shared_work.plan_documents import read_plan_document
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 from sm_train.entrypoints.streaming.arrivals import Arrival
 from sm_train.entrypoints.streaming.stream_state import (
@@ -203,7 +203,7 @@ class PackedImages:
         except FileNotFoundError:
             fingerprints = ()
         finished = [each for each in fingerprints if not is_streamed_part(each)]
-        unfinished = (read_plan_document(destination) or {}).get("inputs")
+        unfinished = unfinished_inputs(destination)
         for parts in (finished, [unfinished] if unfinished and unfinished not in finished else []):
             sources = PackedSources.read(destination, destination.access, parts) if parts else None
             if sources is not None:
@@ -252,7 +252,7 @@ def arriving_addresses(destination: S3Prefix) -> list[str]:
 
     def of_record(number: int) -> list[str]:
         try:
-            shard = open_index(destination.read(f"{RECORDS}/{number:06d}")).shard(0)
+            shard = read_index(destination, f"{RECORDS}/{number:06d}").shard(0)
         except FileNotFoundError:
             return []  # in the index since
         return list(shard.columns.get(SOURCE, ()))

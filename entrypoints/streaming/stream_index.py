@@ -24,14 +24,16 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 from sm_train.entrypoints.common.index_location import INDEX_NAME, replaced_index, streamed_shard
+from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
 from sm_train.entrypoints.packing.build_pack import merge_rejected, rejected_order
 from sm_train.entrypoints.packing.plan_files import STREAMED, STREAMED_SCHEMA, PartitionWriter
-from sm_train.entrypoints.packing.shard_builder import open_index
+from sm_train.entrypoints.packing.shard_builder import open_index, read_index
 from sm_train.entrypoints.packing.stored_plan import store_streamed, streamed_fingerprint
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+from sm_train.entrypoints.shared_work.plan_documents import PlanError, one_line
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 from sm_train.entrypoints.streaming.arrivals import is_image
 from sm_train.entrypoints.streaming.stream_state import (
@@ -67,6 +69,10 @@ class _Batch:
         return streamed_fingerprint(hashlib.sha256(content.encode()).hexdigest())
 
 
+def _record(number: int) -> str:
+    return f"{RECORDS}/{number:06d}"
+
+
 @dataclass(frozen=True)
 class StreamIndexer:
     """Writes the index of the streaming pack in ``destination``.
@@ -81,8 +87,12 @@ class StreamIndexer:
         """Add all that was sealed or rejected; return the number of added shards.
 
         ``may_continue`` is called before each pass. Nothing is done while another process is at it.
+
+        Raises:
+            PlanError: a stored object is damaged. All others are added before.
         """
         added = 0
+        damaged: dict[str, PlanError] = {}
         holder = Holder.of_this_process()
         name = f"{LEASES}/index.json"
         lease = Lease(self.destination.lease_files, name, holder)
@@ -94,20 +104,24 @@ class StreamIndexer:
         try:
             with Renewal() as renewal:
                 renewal.add(name, lease)
-                while may_continue() and (batch := self._next_batch()) is not None:
+                while may_continue() and (batch := self._next_batch(damaged)) is not None:
                     added += self._add(batch)
                 renewal.discard(name)
         finally:
             lease.release()
             holder.close()
+        for problem in damaged.values():
+            raise problem
         return added
 
-    def _next_batch(self) -> _Batch | None:
-        """Return what is to be added next; None if there is nothing."""
+    def _next_batch(self, damaged: dict[str, PlanError]) -> _Batch | None:
+        """Return what is to be added next; None if there is nothing. Add what is ``damaged``."""
         read = self.destination.read
         done = numbers_in(self.destination, DONE)
         numbers = sorted(numbers_in(self.destination, RECORDS) & done)
-        names = sorted(self.destination.list_sizes(REJECTED))[:BATCH_REJECTED]
+        numbers = [number for number in numbers if _record(number) not in damaged]
+        listed = sorted(self.destination.list_sizes(REJECTED))
+        names = [name for name in listed if f"{REJECTED}/{name}" not in damaged][:BATCH_REJECTED]
         records: dict[int, bytes] = {}
         samples = 0
         with ThreadPoolExecutor(S3_REQUESTS) as pool:
@@ -115,17 +129,39 @@ class StreamIndexer:
                 if samples >= BATCH_SAMPLES:
                     break
                 group = numbers[first : first + S3_REQUESTS]
-                contents = pool.map(lambda number: read(f"{RECORDS}/{number:06d}"), group)
+                contents = pool.map(lambda number: read(_record(number)), group)
                 for number, content in zip(group, contents, strict=True):
+                    try:
+                        samples += self._open(number, content).header.samples
+                    except ShardError as error:
+                        problem = f"{one_line(error)}; restore an earlier version of the object"
+                        damaged[_record(number)] = PlanError(problem)
+                        continue
                     records[number] = content
-                    samples += open_index(content).header.samples
-            items = pool.map(lambda name: read_rejected(self.destination, name), names)
-            rejected = {
-                name: item for name, item in zip(names, items, strict=True) if item is not None
-            }
+            items = pool.map(self._read_rejected, names)
+            rejected = {}
+            for name, item in zip(names, items, strict=True):
+                if isinstance(item, PlanError):
+                    damaged[f"{REJECTED}/{name}"] = item
+                elif item is not None:
+                    rejected[name] = item
         if not records and self.destination.version(INDEX_NAME) is None:
             return None  # an index without shards would be no pack
         return _Batch(records, rejected) if records or rejected else None
+
+    def _read_rejected(self, name: str) -> RejectedInput | PlanError | None:
+        try:
+            return read_rejected(self.destination, name)
+        except PlanError as error:
+            return error
+
+    def _open(self, number: int, content: bytes) -> ShardIndex:
+        """Return the record of a sealed shard.
+
+        Raises:
+            ShardError: it is damaged.
+        """
+        return open_index(content, self.destination.address(_record(number)))
 
     def _add(self, batch: _Batch) -> int:
         """Add a batch to the index; return the number of shards that it did not have."""
@@ -145,7 +181,7 @@ class StreamIndexer:
         self.destination.remove(f"{REJECTED}/{name}")
 
     def _forget_record(self, number: int) -> None:
-        self.destination.remove(f"{RECORDS}/{number:06d}")
+        self.destination.remove(_record(number))
 
     def _store_names(self, batch: _Batch) -> None:
         """Store the names of the batch's images with their keys, sorted by name.
@@ -155,8 +191,8 @@ class StreamIndexer:
         rejected = [item.source for item in batch.rejected.values() if is_image(item.source)]
         names = pa.array(rejected, pa.string()).cast(pa.binary())
         tables = [pa.table([names, pa.nulls(len(names), pa.binary())], schema=STREAMED_SCHEMA)]
-        for content in batch.records.values():
-            shard = open_index(content).shard(0)
+        for number, content in batch.records.items():
+            shard = self._open(number, content).shard(0)
             if SOURCE not in shard.columns:  # a record of an earlier version
                 continue
             names = pa.array(shard.columns[SOURCE], pa.string()).cast(pa.binary())
@@ -192,12 +228,14 @@ class StreamIndexer:
                 for rows in current.shard_rows() if current is not None else ():
                     writer.add_rows(rows)
                 for number in added:
-                    shard = open_index(batch.records[number]).shard(0)
+                    shard = self._open(number, batch.records[number]).shard(0)
                     writer.add(shard.with_columns(writer.columns))
                 packed_now = {
                     source
                     for number in added
-                    for source in open_index(batch.records[number]).shard(0).columns.get(SOURCE, ())
+                    for source in self._open(number, batch.records[number])
+                    .shard(0)
+                    .columns.get(SOURCE, ())
                 }
                 of_current = (
                     item
@@ -216,7 +254,7 @@ class StreamIndexer:
         """
         known: set[str] = set()
         if self.destination.size(replaced_index(INDEX_NAME)) is not None:
-            known |= {*open_index(self.destination.read(replaced_index(INDEX_NAME))).names}
+            known |= {*read_index(self.destination, replaced_index(INDEX_NAME)).names}
         if version is None:
             yield None, known
             return

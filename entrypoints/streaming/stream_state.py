@@ -57,8 +57,11 @@ def sample_key(shard: int, position: int) -> str:
 
 
 def numbers_in(destination: S3Prefix, folder: str) -> set[int]:
-    """Return the numbers that are the names of the objects in a folder of the state."""
-    return {int(name) for name in destination.list_sizes(folder)}
+    """Return the numbers that are the names of the objects in a folder of the state.
+
+    Other names are not ours.
+    """
+    return {int(name) for name in destination.list_sizes(folder) if name.isdecimal()}
 
 
 def is_seen(destination: S3Prefix, name: str) -> bool:

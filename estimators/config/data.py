@@ -204,7 +204,7 @@ class DataSection(Section):
         default="expiry",
         description="Column of the index with the date or the time at which a sample may not be "
         "used any more, in ISO 8601. `check` and the plan name the samples that expire before the "
-        "run ends. An index without the column is not checked.",
+        "run ends. An index without the default column is not checked.",
     )
     reader: ReaderName = Field(
         default="indexed",

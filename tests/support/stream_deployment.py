@@ -105,6 +105,10 @@ class Deployment:
         listing = self.s3.list_objects_v2(Bucket="packed", Prefix=f"set/{prefix}")
         return [entry["Key"].removeprefix("set/") for entry in listing.get("Contents", [])]
 
+    def put(self, name: str, content: bytes) -> None:
+        """Write an object of the pack, as another program would."""
+        self.s3.put_object(Bucket="packed", Key=f"set/{name}", Body=content)
+
     @property
     def destination(self) -> S3Prefix:
         """The storage of the pack."""

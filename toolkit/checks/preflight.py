@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ from sm_train.cost.json_document import as_document
 from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
@@ -62,7 +60,7 @@ from sm_train.toolkit.checks.shards import (
 from sm_train.toolkit.checks.user_functions import user_function_findings
 from sm_train.toolkit.costing.worst_case import alternative_costs
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.index_facts import read_expiries, stored_expiries
+from sm_train.toolkit.index_facts import local_expiries, stored_expiries
 from sm_train.toolkit.packing.shard_listing import ShardListing
 
 if TYPE_CHECKING:
@@ -417,14 +415,8 @@ def _local_expiry_findings(subject: Subject, today: date) -> Iterator[Finding]:
     config = subject.config
     if not config.reads_shards or (subject.index is None and config.data.local is None):
         return
-    local = subject.base / (config.data.local or "")
-    try:
-        index = ShardIndex(subject.index or index_path(local))
-        expiries = read_expiries(index, config.data.expiry, config.data.where)
-    except (OSError, ShardError, ConditionError):
-        return  # reported by the checks of the index and of data.where
-    if expiries is not None:
-        expiries = replace(expiries, shards=config.data.uri)
+    path = subject.index or index_path(subject.base / (config.data.local or ""))
+    for expiries in local_expiries(config, path):
         yield from expiry_findings(expiries, as_document(subject.estimate), today)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,16 +78,12 @@ def command(
     from sm_train.toolkit.terminal.console import note, write_json
 
     config = load(run)
-    for option, uri in (*(("--source", uri) for uri in sources), ("--destination", destination)):
-        if uri is not None and not uri.startswith("s3://"):
-            raise UserError(f"{option}: {uri!r} is no S3 prefix: write s3://BUCKET/PREFIX/")
+    _check_options(only, sources, destination, on)
     region = resolve_region(options["region"], config.region, options["profile"])
     try:
         documents = policies(config, region, image_uri(config, region))
     except ValueError as error:
         raise UserError(str(error)) from None
-    if only == "processing" and on is None:
-        raise UserError("--only: processing is the policy of jobs; give --on sagemaker, too")
     processing = None if on is None else _processing_image(region)
     documents |= data_policies(config, region, sources, destination, processing)
     if missing:
@@ -97,10 +95,50 @@ def command(
         )
     if only in ("pack", "stream", "processing") and not sources:
         click.echo(f"warning: --source: not given; the policy lets {only} read no images", err=True)
+    bucket, _, prefix = config.data.uri.removeprefix("s3://").partition("/")
+    if only in _WRITERS and "/" not in prefix.rstrip("/"):
+        click.echo(
+            f"warning: data.uri: the data set is all of {bucket}, so the policy lets {only} write "
+            f"and delete everything in it; s3://{bucket}/NAME/{prefix} would be a part",
+            err=True,
+        )
     if only is None and not as_json:
         for name in documents:
             note(f"{name}: {(_PURPOSES | DATA_COMMANDS)[name]}")
     write_json(documents if only is None else documents[only])
+
+
+_WRITERS = ("pack", "index", "remove", "processing")
+
+_USERS = {
+    "--on": ("pack", "index", "enrich", "processing"),
+    "--source": ("pack", "enrich", "stream", "processing"),
+    "--destination": ("enrich", "processing"),
+}
+"""The documents that an option changes."""
+
+
+def _check_options(
+    only: str | None, sources: Sequence[str], destination: str | None, on: str | None
+) -> None:
+    """Check the options of the data set's commands.
+
+    Raises:
+        UserError: one is no S3 prefix, or has no effect.
+    """
+    given = [*(("--source", uri) for uri in sources), ("--destination", destination), ("--on", on)]
+    for option, value in given:
+        if value is None:
+            continue
+        if option != "--on" and not re.match("s3://[^/]", value):
+            raise UserError(f"{option}: {value!r} is no S3 prefix: write s3://BUCKET/PREFIX/")
+        if only is not None and only not in _USERS[option]:
+            raise UserError(
+                f"{option}: {value} does not change the policy of {only}, but of "
+                f"{', '.join(_USERS[option])}"
+            )
+    if only == "processing" and on is None:
+        raise UserError("--only: processing is the policy of jobs; give --on sagemaker, too")
 
 
 def _processing_image(region: str) -> str:

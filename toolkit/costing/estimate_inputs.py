@@ -252,15 +252,18 @@ def inputs_of_run(options: CostOptions, config: RunConfig, base: Path) -> Estima
     """
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.costing.measured_speeds import applicable, read_measured_file
-    from sm_train.toolkit.costing.stages import stages_to_price
+    from sm_train.toolkit.costing.stages import check_batch_sizes, stages_to_price
 
     assumptions = _parse_assumptions(options.assume)
     region = resolve_region(options.region, config.region, options.profile)
     history = _history(options, config, region)
     from_history = history.stage_measurements() if history else []
     recorded, unused = applicable(config, read_measured_file(config, base))
-    measured = [*from_history, *recorded, *read_measurements(options, region)]
+    given = read_measurements(options, region)
+    measured = [*from_history, *recorded, *given]
     stages = stages_to_price(config, measured, rescale_batch=options.rescale_batch)
+    if not options.rescale_batch:
+        check_batch_sizes(stages, given)
     chosen = [stage for stage in stages if options.stage in (None, stage.name)]
     if not chosen:
         names = ", ".join(stage.name for stage in stages)
@@ -273,9 +276,31 @@ def inputs_of_run(options: CostOptions, config: RunConfig, base: Path) -> Estima
         assumptions=learned(assumptions, history.observed) if history else assumptions,
         prices=price_table(options.prices),
         defaults_used=(),
-        recorded=tuple(measured_stage.measurement.label for measured_stage in recorded),
-        unused=tuple(unused),
+        recorded=tuple(_uses(recorded, stages)),
+        unused=(*unused, *_unused_statements(config, stages)),
     )
+
+
+def _uses(recorded: Iterable[StageMeasurement], stages: Sequence[CostStage]) -> Iterator[str]:
+    """Yield the recorded speeds that the stages' speeds follow from, and how."""
+    for each in (measured_stage.measurement for measured_stage in recorded):
+        users = [stage for stage in stages if stage.speed and each.label in stage.speed.why]
+        if any(each.program.agrees_with(stage.program) for stage in users):
+            yield each.label
+        elif users:
+            yield f"converted from {each.steps_per_second:.3g} it/s, {each.label}"
+
+
+def _unused_statements(config: RunConfig, stages: Sequence[CostStage]) -> Iterator[str]:
+    """Yield a sentence for each speed of the run file that a measurement replaces."""
+    stated = {stage.name: stage.steps_per_second for stage in config.stages}
+    for stage in stages:
+        its, speed = stated[stage.name], stage.speed
+        if its and speed and speed.basis == "measured" and speed.steps_per_second != its:
+            yield (
+                f"stages.{stage.name}.steps_per_second: {its:g} is not used, because the stage was "
+                f"measured: {speed.steps_per_second:.3g} it/s"
+            )
 
 
 def _purchase(region: str, capacity: str, kind: str) -> Purchase:

@@ -96,6 +96,7 @@ def work_digest(config: RunConfig, stage: StageSection) -> str:
         "entry": [config.entry, list(config.entry_args)],
         "resolution": stage.resolution,
         "vae_precision": training.vae_precision,
+        "modulation": training.modulation,
         "optimizer": training.optimizer.name,
         "objective": config.objective_of(stage),
         "ema": training.ema_decay > 0,
@@ -136,7 +137,8 @@ def applicable(
         )
         if stage is None:
             unused.append(
-                f"{what} is not used: model, resolution, optimizer or image have changed since; "
+                f"{what} is not used: model, objective, resolution, optimizer, EMA, vae_precision, "
+                "modulation or image have changed since; "
                 "run `sm-train measure` again"
             )
         elif measurement.on_cpu or measurement.instance_type is None:
@@ -243,7 +245,7 @@ def _parse(content: bytes, source: str) -> tuple[MeasuredSpeed, ...]:
         if document["version"] != _VERSION:
             raise ValueError(f"version {document['version']}, this sm-train reads {_VERSION}")
         return tuple(as_record(speed, MeasuredSpeed) for speed in document["speeds"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{source}: damaged ({error}); remove it, and `sm-train measure` writes it again"
         ) from None

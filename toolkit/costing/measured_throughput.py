@@ -155,5 +155,9 @@ def _known_instance_type(name: Any) -> str | None:
 
 def _is_restart(previous: Event, start: Event) -> bool:
     """Return whether ``start`` restarts the same work, so that both have the same speed."""
-    keys = ("stage", "world_size", "effective_batch_size", "resolution", "backend")
-    return all(previous[key] == start[key] for key in keys)
+    keys = (
+        *("stage", "world_size", "effective_batch_size", "resolution", "backend"),
+        *("per_device_batch_size", "gradient_accumulation_steps", "instance_type"),
+    )
+    same_program = program_that_ran(previous) == program_that_ran(start)
+    return same_program and all(previous.get(key) == start.get(key) for key in keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.speed import Speed
 from sm_train.cost.speed_model import TextEncoderPlacement, images_per_second
@@ -18,13 +18,13 @@ from sm_train.cost.throughput import (
     resolve_speed,
 )
 from sm_train.estimators.cost_stages import cost_stages, stages_measured_elsewhere
-from sm_train.estimators.request.launch_plan import compile_choice
+from sm_train.estimators.request.launch_plan import compile_choice, pytorch_version
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.memory.memory_fit import (
     plan_for,
+    planned_text_encoders,
     possible_placements,
     stage_layout,
-    text_encoder_choice,
 )
 from sm_train.toolkit.memory.sharding_choice import possible_strategies
 
@@ -43,13 +43,12 @@ def stages_to_price(
     A measurement of the same stage takes precedence over the speed that the run file states.
     Stages without either get the speed of other stages, converted.
 
+    A measurement of another batch is converted, by images per second with ``rescale_batch``.
+
     Raises:
-        UserError: a measurement is of another batch size, and ``rescale_batch`` is not set.
         ValueError: a figure is implausible, such as a speed above the hardware's peak.
     """
-    stages = [with_model_figures(stage, config) for stage in cost_stages(config)]
-    if not rescale_batch:
-        check_batch_sizes(stages, measured)
+    stages = [_as_shown(stage, config, measured) for stage in cost_stages(config)]
     elsewhere = [with_model_figures(stage, config) for stage in stages_measured_elsewhere(config)]
     known = [
         *stated_measurements([*stages, *elsewhere]),
@@ -59,6 +58,26 @@ def stages_to_price(
         _with_speed(stage, _measurements_of(stage, stages, measured), known, rescale_batch)
         for stage in stages
     ]
+
+
+_INDEPENDENT = {"holds_latents", "compiled"}
+"""Settings that are the same on every cluster."""
+
+
+def _as_shown(
+    stage: CostStage, config: RunConfig, measured: Iterable[StageMeasurement]
+) -> CostStage:
+    """Return ``stage`` with its model's figures, and what measurements show of open settings.
+
+    The newest one counts of those at the same resolution.
+    """
+    planned = with_model_figures(stage, config)
+    shown: dict[str, Any] = {}
+    for each in (measured_stage.measurement for measured_stage in measured):
+        if not each.on_cpu and each.resolution == stage.resolution:
+            known = each.program.known()
+            shown |= {name: known[name] for name in planned.assumed & known.keys() & _INDEPENDENT}
+    return with_model_figures(stage, config, StageProgram(**shown)) if shown else planned
 
 
 def predicted_speeds(config: RunConfig) -> dict[str, float]:
@@ -127,18 +146,8 @@ def with_model_figures(
     Its program is the one that ``ran``, as far as it is known, else the run's: images and captions
     are encoded in the job unless the shards hold latents for it.
     """
-    latents = config.data.latents
-    stage = replace(
-        stage,
-        compiled=compile_choice(config).compiled,
-        holds_latents=None if latents is None else latents == stage.resolution,
-    )
     plan = plan_for(config, stage.resolution)
-    if plan is not None:
-        layout = stage_layout(config, stage, stage.instance)
-        placement = text_encoder_choice(config, plan, layout, stage.instance).placement
-        stage = replace(stage, text_encoders=placement)
-    stage = stage.running(ran)
+    stage = _with_program(stage, config, plan).running(ran)
     if plan is None:
         return stage
     return replace(
@@ -155,6 +164,30 @@ def with_model_figures(
         checkpoint_bytes=plan.checkpoint_bytes(
             ema=config.training.ema_decay > 0, optimizer=config.training.optimizer.name
         ),
+    )
+
+
+def _with_program(stage: CostStage, config: RunConfig, plan: ModelPlan | None) -> CostStage:
+    """Return ``stage`` with the program that the run's jobs will choose."""
+    training, version = config.training, pytorch_version(config)
+    assumed = set()
+    if config.data.latents is None:
+        assumed.add("holds_latents")
+    if version is None and training.compile == "auto":
+        assumed.add("compiled")
+    placement = stage.text_encoders
+    if plan is None:
+        assumed.add("text_encoders")
+    else:
+        layout = stage_layout(config, stage, stage.instance)
+        placement, is_certain = planned_text_encoders(config, plan, layout, stage.instance)
+        assumed |= set() if is_certain else {"text_encoders"}
+    return replace(
+        stage,
+        compiled=compile_choice(config).compiled,
+        holds_latents=config.data.latents == stage.resolution,
+        text_encoders=placement,
+        assumed=frozenset(assumed),
     )
 
 

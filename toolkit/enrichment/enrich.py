@@ -60,6 +60,7 @@ from sm_train.toolkit.packing.shard_set import ShardSet, find_shard_set
 from sm_train.toolkit.packing.tables import ALL_COLUMNS, TableOptions
 from sm_train.toolkit.processing.destination_lock import lock_destination
 
+_REBUILD = "enrich into another folder"
 _CHOOSE_ANOTHER = "choose another folder or remove it"
 
 
@@ -343,7 +344,7 @@ def find_finished(plan: EnrichmentPlan, job: EnrichJob) -> EnrichmentResult | No
         UserError: the destination contains something else.
     """
     try:
-        document = read_checked(plan.destination, RESULT_NAME, RESULT_FIELDS, _CHOOSE_ANOTHER)
+        document = read_checked(plan.destination, RESULT_NAME, RESULT_FIELDS, _REBUILD)
     except (FileNotFoundError, NotADirectoryError):
         return None
     state = "was enriched"
@@ -364,7 +365,7 @@ def store_or_resume(planned: PlannedEnrichment, job: EnrichJob, started_ns: int)
     if document is not None:
         state = "contains unfinished work"
         _require_same(plan, document, job, state)
-        stored = read_checked(destination, PLAN_NAME, PLAN_FIELDS, _CHOOSE_ANOTHER)
+        stored = read_checked(destination, PLAN_NAME, PLAN_FIELDS, _REBUILD)
         known = tuple(stored["code"])
         _require_same_code(plan, known, job, state)
         plan = replace(plan, code=known if plan.code[0] in known else (*known, *plan.code))

@@ -238,11 +238,20 @@ def _abandon_if_expired(
     JobNameClaim(session, bucket, name, stored.record).abandon(stored)
 
 
+class DamagedRecordError(UserError):
+    """A launch record that cannot be read. The run file says what it would."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; give the run file instead of the run's name")
+        self.problem = problem
+
+
 def read_record(session: boto3.Session, bucket: str, run: str, job: str) -> LaunchRecord | None:
     """Return the job's record; None if it has none.
 
     Raises:
-        UserError: the record is damaged, or AWS returns an error.
+        DamagedRecordError: the record is damaged.
+        UserError: AWS returns an error.
     """
     stored = read_stored_record(session, bucket, run, job)
     return None if stored is None else stored.record
@@ -275,7 +284,7 @@ def read_stored_record(
         declare_run_buckets(config)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = _first_problem(error) if isinstance(error, ValidationError) else error
-        raise UserError(f"{damaged} ({reason}); run `sm-train resume` with the run file") from None
+        raise DamagedRecordError(f"{damaged} ({reason})") from None
     return StoredRecord(record, lease)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from sm_train.entrypoints.common.stored_fields import LARGEST
 
 Record = TypeVar("Record")
 
@@ -22,8 +22,8 @@ def as_record(value: Any, kind: type[Record]) -> Record:
     assert is_dataclass(record)
     assert not isinstance(record, type)
     for name, number in _numbers(asdict(record), ""):
-        if not (math.isfinite(number) and number >= 0):
-            raise ValueError(f"{name}: {number!r} is no amount")
+        if not 0 <= number < LARGEST:
+            raise ValueError(f"{name}: {str(number)[:20]} is no amount")
     return record
 
 

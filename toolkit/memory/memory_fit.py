@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import product
@@ -186,6 +186,28 @@ def text_encoder_choice(
         gpu_memory=None if memory is None else memory * 2**30,
         pytorch=pytorch_version(config),
     )
+
+
+def planned_text_encoders(
+    config: RunConfig, plan: ModelPlan, layout: StageLayout, instance: InstanceType
+) -> tuple[TextEncoderPlacement, bool]:
+    """Return where frozen text encoders are planned to be, and whether the jobs surely agree.
+
+    They decide by the memory that the GPU reports, and by their PyTorch.
+    """
+    placement = text_encoder_choice(config, plan, layout, instance).placement
+    if config.training.text_encoders != "auto":
+        return placement, True
+    if pytorch_version(config) is None or instance.accelerator_memory_gib is None:
+        return placement, False
+    smaller = replace(
+        instance, accelerator_memory_gib=_REPORTED_MEMORY * instance.accelerator_memory_gib
+    )
+    return placement, text_encoder_choice(config, plan, layout, smaller).placement == placement
+
+
+_REPORTED_MEMORY = 0.9
+"""The least share of its nominal memory that a GPU reports: 22.1 of an A10G's 24 GiB."""
 
 
 def memory_fit(config: RunConfig, stage: Any, **change: Any) -> MemoryFit | None:

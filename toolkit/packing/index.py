@@ -38,7 +38,7 @@ from sm_train.entrypoints.indexing.index_plan import (
 from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.object_store.stream_upload import PART_BYTES
 from sm_train.entrypoints.packing.describe_shard import DAMAGED
-from sm_train.entrypoints.packing.shard_builder import open_index, record_name
+from sm_train.entrypoints.packing.shard_builder import read_index, record_name
 from sm_train.entrypoints.packing.unusable_samples import (
     SampleFiles,
     Unusable,
@@ -277,7 +277,7 @@ def _open_current(shards: ShardSet, version: str | None) -> ShardIndex | None:
     if version is None:
         return None
     try:
-        index = open_index(shards.storage.read(shards.index_file))
+        index = read_index(shards.storage, shards.index_file)
     except ShardError:
         return None
     if index.header.prefix != shards.name:

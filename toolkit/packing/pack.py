@@ -39,7 +39,7 @@ from sm_train.entrypoints.packing.plan import (
     shard_count,
 )
 from sm_train.entrypoints.packing.plan_files import INPUTS, PlannedRejections
-from sm_train.entrypoints.packing.shard_builder import open_index, record_name
+from sm_train.entrypoints.packing.shard_builder import read_index, record_name
 from sm_train.entrypoints.packing.stored_plan import (
     INPUTS_FOLDER,
     PackedInputs,
@@ -47,6 +47,7 @@ from sm_train.entrypoints.packing.stored_plan import (
     make_plan,
     read_packed_inputs,
     read_plan,
+    read_start,
     remove_incomplete_plan,
     store_plan,
 )
@@ -496,7 +497,7 @@ def require_same_plan(job: PackJob, plan: PackPlan, newest_ns: int, destination:
             f"{job.destination}: contains an unfinished pack of other inputs or options; "
             f"{_CHOOSE_ANOTHER}"
         )
-    if newest_ns > unfinished["started_ns"]:
+    if newest_ns > read_start(destination, newest_ns):
         raise UserError(
             f"{job.destination}: {job.source} has changed since this pack was started; "
             f"{_CHOOSE_ANOTHER}"
@@ -531,7 +532,7 @@ def _nothing_accepted(source: str, rejected: Counter[str]) -> str:
 
 
 def _read_index(destination: Storage) -> ShardIndex:
-    return open_index(destination.read(INDEX_NAME))
+    return read_index(destination, INDEX_NAME)
 
 
 def find_finished(

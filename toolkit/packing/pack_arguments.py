@@ -10,6 +10,7 @@ from pathlib import Path
 from sm_train.entrypoints.models.components import ComponentsError, describe_latents
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackOptions
+from sm_train.entrypoints.packing.stored_plan import option_problems
 from sm_train.toolkit.aws.session import open_session, resolve_region
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.extras import require_extra
@@ -58,29 +59,33 @@ class PackArguments(TableOptions):
         if self.latents is not None and self.resolution is not None:
             _require_latents_model(self.latents, self.resolution, packs_locally=not on_sagemaker)
         size = self.shard_size
+        shard_bytes = size if isinstance(size, int) else parse_size(size)
+        options = PackOptions(
+            pixels=not self.headers_only,
+            min_side=self.min_side,
+            max_aspect=self.max_aspect,
+            max_side=self.max_side,
+            quality=self.quality,
+            convert=self.convert,
+            duplicates=self.drop_duplicates or self.near_duplicates is not None,
+            near_bits=self.near_duplicates,
+            latents=None if self.latents is None else str(self.latents),
+            latents_resolution=self.resolution,
+        )
+        for problem in option_problems(options, shard_bytes):
+            raise UserError(f"--{problem}")
         table = {field.name: getattr(self, field.name) for field in fields(TableOptions)}
         return PackJob(
             source=self.source,
             destination=self.destination,
             captions=self.captions,
-            shard_bytes=size if isinstance(size, int) else parse_size(size),
+            shard_bytes=shard_bytes,
             table=TableOptions(**table),
             workers=self.workers or os.cpu_count() or 1,
             instances=self.instances,
             append=self.append,
             removed=tuple(self.removed),
-            options=PackOptions(
-                pixels=not self.headers_only,
-                min_side=self.min_side,
-                max_aspect=self.max_aspect,
-                max_side=self.max_side,
-                quality=self.quality,
-                convert=self.convert,
-                duplicates=self.drop_duplicates or self.near_duplicates is not None,
-                near_bits=self.near_duplicates,
-                latents=None if self.latents is None else str(self.latents),
-                latents_resolution=self.resolution,
-            ),
+            options=options,
             access=s3_access(
                 (self.source, self.destination, self.captions or "", *self.removed),
                 self.region,

@@ -14,7 +14,7 @@ from threading import Lock
 
 from sm_train.entrypoints.data.shard_format import SUFFIX, Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
-from sm_train.entrypoints.packing.shard_builder import encode_record, open_index
+from sm_train.entrypoints.packing.shard_builder import encode_record, read_index
 from sm_train.entrypoints.packing.shard_samples import read_samples
 from sm_train.entrypoints.packing.shard_writer import ShardWriter
 from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes
@@ -127,7 +127,7 @@ def record_file(shard: str) -> str:
 def _read_record(shards: ShardSet, name: str) -> Shard | None:
     """Return a shard that an earlier attempt has finished; None if it has not."""
     try:
-        shard = open_index(shards.storage.read(record_file(name))).shard(0)
+        shard = read_index(shards.storage, record_file(name)).shard(0)
     except (FileNotFoundError, ShardError):
         return None
     return shard if shards.storage.size(shards.shard_file(name)) == shard.bytes else None

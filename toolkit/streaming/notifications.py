@@ -22,7 +22,7 @@ from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackInput
 from sm_train.entrypoints.packing.plan_files import PlannedInputs
-from sm_train.entrypoints.packing.shard_builder import open_index
+from sm_train.entrypoints.packing.shard_builder import read_index
 from sm_train.entrypoints.packing.stored_plan import PackedInputs, read_packed_inputs
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage
 from sm_train.entrypoints.shared_work.work_stages import in_groups
@@ -91,7 +91,7 @@ def plan_notifications(
 def _read_packed(destination: Storage, access: S3Access) -> PackedInputs | None:
     """Return the images that the pack has; None if they are not known."""
     try:
-        header = open_index(destination.read(INDEX_NAME)).header
+        header = read_index(destination, INDEX_NAME).header
     except FileNotFoundError:
         return None
     if header.inputs is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from sm_train.estimators.bundle.bundle import run_document
 from sm_train.estimators.request.training_request import COMMIT_TAG
-from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
+from sm_train.toolkit.jobs.launch_record import DamagedRecordError, LaunchRecord, read_record
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
 if TYPE_CHECKING:
@@ -71,15 +71,19 @@ def changes_since_last_job(
     """Compare ``document`` and ``commit`` with what the newest of the run's ``jobs`` got.
 
     ``bucket`` is the run's home bucket, which holds the launch records, and ``document`` the run
-    document that would be recorded now. Return None if there is no job, or it left no record.
+    document that would be recorded now. Return None if there is no job, or it left no record that
+    can be read.
 
     Raises:
-        UserError: the record is damaged, or AWS returns an error.
+        UserError: AWS returns an error.
     """
     newest = max(jobs, key=lambda job: job.created, default=None)
     if newest is None:
         return None
-    record = read_record(session, bucket, newest.run, newest.name)
+    try:
+        record = read_record(session, bucket, newest.run, newest.name)
+    except DamagedRecordError:
+        record = None  # which the command has said when it looked for the run
     if record is None:
         return None
     keys = list(changed_keys(recorded_document(record), document))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import click
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import (
@@ -22,7 +23,7 @@ from sm_train.toolkit.clusters.find_cluster_run import (
     is_outside_of_aws,
 )
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
+from sm_train.toolkit.jobs.launch_record import DamagedRecordError, LaunchRecord, read_record
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 from sm_train.toolkit.run_file import load
@@ -101,11 +102,17 @@ def resolve_run(session: boto3.Session, target: str, region: str) -> ResolvedRun
 
 
 def run_of_config(session: boto3.Session, config: RunConfig, region: str) -> ResolvedRun:
-    """Return the run that a run file describes, with its jobs in ``region``."""
+    """Return the run that a run file describes, with its jobs in ``region``.
+
+    A damaged launch record counts as none, with a warning.
+    """
     bucket, record = staging_bucket(config, region), None
     jobs = jobs_of_run(session, config.name)
     if jobs:
-        record = read_record(session, _home(jobs)[1] or bucket, config.name, jobs[-1].name)
+        try:
+            record = read_record(session, _home(jobs)[1] or bucket, config.name, jobs[-1].name)
+        except DamagedRecordError as error:
+            click.echo(f"warning: {error.problem}; the run file counts instead", err=True)
     return ResolvedRun(config.name, region, bucket, config, record, tuple(jobs))
 
 

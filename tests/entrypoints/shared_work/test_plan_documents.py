@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +24,9 @@ from sm_train.entrypoints.indexing.index_plan import (
     encode_unusable,
     read_index_plan,
 )
+from sm_train.entrypoints.leases.holder import Holder
+from sm_train.entrypoints.leases.lease import EXPIRES_SECONDS, Lease, LeaseHeldError
+from sm_train.entrypoints.leases.lease_files import LocalLeaseFiles
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.stored_plan import PackPlan, read_plan
 from sm_train.entrypoints.packing.unusable_samples import UnusableSamples
@@ -31,7 +36,7 @@ from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
 
 from tests.conftest import Cli
 from tests.entrypoints.common.wrong_values import require_checked
-from tests.support.image_files import write_album
+from tests.support.image_files import read_tree, write_album
 
 FUNCTION = {"function": "m:f", "batch_size": 8, "max_side": 512}
 SHARDS = {
@@ -206,3 +211,70 @@ def test_commands_name_a_damaged_plan_and_a_way_on(cli: Cli, tmp_path: Path, nam
     file = damaged.relative_to(tmp_path)
     assert done.stderr.startswith(f"sm-train: {file}: damaged, or of another version of sm-train: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("inputs", ["", ".", "..", "../../precious", "a/b", "F1", 5])
+def test_a_plan_names_no_folder_but_its_own(cli: Cli, tmp_path: Path, inputs: Any) -> None:
+    """`pack` removes the folder of a plan that was not stored completely."""
+    write_album(tmp_path / "in", 4)
+    (tmp_path / "precious").mkdir()
+    assert cli("pack", "in", "set", "--shard-size", "10KB").returncode == 0
+    before = read_tree(tmp_path)
+    stored(tmp_path / "set", PLAN_NAME, PACK | {"inputs": inputs})
+    done = cli("pack", "in", "set", "--shard-size", "10KB", "--append")
+    assert done.returncode == 2, done.stderr
+    assert f"set/{PLAN_NAME}: damaged" in done.stderr
+    (tmp_path / "set" / PLAN_NAME).unlink()
+    (tmp_path / "set" / PLAN_NAME).parent.rmdir()
+    assert read_tree(tmp_path) == before
+
+
+def test_a_header_of_more_images_than_there_are_is_damaged(cli: Cli, tmp_path: Path) -> None:
+    write_album(tmp_path / "in", 4)
+    assert cli("pack", "in", "set", "--shard-size", "10KB").returncode == 0
+    [header] = (tmp_path / "set").glob("inputs/*/plan.json")
+    document = json.loads(header.read_text())
+    plan = PACK | {"inputs": document["inputs"]}
+    destination = stored(tmp_path / "set", PLAN_NAME, plan)
+    header.write_text(json.dumps(document | {"shards": [9]}))
+    [shard] = read_plan(destination, S3Access()).plans
+    with pytest.raises(PlanError, match="damaged: it has no row 4"):
+        list(shard.inputs)
+    [inputs] = header.parent.glob("inputs-*.parquet")
+    inputs.write_bytes(inputs.read_bytes()[:-20])
+    with pytest.raises(PlanError, match=rf"{inputs.name}: damaged: .*; pack the images again"):
+        list(shard.inputs)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("--max-aspect", value) for value in ("inf", "nan", "1e400")),
+        ("--min-side", "3000000000"),
+        ("--max-side", "3000000000"),
+        ("--shard-size", "10000000000000TB"),
+    ],
+)
+def test_an_option_that_no_plan_can_hold_is_refused_as_an_option(
+    cli: Cli, tmp_path: Path, option: str, value: str
+) -> None:
+    write_album(tmp_path / "in", 2)
+    done = cli("pack", "in", "set", option, value)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"sm-train: {option}: ")
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_damaged_lease_counts_until_it_is_old(tmp_path: Path) -> None:
+    files = LocalLeaseFiles(tmp_path)
+    holder = Holder.of_this_process()
+    lease = Lease(files, "lease.json", holder)
+    (tmp_path / "lease.json").write_text('{"holder')
+    with pytest.raises(LeaseHeldError, match="damaged"):
+        lease.acquire()
+    old = time.time() - EXPIRES_SECONDS - 60
+    os.utime(tmp_path / "lease.json", (old, old))
+    lease.acquire()
+    lease.release()
+    assert not (tmp_path / "lease.json").exists()
+    holder.close()

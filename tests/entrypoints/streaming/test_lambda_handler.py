@@ -19,10 +19,19 @@ from typing import Any
 import pytest
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.object_store.store import S3Access
+from sm_train.entrypoints.shared_work.plan_documents import PlanError
 from sm_train.entrypoints.shared_work.storage import S3Prefix
+from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME
 from sm_train.entrypoints.streaming import lambda_handler
 from sm_train.entrypoints.streaming.sealing import Sealer
-from sm_train.entrypoints.streaming.stream_state import STREAM_STATE
+from sm_train.entrypoints.streaming.stream_state import (
+    DONE,
+    MANIFESTS,
+    RECORDS,
+    REJECTED,
+    STAGED,
+    STREAM_STATE,
+)
 
 from tests.conftest import Aws, Cli
 from tests.support.deadline import DEADLINE, wait_until
@@ -718,3 +727,109 @@ def test_the_template_passes_cfn_lint(cli: Cli, tmp_path: Path) -> None:
     command = [Path(sys.executable).parent / "cfn-lint", "template.yaml"]
     linted = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert linted.returncode == 0, linted.stdout
+
+
+def staged_six(deployment: Deployment) -> list[str]:
+    for number in range(6):
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+    assert deployment.drain() == set()
+    return deployment.keys(STAGED)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_damaged_rejection_or_record_does_not_stop_the_others(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nested: bool
+) -> None:
+    """What is damaged is named after everything else is in the index."""
+    monkeypatch.setenv("SM_TRAIN_SHARD_BYTES", "1000")
+    damage = b"[" * 100_000 if nested else b'{"source": 1}'
+    staged_six(deployment)
+    deployment.put(f"{REJECTED}/m1", damage)
+    with pytest.raises(PlanError, match=f"{REJECTED}/m1: damaged"):
+        deployment.flush()
+    _, seen = deployment.packed(tmp_path / "first")
+    assert len(seen) == 6
+    deployment.s3.delete_object(Bucket="packed", Key=f"set/{REJECTED}/m1")  # as the message says
+    deployment.flush()
+    for number in range(6, 10):
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+    assert deployment.drain() == set()
+    Sealer(deployment.destination, 1000).seal(flush=True)
+    first, *others = deployment.keys(RECORDS)
+    assert others
+    content = deployment.destination.read(first)
+    deployment.put(first, damage)
+    with pytest.raises(PlanError, match=rf"{first}: not a shard index.*; restore"):
+        deployment.flush()
+    assert deployment.keys(RECORDS) == [first]
+    deployment.put(first, content)
+    deployment.flush()
+    _, seen = deployment.packed(tmp_path / "second")
+    assert seen == Counter({f"{number}.jpg": 1 for number in range(10)})
+
+
+def test_foreign_names_in_the_state_are_left_alone(deployment: Deployment, tmp_path: Path) -> None:
+    staged_six(deployment)
+    for name in (f"{MANIFESTS}/README.txt", f"{RECORDS}/000000.bak", f"{DONE}/"):
+        deployment.put(name, b"")
+    deployment.flush()
+    assert len(deployment.packed(tmp_path)[1]) == 6
+
+
+@pytest.mark.parametrize("plan", [b"{", b'{"inputs": 5}', b'{"inputs": ["a"]}', b"[" * 100_000])
+def test_a_damaged_plan_of_pack_does_not_stop_the_stream(
+    deployment: Deployment, tmp_path: Path, plan: bytes
+) -> None:
+    """Nobody can finish that pack, so none of its images will be packed by it."""
+    deployment.put(PLAN_NAME, plan)
+    staged_six(deployment)
+    deployment.flush()
+    assert len(deployment.packed(tmp_path)[1]) == 6
+
+
+def test_a_damaged_staged_sample_is_named_and_the_others_are_packed(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM_TRAIN_SHARD_BYTES", "1000")
+    damaged, *_ = staged_six(deployment)
+    content = deployment.destination.read(damaged)
+    deployment.put(damaged, b"junk")
+    with pytest.raises(PlanError, match=rf"{damaged}: damaged"):
+        deployment.flush()
+    before = len(deployment.packed(tmp_path / "first")[1])
+    assert 0 < before < 6
+    deployment.put(damaged, content)
+    deployment.flush()
+    assert len(deployment.packed(tmp_path / "second")[1]) == 6
+
+
+def test_the_fix_of_a_damaged_manifest_loses_no_image(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number is not given to other samples if its shard has been written."""
+    monkeypatch.setenv("SM_TRAIN_SHARD_BYTES", str(10**9))
+    staged_six(deployment)
+    sealer = Sealer(deployment.destination, 10**9)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sealer, "_mark_seen", lambda *_: 1 / 0)  # it ends after shard and record
+        with pytest.raises(ZeroDivisionError):
+            sealer.seal(flush=True)
+    manifest = f"{MANIFESTS}/000000"
+    content = deployment.destination.read(manifest)
+    deployment.put(manifest, b'["x"')
+    with pytest.raises(PlanError, match=rf"{manifest}: damaged.*; restore an earlier version"):
+        deployment.flush()
+    deployment.put(manifest, content)
+    deployment.flush()
+    assert len(deployment.packed(tmp_path / "restored")[1]) == 6
+    # Without a record, the samples of a deleted manifest go into the next shard.
+    for number in range(6, 9):
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+    assert deployment.drain() == set()
+    deployment.put(f"{MANIFESTS}/000001", b"[" * 100_000)
+    with pytest.raises(PlanError, match="delete it, and its samples go into another shard"):
+        deployment.flush()
+    deployment.s3.delete_object(Bucket="packed", Key=f"set/{MANIFESTS}/000001")
+    deployment.flush()
+    _, seen = deployment.packed(tmp_path / "deleted")
+    assert seen == Counter({f"{number}.jpg": 1 for number in range(9)})

@@ -383,7 +383,7 @@ def test_samples_that_expire_before_the_run_ends_are_named(
     )
     subject = Subject(mixed, "us-east-1", estimate_run(mixed, "us-east-1"), tmp_path, None)
     every = online_findings(subject, SESSION, TODAY, lambda count: None)
-    messages = [one.message for one in every if one.code == "expiring-samples"]
+    messages = [finding.message for finding in every if finding.code == "expiring-samples"]
     assert [message.partition(" expire")[0] for message in messages] == [
         "1 of 3 samples of channel train",
         "2 of 5 samples of channel more",
@@ -399,6 +399,16 @@ def test_samples_that_expire_before_the_run_ends_are_named(
     for subject in (offline, by_index):
         codes = {finding.code for finding in offline_findings(subject, TODAY)}
         assert "expiring-samples" in codes
+    # A condition of the source counts, and an index that no stage reads does not.
+    for mixture, expected in ((sources, 1), ([{"channel": "more"}], 0)):
+        changed = {"uri": "s3://ai-bucket/shards/", "local": "expiring-pack/shards"}
+        mixed = config(
+            data=changed | {"sources": mixture}, channels={"more": {"uri": "s3://more/set/shards/"}}
+        )
+        listed = list(offline_findings(replace(offline, config=mixed), TODAY))
+        messages = [finding.message for finding in listed if finding.code == "expiring-samples"]
+        assert len(messages) == expected
+        assert all("of 3 samples of channel train" in message for message in messages)
     dates = expiring_index(tmp_path / "dates", [("2020-01-01", "a"), ("2199-01-01", "b")])
     aws.client("s3").put_object(Bucket="ai-bucket", Key="index.parquet", Body=dates)
     plain = found()

@@ -14,6 +14,8 @@ import yaml
 from sm_train.entrypoints.common.events import format_event
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import write_index
+from sm_train.toolkit.costing.measured_throughput import measure_speed
+from sm_train.toolkit.jobs.event_lines import read_events
 from sm_train.toolkit.terminal.formatting import format_usd
 
 from tests.conftest import Cli
@@ -595,3 +597,27 @@ def test_model_of_a_script_without_a_preset_is_unknown(cli: Cli, tmp_path: Path)
     unknown = write_run(tmp_path, **changes, stages=[stage(steps_per_second=None)])
     document = json.loads(cli("cost", unknown, "--json").stdout)
     assert document["total"]["cost_usd"] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"precision": "fp8"}, {"compile": True}, {"input_kind": "precomputed latents"}],
+    ids=lambda change: "-".join(change),
+)
+def test_another_program_in_the_same_log_is_other_work(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """The last start counts: a mean over both would be the speed of neither."""
+    first = SAME | {"compile": False, "input_kind": "images"}
+    write_events(tmp_path, [1.0] * 12, **first)
+    lines = (tmp_path / "events.log").read_text()
+    write_events(tmp_path, [3.0] * 12, **first | change)
+    (tmp_path / "events.log").write_text(f"{lines}\n{(tmp_path / 'events.log').read_text()}")
+    measured = measure_speed(read_events(tmp_path / "events.log"), "log").measurement
+    assert measured.steps_per_second == pytest.approx(3.0)
+    known = measured.program.known()
+    assert known["holds_latents"] is (change.get("input_kind") is not None)
+    assert (known["precision"], known["compiled"]) == (
+        change.get("precision", "bf16"),
+        change.get("compile", False),
+    )

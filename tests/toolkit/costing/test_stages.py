@@ -110,3 +110,29 @@ def test_another_program_is_converted(ran: StageProgram) -> None:
     assert found is not None
     assert found.basis == "scaled"
     assert "one node" in found.why
+
+
+def test_what_an_image_decides_is_unknown_before_a_job_runs() -> None:
+    """Nobody knows the PyTorch of a user's image: what its jobs have shown is no other program."""
+    cluster = {"instance_type": "ml.p4de.24xlarge", "image": "registry.example.com/own:1"}
+    for compiled in (True, False):
+        ran = StageProgram(compiled=compiled, text_encoders="sharded")
+        stage = with_measurement(ran, cluster=cluster, training={"compile": "auto"})
+        assert stage.speed is not None
+        assert (stage.speed.basis, stage.speed.steps_per_second) == ("measured", 1.0)
+        assert stage.compiled is compiled
+    stated = {"compile": True}
+    other = with_measurement(StageProgram(compiled=False), cluster=cluster, training=stated)
+    assert other.speed is not None
+    assert other.speed.basis == "scaled"
+    assert "with compiled: False" in other.speed.why
+
+
+def test_what_the_measured_job_read_counts_for_every_conversion() -> None:
+    """A run file that says nothing of latents is priced as the job ran, whatever else changes."""
+    ran = StageProgram(holds_latents=True, reduce_dtype="fp32")
+    stage = with_measurement(ran, training={"compile": False, "reduce_dtype": "bf16"})
+    assert stage.holds_latents is True
+    assert stage.encoder_flops_per_image == 0
+    assert stage.speed is not None
+    assert stage.speed.steps_per_second >= 1.0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +19,9 @@ from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.enrichment import enrichment_plan
 from sm_train.entrypoints.enrichment.enrichment_plan import TableSource
+from sm_train.entrypoints.enrichment.table_parts import read_summary
 from sm_train.entrypoints.packing.shard_verification import verify_shard
+from sm_train.entrypoints.shared_work.storage import LocalFolder
 from sm_train.toolkit.enrichment.enrich import EnrichJob, enrich
 from sm_train.toolkit.errors import UserError
 
@@ -292,3 +296,37 @@ def test_parts_cover_all_images_once(images: int) -> None:
     assert source.inputs("part-000000.parquet", files).first == 0
     assert last_inputs.first + len(last_inputs) == images
     assert 0 < len(last_inputs) <= source.part_rows
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[:100],
+    "empty": lambda content: b"",
+    "footer": lambda content: content[:-300] + bytes(200) + content[-100:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_finished_part_is_made_again(cli: Cli, folder: Path, damage: str) -> None:
+    """The same command rebuilds it: what was finished before an interruption may be cut."""
+    assert cli("pack", "in", "packed", "--shard-size", "5KB").returncode == 0
+    options = ("--with", "scores:facts_or_kill", "--workers", "1", "--index-column", "area")
+    assert cli("enrich", "packed", "expected", *options).returncode == 0
+    (folder / "kill.txt").write_text("000000005")
+    assert cli("enrich", "packed", "out", *options).returncode == -signal.SIGKILL
+    finished = [*(folder / "out" / ".packing").glob("shard-*.parquet")]
+    assert finished
+    for record in finished:
+        record.write_bytes(DAMAGE[damage](record.read_bytes()))
+    resumed = cli("enrich", "packed", "out", *options)
+    assert resumed.returncode == 0, resumed.stderr
+    assert read_tree(folder / "out") == read_tree(folder / "expected")
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_of_a_table_is_not_finished(cli: Cli, folder: Path, damage: str) -> None:
+    assert cli("enrich", "in", "out", "--with", "scores:facts").returncode == 0
+    plan: Any = SimpleNamespace(destination=LocalFolder(folder / "out"))
+    [part] = (folder / "out" / "table").iterdir()
+    assert read_summary(plan, part.name) is not None
+    part.write_bytes(DAMAGE[damage](part.read_bytes()))
+    assert read_summary(plan, part.name) is None

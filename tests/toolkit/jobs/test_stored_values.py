@@ -41,6 +41,7 @@ from tests.entrypoints.common.wrong_values import (
     require_checked,
     with_value,
 )
+from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.moto_server import ACCOUNT, aws_session
 from tests.support.run_files import write_run
 
@@ -93,6 +94,36 @@ def test_a_wrong_value_is_one_error_or_is_not_read(name: str) -> None:
     require_checked(document, lambda value: read(json.dumps(value).encode()), error)
     with pytest.raises(error):
         read(b"{")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps_per_second": 0},
+        {"world_size": 0},
+        {"world_size": 10**400},
+        {"resolution": 0},
+        {"effective_batch_size": 0},
+        {"low": 100.0},
+        {"high": 0.5},
+        {"instance_type": "ml.foo"},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_an_impossible_measurement_is_damaged(change: dict[str, Any]) -> None:
+    measurement = json.loads(json.dumps(asdict(MEASUREMENT))) | change
+    for document, read in (
+        (SPEEDS | {"speeds": [SPEEDS["speeds"][0] | {"measurement": measurement}]}, SPEEDS),
+        (HISTORY | {"measurements": [measurement]}, HISTORY),
+    ):
+        name = "speeds" if read is SPEEDS else "history"
+        with pytest.raises(
+            UserError, match=rf"damaged \(.*{next(iter(change))}|damaged \(.*ml.foo"
+        ):
+            READERS[name][1](json.dumps(document).encode())
+    for name in ("speeds", "history"):
+        with pytest.raises(UserError, match="damaged"):
+            READERS[name][1](b"[" * 100_000)
 
 
 def test_versions_are_named() -> None:
@@ -149,7 +180,20 @@ def test_a_launch_record_of_wrong_values_is_one_line(
             if isinstance(found, str):
                 assert "\n" not in found, found
                 assert "damaged (" in found
-                assert "run `sm-train resume` with the run file" in found
+                assert "; give the run file instead of the run's name" in found
     for wrong in ({}, {"other": {}}, None, [], {"256px": 3}):
         refused = outcome(read, document | {"requests": wrong}, UserError)
         assert isinstance(refused, str), wrong
+
+    # With the run file, a record that cannot be read counts as none.
+    s3.put_object(Bucket="ai-bucket", Key=key, Body=json.dumps(document | {"placement": "x"}))
+    fake = FakeSageMaker(aws)
+    fake.set_status(job, "InProgress")
+    for command in (("status", run), ("stop", run)):
+        done = cli(*command, **options)
+        assert done.returncode == 0, done.stderr
+        assert "damaged (" in done.stderr
+    fake.set_status(job, "Stopped")
+    resumed = cli("resume", run, "--yes", **options)
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(aws.bodies("CreateTrainingJob")) == 2

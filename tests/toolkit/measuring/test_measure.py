@@ -242,6 +242,39 @@ def test_speed_of_another_program_than_the_runs_is_converted(
     assert after["steps_per_second"] < 1 / 0.52  # not compiled
 
 
+def test_speeds_of_other_batches_are_no_obstacle(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    """Only a speed that the user gives with --measured must have the run's batch."""
+    aws.make_bucket("ai-bucket", **SHARDS)
+    MeasuringJobs(aws, {1: 0.50, 2: 0.52})
+    run = write_measured_run(tmp_path)
+    swept = measure(cli, aws, run, "--instances", "1", "--sweep", "batch=8,16", "--yes")
+    assert swept.returncode == 0, swept.stderr
+    assert len(aws.bodies("CreateTrainingJob")) == 2
+    [priced] = json.loads(cli("cost", run, "--json").stdout)["stages"]
+    assert priced["throughput_basis"] == "scaled"
+    other = cli("cost", run, "--json", "--set", "stages.256px.per_device_batch_size=4")
+    assert other.returncode == 0, other.stderr
+
+
+def test_a_measured_speed_replaces_the_stated_one_with_a_word(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("ai-bucket", **SHARDS)
+    MeasuringJobs(aws, {1: 0.5})
+    run = write_measured_run(tmp_path)
+    assert measure(cli, aws, run, "--instances", "1", "--yes").returncode == 0
+    alone = ("--set", "stages.256px.instances=1", "--set", "stages.256px.steps_per_second=1.1")
+    document = json.loads(cli("cost", run, "--json", *alone).stdout)
+    [line] = [line for line in document["warnings"] if "steps_per_second" in line]
+    assert line.startswith("stages.256px.steps_per_second: 1.1 is not used, because the stage was ")
+    [label] = document["measured"]
+    assert label.startswith("measured on 1 × ml.p4de.24xlarge")
+    # A speed that follows from it for another program is none that was measured.
+    changed = ("--set", "training.precision=fp32", "--set", "training.reduce_dtype=fp32")
+    [label] = json.loads(cli("cost", run, "--json", *changed).stdout)["measured"]
+    assert label.startswith("converted from 2 it/s, measured on 1 × ml.p4de.24xlarge")
+
+
 def test_policies_of_the_run_allow_its_measurements(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("ai-bucket", **SHARDS)
     MeasuringJobs(aws, {1: 0.5})
@@ -278,9 +311,7 @@ def test_changed_model_does_not_use_the_old_speed(cli: Cli, aws: Aws, tmp_path: 
     result = cli("cost", run, "--json")
     document = json.loads(result.stdout)
     assert document["stages"][0]["throughput_basis"] == "predicted"
-    assert (
-        "is not used: model, resolution, optimizer or image have changed" in document["warnings"][0]
-    )
+    assert "is not used: model, objective, resolution, optimizer" in document["warnings"][0]
 
 
 INTERRUPTIBLE = """

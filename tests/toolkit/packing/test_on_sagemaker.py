@@ -266,3 +266,31 @@ def test_the_policy_of_jobs_needs_jobs(cli: Cli, tmp_path: Path) -> None:
     refused = cli("iam", write_run(tmp_path), "--only", "processing")
     assert refused.returncode == 2
     assert "processing is the policy of jobs; give --on sagemaker, too" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--only", "remove", "--on", "sagemaker"),
+            "--on: sagemaker does not change the policy",
+        ),
+        (("--only", "job", "--source", "s3://raw/"), "--source: s3://raw/ does not change"),
+        (("--only", "pack", "--destination", "s3://d/"), "--destination: s3://d/ does not change"),
+        (("--source", "s3://"), "--source: 's3://' is no S3 prefix"),
+    ],
+)
+def test_an_option_of_iam_without_effect_is_refused(
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    refused = cli("iam", write_run(tmp_path), *arguments)
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert refused.stderr.startswith(f"sm-train: {message}")
+
+
+def test_a_data_set_that_is_a_whole_bucket_is_pointed_out(cli: Cli, tmp_path: Path) -> None:
+    whole = cli("iam", write_run(tmp_path), "--only", "index")
+    assert "warning: data.uri: the data set is all of ai-bucket" in whole.stderr
+    part = write_run(tmp_path, data={"uri": "s3://ai-bucket/set/shards/"})
+    assert "data.uri" not in cli("iam", part, "--only", "index").stderr
