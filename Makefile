@@ -10,7 +10,7 @@ DEMO_EXTRAS := train,demo
 TEST_EXTRAS := aws,$(DEMO_EXTRAS),heic,hub,report,where,notebook,docs,dev
 
 .PHONY: demo test test-integration test-newest test-slow test-torch-2.5 test-torch-2.3 optional \
-	lint screens docs site plans images requirements sbom audit bench gpu clean
+	lint screens docs site plans images requirements sbom audit bench gpu findings clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m sm_train.toolkit.demo
@@ -97,6 +97,11 @@ plans: $(VENV)/.installed
 images: $(VENV)/.installed
 	$(BIN)/python benchmarks/image_table.py > build/images.json
 	mv build/images.json estimators/data/images.json
+
+# Runs what is known of other software's behavior (findings/README.md); prints what has changed.
+findings:
+	@failed=0; for script in findings/*.sh; do \
+		echo "$$script"; bash "$$script" || { echo "$$script: changed"; failed=1; }; done; exit $$failed
 
 # Pins the packages of jobs and Lambda functions with everything that they need, and with hashes.
 # Versions change only where an .in file demands it; make UPGRADE=--upgrade requirements takes the

@@ -1,0 +1,1 @@
+"""What a crash leaves: the order of flushes, names, removals and requests, and a kill at each."""

@@ -1,0 +1,1 @@
+"""The order of the calls that decide what a crash leaves: flushes, names, removals, requests."""
