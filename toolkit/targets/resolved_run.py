@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import click
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import (
@@ -112,7 +112,7 @@ def run_of_config(session: boto3.Session, config: RunConfig, region: str) -> Res
         try:
             record = read_record(session, _home(jobs)[1] or bucket, config.name, jobs[-1].name)
         except DamagedRecordError as error:
-            click.echo(f"warning: {error.problem}; the run file counts instead", err=True)
+            sys.stderr.write(f"warning: {error.problem}; the run file counts instead\n")
     return ResolvedRun(config.name, region, bucket, config, record, tuple(jobs))
 
 
