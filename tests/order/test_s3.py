@@ -110,7 +110,7 @@ def test_the_index_is_stored_after_all_that_it_lists(packing: PackToS3) -> None:
 @pytest.mark.integration
 def test_a_kill_at_some_requests_leaves_a_pack_that_can_be_read(packing: PackToS3) -> None:
     numbers = writes(packing.calls, "packed/")
-    packing.require_recovery([numbers[len(numbers) // 2], *numbers[-6::3]])
+    packing.require_recovery(numbers[-6::3])
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def deciding(calls: list[Call]) -> list[int]:
 def test_a_submission_that_is_killed_starts_one_job(
     submissions: Submissions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submissions.require_one_job(deciding(submissions.calls)[-4:], monkeypatch)
+    submissions.require_one_job(deciding(submissions.calls)[-2:], monkeypatch)
 
 
 @pytest.mark.slow
