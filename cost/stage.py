@@ -58,8 +58,13 @@ class StageProgram:
 
     def agrees_with(self, other: StageProgram) -> bool:
         """Return whether all settings are equal that are known of both."""
+        return not self.differences(other)
+
+    def differences(self, other: StageProgram) -> dict[str, Any]:
+        """Return the settings that are known of both and not equal, by name, as they are here."""
         mine, theirs = self.known(), other.known()
-        return all(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
+        shared = sorted(mine.keys() & theirs.keys())
+        return {name: mine[name] for name in shared if mine[name] != theirs[name]}
 
     def known(self) -> dict[str, Any]:
         """Return the known settings by their names."""

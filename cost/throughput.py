@@ -322,11 +322,8 @@ def _carried(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
 
 def _differences(measurement: Measurement, stage: CostStage) -> str:
     """Return the settings of the measured program that the stage's does not have."""
-    ran, planned = measurement.program.known(), stage.program.known()
-    other = [name for name in ran.keys() & planned.keys() if ran[name] != planned[name]]
-    if not other:
-        return ""
-    return f" with {', '.join(f'{name}: {ran[name]}' for name in sorted(other))}"
+    other = measurement.program.differences(stage.program)
+    return f" with {', '.join(f'{name}: {ran}' for name, ran in other.items())}" if other else ""
 
 
 def _distance(measurement: Measurement, stage: CostStage) -> tuple[bool, float, float]:

@@ -117,7 +117,7 @@ RUN_ELSEWHERE = {
     # A training job in SageMaker, and a process of a training job: the tests below.
     ("python-api.md", 3),
     ("jobs.md", 0),
-    # For version 2 of the SDK, which cannot be installed beside version 3: compiled only.
+    # For version 2 of the SDK, which cannot be installed together with version 3: compiled only.
     ("migration/sagemaker-sdk-v2.md", 0),
 }
 
