@@ -35,15 +35,15 @@ from sm_train.entrypoints.streaming.stream_state import (
     LEASES,
     MANIFESTS,
     RECORDS,
+    RESTORE,
     S3_REQUESTS,
     SEEN,
     STAGED,
     is_seen,
     numbers_in,
+    record_name,
     sample_key,
 )
-
-_RESTORE = "restore an earlier version of the object"
 
 ABANDONED_AFTER = timedelta(days=1)
 """Age at which an unfinished upload is aborted; a Lambda function runs for at most 15 minutes."""
@@ -171,8 +171,8 @@ class Sealer:
             return list_of(text)(json.loads(content))
         except (ValueError, RecursionError) as error:
             fix = "delete it, and its samples go into another shard"
-            if self.destination.size(f"{RECORDS}/{number:06d}") is not None:
-                fix = _RESTORE  # its shard has been written, with samples that are marked as seen
+            if self.destination.size(record_name(number)) is not None:
+                fix = RESTORE  # its shard has been written, with samples that are marked as seen
             raise PlanError(
                 f"{self.destination.address(name)}: damaged: {one_line(error)}; {fix}"
             ) from None
@@ -180,7 +180,7 @@ class Sealer:
     def _finish(self, number: int) -> bool:
         """Write a claimed shard and its record, then mark its samples as seen."""
         names = self._read_manifest(number)
-        record = f"{RECORDS}/{number:06d}"
+        record = record_name(number)
         if self.destination.size(record) is None:
             try:
                 shard = self._write_shard(number, names)
@@ -225,7 +225,7 @@ class Sealer:
             document = record_of({"source": text})(json.loads(bytes(members["json"])))
         except (tarfile.TarError, ValueError, LookupError, RecursionError) as error:
             address = self.destination.address(f"{STAGED}/{name}")
-            raise PlanError(f"{address}: damaged: {one_line(error)}; {_RESTORE}") from None
+            raise PlanError(f"{address}: damaged: {one_line(error)}; {RESTORE}") from None
         return members, document["source"]
 
     def _read_staged(self, names: Sequence[str]) -> Iterator[bytes]:

@@ -39,6 +39,7 @@ from sm_train.entrypoints.streaming.stream_state import (
     STAGED,
     is_seen,
     numbers_in,
+    record_name,
 )
 
 
@@ -252,7 +253,7 @@ def arriving_addresses(destination: S3Prefix) -> list[str]:
 
     def of_record(number: int) -> list[str]:
         try:
-            shard = read_index(destination, f"{RECORDS}/{number:06d}").shard(0)
+            shard = read_index(destination, record_name(number)).shard(0)
         except FileNotFoundError:
             return []  # in the index since
         return list(shard.columns.get(SOURCE, ()))

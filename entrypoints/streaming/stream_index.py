@@ -41,10 +41,12 @@ from sm_train.entrypoints.streaming.stream_state import (
     LEASES,
     RECORDS,
     REJECTED,
+    RESTORE,
     S3_REQUESTS,
     SEEN,
     numbers_in,
     read_rejected,
+    record_name,
 )
 
 BATCH_SAMPLES = 4_000_000
@@ -67,10 +69,6 @@ class _Batch:
         """A digest of what it consists of."""
         content = json.dumps([sorted(self.records), sorted(self.rejected)])
         return streamed_fingerprint(hashlib.sha256(content.encode()).hexdigest())
-
-
-def _record(number: int) -> str:
-    return f"{RECORDS}/{number:06d}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class StreamIndexer:
         read = self.destination.read
         done = numbers_in(self.destination, DONE)
         numbers = sorted(numbers_in(self.destination, RECORDS) & done)
-        numbers = [number for number in numbers if _record(number) not in damaged]
+        numbers = [number for number in numbers if record_name(number) not in damaged]
         listed = sorted(self.destination.list_sizes(REJECTED))
         names = [name for name in listed if f"{REJECTED}/{name}" not in damaged][:BATCH_REJECTED]
         records: dict[int, bytes] = {}
@@ -129,13 +127,13 @@ class StreamIndexer:
                 if samples >= BATCH_SAMPLES:
                     break
                 group = numbers[first : first + S3_REQUESTS]
-                contents = pool.map(lambda number: read(_record(number)), group)
+                contents = pool.map(lambda number: read(record_name(number)), group)
                 for number, content in zip(group, contents, strict=True):
                     try:
                         samples += self._open(number, content).header.samples
                     except ShardError as error:
-                        problem = f"{one_line(error)}; restore an earlier version of the object"
-                        damaged[_record(number)] = PlanError(problem)
+                        problem = f"{one_line(error)}; {RESTORE}"
+                        damaged[record_name(number)] = PlanError(problem)
                         continue
                     records[number] = content
             items = pool.map(self._read_rejected, names)
@@ -161,7 +159,7 @@ class StreamIndexer:
         Raises:
             ShardError: it is damaged.
         """
-        return open_index(content, self.destination.address(_record(number)))
+        return open_index(content, self.destination.address(record_name(number)))
 
     def _add(self, batch: _Batch) -> int:
         """Add a batch to the index; return the number of shards that it did not have."""
@@ -181,7 +179,7 @@ class StreamIndexer:
         self.destination.remove(f"{REJECTED}/{name}")
 
     def _forget_record(self, number: int) -> None:
-        self.destination.remove(_record(number))
+        self.destination.remove(record_name(number))
 
     def _store_names(self, batch: _Batch) -> None:
         """Store the names of the batch's images with their keys, sorted by name.

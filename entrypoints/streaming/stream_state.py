@@ -48,6 +48,15 @@ S3_REQUESTS = 32
 """Objects that are requested at the same time."""
 
 
+RESTORE = "restore an earlier version of the object"
+"""What helps against a damaged object without which images would be lost."""
+
+
+def record_name(shard: int) -> str:
+    """Return the object that describes a sealed shard until the index does."""
+    return f"{RECORDS}/{shard:06d}"
+
+
 def sample_key(shard: int, position: int) -> str:
     """Return the key of a sample in a streamed shard.
 
