@@ -15,6 +15,7 @@ from sm_train.entrypoints.common.bucket_settings import KEYS_VARIABLE, OWNERS_VA
 from sm_train.entrypoints.object_store import store
 
 from tests.support.capabilities import skip_or_fail
+from tests.tiers.cpu_time import CpuTime
 from tests.support.deadline import DEADLINE
 from tests.support.forked_commands import cli_server
 from tests.support.moto_server import Aws, moto_server
@@ -54,6 +55,11 @@ _BROWSER_FLAGS = (
     "--disable-background-networking --disable-component-update --disable-sync"
 )
 _PRELUDES = {"none": _NO_NETWORK, "loopback": _LOOPBACK_ONLY}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the processor time of every test."""
+    config.pluginmanager.register(CpuTime())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,19 +49,39 @@ def test_exit_code_within_the_limit_is_that_of_the_command() -> None:
 
 
 def test_times_are_summed_by_folder(tmp_path: Path) -> None:
-    report = tmp_path / "report.xml"
-    report.write_text(
-        '<testsuites><testsuite name="pytest">'
-        '<testcase classname="tests.toolkit.packing.test_pack" name="test_a" time="2.5"/>'
-        '<testcase classname="tests.toolkit.packing.test_index" name="test_b[x]" time="1.5"/>'
-        '<testcase classname="tests.test_docs" name="test_c" time="0.25"/>'
-        "</testsuite></testsuites>"
+    (tmp_path / "conftest.py").write_text(
+        "from tests.tiers.cpu_time import CpuTime\n\n"
+        "def pytest_configure(config):\n    config.pluginmanager.register(CpuTime())\n"
     )
+    (tmp_path / "test_busy.py").write_text(
+        "import subprocess, sys, time\n\n"
+        "WORK = 'import time\\nwhile time.process_time() < 0.5: pass'\n\n"
+        "def test_in_a_process():\n    subprocess.run([sys.executable, '-c', WORK])\n\n"
+        "def test_that_waits():\n    time.sleep(0.5)\n"
+    )
+    report = tmp_path / "report.xml"
+    root = HERE.parents[1]
     ran = subprocess.run(
+        [sys.executable, "-m", "pytest", f"--junitxml={report}", f"--rootdir={tmp_path}", tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )
+    [most, least] = re.findall(r"^ +([\d.]+) s  test_busy.py::(\w+)$", ran.stdout, re.MULTILINE)
+    assert (most[1], least[1]) == ("test_in_a_process", "test_that_waits")
+    assert float(most[0]) >= 0.5 > float(least[0]) + 0.25
+    assert "minutes of CPU in tests" in ran.stdout
+    times = subprocess.run(
         [sys.executable, str(HERE / "times.py"), str(report)],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "     2        4  toolkit/packing\n" in ran.stdout
-    assert "     2.5  tests/toolkit/packing/test_pack.py::test_a\n" in ran.stdout
+    assert f"{most[0]:>8}  test_busy.py::test_in_a_process\n" in times.stdout
+    assert re.search(r"^     2 +\d+  tests$", times.stdout, re.MULTILINE)
+
+
+def test_processor_time_of_a_run_is_printed() -> None:
+    ran = limited("60", sys.executable, "-c", "import time\nwhile time.process_time() < 1: pass")
+    assert ran.stdout == "0.0 minutes of CPU\n"

@@ -2,13 +2,14 @@
 
     python tests/tiers/time_limit.py SECONDS COMMAND [ARGUMENT]...
 
-Before it kills them, it prints the Python stacks of all processes, with the py-spy of their
+At the end it prints the processor time of all of its processes. Before it kills them, it prints the Python stacks of all processes, with the py-spy of their
 environments. Needs the standard library only, so that it also limits the installation.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -26,7 +27,10 @@ def main(arguments: list[str]) -> int:
     process = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
     try:
-        return process.wait(limit)
+        code = process.wait(limit)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(f"{(used.ru_utime + used.ru_stime) / 60:.1f} minutes of CPU", flush=True)
+        return code
     except subprocess.TimeoutExpired:
         print(f"\nstopped after {limit / 60:.0f} minutes; the stacks of all processes:", flush=True)
     except KeyboardInterrupt:  # the terminal interrupts the command as well

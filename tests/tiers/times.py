@@ -1,6 +1,8 @@
-"""Prints the time of each folder of tests and the slowest tests, from pytest's JUnit reports.
+"""Prints the processor time of each folder of tests and of the most expensive tests.
 
 python tests/tiers/times.py REPORT...
+
+Reads pytest's JUnit reports, in which tests/tiers/cpu_time.py states the time of each test.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import sys
 from collections import Counter
 from xml.etree import ElementTree
 
-_SLOWEST = 10
+_MOST = 10
 
 
 def main(reports: list[str]) -> None:
@@ -19,19 +21,20 @@ def main(reports: list[str]) -> None:
     for report in reports:
         for case in ElementTree.parse(report).iter("testcase"):
             module, name = case.get("classname", ""), case.get("name", "")
-            took = float(case.get("time", 0))
+            stated = case.find("properties/property[@name='cpu_seconds']")
+            used = 0.0 if stated is None else float(stated.get("value", 0))
             # tests.toolkit.packing.test_pack → toolkit/packing
             folder = "/".join(module.split(".")[1:-1][:2]) or "tests"
             folders[folder] += 1
-            seconds[folder] += took
-            tests[f"{module.replace('.', '/')}.py::{name}"] += took
-    print(f"\n{'tests':>6} {'seconds':>8}  folder")
-    for folder, took in seconds.most_common():
-        print(f"{folders[folder]:6} {took:8.0f}  {folder}")
-    print(f"{folders.total():6} {seconds.total():8.0f}  all; of several workers together")
-    print(f"\n{'seconds':>8}  slowest tests")
-    for test, took in tests.most_common(_SLOWEST):
-        print(f"{took:8.1f}  {test}")
+            seconds[folder] += used
+            tests[f"{module.replace('.', '/')}.py::{name}"] += used
+    print(f"\n{'tests':>6} {'seconds':>8}  folder (CPU)")
+    for folder, used in seconds.most_common():
+        print(f"{folders[folder]:6} {used:8.0f}  {folder}")
+    print(f"{folders.total():6} {seconds.total():8.0f}  all")
+    print(f"\n{'seconds':>8}  tests with most CPU")
+    for test, used in tests.most_common(_MOST):
+        print(f"{used:8.1f}  {test}")
 
 
 if __name__ == "__main__":
