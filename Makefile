@@ -122,7 +122,7 @@ requirements: $(VENV)-audit/.installed
 COMPILE = $(VENV)-audit/bin/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 \
 	--generate-hashes --custom-compile-command "make requirements"
 # $(1): extras; $(2): the file's name. What only PyTorch's build needs is in torch.txt.
-compile_environment = $(COMPILE) -c constraints.txt -c estimators/data/requirements.txt -c tests/environments/torch.txt \
+compile_environment = $(COMPILE) -c estimators/data/requirements.txt -c tests/environments/torch.txt \
 	$(foreach extra,$(subst $(comma), ,$(1)),--extra $(extra)) setup.cfg tests/environments/build.in \
 	$$(sed -nE 's/^((nvidia|cuda)-[a-z0-9-]+|torch|triton)==.*/--no-emit-package \1/p' tests/environments/torch.txt) \
 	-o tests/environments/$(2).txt
@@ -198,7 +198,7 @@ $(VENV)/.installed: $(VENV)/.torch setup.cfg pyproject.toml tests/environments/t
 $(VENV)-newest/.installed: setup.cfg pyproject.toml $(VENV)-audit/.installed
 	$(PYTHON) -m venv $(VENV)-newest
 	$(VENV)-newest/bin/pip install $(PIP_OPTIONS) --quiet $(or $(TORCH),torch==2.13.0)
-	$(VENV)-audit/bin/uv pip install --quiet --python $(VENV)-newest/bin/python -c constraints.txt \
+	$(VENV)-audit/bin/uv pip install --quiet --python $(VENV)-newest/bin/python \
 		-e ".[$(TEST_EXTRAS)]"
 	touch $@
 

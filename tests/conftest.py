@@ -15,10 +15,10 @@ from sm_train.entrypoints.common.bucket_settings import KEYS_VARIABLE, OWNERS_VA
 from sm_train.entrypoints.object_store import store
 
 from tests.support.capabilities import skip_or_fail
-from tests.tiers.cpu_time import CpuTime
 from tests.support.deadline import DEADLINE
 from tests.support.forked_commands import cli_server
 from tests.support.moto_server import Aws, moto_server
+from tests.tiers.cpu_time import CpuTime
 
 if TYPE_CHECKING:
     from selenium import webdriver

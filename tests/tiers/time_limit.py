@@ -2,8 +2,9 @@
 
     python tests/tiers/time_limit.py SECONDS COMMAND [ARGUMENT]...
 
-At the end it prints the processor time of all of its processes. Before it kills them, it prints the Python stacks of all processes, with the py-spy of their
-environments. Needs the standard library only, so that it also limits the installation.
+At the end it prints the processor time of all of its processes. Before it kills them, it prints
+the Python stacks of all processes, with the py-spy of their environments. Needs the standard
+library only, so that it also limits the installation.
 """
 
 from __future__ import annotations
