@@ -47,8 +47,10 @@ def _nearest(name: str) -> list[str]:
 @cache
 def _installed_regions() -> set[str]:
     """Return the regions that the installed botocore knows: it may be newer than the table."""
-    import botocore.session
-
+    try:
+        import botocore.session
+    except ModuleNotFoundError:  # without [aws]
+        return set()
     session = botocore.session.Session()
     partitions = session.get_available_partitions()
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -48,24 +49,30 @@ def build_wheel(folder: Path) -> Path:
     return path
 
 
-def base_requirements() -> list[str]:
-    """Return the requirements of an installation without extras."""
+def requirements(*extras: str) -> list[str]:
+    """Return the requirements of an installation with ``extras``."""
     parser = ConfigParser()
     parser.read(ROOT / "setup.cfg")
-    lines = parser["options"]["install_requires"].splitlines()
+    sections = [parser["options"]["install_requires"]]
+    sections += [parser["options.extras_require"][extra] for extra in extras]
+    lines = "\n".join(sections).splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def install_base(wheel: Path, folder: Path) -> Path:
-    """Make an environment with the wheel and links to the base requirements of this environment.
+def install(wheel: Path, folder: Path, *extras: str) -> Path:
+    """Make an environment with the wheel and links to this environment's packages of ``extras``.
 
-    Return its interpreter. No package outside of the base requirements can be imported.
+    Return its interpreter. No package outside of the base requirements and ``extras`` can be
+    imported.
     """
     venv.create(folder, with_pip=False)
     [site] = (folder / "lib").glob("python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    for name in _closure(base_requirements()):
+    [metadata] = site.glob("sm_train-*.dist-info")
+    origin = {"url": wheel.as_uri(), "archive_info": {}}
+    (metadata / "direct_url.json").write_text(json.dumps(origin))  # as pip writes it
+    for name in _closure(requirements(*extras)):
         installed = distribution(name)
         for file in installed.files or ():
             top = file.parts[0]

@@ -17,6 +17,7 @@ from sm_train.entrypoints.common.signals import was_interrupted
 from sm_train.toolkit.commands._command import global_options, json_option
 from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.extras import missing_extra
 from sm_train.toolkit.settings import default_profile
 from sm_train.toolkit.terminal.interrupts import handle_interrupts
 from sm_train.toolkit.terminal.printable import printable
@@ -175,6 +176,8 @@ def _fail_error(error: Exception, *, is_verbose: bool) -> int:
             return _fail_usage(error)
         case OSError():
             return _fail_os(error)
+        case ModuleNotFoundError() if (missing := missing_extra(error)) and not is_verbose:
+            return _fail(str(missing), missing.exit_code)
         case MemoryError():
             return _fail(
                 "not enough memory; use a machine with more, or a smaller input",

@@ -5,9 +5,29 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Literal
 
+from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.toolkit.errors import UserError
 
 Extra = Literal["aws", "heic", "hub", "notebook", "report", "tensorboard", "train", "where"]
+
+_MODULES = {
+    "aws": ("boto3", "botocore", "s3transfer", "sagemaker", "tenacity"),
+    "train": (
+        *("torch", "accelerate", "diffusers", "transformers", "tokenizers", "safetensors"),
+        *("psutil", "webdataset", "pynvml"),
+    ),
+    "heic": ("pillow_heif",),
+    "hub": ("huggingface_hub",),
+    "lora": ("peft",),
+    "notebook": ("pandas",),
+    "report": ("matplotlib",),
+    "tensorboard": ("tensorboard",),
+    "trackers": ("wandb", "mlflow"),
+    "where": ("duckdb",),
+}
+"""Extra → the modules that it adds to the base installation and that the product imports.
+
+A module of several extras is in the smallest one."""
 
 
 def require_extra(extra: Extra, *modules: str, purpose: str) -> None:
@@ -20,9 +40,21 @@ def require_extra(extra: Extra, *modules: str, purpose: str) -> None:
     """
     for module in modules:
         if not is_installed(module):
-            raise UserError(
-                f'{module}: is not installed; {purpose} needs it: pip install "sm-train[{extra}]"'
-            )
+            raise _missing(module, extra, purpose)
+
+
+def missing_extra(error: ModuleNotFoundError) -> UserError | None:
+    """Return the message for a failed import of an extra's module; None for another module."""
+    module = (error.name or "").partition(".")[0]
+    for extra, modules in _MODULES.items():
+        if module in modules:
+            return _missing(module, extra, "this command")
+    return None
+
+
+def _missing(module: str, extra: str, purpose: str) -> UserError:
+    command = install_command(extra)
+    return UserError(f"{module}: is not installed; {purpose} needs it: {command}")
 
 
 def require_local_run(*, in_containers: bool = False) -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sm_train.entrypoints.common.index_location import is_streamed
+from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.entrypoints.common.job_config import DataConfig, DataSource
 from sm_train.entrypoints.common.rng import hash64, random_below
 from sm_train.entrypoints.data.batches import RawBatch, RawSample, SampleMembers
@@ -395,7 +396,7 @@ def _samples(
         import webdataset
     except ImportError:
         raise DataError(
-            "data.reader: webdataset is not installed; run: pip install 'sm-train[train]'"
+            f"data.reader: webdataset is not installed; run: {install_command('train')}"
         ) from None
     errors = _ReadErrors(urls, names)
     # A stream reads one shard at a time.

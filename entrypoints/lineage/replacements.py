@@ -11,11 +11,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sm_train.entrypoints.common.rng import Ints
-from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.lineage.data_record import RecordError
+
+if TYPE_CHECKING:
+    from sm_train.entrypoints.data.batches import Batch
 
 SUFFIX = "-replaced.jsonl"
 """Ends the name of the file; a record's name without ``.json`` begins it."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.entrypoints.common.job_config import JobConfigError, LoraConfig
 from sm_train.entrypoints.common.lora_layers import (
     LORA_FILE,
@@ -91,8 +92,8 @@ def add_adapter(network: nn.Module, lora: LoraConfig, class_name: str) -> None:
         from peft import inject_adapter_in_model
     except ImportError:
         raise JobConfigError(
-            "model.lora: peft is not installed; add it to the image, or run pip install "
-            "'sm-train[lora]'"
+            "model.lora: peft is not installed; add it to the image, or run "
+            f"{install_command('lora')}"
         ) from None
     layers = extensible_layers(network)
     require_targets(lora, class_name, map(layer_name, layers))

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
+from sm_train.entrypoints.object_store.aws_session import prepare_session
 from sm_train.entrypoints.object_store.conditional_upload import ConditionalUpload, upload_if
 from sm_train.entrypoints.object_store.parallel_read import ParallelReader
 from sm_train.entrypoints.object_store.s3_errors import error_code, is_missing
@@ -391,7 +391,7 @@ def _open_store(access: S3Access) -> ObjectStore:
     from botocore.config import Config
 
     session = boto3.Session(profile_name=access.profile, region_name=access.region)
-    send_bucket_parameters(session)
+    prepare_session(session)
     config = Config(
         max_pool_connections=MAX_CONNECTIONS,
         retries={"mode": "adaptive", "max_attempts": 10},

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
+from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.entrypoints.images.color import to_rgb
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_header import (
@@ -189,7 +190,7 @@ def _register_heif() -> None:
         from pillow_heif import register_heif_opener
     except ImportError:
         raise DecodeError(
-            "image-kind", 'HEIC; pillow-heif is not installed: pip install "sm-train[heic]"'
+            "image-kind", f"HEIC; pillow-heif is not installed: {install_command('heic')}"
         ) from None
     # Thumbnails and depth maps are other images of the file.
     register_heif_opener(thumbnails=False, depth_images=False, decode_threads=1)

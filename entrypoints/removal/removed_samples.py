@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 from sm_train.entrypoints.common.index_location import removal_list
-from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
+from sm_train.entrypoints.object_store.aws_session import prepare_session
 from sm_train.entrypoints.object_store.store import ObjectStore, store_of
 from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
 
@@ -131,7 +131,7 @@ def _open_store() -> ObjectStore:
     from botocore.config import Config
 
     session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
-    send_bucket_parameters(session)
+    prepare_session(session)
     retries: Any = {"mode": "standard", "total_max_attempts": 3}
     return store_of(session, config=Config(connect_timeout=5, read_timeout=30, retries=retries))
 

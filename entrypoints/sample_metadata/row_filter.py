@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.installed_form import install_command
 
 if TYPE_CHECKING:
     import duckdb
@@ -58,7 +59,7 @@ class RowFilter:
     ) -> None:
         if find_spec("duckdb") is None:
             raise ConditionError(
-                f'duckdb: is not installed; {option} needs it: pip install "sm-train[where]"'
+                f"duckdb: is not installed; {option} needs it: {install_command('where')}"
             )
         self._name, self._where = name, where
         self._option, self._fix = option, fix

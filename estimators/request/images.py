@@ -6,6 +6,7 @@ import re
 from importlib.resources import files
 
 from sm_train.cost.instances import instance_type, is_own_machine
+from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.entrypoints.common.job_config import major_minor
 from sm_train.entrypoints.packages.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.bundle import job_requirements
@@ -71,7 +72,7 @@ def aws_image(version: str, instance: str, region: str) -> str:
     except ModuleNotFoundError:
         raise ValueError(
             f"cluster.framework_version or region: no image of PyTorch {version} for {instance} in "
-            f'{region} is known here; pip install "sm-train[aws]" looks in the SageMaker SDK'
+            f"{region} is known here; {install_command('aws')} looks in the SageMaker SDK"
         ) from None
     try:
         uri: str = image_uris.retrieve(

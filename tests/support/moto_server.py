@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs
 
-from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
+from sm_train.entrypoints.object_store.aws_session import prepare_session
 
 from tests.support.aws.policy_enforcement import (
     ACCOUNT,
@@ -165,7 +165,7 @@ def aws_session(region: str = "us-east-1") -> boto3.Session:
     import boto3
 
     session = boto3.Session("testing", "testing", region_name=region)
-    send_bucket_parameters(session)
+    prepare_session(session)
     return session
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
 from sm_train.cost.prices import REFERENCE_REGION
-from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
+from sm_train.entrypoints.object_store.aws_session import prepare_session
 from sm_train.estimators.regions import region_problem
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -124,7 +124,7 @@ def open_session(profile: str | None, region: str) -> boto3.Session:
             "or give --profile",
             ExitCode.PERMISSION,
         )
-    send_bucket_parameters(session)
+    prepare_session(session)
     return session
 
 
@@ -154,7 +154,7 @@ def open_session_if_possible(profile: str | None, region: str) -> boto3.Session 
             return None
     except botocore.exceptions.BotoCoreError:
         return None
-    send_bucket_parameters(session)
+    prepare_session(session)
     return session
 
 
@@ -180,7 +180,7 @@ def session_in_region(session: boto3.Session, region: str) -> boto3.Session:
     resolver = CredentialResolver([SharedCredentials()])
     inner.register_component("credential_provider", resolver)
     regional = boto3.Session(botocore_session=inner, region_name=region)
-    send_bucket_parameters(regional)
+    prepare_session(regional)
     return regional
 
 

@@ -56,7 +56,9 @@ def _unchecked(
         )
     if is_credential_error(error):
         raise error
-    fix = "retry" if is_throttling(error) else f"allow {action}, or check manually"
+    failed = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500
+    busy = failed or is_throttling(error)
+    fix = "retry" if busy else f"allow {action}, or check manually"
     if owner := response["Error"].get("ExpectedOwner"):
         fix += f"; or name the bucket's owner in bucket_owners, if it is not account {owner}"
     code = response["Error"].get("Code", "an error")

@@ -11,6 +11,7 @@ from sm_train.cost.estimate import Estimate, Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
+from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.estimators.bundle.bundle import LARGE_BYTES, Bundle
 from sm_train.estimators.config.load import dotted
 from sm_train.estimators.config.naming import ROLE_NOT_SET
@@ -220,7 +221,7 @@ def warnings(submission: Submission, whole: Estimate) -> list[str]:
         for placeholder in find_placeholders(submission.config)
     ]
     if not is_installed("botocore"):
-        lines.append('the request is not validated: pip install "sm-train[aws]"')
+        lines.append(f"the request is not validated: {install_command('aws')}")
     now = datetime.now(UTC)
     seconds = as_document(whole)["total"]["wall_seconds"]
     end = None if seconds is None else now + timedelta(seconds=float(seconds))

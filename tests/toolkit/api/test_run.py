@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import sm_train
+from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.estimators.sdk.model_trainer import without_timestamps
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.submit.run_bundle import bundle_of
@@ -145,7 +146,7 @@ sm_train.Run.load("run.yaml").cost().to_frame()
 """
     result = python(program, tmp_path)
     last = result.stderr.splitlines()[-1]
-    assert last.endswith('to_frame() needs it: pip install "sm-train[notebook]"')
+    assert last.endswith(f"to_frame() needs it: {install_command('notebook')}")
     assert "UsageError: pandas: is not installed" in last
 
 

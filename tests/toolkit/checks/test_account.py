@@ -28,6 +28,7 @@ from sm_train.toolkit.packing.shard_listing import list_prefix
 
 from tests.conftest import Aws, Cli
 from tests.support.fake_services import (
+    FakeResponse,
     FakeServer,
     deny_all,
     fake_bucket,
@@ -181,6 +182,29 @@ def test_unlisted_quota_is_reported(check: Check) -> None:
 
 
 # ------------------------------------------------------------------ rejected calls
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (200, "(HTTP 200)"),
+        (403, "(HTTP 403)"),
+        (502, "AWS responded with 502"),
+    ],
+)
+def test_page_of_a_proxy_costs_only_one_check(
+    status: int, reason: str, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = b"<!DOCTYPE html>\n<html><head><title>Blocked</title></head></html>"
+    answer = FakeResponse(status, page, {"Content-Type": "text/html"})
+    with fake_server(lambda request: answer) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_IAM", proxy.url)
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        found = check()
+    assert found["unchecked"].level == "warning"
+    assert reason in found["unchecked"].message
+    assert ("is no AWS document but a web page" in found["unchecked"].message) == (status < 500)
+    assert found["unchecked"].fix == "retry"
 
 
 def test_rejected_call_costs_only_one_check(

@@ -9,7 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
-from sm_train.entrypoints.object_store.bucket_parameters import send_bucket_parameters
+from sm_train.entrypoints.object_store.aws_session import prepare_session
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.iam import policies
 from sm_train.estimators.request.images import image_uri
@@ -69,7 +69,7 @@ def without(document: dict[str, Any], *sids: str) -> dict[str, Any]:
 
 def found(run: RunConfig) -> list[tuple[str, str, str, str]]:
     session = boto3.Session(region_name="us-east-1")
-    send_bucket_parameters(session)
+    prepare_session(session)
     findings = permission_findings(run, session, "us-east-1")
     return [(item.level, item.code, item.where, item.message) for item in findings]
 

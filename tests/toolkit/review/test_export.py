@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.review.build import find_sources
 from sm_train.toolkit.review.job_log import JobLog
@@ -106,5 +108,5 @@ def test_interrupted_export_leaves_nothing_that_the_same_command_refuses(
 
 def test_missing_tensorboard_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(UserError, match=r"pip install \"sm-train\[tensorboard\]\""):
+    with pytest.raises(UserError, match=re.escape(install_command("tensorboard"))):
         require_tensorboard()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.report_html.html_page import template
 from sm_train.toolkit.report_html.svg import COLORS
@@ -235,7 +236,7 @@ def test_missing_extra_names_what_to_install() -> None:
         check=True,
         cwd=Path(__file__).parents[3],
     ).stdout
-    command = 'pip install "sm-train[report]"'
+    command = install_command("report")
     assert output == f"matplotlib: is not installed; a page with charts needs it: {command}\n"
 
 
