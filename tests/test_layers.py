@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections import Counter
 from functools import cache
@@ -166,6 +165,18 @@ TORCH_FREE = [
     "models.model_manifest",
 ]
 """Modules that a laptop shares with the cluster, and the watchdog: they import no torch."""
+
+
+TORCH_USERS = {
+    "sm_train.toolkit.api.model_export",
+    "sm_train.toolkit.demo.digits",
+    "sm_train.toolkit.models.export",
+    "sm_train.toolkit.sampling.sample",
+}
+"""The laptop's modules that need the extra ``train``."""
+
+HEAVY = {"torch", "boto3", "diffusers", "transformers", "accelerate", "webdataset", "peft"}
+"""Packages that take long to import, or that are not in the base installation."""
 
 
 def module_name(path: Path) -> str:
@@ -342,8 +353,49 @@ def test_cost_imports_only_the_standard_library() -> None:
 
 @pytest.mark.parametrize("module", TORCH_FREE)
 def test_modules_shared_with_the_laptop_import_no_torch(module: str) -> None:
-    program = f"import sys, sm_train.entrypoints.{module}\nprint(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert not {"torch", "boto3", "diffusers"} & set(loaded)
+    """Importing the module imports none of these packages."""
+    assert heavy_imports(f"sm_train.entrypoints.{module}") == set()
+
+
+def test_laptops_commands_import_no_torch() -> None:
+    """A module of ``toolkit`` that uses one of ``entrypoints`` with torch needs the extra train."""
+    with_torch = {
+        name
+        for name in modules()
+        if name.startswith("sm_train.toolkit.")
+        for imported in imports(name)
+        if imported.startswith("sm_train.entrypoints.") and heavy_imports(imported) - {"boto3"}
+    }
+    assert with_torch == TORCH_USERS
+
+
+def heavy_imports(name: str) -> set[str]:
+    """Return the packages of HEAVY that the import of a module of the product imports."""
+    pending, found, heavy = [name], {name}, set()
+    for each in pending:
+        for imported in top_imports(each):
+            if imported in modules() and imported not in found:
+                found.add(imported)
+                pending.append(imported)
+            elif imported.split(".")[0] in HEAVY:
+                heavy.add(imported.split(".")[0])
+    return heavy
+
+
+@cache
+def top_imports(name: str) -> frozenset[str]:
+    """What a module imports when it is imported itself: not inside functions, not for checkers."""
+    found = set()
+    pending: list[ast.AST] = [ast.parse(modules()[name].read_text())]
+    for node in pending:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                found.add(module if module in modules() else node.module or "")
+        elif isinstance(node, ast.stmt) and _is_for_type_checkers(node):
+            continue
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            pending += ast.iter_child_nodes(node)
+    return frozenset(found)
