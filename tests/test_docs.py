@@ -207,6 +207,17 @@ def test_spelling() -> None:
     assert result.stdout == "", result.stdout
 
 
+def test_every_page_installs_with_the_lines_of_the_include() -> None:
+    text = (ROOT / "docs" / "includes" / "install.md").read_text()
+    [lines] = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    commands = [line.partition(" #")[0].strip() for line in lines.splitlines()]
+    assert lines in (ROOT / "README.md").read_text()
+    for page in [*PAGES, *(ROOT / "toolkit" / "templates").iterdir()]:
+        written = re.findall(r"pip install .*?(?=[`#\n])", page.read_text())
+        ours = [command.strip() for command in written if re.search(r"sm-train\b|\.\[", command)]
+        assert set(ours) <= set(commands), page
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 

@@ -48,7 +48,7 @@ class Checks:
         """Return a data frame with one row for each finding.
 
         Raises:
-            Error: pandas is not installed (``pip install "sm-train[notebook]"``).
+            Error: pandas is not installed (the extra ``notebook``).
         """
         return data_frame([asdict(finding) for finding in self.findings])
 

@@ -79,7 +79,7 @@ class Job:
 
         Args:
             html: Also write a self-contained page with charts to this file
-                (``pip install "sm-train[report]"``).
+                (the extra ``report``).
 
         Returns:
             A review of each job: ``figures``, ``verdicts`` (worst first) and ``charts``. In a

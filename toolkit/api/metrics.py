@@ -43,7 +43,7 @@ class Metrics:
         """Return a data frame with one row for each logged step.
 
         Raises:
-            Error: pandas is not installed (``pip install "sm-train[notebook]"``).
+            Error: pandas is not installed (the extra ``notebook``).
         """
         return data_frame(self.rows)
 

@@ -52,7 +52,7 @@ def export(
 
     Raises:
         UsageError: there is no checkpoint, ``out`` exists, or the training packages are not
-            installed (``pip install "sm-train[train]"``).
+            installed (the extra ``train``).
         PreflightError: the checkpoint is incomplete or damaged.
     """
     return run_export(

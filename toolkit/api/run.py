@@ -232,7 +232,7 @@ class Run:
 
         Raises:
             UsageError: the stage is running or done already, or the SDK is not installed
-                (``pip install "sm-train[aws]"``).
+                (the extra ``aws``).
             AccessError: the role, credentials or a bucket is missing.
             PreflightError: the shards are missing or too few.
         """
@@ -264,7 +264,7 @@ class Run:
 
         Raises:
             UsageError: the stage is running or done already, or the SDK is not installed
-                (``pip install "sm-train[aws]"``).
+                (the extra ``aws``).
             AccessError: the role, credentials, a permission or a bucket is missing.
             PreflightError: the shards are missing or too few, or SageMaker rejects the request.
             CapacityError: the account's quota is too small.
@@ -308,7 +308,7 @@ class Run:
             The folders of each stage, and the run as a :class:`Job` to review or diagnose.
 
         Raises:
-            UsageError: the training packages are missing (``pip install "sm-train[train]"``), or
+            UsageError: the training packages are missing (the extra ``train``), or
                 another local run uses the folder.
             JobFailedError: a process failed.
         """

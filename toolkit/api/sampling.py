@@ -93,7 +93,7 @@ def sample(
 
     Raises:
         UsageError: there is no model or checkpoint, no prompt, or the training packages are not
-            installed (``pip install "sm-train[train]"``).
+            installed (the extra ``train``).
     """
     _require_prompts(prompts)
     require_training_packages()
@@ -137,7 +137,7 @@ def compare(
 
     Raises:
         UsageError: there is no model or checkpoint, no prompt, the page cannot be written, or the
-            training packages are not installed (``pip install "sm-train[train]"``).
+            training packages are not installed (the extra ``train``).
     """
     _require_prompts(prompts)
     out = Path(out)

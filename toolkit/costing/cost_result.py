@@ -114,7 +114,7 @@ class Cost:
         """Return a data frame with one row for each stage and the fields of :class:`StageCost`.
 
         Raises:
-            Error: pandas is not installed (``pip install "sm-train[notebook]"``).
+            Error: pandas is not installed (the extra ``notebook``).
         """
         from sm_train.toolkit.report_html.notebook import data_frame
 

@@ -109,7 +109,7 @@ class Status:
         """Return a data frame with one row for each stage.
 
         Raises:
-            Error: pandas is not installed (``pip install "sm-train[notebook]"``).
+            Error: pandas is not installed (the extra ``notebook``).
         """
         left_out = ("jobs", "incomplete_checkpoints", "storage_lag")
         rows = [
