@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import click
 from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.common.signals import was_interrupted
+from sm_train.entrypoints.common.signals import was_interrupted, was_terminated
 from sm_train.toolkit.commands._command import global_options, json_option
 from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -21,6 +21,12 @@ from sm_train.toolkit.extras import missing_extra
 from sm_train.toolkit.settings import default_profile
 from sm_train.toolkit.terminal.interrupts import handle_interrupts
 from sm_train.toolkit.terminal.printable import printable
+
+_WRONG_PATHS = {
+    *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY),
+    *(errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.EXDEV),
+}
+"""Errors of a path that was given; any other error of the system is the disk's or the network's."""
 
 
 class _OutputClosedError(Exception):
@@ -120,11 +126,14 @@ def main(arguments: list[str] | None = None) -> None:
     code = _run(sys.argv[1:] if arguments is None else arguments)
     # The command is complete. Python's exit restores the default action of a handled signal, by
     # which the process would end as interrupted.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     if _is_closed(sys.stdout):
         code = ExitCode.OK
     _is_closed(sys.stderr)
-    if code == ExitCode.INTERRUPTED:
+    if code == ExitCode.INTERRUPTED and was_terminated():
+        code = ExitCode.TERMINATED
+    if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         # Commands have cleaned up. Python's own exit would also end libraries, which the interrupt
         # may have left in the middle of a native call: pyarrow then aborts the process.
         with suppress(BrokenPipeError):
@@ -141,8 +150,9 @@ def _run(arguments: list[str]) -> int:
         )
         return result if isinstance(result, int) else ExitCode.OK
     except (click.Abort, KeyboardInterrupt):
-        # A second Ctrl-C would print a traceback of the exit.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A second signal would print a traceback of the exit.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         return _fail("interrupted", ExitCode.INTERRUPTED)
     except _OutputClosedError:
         _discard_output()
@@ -255,4 +265,6 @@ def _fail_os(error: OSError) -> ExitCode:
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _fail(f"{where}{error.strerror}; free some space", ExitCode.UNEXPECTED)
-    return _fail(f"{where}{error.strerror or error}", ExitCode.USAGE)
+    is_usage = error.errno in _WRONG_PATHS
+    code = ExitCode.USAGE if is_usage else ExitCode.UNEXPECTED
+    return _fail(f"{where}{error.strerror or error}", code)

@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     OVER_BUDGET = 7
     STALLED = 8
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 TRANSIENT = (ExitCode.CAPACITY, ExitCode.UNEXPECTED)

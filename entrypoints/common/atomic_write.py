@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 NOT_UPLOADED_SUFFIX = ".sagemaker-ignore"
@@ -15,7 +17,8 @@ read 2026-11)."""
 def write_atomic(path: Path, content: bytes) -> None:
     """Write ``content`` to a temporary file in the same folder, then rename it.
 
-    After any failure ``path`` holds either its previous content or all of ``content``. A file that
+    After any failure, also a power cut, ``path`` holds either its previous content or all of
+    ``content``. A file that
     exists keeps its mode, and a new one gets the mode of the umask. A link is followed. A device or
     a pipe, such as /dev/stdout, is written to and never replaced.
 
@@ -33,6 +36,21 @@ def write_atomic(path: Path, content: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+@contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """Name ``path`` in errors of the system that name no file: those of open descriptors.
+
+    Raises:
+        OSError: any of the context.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
 def durable_replace(temporary: Path, final: Path, *, exclusive: bool = False) -> None:
     """Give a written file its final name; content and name survive a power cut afterwards.
 
@@ -43,9 +61,10 @@ def durable_replace(temporary: Path, final: Path, *, exclusive: bool = False) ->
         FileExistsError: the name exists, and the file was to be a new one.
         OSError: the file cannot be flushed or renamed.
     """
-    _flush(temporary)
-    (os.link if exclusive else os.replace)(temporary, final)
-    _flush(final.parent)
+    with errors_of(final):
+        _flush(temporary)
+        (os.link if exclusive else os.replace)(temporary, final)
+        _flush(final.parent)
 
 
 def _flush(path: Path) -> None:
@@ -73,7 +92,7 @@ def _replace(path: Path, content: bytes, mode: int | None) -> None:
             file.write(content)
             if mode is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(mode))
-        temporary.replace(path)
+        durable_replace(temporary, path)
     except BaseException:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise

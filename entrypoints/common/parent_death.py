@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import parent_process
 from threading import Thread
 
@@ -50,6 +52,31 @@ def exit_at_sigterm_of_parent() -> None:
         os._exit(0)  # PyTorch reports any other exit code as a failure of the DataLoader
 
     Thread(target=wait_for_signal, daemon=True).start()
+
+
+def forward_to_parent(numbers: Sequence[signal.Signals]) -> None:
+    """Send the signals that this multiprocessing child gets to its parent, which handles them.
+
+    They are blocked since the child's start. At SIGTERM of the parent itself the child exits.
+    Where a process cannot learn who sent a signal (macOS), it ends at any SIGTERM.
+    """
+    parent = parent_process()
+    assert parent is not None
+    assert parent.pid is not None
+    if not hasattr(signal, "sigwaitinfo"):
+        unblock_sigterm()
+        return
+    wait_for, pid = signal.sigwaitinfo, parent.pid
+
+    def forward() -> None:
+        while True:
+            received = wait_for(numbers)
+            if received.si_pid == pid and received.si_signo == signal.SIGTERM:
+                os._exit(0)
+            with suppress(ProcessLookupError):
+                os.kill(pid, received.si_signo)
+
+    Thread(target=forward, daemon=True).start()
 
 
 def exit_with_launcher() -> None:

@@ -88,6 +88,11 @@ def was_interrupted() -> bool:
     return bool(_interrupted_by)
 
 
+def was_terminated() -> bool:
+    """Return whether the first signal that interrupted this program was SIGTERM."""
+    return _interrupted_by[:1] == [signal.SIGTERM]
+
+
 @contextmanager
 def record_signals() -> Iterator[Callable[[], None]]:
     """Defer termination signals; the yielded function raises KeyboardInterrupt if one arrived.
@@ -102,6 +107,7 @@ def record_signals() -> Iterator[Callable[[], None]]:
 
     def raise_if_received() -> None:
         if received:
+            record_interrupt(received[0])
             raise KeyboardInterrupt
 
     with _installed(lambda number, _: received.append(number)):

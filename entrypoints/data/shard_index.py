@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.atomic_write import errors_of
 from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.sample_metadata.column_types import ColumnType, ColumnTypes, arrow_type
@@ -300,7 +301,7 @@ def write_index(
         OSError: the file cannot be written.
         ShardError: a shard's name is not UTF-8.
     """
-    with path.open("wb") as file:
+    with errors_of(path), path.open("wb") as file:
         writer = IndexWriter(
             file, target_bytes=target_bytes, inputs=inputs, options=options, prefix=prefix
         )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from sm_train.entrypoints.common.atomic_write import durable_replace
+from sm_train.entrypoints.common.atomic_write import durable_replace, errors_of
 from sm_train.entrypoints.object_store.store import ObjectStore
 
 _COPY_BYTES = 2**20
@@ -151,11 +151,11 @@ def _server_time(folder: Path) -> float:
 
 def _write(path: Path, content: bytes | IO[bytes]) -> None:
     """Write a file; ``content`` may be a large one."""
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-        return
-    with path.open("wb") as file:
-        shutil.copyfileobj(content, file, _COPY_BYTES)
+    with errors_of(path), path.open("wb") as file:
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            shutil.copyfileobj(content, file, _COPY_BYTES)
 
 
 def _version(status: os.stat_result) -> str:

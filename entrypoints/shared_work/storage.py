@@ -16,7 +16,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, Protocol
 
-from sm_train.entrypoints.common.atomic_write import durable_replace
+from sm_train.entrypoints.common.atomic_write import durable_replace, errors_of
 from sm_train.entrypoints.leases.lease_files import (
     AgedFile,
     LeaseFiles,
@@ -190,15 +190,14 @@ class LocalFolder:
         partial = final.with_name(f".{final.name}.part")
         file = partial.open("wb", buffering=0)
         try:
-            yield DescriptorSink(file.fileno())
-            file.close()
+            with errors_of(final):
+                yield DescriptorSink(file.fileno())
+                file.close()
             durable_replace(partial, final)
-        except BaseException as error:
+        except BaseException:
             with suppress(OSError):
                 file.close()
             partial.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.filename is None:
-                error.filename = str(final)  # "no space left on device" does not name the file
             raise
 
     def has_files(self, folder: str) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from sm_train.entrypoints.common.parent_death import exit_with_parent
+from sm_train.entrypoints.common.parent_death import exit_with_parent, forward_to_parent
 from sm_train.entrypoints.common.signals import block_signals, record_signals
 from sm_train.entrypoints.images.decoder_pool import DecoderPool, Decoders, InProcessDecoders
 from sm_train.entrypoints.object_store.store import S3Access
@@ -30,8 +30,8 @@ S3_THREADS = 16
 _POLL_SECONDS = 0.2
 """Interval between two progress reports."""
 
-_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
-"""What a terminal sends to the whole process group, and only the parent handles."""
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a program: only the parent handles them, also if a worker process gets one."""
 
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """Devices of NVIDIA's driver on Linux, and in Windows' subsystem for Linux."""
@@ -129,9 +129,9 @@ def run_tasks(
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
     # A signal that ends this process while a child starts would make the child print a traceback.
     with record_signals() as raise_recorded:
-        with block_signals(*_TERMINAL_SIGNALS):
+        with block_signals(*_ENDING_SIGNALS):
             resource_tracker.ensure_running()  # unblocks the signals once it has started
-        with block_signals(*_TERMINAL_SIGNALS):
+        with block_signals(*_ENDING_SIGNALS):
             # Shared: done inputs, written bytes, rejected inputs.
             counters = context.Array("q", 3)
             stop, num_started = context.Event(), context.Value("i", 0)
@@ -148,7 +148,7 @@ def run_tasks(
             while True:
                 # One item more than there are processes, so that none waits for the next.
                 queued = list(islice(remaining, processes + 1 - len(pending)))
-                with block_signals(*_TERMINAL_SIGNALS):
+                with block_signals(*_ENDING_SIGNALS):
                     pending.update(pool.submit(_run_task, task, item) for item in queued)
                 if not pending:
                     break
@@ -217,6 +217,7 @@ def _init_worker(
         # CUDA is not initialized yet, so this process sees only this GPU.
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
     exit_with_parent()
+    forward_to_parent(_ENDING_SIGNALS)
 
 
 def _run_task(task: Task[_Item], item: _Item) -> None:

@@ -143,7 +143,7 @@ class LocalPlatform:
             self._ended = time.time()
         events = tuple(parse_events(self._log_lines()[self._skipped_lines :]))
         reason = ""
-        if code not in (None, ExitCode.OK, ExitCode.INTERRUPTED):
+        if code not in (None, ExitCode.OK, ExitCode.TERMINATED):
             reason = f"exit code {code}: see {self._output / 'canary.log'}"
         model = self._output / STAGE / "nodes" / "algo-1" / "model"
         files = [path for path in model.rglob("*") if path.is_file()] if code is not None else []
@@ -179,4 +179,4 @@ def _local_status(code: int | None) -> str:
         return "InProgress"
     if code == ExitCode.OK:
         return "Completed"
-    return "Stopped" if code == ExitCode.INTERRUPTED else "Failed"
+    return "Stopped" if code == ExitCode.TERMINATED else "Failed"

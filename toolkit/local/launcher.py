@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
+from sm_train.entrypoints.common.signals import record_interrupt
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
@@ -192,6 +193,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    record_interrupt(number)
     raise KeyboardInterrupt
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from sm_train.entrypoints.common.atomic_write import durable_replace
+from sm_train.entrypoints.common.atomic_write import durable_replace, errors_of
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.job_config import CaptionSource
 from sm_train.entrypoints.common.signals import raise_on_signals
@@ -165,7 +165,7 @@ def _replace(plan: IndexPlan, file: IO[bytes]) -> None:
     final = (storage.path / plan.index_file).resolve()
     with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{INDEX_NAME}.") as temporary:
         path = Path(temporary) / INDEX_NAME
-        with path.open("wb") as copy:
+        with errors_of(final), path.open("wb") as copy:
             while content := file.read(PART_BYTES):
                 copy.write(content)
         if final.exists():

@@ -1,4 +1,4 @@
-"""Ctrl-C in a command: it interrupts the work, but not what only reports the work as complete."""
+"""Signals that end a command: they interrupt the work, but not the report that it is complete."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ _main: FrameType | None = None
 
 
 def handle_interrupts() -> None:
-    """Handle Ctrl-C in the caller as below; a handler of the caller's own stays."""
+    """Handle Ctrl-C, SIGTERM and SIGHUP in the caller as below; handlers of the caller stay.
+
+    So every command cleans up, and exits with a code, however it is ended.
+    """
     global _main
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        _main = sys._getframe(1)
-        signal.signal(signal.SIGINT, _interrupt)
-        sys.unraisablehook = _repeat_dropped_interrupt
+    defaults = (signal.default_int_handler, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in defaults:
+            _main = sys._getframe(1)
+            signal.signal(number, _interrupt)
+            sys.unraisablehook = _repeat_dropped_interrupt
 
 
 def set_complete(is_complete: bool) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 
 import psutil
@@ -39,6 +40,8 @@ PROGRAM = (
 )
 
 FEW, MANY = 3, 50
+
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 DEMO = (
@@ -244,18 +247,21 @@ def complete(command: LongCommand, folder: Path) -> float:
     return time.monotonic() - begin
 
 
-def interrupt(command: LongCommand, folder: Path, delay: float) -> bool:
-    """Interrupt the command after ``delay`` seconds; return whether it has completed by then."""
+def interrupt(
+    command: LongCommand, folder: Path, delay: float, number: int = signal.SIGINT
+) -> bool:
+    """Send a signal after ``delay`` seconds; return whether the command has completed by then."""
     with started(command, folder) as process:
         try:
             process.wait(timeout=delay)
         except subprocess.TimeoutExpired:
             # A fork has no group of its own yet in its first moment.
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGINT)
+                os.killpg(process.pid, number)
         _, stderr = process.communicate(timeout=DEADLINE)
         # Until the command has caught the signal for the first time, Python itself ends by it.
-        assert process.returncode in (0, 130, -signal.SIGINT, 1), stderr
+        assert process.returncode in (0, 128 + number, -number, 1), stderr
+        assert "memory" not in stderr
         assert process.returncode != 1 or "KeyboardInterrupt" in stderr, stderr
         # init reaps processes whose parent has ended a moment after they did.
         psutil.wait_procs(processes_in(folder), timeout=DEADLINE)
@@ -287,6 +293,51 @@ def test_interrupted_command_leaves_nothing_and_resumes(
     tmp_path: Path, name: str, times: int
 ) -> None:
     interrupt_repeatedly(COMMANDS[name], tmp_path, times)
+
+
+SLOW_FUNCTION = """
+import time
+
+def wait(batch):
+    time.sleep(0.02)
+    return {"seen": [True] * len(batch)}
+"""
+
+WITH_WORKERS = {
+    "pack": ("pack", "in", "out", "--shard-size", "20KB", "--workers", "2"),
+    "enrich": (
+        *("enrich", "in", "out", "--with", "slow:wait", "--batch-size", "1", "--workers", "2"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_WORKERS)
+@pytest.mark.parametrize("number", ENDING_SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("receiver", ["group", "command", "worker"])
+def test_signal_decides_the_exit_code_whoever_receives_it(
+    tmp_path: Path, name: str, number: signal.Signals, receiver: str
+) -> None:
+    write_album(tmp_path / "in", 300)
+    (tmp_path / "slow.py").write_text(SLOW_FUNCTION)
+    command = LongCommand(WITH_WORKERS[name], lambda folder: None, files("out"))
+    with started(command, tmp_path) as process:
+        workers: list[psutil.Process] = []
+        while not any(each.num_threads() > 1 for each in workers):
+            assert process.poll() is None
+            children = psutil.Process(process.pid).children()
+            workers = [child for child in children if "spawn_main" in f"{child.cmdline()}"]
+            time.sleep(0.02)
+        time.sleep(0.3)
+        if receiver == "group":
+            os.killpg(process.pid, number)
+        else:
+            os.kill(process.pid if receiver == "command" else workers[-1].pid, number)
+        _, stderr = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 128 + number, stderr
+    assert "interrupted" in stderr
+    assert "memory" not in stderr
+    assert "Traceback" not in stderr
+    assert not list(tmp_path.rglob("*.part"))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -326,8 +377,8 @@ def interrupt_in_a_row(finished: Finished, times: int, seed: int = 0) -> None:
     command = finished.command
     folder = finished.inputs.with_name(f"interrupted-{seed}")
     shutil.copytree(finished.inputs, folder, symlinks=True)
-    for delay in finished.delays(times, seed):
-        if interrupt(command, folder, delay):
+    for delay, number in zip(finished.delays(times, seed), cycle(ENDING_SIGNALS), strict=False):
+        if interrupt(command, folder, delay, number):
             break
         assert not command.atomic or command.result(folder) in ({}, finished.result)
     else:
