@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 NAME = "sm-train"
 
@@ -23,6 +21,10 @@ def install_command(extra: str) -> str:
 @cache
 def _form() -> str:
     """Return pip's arguments, with ``{extra}`` for the extra's name."""
+    # Imported for a message only: they take half as long as `sm-train --help` as a whole.
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
     try:
         recorded: dict[str, Any] = json.loads(
             distribution(NAME).read_text("direct_url.json") or "{}"

@@ -20,6 +20,7 @@ from sm_train.estimators.secrets.random_values import (
     find_random_value,
     is_placeholder,
     is_random,
+    without_requests,
 )
 from sm_train.estimators.secrets.secret_files import UnreadableArchiveError, expand
 
@@ -149,11 +150,12 @@ def _find_in_line(line: str, path: str) -> str | None:
 
 
 def _find_by_library(line: str) -> str | None:
+    plugins = _plugins()
     from detect_secrets.filters import heuristic
 
     if heuristic.is_indirect_reference(line):
         return None
-    for plugin in _plugins():
+    for plugin in plugins:
         for value in plugin.analyze_string(line):
             if plugin.secret_type != "Secret Keyword" or _is_password(value):
                 return f"a credential ({plugin.secret_type})"
@@ -172,8 +174,9 @@ def _is_password(value: str) -> bool:
 
 @cache
 def _plugins() -> list[BasePlugin]:
-    """Return the detectors of detect-secrets; importing them takes 0.1 s."""
-    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+    """Return the detectors of detect-secrets."""
+    with without_requests():
+        from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
-    classes: Mapping[str, type[BasePlugin]] = get_mapping_from_secret_type_to_class()
+        classes: Mapping[str, type[BasePlugin]] = get_mapping_from_secret_type_to_class()
     return [plugin() for plugin in classes.values() if plugin.__name__ not in _NOT_USED]

@@ -6,20 +6,16 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import instance_type
 from sm_train.cost.stage import program_that_ran
 from sm_train.cost.throughput import Measurement
 from sm_train.cost.timeline import MeanSpeed, mean_speed
-from sm_train.toolkit.aws.session import open_session
-from sm_train.toolkit.clusters.cluster_logs import rank_0_events
-from sm_train.toolkit.clusters.find_cluster_run import cluster_run_at
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.event_lines import Event, read_events
-from sm_train.toolkit.jobs.job_events import job_events
-from sm_train.toolkit.jobs.local_folder import find_local_run
-from sm_train.toolkit.targets.target import log_target
+
+if TYPE_CHECKING:
+    from sm_train.toolkit.jobs.event_lines import Event
 
 _WORTH_NAMING = 0.02
 """Share of the speed lost in stalls above which a measurement says so."""
@@ -39,6 +35,9 @@ def read_measured(path: Path) -> list[StageMeasurement]:
     Raises:
         UserError: the file does not exist or has no step event.
     """
+    from sm_train.toolkit.jobs.event_lines import read_events
+    from sm_train.toolkit.jobs.local_folder import find_local_run
+
     run = find_local_run(path)
     logs = [path] if run is None else run.stages
     if path.is_char_device() or path.is_block_device():
@@ -57,6 +56,8 @@ def read_measured_job(name: str, region: str, profile: str | None) -> StageMeasu
     Raises:
         UserError: AWS refuses a request, or the job has no step event yet.
     """
+    from sm_train.toolkit.aws.session import open_session
+    from sm_train.toolkit.jobs.job_events import job_events
 
     try:
         return measure_speed(job_events(open_session(profile, region), name), name)
@@ -77,6 +78,10 @@ def read_measured_run(place: str, options: dict[str, Any]) -> StageMeasurement |
     """
     if not (place.startswith("s3://") or Path(place).is_dir()):
         return None
+    from sm_train.toolkit.clusters.cluster_logs import rank_0_events
+    from sm_train.toolkit.clusters.find_cluster_run import cluster_run_at
+    from sm_train.toolkit.targets.target import log_target
+
     target = log_target(place)
     if target.root is None:
         return None
