@@ -46,6 +46,7 @@ README_STATEMENTS = {
 """Part of each sentence about the platform in the README → the statement that covers it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("statement", "proof", "question"), ROWS)
 def test_statement_is_proven_or_left_to_aws(statement: str, proof: str, question: str) -> None:
     assert (proof, question) != (NONE, NONE)

@@ -97,6 +97,7 @@ def test_setup_cfg_lists_every_package() -> None:
     assert listed == folders
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_an_installed_wheel_prices_checks_and_plans_every_preset(
     wheel: Path, tmp_path: Path

@@ -39,6 +39,7 @@ def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_pack_skips_and_names_images_that_crash_their_decoder(tmp_path: Path, workers: int) -> None:
     write_album(tmp_path / "in", 40)
@@ -112,6 +113,7 @@ def evaluated(
     return [event for line in text.splitlines() if (event := parse_event(line))]
 
 
+@pytest.mark.slow
 def test_validation_skips_and_names_an_image_that_crashes_its_decoder(tmp_path: Path) -> None:
     """The loss is that of the other samples."""
     samples = {f"{number:04}": sample(number) for number in range(7)}

@@ -42,6 +42,7 @@ def cluster_on(folder: Path, hosts: NetworkNamespaces, timeout: int = 60) -> Doc
     )
 
 
+@pytest.mark.slow
 def test_the_one_slow_link_of_four_hosts_is_found(tmp_path: Path) -> None:
     if reason := unavailable_reason():
         pytest.skip(reason)

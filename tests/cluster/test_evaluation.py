@@ -100,6 +100,7 @@ def test_validation_loss_and_images_do_not_depend_on_the_world_size(
     assert results[0][1] == results[1][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharding", "every_steps"),
     [

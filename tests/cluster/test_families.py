@@ -117,6 +117,7 @@ def train_packed(
     return events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "processes"),
     [("cpu", 1), ("sharded", 2), pytest.param("cpu", 2, marks=pytest.mark.slow)],

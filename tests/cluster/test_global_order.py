@@ -38,6 +38,7 @@ def warned(events: list[dict[str, Any]]) -> set[str]:
     return {event["code"] for event in events if event["kind"] == "warning"}
 
 
+@pytest.mark.slow
 def test_losses_are_equal_for_any_placement_of_the_ranks(tmp_path: Path) -> None:
     expected = losses(train(tmp_path / "1x4", 1, 4))
     assert set(expected) == set(range(1, STEPS + 1))
@@ -47,6 +48,7 @@ def test_losses_are_equal_for_any_placement_of_the_ranks(tmp_path: Path) -> None
         assert "order-depends-on-ranks" not in warned(events)
 
 
+@pytest.mark.slow
 def test_resumed_epoch_continues_on_fewer_processes(tmp_path: Path) -> None:
     """Two nodes with one process each stop in the middle of the epoch; one process continues."""
     expected = losses(train(tmp_path / "whole", 1, 1))

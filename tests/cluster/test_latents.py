@@ -47,6 +47,7 @@ def pack(cli: Cli, folder: Path, components: Path, *more: str) -> Any:
     return cli("pack", "in", "out", *arguments, timeout=DEADLINE)
 
 
+@pytest.mark.slow
 def test_training_uses_latents_that_packing_computed(
     cli: Cli, tmp_path: Path, components: Path
 ) -> None:

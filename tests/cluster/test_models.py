@@ -49,6 +49,7 @@ def test_diffusers_loads_and_runs_the_final_model_without_sm_train(
     assert AutoencoderKL.from_pretrained(folder, subfolder="vae")
 
 
+@pytest.mark.slow
 def test_sample_writes_the_same_grid_from_model_checkpoint_and_run(
     cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:

@@ -59,6 +59,7 @@ SIGNUM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "settings"),
     [

@@ -156,6 +156,7 @@ def after_rollback(events: list[dict[str, Any]]) -> dict[int, float]:
     return losses(logged[rollback:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_rolled_back_training_equals_training_from_that_state(
     tmp_path: Path, undisturbed: Callable[[Layout], Undisturbed], layout: Layout
@@ -197,6 +198,7 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("layout", "harm"),
@@ -277,6 +279,7 @@ def test_nodes_with_only_their_own_files_resume_together(
     assert shard_digests(nodes[0], STEPS) == expected.digests
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))]
@@ -312,6 +315,7 @@ class OneNodeCannotUpload(CheckpointSync):
         CheckpointSync._upload_all(node, between_blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_stored_checkpoint_survives_a_node_that_cannot_upload(tmp_path: Path) -> None:
     nodes = Layout(2, 1).create(tmp_path)

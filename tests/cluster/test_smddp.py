@@ -81,6 +81,7 @@ def test_training_rollback_evaluation_and_stop_send_no_objects(tmp_path: Path) -
     assert (job.checkpoints / f"step-{end['step']:08d}" / "complete.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [

@@ -79,6 +79,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str
     return train(tmp_path_factory.mktemp("single"), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "sharding"),
     [
@@ -143,6 +144,7 @@ def test_final_weights_are_the_same_sharded_or_not(
         torch.testing.assert_close(weights[name], weight, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [

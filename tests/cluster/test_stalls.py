@@ -318,6 +318,7 @@ def host_in(namespaces: NetworkNamespaces, base: Path, node: int) -> Host:
     return Host(folder, namespaces.prefix(node), variables)
 
 
+@pytest.mark.slow
 def test_cut_cable_is_reported_from_both_ends_and_resolved(tmp_path: Path) -> None:
     if reason := unavailable_reason():
         pytest.skip(reason)

@@ -35,6 +35,7 @@ def read(made: Job, run: str = "tiny-8px-local") -> EventAccumulator:
     return EventAccumulator(str(folder), purge_orphaned_data=False).Reload()
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     evaluation = {"every_steps": 5, "prompts": ["a"], "num_inference_steps": 1}
     made = job(tmp_path, trackers=["tensorboard"], evaluation=evaluation, max_steps=20)

@@ -226,6 +226,7 @@ def test_diverged_run_fails_and_saves_no_nonfinite_weights(tmp_path: Path) -> No
 NONFINITE_SCRIPT = Path(__file__).parents[1] / "support/entry_scripts/nonfinite_steps.py"
 
 
+@pytest.mark.slow
 def test_one_nonfinite_step_in_each_interval_stops_neither_checkpoints_nor_the_run(
     tmp_path: Path,
 ) -> None:

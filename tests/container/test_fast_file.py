@@ -94,6 +94,7 @@ def read_ranges(gets: list[Get], name: str) -> list[Get]:
     return [get for get in gets if get.key == f"shards/{name}"]
 
 
+@pytest.mark.slow
 def test_training_reads_each_byte_once_and_in_order_after_the_first_batches(
     cli: Cli, tmp_path: Path, packed: Path, healthy_bucket: tuple[Bucket, Path]
 ) -> None:
@@ -130,6 +131,7 @@ def test_training_reads_each_byte_once_and_in_order_after_the_first_batches(
     assert sent <= 1.05 * passes * stored + early_chunks * CHUNK_BYTES
 
 
+@pytest.mark.slow
 def test_each_node_reads_its_share_of_a_channel(
     tmp_path: Path, packed: Path, healthy_bucket: tuple[Bucket, Path]
 ) -> None:

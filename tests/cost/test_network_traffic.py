@@ -93,6 +93,7 @@ def test_collectives_of_a_step_are_those_of_the_network_model(preset: str, shard
         assert actual[key][0] == (1 if sharding == "none" else calls), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["tiny-mmdit", pytest.param("mmdit-2b", marks=pytest.mark.slow)])
 def test_sharded_text_encoders_are_gathered_within_a_node_in_each_pass(preset: str) -> None:
     run = FakeRun(preset, 64, 1, PASSES, 1, world_size=CLUSTER.gpus)
@@ -112,6 +113,7 @@ def process_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["tiny-sdxl", pytest.param("dit-xl", marks=pytest.mark.slow, id="dit-xl")]
 )

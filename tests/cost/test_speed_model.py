@@ -29,6 +29,7 @@ SD2_512 = StepWork(
 TYPES = [kind for kind in instance_types() if kind.gpu("bf16") and kind.trains]
 
 
+@pytest.mark.slow
 def test_left_out_sources_are_predicted_and_docs_show_the_table() -> None:
     points = speed_points()
     assert len(points) == PUBLISHED_POINTS >= 40

@@ -40,6 +40,10 @@ class CpuTime:
             item.user_properties.append((PROPERTY, f"{_cpu_seconds() - self._used:.2f}"))
         return (yield)
 
+    def pytest_sessionfinish(self) -> None:
+        """End the fork server, so that its time is part of what this process has waited for."""
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the processor time of all tests, and of those that used most."""
         used: Counter[str] = Counter()

@@ -77,6 +77,7 @@ def channel(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", ["indexed", "webdataset"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_extras_have_the_crop_and_flip_of_their_image(

@@ -175,6 +175,7 @@ def plain_png(width: int, height: int, level: int = 90) -> bytes:
     return content.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decode_workers", [0, 3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("steps", [1, 31])
 def test_resumed_loader_continues_with_the_next_batch(
@@ -240,6 +241,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(("end", "code"), [("returns", 0), ("fails", 1)])
 def test_program_that_leaves_an_iterator_open_ends(
@@ -313,6 +315,7 @@ def test_random_numbers_are_a_function_of_sample_and_epoch(tmp_path: Path) -> No
     assert len(set(timesteps[:6]) & set(timesteps[6:])) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", range(0, 20, 3))
 def test_bucketed_loader_resumes_exactly(pictures: list[Path], tmp_path: Path, steps: int) -> None:
     node = cluster(pictures, tmp_path)
@@ -592,6 +595,7 @@ def test_unusual_names_are_ordinary_samples(tmp_path: Path) -> None:
     assert {path.relative_to(tmp_path).parts[0] for path in new} == {"scan"}
 
 
+@pytest.mark.slow
 def test_too_large_images_are_rejected_by_their_header(tmp_path: Path) -> None:
     """A decompression bomb of 1 gigapixel in a few kilobytes; 100 megapixels are decoded."""
     content = io.BytesIO()

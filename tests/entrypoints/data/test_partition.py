@@ -143,6 +143,7 @@ def global_batches(epoch: Epoch, topology: DataTopology) -> list[Counter[Sample]
     return batches
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_global_batch_is_the_same_for_any_number_of_ranks(data: st.DataObject) -> None:
@@ -176,6 +177,7 @@ def test_epoch_continues_in_the_same_order_on_another_number_of_ranks(
     assert resumed.position == state(second).position
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_bad_sample_has_the_same_replacement_on_any_rank(data: st.DataObject) -> None:
     epoch = Epoch(np.array([30, 7, 13]), range_size=4, seed=1, number=0)

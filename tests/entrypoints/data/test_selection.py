@@ -84,6 +84,7 @@ def captions(loader: Loader, batches: int) -> list[str]:
     return [caption for batch in take_batches(loader, batches) for caption in batch.captions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("buckets", [False, True])
 def test_order_is_that_of_the_remaining_samples(

@@ -104,6 +104,7 @@ def copies(image: Image.Image) -> list[bytes]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [logo, scene])
 def test_copies_are_found_as_by_the_hash_alone(make: object) -> None:
     assert callable(make)

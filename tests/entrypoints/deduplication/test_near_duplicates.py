@@ -105,6 +105,7 @@ def chain(rng: np.random.Generator, count: int) -> Hashes:
     return np.bitwise_xor.accumulate(flips)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [0, 3, 6])
 def test_distributions_with_clusters(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hamming, "_BRUTE_FORCE_ROWS", 30)
@@ -141,6 +142,7 @@ def test_bits_are_counted_alike_with_every_version_of_numpy() -> None:
     assert hamming._count_bits_portably(values).tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("bits", [1, 3, 8])
 def test_parts_of_the_tables_together_find_what_all_find(bits: int) -> None:

@@ -126,6 +126,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["idle", "busy"])
 def test_no_process_outlives_its_client(state: str) -> None:
     with subprocess.Popen(

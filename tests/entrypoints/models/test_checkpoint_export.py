@@ -48,6 +48,7 @@ def draw(pipeline: Any) -> np.ndarray:
     return np.asarray(pipeline(["a grey of 3"], generator=generator, **options).images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [None, "raw"])
 def test_a_diffusers_folder_has_the_chosen_weights(tmp_path: Path, weights: str | None) -> None:
     parts = build("tiny-sd2")
@@ -90,6 +91,7 @@ def sdxl_with_encoders_of_two_widths() -> ModelComponents:
     return build("./wide.json", preset_content=json.dumps(preset))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("preset", "name"),

@@ -512,6 +512,7 @@ def test_the_training_job_refuses_with_the_same_words(tmp_path: Path) -> None:
     assert str(caught.value) == f"model.components: {problem}"
 
 
+@pytest.mark.slow
 def test_accepted_vocabulary_of_clip_is_loaded_without_further_packages(tmp_path: Path) -> None:
     """In a process without sentencepiece, tiktoken and protobuf, as a job may be."""
     folder = tmp_path / "tokenizer"

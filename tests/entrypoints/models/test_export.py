@@ -82,6 +82,7 @@ def test_a_restart_writes_no_component_again(tmp_path: Path, source: Path) -> No
     assert after == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "cut", "other source"])
 def test_an_incomplete_or_different_folder_is_written_again(
     tmp_path: Path, source: Path, damage: str

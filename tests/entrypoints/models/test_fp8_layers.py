@@ -34,6 +34,7 @@ def torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", FAMILIES)
 def test_layers_of_tokens_compute_in_fp8(preset: str) -> None:
     network = build(preset).network.train()
@@ -50,6 +51,7 @@ def test_layers_of_tokens_compute_in_fp8(preset: str) -> None:
     assert min(rows, default=2) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["tiny-mmdit", "tiny-dit", "tiny-sdxl"])
 def test_fp8_is_near_bf16_and_keeps_names(preset: str) -> None:
     network = build(preset).network.train()
@@ -74,6 +76,7 @@ def test_fp8_is_near_bf16_and_keeps_names(preset: str) -> None:
     assert torch.stack(cosines).median() > 0.99
 
 
+@pytest.mark.slow
 def test_compiled_layers_in_fp8_are_one_graph() -> None:
     network = build("tiny-mmdit").network.train()
     use_fp8(network, CPU)

@@ -92,6 +92,7 @@ def export(folder: Path, out: Path, **options: Any) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
@@ -123,6 +124,7 @@ def test_diffusers_draws_the_images_of_our_sampler(
         np.testing.assert_allclose(image, expected[folder], rtol=0, atol=1e-5, err_msg=folder.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "presets",
     [
@@ -242,6 +244,7 @@ def test_an_adapter_starts_as_the_pretrained_network(tmp_path: Path) -> None:
     assert extended.base_digest(0) == "random-0-6"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize(
     "preset",

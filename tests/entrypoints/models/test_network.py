@@ -106,6 +106,7 @@ def test_initialization_depends_on_seed_and_name() -> None:
     assert not torch.equal(first.flatten()[:9], second.flatten()[:9])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", FAMILIES)
 def test_saved_network_loads_with_equal_weights(preset: str, tmp_path: Path) -> None:
     saved = network(preset, seed=5)
@@ -244,6 +245,7 @@ def test_mesh_shape_by_sharding_strategy(
     assert mesh_shape(strategy, world_size, per_node)[0] == shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "random_frozen"),
     [

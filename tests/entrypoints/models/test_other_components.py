@@ -62,6 +62,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_other_components_are_refused_unless_they_are_accepted(
     tmp_path: Path, folders: tuple[Path, Path]
 ) -> None:
@@ -112,6 +113,7 @@ def test_other_components_are_refused_unless_they_are_accepted(
     assert code == 0, text
 
 
+@pytest.mark.slow
 def test_latents_of_components_of_equal_shapes_are_not_trained_on(
     tmp_path: Path, folders: tuple[Path, Path], cli: Any
 ) -> None:

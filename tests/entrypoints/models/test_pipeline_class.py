@@ -48,6 +48,7 @@ def draw(pipeline: Any, **options: Any) -> np.ndarray:
     return np.asarray(images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "model", "name"), STANDARD)
 def test_a_standard_pipeline_draws_the_same_images(
     tmp_path: Path, preset: str, model: dict[str, Any], name: str
@@ -66,6 +67,7 @@ def test_a_standard_pipeline_draws_the_same_images(
     np.testing.assert_allclose(draw(pipeline), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_half_precision_components_draw_the_same_images(tmp_path: Path) -> None:
     """Transformers 5 keeps the stored precision, and the network is fp32."""
     from diffusers import DiffusionPipeline
@@ -94,6 +96,7 @@ def test_pixart_that_learned_the_noise_opens_in_its_standard_pipeline(tmp_path: 
     np.testing.assert_allclose(images, draw(load_model(folder)), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["digits", pytest.param("tiny-dit", marks=pytest.mark.slow)])
 def test_models_without_a_standard_pipeline_bring_their_own(tmp_path: Path, preset: str) -> None:
     from diffusers import DiffusionPipeline

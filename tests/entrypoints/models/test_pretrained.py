@@ -137,6 +137,7 @@ def test_pixart_gets_the_image_size_that_it_was_trained_with() -> None:
     torch.testing.assert_close(own, expected)
 
 
+@pytest.mark.slow
 def test_sd3_without_t5_draws_what_diffusers_draws(tmp_path: Path) -> None:
     from diffusers import StableDiffusion3Pipeline
 

@@ -21,6 +21,7 @@ from tests.support.run_files import write_run
 STALL = Alert("stall", "error", "no progress", "demo", "256px", "no heartbeat for 180 s", 1.8e9)
 
 
+@pytest.mark.integration
 def test_a_running_job_needs_only_the_printed_policy(
     cli: Cli, aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_traceback_of_an_unexpected_error_is_stored(
     assert "FileExistsError" in log
 
 
+@pytest.mark.slow
 def test_stored_request_stops_the_pod_for_good(
     cluster: Cluster, aws: Aws, storage: Storage
 ) -> None:
@@ -123,6 +124,7 @@ def test_stored_request_stops_the_pod_for_good(
     assert not list(node.folder.glob("checkpoints/job-records"))
 
 
+@pytest.mark.slow
 def test_restart_after_progress_is_not_counted(cluster: Cluster, aws: Aws) -> None:
     """The exit code says whether the attempt stored a checkpoint; the manifest counts by it."""
     [node] = cluster.start(run_file(1, max_steps=10_000))
@@ -177,6 +179,7 @@ def test_pods_survive_a_lost_node_a_stop_and_another_number_of_nodes(
     assert "final/model_index.json" in objects(aws)
 
 
+@pytest.mark.slow
 def test_pod_continues_from_sagemakers_checkpoints_only_if_the_manifest_says_so(
     cluster: Cluster, aws: Aws
 ) -> None:

@@ -69,6 +69,7 @@ def install(folder: Path, server: FakeServer, **variables: str) -> subprocess.Co
     )
 
 
+@pytest.mark.slow
 def test_packages_come_from_codeartifact_and_the_token_is_in_no_output(tmp_path: Path) -> None:
     import hashlib
 
@@ -90,6 +91,7 @@ def test_packages_come_from_codeartifact_and_the_token_is_in_no_output(tmp_path:
         assert other.returncode == 0, other.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exists", [True, False])
 def test_failure_is_one_line_with_its_reason(tmp_path: Path, exists: bool) -> None:
     (tmp_path / "requirements.txt").write_text("smtown==9.9 --hash=sha256:" + "0" * 64 + "\n")
@@ -112,6 +114,7 @@ def test_failure_is_one_line_with_its_reason(tmp_path: Path, exists: bool) -> No
     assert TOKEN not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_failure_is_the_reason_of_a_training_job(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("smtown==9.9 --hash=sha256:" + "0" * 64 + "\n")
     (tmp_path / "ml" / "input" / "config").mkdir(parents=True)

@@ -97,6 +97,7 @@ def test_ranks_that_mpi_started_install_the_packages_once(tmp_path: Path) -> Non
         wheel.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_each_environment_of_a_node_gets_the_packages(tmp_path: Path) -> None:
     """A Slurm node keeps its temporary folder: the next image must not find another one's mark."""
     bundle = unpack_bundle(tmp_path / "code", f"smtown @ {write_wheel(tmp_path).as_uri()}")
@@ -157,6 +158,7 @@ def test_start_scripts_install_packages_under_mpi() -> None:
         assert script.index("install_under_mpi()") < script.index(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exists", [True, False])
 def test_launcher_installs_the_packages_or_names_the_failure(tmp_path: Path, exists: bool) -> None:
     package = f"smtown @ {write_wheel(tmp_path).as_uri()}" if exists else "smtown==9.9"

@@ -53,6 +53,7 @@ class CountingQueue(deque[Any]):
         self.appended.release()
 
 
+@pytest.mark.slow
 def test_threads_encode_together_what_each_would_encode_alone(folder: Path) -> None:
     encoder = LatentEncoder(folder, 8, batch_size=4)
     alone = [encode(encoder, number) for number in range(9)]

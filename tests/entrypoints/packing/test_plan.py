@@ -68,6 +68,7 @@ def encoded(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
     return content.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["JPEG", pytest.param("PNG", marks=pytest.mark.slow), "WEBP"])
 def test_hashes_agree_with_imagehash(kind: str) -> None:
     """Within two of 64 bits, although JPEGs are decoded at a fraction of their size."""

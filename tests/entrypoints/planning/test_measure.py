@@ -86,6 +86,7 @@ def forward_pass(
     return network, lambda: predict(network, image, timesteps, text, scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     [

@@ -88,6 +88,7 @@ def captions(loader: Loader, batches: int) -> list[int]:
 EPOCH = IMAGES // BATCH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["rank", "global"])
 def test_others_keep_their_places(packed: Path, order: str) -> None:
     """A removed sample's place is taken by another one; batches stay full."""
@@ -108,6 +109,7 @@ def test_replacements_count_neither_as_bad_nor_as_new(packed: Path) -> None:
     assert sum(int(batch.is_new.sum()) for batch in batches) == IMAGES - 10
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_with_the_next_sample(packed: Path) -> None:
     whole = captions(open_channels([channel(packed)]), EPOCH)
     first = open_channels([channel(packed)])
@@ -120,6 +122,7 @@ def test_a_resumed_run_continues_with_the_next_sample(packed: Path) -> None:
     assert [number for number, _ in enumerate(whole) if whole[number] != expected[number]] == [30]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("reader", ["indexed", "webdataset"])
 def test_running_jobs_skip_them_from_the_next_epoch_on(
@@ -154,6 +157,7 @@ def test_streams_skip_removed_samples_without_an_index(packed: Path) -> None:
     assert len(set(seen)) > IMAGES // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", ["indexed", "webdataset"])
 def test_each_source_of_a_mixture_has_a_list(packed: Path, tmp_path: Path, reader: str) -> None:
     write_album(tmp_path / "art", 20, flat=True)

@@ -89,6 +89,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[d
     return nodes[0], run_nodes(nodes, 1)
 
 
+@pytest.mark.slow
 def test_unchanged_script_reports_like_the_built_in_training(
     uninterrupted: tuple[Job, list[dict[str, Any]]],
 ) -> None:
@@ -119,6 +120,7 @@ def test_unchanged_script_reports_like_the_built_in_training(
     assert "random_states_1.pkl" not in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize(
     ("scheme", "saved"),

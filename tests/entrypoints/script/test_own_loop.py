@@ -67,6 +67,7 @@ STEPS = 150
 """So many that the run is not over when a busy machine sends the kill, ten steps later."""
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_example_is_short_and_loses_nothing_when_it_is_killed(tmp_path: Path) -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 60

@@ -192,6 +192,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_name_a_damaged_plan_and_a_way_on(cli: Cli, tmp_path: Path, name: str) -> None:
     write_album(tmp_path / "in", 4)
@@ -213,6 +214,7 @@ def test_commands_name_a_damaged_plan_and_a_way_on(cli: Cli, tmp_path: Path, nam
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("inputs", ["", ".", "..", "../../precious", "a/b", "F1", 5])
 def test_a_plan_names_no_folder_but_its_own(cli: Cli, tmp_path: Path, inputs: Any) -> None:
     """`pack` removes the folder of a plan that was not stored completely."""
@@ -229,6 +231,7 @@ def test_a_plan_names_no_folder_but_its_own(cli: Cli, tmp_path: Path, inputs: An
     assert read_tree(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_header_of_more_images_than_there_are_is_damaged(cli: Cli, tmp_path: Path) -> None:
     write_album(tmp_path / "in", 4)
     assert cli("pack", "in", "set", "--shard-size", "10KB").returncode == 0

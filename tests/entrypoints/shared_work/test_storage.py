@@ -51,6 +51,7 @@ def unfinished_uploads(aws: Aws) -> list[str]:
     return [upload["Key"] for upload in listing.get("Uploads", [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 8 * MEGABYTE, 8 * MEGABYTE + 1, 20 * MEGABYTE])
 def test_read_returns_the_complete_object(aws: Aws, prefix: S3Prefix, size: int) -> None:
     content = os.urandom(size)
@@ -121,6 +122,7 @@ def test_an_object_appears_when_it_is_complete(aws: Aws, prefix: S3Prefix, size:
     assert unfinished_uploads(aws) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, MEGABYTE, 20 * MEGABYTE, 70 * MEGABYTE])
 def test_a_producer_error_leaves_no_object_and_no_upload(
     aws: Aws, prefix: S3Prefix, size: int

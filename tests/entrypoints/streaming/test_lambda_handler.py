@@ -82,6 +82,7 @@ def test_overlapping_invocations_build_a_shard_once(
     assert deployment.keys(f"{STREAM_STATE}/leases/") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loses", [False, True], ids=["answers", "lost answers"])
 def test_repeated_and_reordered_messages_pack_each_image_once(
     deployment: Deployment, tmp_path: Path, loses: bool
@@ -305,6 +306,7 @@ def test_streaming_adds_to_a_pack(deployment: Deployment, aws: Aws, tmp_path: Pa
     assert Sealer(S3Prefix("packed", "set/", S3Access()), 1).seal() == 0
 
 
+@pytest.mark.slow
 def test_a_removed_image_does_not_return_with_the_next_shard(
     deployment: Deployment, cli: Cli, tmp_path: Path
 ) -> None:
@@ -335,6 +337,7 @@ def test_the_function_stages_in_the_lambda_runtime(deployment: Deployment, tmp_p
     assert deployment.packed(tmp_path)[1] == Counter(["0.jpg", "1.jpg", "2.jpg"])
 
 
+@pytest.mark.slow
 def test_a_message_that_always_fails_becomes_a_dead_letter_alone(
     deployment: Deployment, tmp_path: Path
 ) -> None:
@@ -380,6 +383,7 @@ def test_a_request_that_hangs_fails_one_message(
     assert deployment.packed(tmp_path)[1] == Counter(["0.jpg", "1.jpg", "2.jpg"])
 
 
+@pytest.mark.slow
 def test_a_throttled_request_is_sent_again(
     deployment: Deployment, aws: Aws, tmp_path: Path
 ) -> None:
@@ -401,6 +405,7 @@ def test_a_throttled_request_is_sent_again(
     assert deployment.packed(tmp_path)[1] == Counter(["0.jpg", "1.jpg"])
 
 
+@pytest.mark.slow
 def test_a_function_that_is_ended_by_its_timeout_packs_each_image_once(
     deployment: Deployment, aws: Aws, tmp_path: Path
 ) -> None:
@@ -467,6 +472,7 @@ def test_each_index_adds_what_is_new(deployment: Deployment, aws: Aws, tmp_path:
     assert deployment.flush() == {"sealed": 0, "uploads_aborted": 0, "indexed": 0}
 
 
+@pytest.mark.slow
 def test_a_shard_is_claimed_from_the_first_page_of_a_backlog(
     deployment: Deployment, aws: Aws
 ) -> None:
@@ -560,6 +566,7 @@ def test_an_image_of_which_one_row_was_rejected_is_packed(
     assert deployment.packed(tmp_path)[1] == Counter(["photos/0.jpg", "photos/late.jpg"])
 
 
+@pytest.mark.slow
 def test_an_append_skips_images_that_are_on_their_way_to_the_index(
     deployment: Deployment, cli: Cli, tmp_path: Path
 ) -> None:
@@ -584,6 +591,7 @@ def test_an_append_skips_images_that_are_on_their_way_to_the_index(
     assert deployment.packed(tmp_path)[1] == expected
 
 
+@pytest.mark.slow
 def test_images_of_an_unfinished_append_wait_for_it(
     deployment: Deployment, cli: Cli, tmp_path: Path
 ) -> None:

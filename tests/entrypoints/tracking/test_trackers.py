@@ -151,6 +151,7 @@ def offline_rows(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_wandb_without_a_secret_writes_each_step_of_a_resumed_run_once(
     job: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def job(folder: Path, **data: object) -> Job:
     return created
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     augmented = {

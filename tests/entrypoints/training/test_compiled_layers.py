@@ -38,6 +38,7 @@ def output_and_gradients(network: nn.Module, preset: str) -> tuple[Tensor, list[
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, "selective", True])
 @pytest.mark.parametrize("preset", FAMILIES)
 def test_each_repeated_layer_is_one_graph(

@@ -107,6 +107,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[ModelCompone
     return components, batches
 
 
+@pytest.mark.slow
 def test_sdxl_gets_the_size_and_the_crop_of_each_sample(
     loaded: tuple[ModelComponents, list[Any]],
 ) -> None:

@@ -38,6 +38,7 @@ def run_parts(folder: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
     return result.returncode, result.stdout, json.loads(output.read_bytes())
 
 
+@pytest.mark.slow
 def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     """But for the compiled ones, which take minutes."""
     listed = (
@@ -63,6 +64,7 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     assert document["parts"]["snapshot"]["figures"]["different"] == []
 
 
+@pytest.mark.slow
 def test_a_part_without_its_package_says_so(tmp_path: Path) -> None:
     code, output, _ = run_parts(tmp_path, "--part", "adamw8bit", "--part", "mmdit-fp8")
     lines = output.splitlines()
@@ -81,6 +83,7 @@ def test_compiled_parts_run_on_a_cpu(tmp_path: Path, name: str) -> None:
     assert output.startswith("ok"), output
 
 
+@pytest.mark.slow
 def test_parts_after_the_end_of_the_time_are_reported_as_not_run(tmp_path: Path) -> None:
     code, output, document = run_parts(tmp_path, "--seconds", "1", "--part", "nan")
     assert document["parts"]["nan"]["outcome"] == "not run"
@@ -88,6 +91,7 @@ def test_parts_after_the_end_of_the_time_are_reported_as_not_run(tmp_path: Path)
     assert code == 0
 
 
+@pytest.mark.slow
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "benchmarks/gpu.py", "--part", "warp"]
     result = subprocess.run(

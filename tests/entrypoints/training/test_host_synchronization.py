@@ -78,6 +78,7 @@ ALLOWED = {
 }
 
 
+@pytest.mark.slow
 def test_recorder_reports_what_blocks(small_runs: FakeGpuResult) -> None:
     """Without this the tests below would pass if the recorder saw nothing."""
     assert small_runs.probes == {

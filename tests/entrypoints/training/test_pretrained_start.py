@@ -43,6 +43,7 @@ def start_from_pretrained(folder: Path) -> Job:
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_changed_components_end_the_job(tmp_path: Path) -> None:
     job = start_from_pretrained(tmp_path)

@@ -174,6 +174,7 @@ def test_network_of_the_users_own_preset_is_compared(tmp_path: Path) -> None:
     assert courses[0] == courses[1] != courses[2]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_next_stage_learns_something_else_only_if_the_run_file_states_it(tmp_path: Path) -> None:
     first = job(tmp_path / "first", max_steps=2)
@@ -206,6 +207,7 @@ def test_next_stage_learns_something_else_only_if_the_run_file_states_it(tmp_pat
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_default_shift_of_a_flow_grows_with_the_resolution_unreported(tmp_path: Path) -> None:
     first = job(tmp_path / "first", max_steps=1, preset="tiny-mmdit", resolution=16)
@@ -226,6 +228,7 @@ def test_default_shift_of_a_flow_grows_with_the_resolution_unreported(tmp_path: 
         assert warnings(events, "target-changed") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_local_run_shows_what_the_run_file_changed(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=1, each=20)

@@ -66,6 +66,7 @@ def fallbacks(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
     return fallback
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_valid_fallback_keeps_the_batch_and_uses_regional_resources(data: st.DataObject) -> None:

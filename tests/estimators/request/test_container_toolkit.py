@@ -136,6 +136,7 @@ def send_request(
     return sent, bundle
 
 
+@pytest.mark.slow
 def test_toolkit_starts_smddprun(aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sent, bundle = send_request(
         aws, monkeypatch, stages=[stage("1e3")], cluster={"backend": "smddp"}

@@ -479,6 +479,7 @@ def test_all_stages_use_one_image() -> None:
     assert "sagemaker_program" not in second["HyperParameters"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1e3", "007", "true", "null", "256px"])
 def test_hyperparameters_of_smddp_survive_the_toolkits_json(name: str) -> None:
     """AWS's toolkit parses every value as JSON, and falls back to the text."""

@@ -150,6 +150,7 @@ def test_sdk_sends_the_displayed_request(
         assert "entrypoints.launch train.py\n" in script
 
 
+@pytest.mark.slow
 def test_token_of_codeartifact_is_not_left_to_the_sdks_script(
     aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:

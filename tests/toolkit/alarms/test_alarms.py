@@ -126,6 +126,7 @@ def test_resume_syncs_alarms_and_starts_even_if_that_fails(laptop: Laptop) -> No
     assert stored_alarms(laptop.aws) == {}
 
 
+@pytest.mark.integration
 def test_email_gets_a_topic_that_is_deleted_with_the_alarms(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:

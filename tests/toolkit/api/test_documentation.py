@@ -131,6 +131,7 @@ def python_blocks() -> list[tuple[str, int, str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "number", "code", "shown"),
     [block for block in python_blocks() if block[:2] not in RUN_ELSEWHERE],
@@ -211,6 +212,7 @@ def run_script(
     )
 
 
+@pytest.mark.slow
 def test_pack_runs_in_a_script_as_documented(tmp_path: Path) -> None:
     """Without a main guard: a worker process does not run the script again."""
     page = (DOCS / "python-api.md").read_text()

@@ -27,6 +27,7 @@ def started(**changes: object) -> sm_train.Job:
     return sm_train.Run.from_dict(run(**changes)).submit()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_status_logs_and_metrics_of_a_live_job(
     account: Aws,  # noqa: F811

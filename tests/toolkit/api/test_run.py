@@ -193,6 +193,7 @@ def test_invalid_runs_are_usage_errors(tmp_path: Path) -> None:
         sm_train.Run.from_dict(run(stages=[stage(steps_per_second=1e-300)])).cost()
 
 
+@pytest.mark.slow
 def test_trainer_is_the_sdks_and_starts_the_planned_job(account: Aws) -> None:
     from sagemaker.train import ModelTrainer
 
@@ -221,6 +222,7 @@ def test_trainer_of_a_taken_name_starts_nothing(account: Aws) -> None:
     assert len(account.bodies("CreateTrainingJob")) == 1
 
 
+@pytest.mark.slow
 def test_submit_returns_the_job(account: Aws) -> None:
     fake = FakeSageMaker(account)
     job = sm_train.Run.from_dict(run(budget={"usd": 0.01, "on_exceed": "warn"}))
@@ -255,6 +257,7 @@ def test_pack_returns_what_the_command_prints(cli: Cli, tmp_path: Path) -> None:
         sm_train.pack(album, tmp_path / "b", resolution=64)
 
 
+@pytest.mark.slow
 def test_a_bundle_names_what_works_only_on_a_laptop(tmp_path: Path) -> None:
     """In a job, `import sm_train` has the building blocks and the version that made the bundle."""
     bundle = bundle_of(sm_train.Run.from_dict(run()).config, tmp_path)

@@ -335,6 +335,7 @@ def test_a_streamed_shard_that_waits_for_the_index_is_no_difference(check: Check
     assert "index-stale" not in check()
 
 
+@pytest.mark.slow
 def test_shards_of_an_unfinished_removal_are_no_difference(check: Check, aws: Aws) -> None:
     """Old shards that are kept for a live job, and new ones that the index does not list yet."""
     s3 = aws.client("s3")
@@ -361,6 +362,7 @@ EXPIRY = [
 ]
 
 
+@pytest.mark.slow
 def test_samples_that_expire_before_the_run_ends_are_named(
     check: Check, aws: Aws, tmp_path: Path
 ) -> None:
@@ -475,6 +477,7 @@ def test_local_index_names_differing_shards_and_provides_sample_counts(
     assert found["index-stale"].message == "9.tar does not exist, but the index lists 1 bytes"
 
 
+@pytest.mark.slow
 def test_thirty_thousand_shards_need_thirty_calls_and_a_few(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -528,6 +531,7 @@ def test_missing_local_shards_are_an_error_only_offline(check: Check, tmp_path: 
 WEST = {"fallbacks": [{"region": "us-west-2", "buckets": {"ai-bucket": "west"}}]}
 
 
+@pytest.mark.slow
 def test_fallback_region_needs_a_bucket_with_the_same_shards(
     check: Check, aws: Aws, tmp_path: Path
 ) -> None:
@@ -557,6 +561,7 @@ def test_fallback_bucket_must_be_in_the_fallback_region(check: Check, aws: Aws) 
     assert "is in us-east-1, but the job would run in us-west-2" in found["bucket-region"].message
 
 
+@pytest.mark.slow
 def test_fallback_quotas_are_checked(check: Check, quotas: FakeServer) -> None:
     other_type = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge"}]}
     found = check(recovery=other_type, cluster={"backend": "nccl", "instance_type": INSTANCE_TYPE})
@@ -569,6 +574,7 @@ def test_fallback_quotas_are_checked(check: Check, quotas: FakeServer) -> None:
 # ------------------------------------------------------------------ the image
 
 
+@pytest.mark.slow
 def test_image_missing_from_the_registry_is_an_error(check: Check, aws: Aws) -> None:
     def with_image(name: str) -> dict[str, Any]:
         address = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/{name}"
@@ -725,6 +731,7 @@ DENY = {
 """As in the S3 user guide, Requiring SSE-KMS (read 2026-11)."""
 
 
+@pytest.mark.slow
 def test_policy_that_denies_sagemakers_checkpoints_is_an_error(check: Check, aws: Aws) -> None:
     encrypt(aws, "1234", DENY)
     found = check(output_kms_key="1234")["upload-encryption"]

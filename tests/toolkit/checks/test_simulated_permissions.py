@@ -88,6 +88,7 @@ def test_policies_of_iam_leave_nothing_denied(identities: Identities) -> None:
         assert unseen in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("identity", ["job", "laptop"])
 def test_each_missing_statement_is_named(identities: Identities, identity: str) -> None:
     run = config(**CHANGES)

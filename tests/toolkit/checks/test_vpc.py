@@ -48,6 +48,7 @@ def found(*subnets: str, **cluster: Any) -> list[tuple[str, str, str]]:
     return [(finding.level, finding.code, finding.message) for finding in findings]
 
 
+@pytest.mark.slow
 def test_vpc_without_a_package_index_is_reported(aws: Aws, network: dict[str, str]) -> None:
     private, public = network["private"], network["public"]
     [(level, code, message)] = found(private, public)
@@ -133,6 +134,7 @@ def fake_fsx(vpc: str) -> Callable[[FakeRequest], FakeResponse]:
     return respond
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("letter", "directory", "level", "message"),
     [

@@ -67,6 +67,7 @@ def age(aws: Aws, storage: Storage, seconds: float) -> None:
         aws.make_older(bucket, key, seconds)
 
 
+@pytest.mark.slow
 def test_finished_run_is_found_by_file_name_and_address(
     cluster: Cluster, aws: Aws, cli: Cli, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_finished_run_is_found_by_file_name_and_address(
     assert diagnosis["cause"] == "no-failure"
 
 
+@pytest.mark.slow
 def test_cron_job_alerts_when_the_pods_are_gone_and_stops_at_the_budget(
     cluster: Cluster, aws: Aws, storage: Storage
 ) -> None:
@@ -133,6 +135,7 @@ def test_cron_job_alerts_when_the_pods_are_gone_and_stops_at_the_budget(
         ]
 
 
+@pytest.mark.slow
 def test_stop_and_watch_of_a_running_pod(
     cluster: Cluster, aws: Aws, cli: Cli, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def photo(number: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("loses", [False, True], ids=["answers", "lost answers"])
 def test_commands_on_data_need_only_their_policy(
     cli: Cli, aws: Aws, tmp_path: Path, loses: bool

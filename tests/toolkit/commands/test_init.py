@@ -33,6 +33,7 @@ def trust(service: str) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": [principal]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["default", "bria-2.0", "demo"])
 def test_flags_replace_every_placeholder_and_keep_comments(
     cli: Cli, tmp_path: Path, preset: str

@@ -276,6 +276,7 @@ def interrupt(
     return process.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "times"),
     [
@@ -466,6 +467,7 @@ cli.main(["list"])
     assert (done.returncode, done.stderr) == (130, "sm-train: interrupted\n")
 
 
+@pytest.mark.slow
 def test_second_local_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     """It would replace the folders in which the first one is training."""
     write_run(tmp_path, max_steps=100_000)  # it trains until the test ends

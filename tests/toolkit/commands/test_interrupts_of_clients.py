@@ -32,6 +32,7 @@ def no_inputs(folder: Path) -> None:
 CLIENTS = [("watch", "demo"), ("watch", "demo", "--dry-run"), ("logs", "demo", "--follow")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_interrupted_clients_end_without_a_traceback(
     cli: Cli, aws: Aws, tmp_path: Path, times: int

@@ -95,6 +95,7 @@ def test_next_estimate_uses_the_stored_history(
     assert any("400 s billed per stage (measured over 1 job" in x for x in after["assumptions"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "failures"),
     [
@@ -115,6 +116,7 @@ def test_only_infrastructure_failures_count_in_the_history(
     assert json.loads(history["Body"].read())["observed"]["failures"] == failures
 
 
+@pytest.mark.slow
 def test_jobs_with_ambiguous_names_belong_to_the_run_that_tagged_them(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
@@ -160,6 +162,7 @@ def test_spot_saving_is_in_the_billed_seconds(cli: Cli, aws: Aws, finished: Path
     assert total["goodput"] == pytest.approx(0.49)
 
 
+@pytest.mark.slow
 def test_selected_instance_preference_is_billed(cli: Cli, aws: Aws, finished: Path) -> None:
     resources = {
         "InstancePreferences": [
@@ -253,6 +256,7 @@ def test_damaged_history_is_named(cli: Cli, aws: Aws, tmp_path: Path) -> None:
         assert "history.json: damaged" in line
 
 
+@pytest.mark.slow
 def test_later_submission_is_estimated_with_the_history(cli: Cli, aws: Aws, finished: Path) -> None:
     end_jobs(aws, 1000, "Stopped")
     options = {"network": "loopback", "env": aws.environment}

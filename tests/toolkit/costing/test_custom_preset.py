@@ -34,6 +34,7 @@ def write_run(folder: Path, name: str, preset: str, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_same_sizes_have_the_same_plan_cost_and_findings(cli: Cli, folder: Path) -> None:
     (folder / "mine.json").write_bytes((PRESETS / "tiny-mmdit.json").read_bytes())
     env = {"XDG_CACHE_HOME": str(folder / "cache")}
@@ -71,6 +72,7 @@ def test_sizes_that_do_not_fit_together_are_an_error_of_check(cli: Cli, folder: 
     assert "mine.json: the model cannot be built" in result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_network_that_takes_no_single_image_is_a_warning_of_check(cli: Cli, folder: Path) -> None:
     """One channel per group on a map of one pixel: the network trains on batches of two."""
     preset = json.loads((PRESETS / "tiny-sd2.json").read_text())

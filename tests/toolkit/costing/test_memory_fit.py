@@ -56,6 +56,7 @@ def sm_train(folder: Path, *arguments: str | Path, torch: bool) -> subprocess.Co
     )
 
 
+@pytest.mark.slow
 def test_preset_without_a_plan_is_reported_and_measured_with_pytorch(
     with_custom_preset: Path, tmp_path: Path
 ) -> None:

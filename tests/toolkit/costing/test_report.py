@@ -120,6 +120,7 @@ def sums(document: Any) -> dict[tuple[str, str | None], float]:
     return {(row["month"], row["group"]): row["cost_usd"] for row in document["rows"]}
 
 
+@pytest.mark.slow
 def test_totals_by_team_and_month(account: Account) -> None:
     result = account.report("--since", "2026-08-01", "--by", "tag:team", "--json")
     assert result.returncode == 0, result.stderr
@@ -142,6 +143,7 @@ def test_totals_by_team_and_month(account: Account) -> None:
     assert any("(no tag)" in line for line in shown)
 
 
+@pytest.mark.slow
 def test_period_counts_only_what_was_billed_in_it(account: Account) -> None:
     document = json.loads(account.report("--since", "2026-10-01", "--by", "run", "--json").stdout)
     assert {group: usd for (_, group), usd in sums(document).items()} == {
@@ -154,6 +156,7 @@ def test_period_counts_only_what_was_billed_in_it(account: Account) -> None:
     assert {group for month, group in found if month == "2026-09"} == {"Completed", "Failed"}
 
 
+@pytest.mark.slow
 def test_csv_is_quoted_against_formulas(account: Account) -> None:
     result = account.report("--since", "2026-10-01", "--by", "tag:team", "--csv")
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
@@ -162,6 +165,7 @@ def test_csv_is_quoted_against_formulas(account: Account) -> None:
     assert float(rows[-1]["cost_usd"]) == 27 * 2 * HOURLY
 
 
+@pytest.mark.slow
 def test_unknown_price_is_at_least_and_not_zero(account: Account) -> None:
     account.add(
         "e--256px-0001", datetime(2026, 10, 4, tzinfo=UTC), 3, instance_type="ml.new.48xlarge"

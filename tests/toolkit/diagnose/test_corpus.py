@@ -130,6 +130,7 @@ def test_logs_are_restored_byte_for_byte() -> None:
     ), with_returns
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("part", PARTS)
 def test_answers_are_precise_and_complete(part: str) -> None:
     result = score(PARTS[part])
@@ -147,6 +148,7 @@ def test_ranks_and_nodes_of_tuned_logs_are_right() -> None:
 TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 88, in <module>']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_answer_is_the_same_in_every_form_of_a_log(part: str, tmp_path: Path) -> None:
     """Every log in one form, the forms in turn."""
@@ -208,6 +210,7 @@ def test_answers_in_every_form_are_as_right_as_those_of_the_plain_logs(
     assert len(missed) <= (0.08 if form in LEARNED else 0.03) * len(logs), missed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_failed_log_is_never_without_a_failure(part: str) -> None:
     """Also if only its second half is there."""

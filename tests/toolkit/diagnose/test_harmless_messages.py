@@ -105,6 +105,7 @@ def test_message_at_the_end_of_a_log_is_at_most_of_low_confidence() -> None:
     assert not accused, "\n".join(accused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", FAILURES)
 def test_message_next_to_a_failure_is_not_its_cause(code: str) -> None:
     failure = FAILURES[code]

@@ -42,6 +42,7 @@ def write_log(path: Path, prefix: Callable[[int], str], *, fails: bool) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", PREFIXES)
 def test_diagnose_names_the_node_of_a_pod_or_task(cli: Cli, tmp_path: Path, platform: str) -> None:
     prefix, names = PREFIXES[platform]

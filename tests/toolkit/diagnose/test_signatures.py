@@ -50,6 +50,7 @@ def is_as_the_role_demands(signature: Signature, found: Diagnosis, last: int) ->
     )
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "prefix",

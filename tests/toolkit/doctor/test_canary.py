@@ -169,6 +169,7 @@ def test_canary_confirms_each_step_with_its_figures(canary: RunCanary, training:
     assert "at most $" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("default", "state"), [(KEY, "confirmed"), (None, "failed")])
 def test_canary_observes_how_a_stored_checkpoint_is_encrypted(
     canary: RunCanary, training: Training, default: str | None, state: str
@@ -191,6 +192,7 @@ def test_report_names_neither_account_nor_bucket_nor_run(
             assert secret not in text, secret
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "failed"),
     [

@@ -24,6 +24,7 @@ from tests.toolkit.local.test_submit_local import processes_of, write_tiny
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_emulated_nodes_are_examined_in_the_runs_folder(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=2, each=20)
     run = write_tiny(tmp_path, max_steps=4)

@@ -115,6 +115,7 @@ def documents(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_folder_becomes_a_table_that_pack_reads(cli: Cli, folder: Path) -> None:
     write_pair(folder / "in", "uncaptioned.png", image_bytes(99, (20, 40), "PNG"), None)
     result = cli("enrich", "in", "out", "--with", "scores:facts", "--json")
@@ -150,6 +151,7 @@ def test_a_folder_becomes_a_table_that_pack_reads(cli: Cli, folder: Path) -> Non
     assert again.stderr.startswith("up to date: 10 images")
 
 
+@pytest.mark.slow
 def test_a_table_keeps_its_columns_and_a_condition_selects_rows(cli: Cli, folder: Path) -> None:
     lines = ["photo,license,year,caption"]
     lines += [f"{number:03}.jpg,L{number % 2},{2000 + number},dog" for number in (0, 1, 3, 4)]
@@ -167,6 +169,7 @@ def test_a_table_keeps_its_columns_and_a_condition_selects_rows(cli: Cli, folder
     assert documents(folder / "packed")["000000000"]["columns"]["license"] == "L1"
 
 
+@pytest.mark.integration
 def test_shards_keep_their_samples_and_get_columns(cli: Cli, folder: Path) -> None:
     assert cli("pack", "in", "packed", *SIZE).returncode == 0
     assert cli("remove", "packed", "001.jpg", "--yes").returncode == 0
@@ -242,6 +245,7 @@ def test_a_failed_function_keeps_finished_parts_and_new_code_is_accepted_on_requ
     assert len(json.loads((folder / "out" / "enriched.json").read_text())["code"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -264,6 +268,7 @@ def test_a_wrong_function_is_one_line_and_leaves_nothing(
     assert not (folder / "out").exists()
 
 
+@pytest.mark.slow
 def test_invalid_arguments_are_one_line(cli: Cli, folder: Path) -> None:
     assert cli("pack", "in", "packed", *SIZE).returncode == 0
     cases = [
@@ -305,6 +310,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_finished_part_is_made_again(cli: Cli, folder: Path, damage: str) -> None:
     """The same command rebuilds it: what was finished before an interruption may be cut."""
@@ -322,6 +328,7 @@ def test_a_damaged_finished_part_is_made_again(cli: Cli, folder: Path, damage: s
     assert read_tree(folder / "out") == read_tree(folder / "expected")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_of_a_table_is_not_finished(cli: Cli, folder: Path, damage: str) -> None:
     assert cli("enrich", "in", "out", "--with", "scores:facts").returncode == 0

@@ -82,6 +82,7 @@ def test_the_price_is_shown_and_the_request_of_the_dry_run_is_sent(cloud: Any, a
     assert without_timestamps(body) == without_timestamps(document["request"])
 
 
+@pytest.mark.slow
 def test_two_nodes_make_the_same_shards_as_one_process(
     cli: Cli, cloud: Any, aws: Aws, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_two_nodes_make_the_same_shards_as_one_process(
     assert "already enriched" in again.stderr
 
 
+@pytest.mark.slow
 def test_images_in_s3_become_a_table_with_their_addresses(
     cli: Cli, cloud: Any, aws: Aws, tmp_path: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_credential_in_the_code_is_refused(cloud: Any, aws: Aws, tmp_path: Pat
     assert read_objects(aws, "scored", "") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

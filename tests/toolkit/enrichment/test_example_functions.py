@@ -81,6 +81,7 @@ def run(folder: Path, function: str) -> list[Any]:
     return values
 
 
+@pytest.mark.slow
 def test_captions(tmp_path: Path) -> None:
     save_blip(tmp_path / "model")
     captions = run(tmp_path, "caption")
@@ -88,6 +89,7 @@ def test_captions(tmp_path: Path) -> None:
     assert len(captions) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", [save_clip, save_siglip])
 def test_embeddings_have_the_length_one(tmp_path: Path, save: Any) -> None:
     save(tmp_path / "model")
@@ -96,6 +98,7 @@ def test_embeddings_have_the_length_one(tmp_path: Path, save: Any) -> None:
     assert not torch.equal(vectors[0], vectors[1])
 
 
+@pytest.mark.slow
 def test_aesthetic_scores_are_a_linear_layer_on_the_embedding(tmp_path: Path) -> None:
     save_clip(tmp_path / "first" / "model")
     vectors = torch.tensor(run(tmp_path / "first", "embedding"))
@@ -106,6 +109,7 @@ def test_aesthetic_scores_are_a_linear_layer_on_the_embedding(tmp_path: Path) ->
     assert scores == pytest.approx((vectors @ weight.T).squeeze(1).tolist(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_watermarks_are_probabilities(tmp_path: Path) -> None:
     save_classifier(tmp_path / "model")
     assert all(0 < value < 1 for value in run(tmp_path, "watermark"))

@@ -152,6 +152,7 @@ def test_a_lease_of_wrong_values_is_damaged(tmp_path: Path) -> None:
                 read_lease(files, "lease.json")
 
 
+@pytest.mark.integration
 def test_a_launch_record_of_wrong_values_is_one_line(
     cli: Cli, aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def packed(cli: Cli, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.slow
 def test_facts_are_counted_by_every_column(cli: Cli, packed: Path) -> None:
     done = cli("remove", "out", "in/000.jpg", "in/003.jpg", "--yes")
     assert done.returncode == 0, done.stderr
@@ -59,6 +60,7 @@ def test_facts_are_counted_by_every_column(cli: Cli, packed: Path) -> None:
     assert facts["options"] == {"min_side": 8}
 
 
+@pytest.mark.slow
 def test_the_report_has_the_order_of_the_template(cli: Cli, packed: Path) -> None:
     done = cli("data-report", "out", "--column", "license", "--where", "contributor < 9")
     assert done.returncode == 0, done.stderr
@@ -109,6 +111,7 @@ def rights(batch):
 """
 
 
+@pytest.mark.slow
 def test_columns_that_a_program_has_made_are_stated(cli: Cli, tmp_path: Path) -> None:
     """Captions of a table of `enrich`, and columns of two enrichments of the shards."""
     write_album(tmp_path / "in", 4, flat=True)
@@ -139,6 +142,7 @@ def test_columns_that_a_program_has_made_are_stated(cli: Cli, tmp_path: Path) ->
     assert "a program has made the captions of `generated_caption` (`makers:captions`)" in synthetic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -154,6 +158,7 @@ def test_mistakes_are_one_line(
     assert (done.returncode, done.stderr.startswith(f"sm-train: {message}")) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_model_card_states_the_data(packed: Path) -> None:
     facts = data_facts(ShardIndex(packed / "index.parquet"), RemovalList(), ["license"])
     stated = record(data={"train": fact_rows(facts)})

@@ -31,6 +31,7 @@ def all_keys() -> list[str]:
     return [f"{number:04d}" for number in range(SHARDS * EACH)]
 
 
+@pytest.mark.slow
 def test_images_are_followed_through_a_run_and_a_removal(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def set_components(checkpoint: Path, components: dict[str, str]) -> None:
     (checkpoint / MARKER).write_text(replace(marker, files=files).to_json())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

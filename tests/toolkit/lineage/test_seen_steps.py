@@ -150,6 +150,7 @@ def channel(tmp_path: Path) -> Path:
     return write_channel(tmp_path / "shards", SHARDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["rank", "global"])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_steps_are_those_that_loaders_read(
@@ -208,6 +209,7 @@ def test_a_rollback_continues_with_the_next_data(channel: Path, tmp_path: Path) 
     reading.require_agreement(11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["rank", "global"])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_samples_that_take_the_places_of_bad_ones_are_found(
@@ -321,6 +323,7 @@ def pack_job(folder: Path, **changes: Any) -> PackJob:
     return PackJob(source, destination, None, 20_000, 1, table, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("buckets", "where", "mixed", "by_name"),
     [

@@ -32,6 +32,7 @@ def train(cli: Cli, run: Path, *options: str) -> str:
     return result.stderr
 
 
+@pytest.mark.slow
 def test_a_local_run_from_its_first_steps_to_a_picture(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=2, each=20)
     run = write_tiny(tmp_path, max_steps=100)
@@ -141,6 +142,7 @@ def fail(run: Path) -> None:
     failure.write_text("RuntimeError: no\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "state", "command"),
     [

@@ -84,6 +84,7 @@ open(os.environ["EMULATED"], "a").write(f"{os.getpid()}\\n")
 """Removes from every Python process what macOS does not have."""
 
 
+@pytest.mark.slow
 def test_local_run_trains_on_macos(tmp_path: Path) -> None:
     """Without /proc, a running rank is not taken for dead."""
     write_shards(tmp_path / "shards", shards=2, each=8)
@@ -253,6 +254,7 @@ def test_interrupt_ends_all_processes_after_a_checkpoint(
     )
 
 
+@pytest.mark.slow
 def test_failed_job_prints_its_last_lines_and_failure_file(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()

@@ -323,6 +323,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_job_and_the_same_command_continues(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
@@ -363,6 +364,7 @@ def test_ctrl_c_leaves_the_job_and_the_same_command_continues(
     assert len(aws.bodies("CreateTrainingJob")) == 1
 
 
+@pytest.mark.slow
 def test_failed_job_shows_its_cause_and_the_next_command_starts_another(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def load(path: Path) -> RunConfig:
     return Run.load(path, region="us-east-1").config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_measurements_run_the_program_of_the_run(preset: Path, tmp_path: Path) -> None:
     """On one instance there is no SMDDP: alone, its stage would get another image."""

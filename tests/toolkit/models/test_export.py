@@ -74,6 +74,7 @@ def test_a_key_that_leads_out_of_the_folder_is_refused(
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_becomes_a_model_with_card_and_samples(
     cli: Cli, tmp_path: Path, checkpoints: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_checkpoint_in_s3_is_downloaded_and_exported(
     assert {path.name for path in tmp_path.iterdir()} == {"m.safetensors"}
 
 
+@pytest.mark.slow
 def test_an_interrupted_download_continues(
     cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws
 ) -> None:
@@ -125,6 +127,7 @@ def test_an_interrupted_download_continues(
     assert (tmp_path / "model" / "model_index.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "damage"),
     [
@@ -165,6 +168,7 @@ def test_a_damaged_checkpoint_is_refused_with_one_line(
     assert {path.name for path in tmp_path.iterdir()} == {"copy"}
 
 
+@pytest.mark.slow
 def test_sample_and_compare_take_what_export_takes(
     cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws
 ) -> None:
@@ -188,6 +192,7 @@ def test_sample_and_compare_take_what_export_takes(
     assert written == {"grid.png", "local.png", "compare.html"}
 
 
+@pytest.mark.slow
 def test_a_damaged_download_is_named_by_its_address_and_removed(
     cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws
 ) -> None:
@@ -241,6 +246,7 @@ def test_the_last_stage_with_a_checkpoint_is_exported(
     assert "--stage: 'x' is not one of 256px, 512px" in export("--stage", "x").stderr
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_refused_first(
     cli: Cli, tmp_path: Path, checkpoints: Path
 ) -> None:
@@ -260,6 +266,7 @@ def test_what_cannot_be_written_is_refused_first(
         assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.slow
 def test_the_model_is_pushed_to_the_hub(
     cli: Cli, tmp_path: Path, checkpoints: Path, hub: Hub
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_folder_gets_what_training_needs(
     assert "exists; remove it or name another folder" in refused.stderr
 
 
+@pytest.mark.slow
 def test_s3_gets_the_same_and_a_second_run_copies_nothing(
     cli: Cli, tmp_path: Path, hub: Hub, aws: Aws, environment: dict[str, str]
 ) -> None:

@@ -97,6 +97,7 @@ def test_new_images_are_added_in_new_shards(cli: Cli, tmp_path: Path) -> None:
     assert [item.source for item in index.rejected()] == ["cut.jpg"]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_pack_can_be_extended_again_and_again(cli: Cli, tmp_path: Path) -> None:
     write_album(tmp_path / "in", 6)
@@ -111,6 +112,7 @@ def test_a_pack_can_be_extended_again_and_again(cli: Cli, tmp_path: Path) -> Non
     assert keys == [f"{number:09}" for number in range(21)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_extended", [False, True])
 def test_nothing_changes_without_new_images(cli: Cli, tmp_path: Path, is_extended: bool) -> None:
     write_album(tmp_path / "in", 6)
@@ -169,6 +171,7 @@ def test_rows_of_a_table_are_compared_with_their_captions(cli: Cli, tmp_path: Pa
     assert captions == ["first", "second", "second", "another", "second"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("packed", "appended", "how"),
     [
@@ -227,6 +230,7 @@ def test_without_append_an_extended_pack_is_another_one(cli: Cli, tmp_path: Path
     assert cli("pack", "first", "out", *SIZE).returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_duplicates_of_packed_images_are_rejected(cli: Cli, tmp_path: Path) -> None:
     """As if all images were packed at once, in this order."""
@@ -352,6 +356,7 @@ def test_a_node_that_finds_the_extended_index_leaves_it_unchanged(cli: Cli, tmp_
     assert (totals.samples, destination.read("index.parquet")) == (10, index)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_an_unfinished_append_is_completed_before_other_images_are_added(
     cli: Cli, tmp_path: Path

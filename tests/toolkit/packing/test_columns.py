@@ -57,6 +57,7 @@ def documents(packed: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_columns_keep_their_types(album: Path, tmp_path: Path, kind: str) -> None:
     table = write_table(album, kind, ROWS)
@@ -131,6 +132,7 @@ def test_a_pack_without_columns_is_unchanged(album: Path, tmp_path: Path) -> Non
     assert "captions" not in document
 
 
+@pytest.mark.slow
 def test_workers_and_resumes_give_the_same_bytes(album: Path, tmp_path: Path) -> None:
     table = write_table(album, "parquet", ROWS)
     contents = []

@@ -94,6 +94,7 @@ def test_a_misnamed_file_is_converted_by_its_content(cli: Cli, tmp_path: Path) -
     assert json.loads(cli("pack", "in", "two", "--convert", "--json").stdout)["samples"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convert", [False, True])
 def test_objects_in_s3_are_selected_like_files(cli: Cli, aws: Aws, convert: bool) -> None:
     client = aws.client("s3")

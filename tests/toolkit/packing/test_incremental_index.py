@@ -34,6 +34,7 @@ def index(cli: Cli, *arguments: object, **options: Any) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_only_new_and_changed_shards_are_read(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=3, each=3)
     write_shard(tmp_path / "shards" / "odd.tar", {"0": sample(0), "1": {"txt": b"no image"}})
@@ -61,6 +62,7 @@ def test_only_new_and_changed_shards_are_read(cli: Cli, tmp_path: Path) -> None:
     assert fresh["unusable"] == document["unusable"] != {}
 
 
+@pytest.mark.slow
 def test_other_files_to_look_for_read_everything_again(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=2, each=2)
     run = write_run(tmp_path, data={"uri": "s3://photos/shards/", "caption_key": "json"})
@@ -109,6 +111,7 @@ def large_images(folder: Path, count: int) -> None:
     write_shard(folder / "large.tar", samples)
 
 
+@pytest.mark.slow
 def test_headers_are_read_by_ranged_requests(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The same keys, offsets and image sizes, from a fraction of the bytes."""
     large_images(tmp_path / "shards", 12)
@@ -133,6 +136,7 @@ def test_headers_are_read_by_ranged_requests(cli: Cli, aws: Aws, tmp_path: Path)
         assert getattr(found, name) == getattr(expected, name), name
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_two_nodes_on_sagemaker_write_the_same_index(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards" / "a", shards=4, each=2)

@@ -52,6 +52,7 @@ def test_index_of_a_folder_is_written_next_to_it(cli: Cli, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".index")] == []
 
 
+@pytest.mark.slow
 def test_an_up_to_date_index_is_not_rewritten(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=2, each=3)
     assert cli("index", "shards").returncode == 0
@@ -64,6 +65,7 @@ def test_an_up_to_date_index_is_not_rewritten(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(cli("index", "shards", "--json").stdout)["shards"] == 3
 
 
+@pytest.mark.slow
 def test_each_folder_has_an_index_of_its_own(cli: Cli, tmp_path: Path) -> None:
     """img2dataset gives the shards of every folder the same names."""
     for name, count in (("train", 3), ("val", 2)):
@@ -96,6 +98,7 @@ def test_an_index_of_other_shards_is_not_overwritten(cli: Cli, tmp_path: Path) -
     assert index.read_bytes() == content
 
 
+@pytest.mark.slow
 def test_a_shard_replaced_by_one_of_equal_size_is_indexed_again(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "photos", shards=2, each=3)
     assert cli("index", "photos").returncode == 0
@@ -126,6 +129,7 @@ def test_an_existing_index_keeps_its_mode_and_what_is_no_file_stays(
     assert index.is_fifo()
 
 
+@pytest.mark.slow
 def test_damage_is_listed_and_intact_samples_are_indexed(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=3, each=5)
     cut = tmp_path / "shards" / "shard-001.tar"
@@ -140,6 +144,7 @@ def test_damage_is_listed_and_intact_samples_are_indexed(cli: Cli, tmp_path: Pat
     assert (run.returncode, result["unusable"]["no-caption"]["count"]) == (3, 1)
 
 
+@pytest.mark.slow
 def test_samples_that_cannot_be_trained_on_are_counted_and_named(cli: Cli, tmp_path: Path) -> None:
     image, text = png(0), b"text"
     samples: dict[str, list[tuple[str, bytes]]] = {
@@ -209,6 +214,7 @@ def test_a_folder_without_shards_is_an_error(cli: Cli, tmp_path: Path) -> None:
     assert "no such folder" in cli("index", "nowhere").stderr
 
 
+@pytest.mark.slow
 def test_index_of_an_s3_prefix_is_written_next_to_it(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     write_shards(tmp_path / "local", shards=2, each=3)
     objects = {
@@ -230,6 +236,7 @@ def test_index_of_an_s3_prefix_is_written_next_to_it(cli: Cli, aws: Aws, tmp_pat
     )
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_submit_rejects_a_run_without_its_index(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The index channel would be empty, and the job would fail after its start."""
@@ -248,6 +255,7 @@ def test_submit_rejects_a_run_without_its_index(cli: Cli, aws: Aws, tmp_path: Pa
     assert "index-missing" in {finding["code"] for finding in findings}
 
 
+@pytest.mark.slow
 def test_check_compares_shards_with_their_index(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=4, each=5)
     assert cli("index", "shards").returncode == 0

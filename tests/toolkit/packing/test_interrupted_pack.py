@@ -140,6 +140,7 @@ def test_a_signal_stops_the_pack_and_keeps_finished_shards(
     assert not (tmp_path / "out/index.parquet").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long_album")
 def test_a_signal_before_the_first_shard_leaves_the_destination_unchanged(tmp_path: Path) -> None:
     (tmp_path / "out/shards").mkdir(parents=True)
@@ -366,6 +367,7 @@ def test_readers_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
     assert len(finished_inputs) == len(started_inputs) == 400
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
     """1 GB in one shard, while each process may allocate at most 500 MB."""
     first = write_pair(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.toolkit.errors import ExitCode
 
@@ -25,6 +26,7 @@ def append(cli: Cli, *arguments: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_late_caption_and_a_repaired_image_are_packed(cli: Cli, tmp_path: Path) -> None:
     write_album(tmp_path / "in", 4, flat=True)
     (tmp_path / "in/001.txt").unlink()

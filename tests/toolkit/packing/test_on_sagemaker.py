@@ -184,6 +184,7 @@ def start_node(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra", [(), pytest.param(("--near-duplicates", "3"), marks=pytest.mark.slow)]
 )

@@ -116,6 +116,7 @@ def test_links_inside_the_folder_are_followed_once(cli: Cli, tmp_path: Path) -> 
     assert sources == ["a.jpg", "album/000.jpg", "album/001.jpg", "b.jpg"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["in", "in/**/*", "in/list.csv"])
 def test_links_out_of_the_folder_are_refused(cli: Cli, tmp_path: Path, source: str) -> None:
     """The content of a private file would otherwise be in the shards, as image or as caption."""
@@ -196,6 +197,7 @@ def _edited_caption_of_equal_length(folder: Path) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [_other_size, _new_image, _lost_caption, _edited_caption_of_equal_length]
 )

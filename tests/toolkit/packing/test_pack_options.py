@@ -60,6 +60,7 @@ def test_samples_have_metadata(cli: Cli, tmp_path: Path) -> None:
     assert [values.tolist() for values in sizes] == [[32], [64]]
 
 
+@pytest.mark.slow
 def test_the_shard_count_is_a_multiple_of_the_largest_stages_instances(
     cli: Cli, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_max_side_scales_larger_images_and_keeps_the_bytes_of_the_exact_size(
     assert (tall["format"], tall["height"]) == ("jpeg", 200)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_first_of_several_duplicates_is_kept(cli: Cli, tmp_path: Path) -> None:
     """Duplicate bytes or similar hashes, in any shard and with any number of workers."""
@@ -263,6 +265,7 @@ def test_packing_from_s3_to_s3(cli: Cli, cloud: Any, aws: Aws, tmp_path: Path) -
     assert "already packed 12 samples" in again.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_an_interrupted_pack_to_s3_is_resumed(
     cli: Cli, cloud: Any, aws: Aws, tmp_path: Path

@@ -243,6 +243,7 @@ def write_table(path: Path, rows: list[dict[str, object]]) -> Path:
 KINDS = pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 
 
+@pytest.mark.slow
 @KINDS
 def test_captions_come_from_a_table(cli: Cli, tmp_path: Path, kind: str) -> None:
     for name in ("a.jpg", "deep/b.jpg", "unlisted.jpg"):
@@ -267,6 +268,7 @@ def test_captions_come_from_a_table(cli: Cli, tmp_path: Path, kind: str) -> None
     ]
 
 
+@pytest.mark.slow
 @KINDS
 def test_the_source_may_be_a_table(cli: Cli, tmp_path: Path, kind: str) -> None:
     write_pair(tmp_path / "in", "deep/b.jpg", image_bytes(), None)

@@ -152,6 +152,7 @@ def test_an_inventory_gives_the_same_inputs_as_a_listing(
     assert [item.source for item in found[0][0]] == ["a b/é+1.jpg", "more/x,y.png", "top.jpg"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

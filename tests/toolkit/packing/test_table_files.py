@@ -47,6 +47,7 @@ def captions(packed: Path) -> list[str]:
     return [sample["txt"].decode() for sample in samples(packed)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_a_compressed_table_is_that_of_its_content(album: Path, tmp_path: Path, kind: str) -> None:
     (album / f"a.{kind}").write_bytes(encode_table(kind, ROWS))
@@ -106,6 +107,7 @@ def embedded_rows(column: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["object", "bytes"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_images_inside_a_table_are_packed(tmp_path: Path, column: str, workers: int) -> None:
@@ -166,6 +168,7 @@ def test_rows_without_bytes_name_a_file(album: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_an_image_folder_has_its_captions_in_metadata(tmp_path: Path, kind: str) -> None:
     for split in ("train", "test"):
@@ -221,6 +224,7 @@ def bucket(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Any:
     return put
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_tables_in_s3_are_read(bucket: Any, tmp_path: Path) -> None:
     """A file, a compressed one, parts, and an image folder; as a source and as captions."""

@@ -83,6 +83,7 @@ def removals(folder: Path) -> RemovalList:
     return decode_list(path.read_bytes(), str(path))
 
 
+@pytest.mark.slow
 def test_others_keep_their_keys_bytes_and_columns(cli: Cli, packed: Path) -> None:
     """By key, by the image's name, and by a condition on the index; repeatedly."""
     before = members(packed)
@@ -112,6 +113,7 @@ def test_others_keep_their_keys_bytes_and_columns(cli: Cli, packed: Path) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_what_is_removed_is_shown_and_confirmed(cli: Cli, packed: Path) -> None:
     before = read_tree(packed)
     shown = cli("remove", "out", "004.jpg", "000000005", "--dry-run")
@@ -137,6 +139,7 @@ def test_what_is_removed_is_shown_and_confirmed(cli: Cli, packed: Path) -> None:
     assert (document["kept"], document["used_by"], document["versions_kept"]) == ([], [], None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -168,6 +171,7 @@ def test_keys_may_come_from_a_file_and_without_any_there_is_nothing_to_do(
     assert "no such index" in cli("remove", "elsewhere", "004.jpg").stderr
 
 
+@pytest.mark.slow
 def test_shards_of_others_lose_samples_by_their_keys(cli: Cli, packed: Path) -> None:
     """The index of any folder lies next to it, as does the list."""
     folder = packed.parent / "data" / "train"
@@ -188,6 +192,7 @@ def test_shards_of_others_lose_samples_by_their_keys(cli: Cli, packed: Path) -> 
     assert json.loads(again.stdout)["described"] == 1, again.stderr
 
 
+@pytest.mark.slow
 def test_packing_never_adds_them_again(cli: Cli, packed: Path, tmp_path: Path) -> None:
     """Neither with --append, also as changed images, nor into an emptied or another folder."""
     assert cli("remove", "out", "004.jpg", "020.jpg", "--yes").returncode == 0
@@ -304,6 +309,7 @@ def test_a_shard_of_which_an_interrupted_removal_would_have_left_something_disap
     assert names in removals(packed).earlier_names(left.names)
 
 
+@pytest.mark.slow
 def test_a_new_pack_of_the_same_place_keeps_the_images_and_forgets_the_shards(
     cli: Cli, packed: Path, tmp_path: Path
 ) -> None:
@@ -381,6 +387,7 @@ def remove_in_s3(cli: Cli, aws: Aws, *arguments: str) -> Any:
     return cli(*options, network="loopback", env=aws.environment)
 
 
+@pytest.mark.integration
 def test_old_shards_in_s3_are_deleted_with_their_versions(cli: Cli, stored: Aws) -> None:
     done = remove_in_s3(cli, stored, "004.jpg")
     assert done.returncode == 0, done.stderr
@@ -395,6 +402,7 @@ def test_old_shards_in_s3_are_deleted_with_their_versions(cli: Cli, stored: Aws)
     assert stored.without_owner == []
 
 
+@pytest.mark.slow
 def test_versions_that_may_not_be_deleted_are_named(cli: Cli, stored: Aws) -> None:
     stored.denied_queries.add("versions")
     done = remove_in_s3(cli, stored, "004.jpg")
@@ -442,6 +450,7 @@ def describe_as(aws: Aws, statuses: dict[str, str]) -> None:
     aws.responses["ListTrainingJobs"] = listed
 
 
+@pytest.mark.slow
 def test_shards_that_a_live_job_reads_are_kept_until_it_ends(cli: Cli, stored: Aws) -> None:
     """Only those of jobs that read the prefix, and started before the index switched."""
     start_job(stored, "reads", "s3://raw/set/shards/")
@@ -519,6 +528,7 @@ def record_job(stage: Path, index: Path, platform: str | None, started: str = "2
     RecordWriter(stage / "checkpoints", started, record, tables)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("live_in", ["eu-west-1", "us-west-2", "ap-south-1"])
 def test_live_jobs_are_looked_for_in_every_region_that_may_read_the_bucket(
     cli: Cli, packed: Path, aws: Aws, tmp_path: Path, live_in: str
@@ -564,6 +574,7 @@ def test_live_jobs_are_looked_for_in_every_region_that_may_read_the_bucket(
     assert "shards/shard-000001.tar" in read_objects(aws, "raw", "set/")
 
 
+@pytest.mark.slow
 def test_unknown_jobs_are_not_taken_for_none(cli: Cli, stored: Aws) -> None:
     stored.error_codes["ListTrainingJobs"] = "AccessDeniedException"
     done = remove_in_s3(cli, stored, "004.jpg")

@@ -127,6 +127,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_epoch_continues_without_the_removed_samples(

@@ -226,6 +226,7 @@ def test_job_is_read_from_cloudwatch(cli: Cli, aws: Aws, finished: str) -> None:
     assert len(next(chart for chart in job["charts"] if chart["code"] == "gpu")["lines"]) == 4
 
 
+@pytest.mark.slow
 def test_run_reviews_all_its_jobs_with_repeated_work(cli: Cli, aws: Aws, finished: str) -> None:
     """The second attempt resumes from step 300 of the 500 that the first reached."""
     end_jobs(aws, 1000, "Stopped")

@@ -172,6 +172,7 @@ def test_any_review_renders_a_well_formed_page(review: Review) -> None:
     check(page(review))
 
 
+@pytest.mark.slow
 def test_page_is_deterministic(tmp_path: Path) -> None:
     review = Review((stalled(),))
     write_page(tmp_path / "page.html", review)
@@ -203,6 +204,7 @@ def _named(job: JobReview, name: str) -> JobReview:
     )
 
 
+@pytest.mark.slow
 def test_page_is_self_contained(three: str) -> None:
     check(three)
     assert not re.search(r"https?:|@import|//[a-z]", three)
@@ -293,6 +295,7 @@ def test_charts_have_a_step_axis(three: str) -> None:
     assert {"step", "200k", "400k", "600k"} <= set(labels)
 
 
+@pytest.mark.slow
 def test_jobs_are_overlaid_by_step() -> None:
     job = healthy(1)
     chart = next(chart for chart in job.charts if chart.code == "loss")
@@ -311,6 +314,7 @@ def test_jobs_are_overlaid_by_step() -> None:
     assert '<th scope="col">step</th>' not in text
 
 
+@pytest.mark.slow
 def test_different_settings_are_listed(three: str) -> None:
     start = three.index("<h3>Different settings</h3>")
     rows = three[start : three.index("<h3>Charts</h3>")]

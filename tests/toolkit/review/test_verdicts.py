@@ -44,6 +44,7 @@ def test_healthy_job_has_only_good_verdicts() -> None:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 10**9), noise=st.floats(0, 0.04))
 def test_noise_is_not_reported_as_a_problem(seed: int, noise: float) -> None:

@@ -97,6 +97,7 @@ def laptop(cli: Cli, aws: Aws, tmp_path: Path) -> Laptop:
     return Laptop(cli, aws, tmp_path)
 
 
+@pytest.mark.slow
 def test_status_needs_only_the_runs_name(laptop: Laptop) -> None:
     """No file is given, and no state is kept on a laptop."""
     laptop.sagemaker.log_event(FIRST, "start", ago=400)
@@ -119,6 +120,7 @@ def test_status_needs_only_the_runs_name(laptop: Laptop) -> None:
     assert (listed["run"], listed["job"], listed["jobs"]) == ("demo", FIRST, 1)
 
 
+@pytest.mark.slow
 def test_submit_rejects_a_stage_that_is_live_or_done(laptop: Laptop) -> None:
     rejected = laptop("submit", laptop.run_file, "--yes", code=2)
     assert f"{FIRST} is InProgress" in rejected.stderr
@@ -151,6 +153,7 @@ def test_resume_after_stop_uses_the_checkpoint_and_the_same_code(laptop: Laptop)
     }
 
 
+@pytest.mark.slow
 def test_resume_with_the_run_file_uses_its_new_settings(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Stopped")
     run = write_run(laptop.folder, stages=[stage(max_steps=2000)])
@@ -160,6 +163,7 @@ def test_resume_with_the_run_file_uses_its_new_settings(laptop: Laptop) -> None:
     assert laptop.json("status", "demo")["stages"][0]["max_steps"] == 2000
 
 
+@pytest.mark.slow
 def test_resume_of_a_one_node_stage_keeps_the_program_of_the_run(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
@@ -182,6 +186,7 @@ def test_resume_of_a_one_node_stage_keeps_the_program_of_the_run(
     assert environments[0] == environments[1] == environments[2]
 
 
+@pytest.mark.slow
 def test_resume_asks_with_the_cost_of_the_remaining_steps(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Stopped")
     laptop.sagemaker.checkpoint("256px", 900)
@@ -190,6 +195,7 @@ def test_resume_asks_with_the_cost_of_the_remaining_steps(laptop: Laptop) -> Non
     assert laptop.sagemaker.names() == [FIRST]
 
 
+@pytest.mark.integration
 def test_checkpoints_of_another_platform_are_continued_only_on_request(laptop: Laptop) -> None:
     """The stage went on as a Kubernetes job after its training job had failed."""
     laptop.sagemaker.set_status(FIRST, "Failed", reason="CapacityError: none", ended_ago=3600)
@@ -213,6 +219,7 @@ def test_checkpoints_of_another_platform_are_continued_only_on_request(laptop: L
 PROJECTION = re.compile(r"spent (\$[\d,.]+), remaining (\$[\d,.]+), total (\$[\d,.]+)")
 
 
+@pytest.mark.integration
 def test_every_command_projects_the_same_cost(laptop: Laptop) -> None:
     # The newest interval is twice as fast as the job has been so far.
     cluster = {"world_size": 32, "effective_batch_size": 512, "resolution": 256}
@@ -249,6 +256,7 @@ def test_every_command_projects_the_same_cost(laptop: Laptop) -> None:
     assert len({match and match.groups() for match in shown}) == 1, texts
 
 
+@pytest.mark.slow
 def test_resume_by_name_says_which_settings_it_uses(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Stopped")
     laptop.sagemaker.checkpoint("256px", 900)
@@ -269,6 +277,7 @@ def test_resume_by_name_says_which_settings_it_uses(laptop: Laptop) -> None:
     assert f"Changes since {FIRST}" in by_file
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "status",
     [
@@ -290,6 +299,7 @@ def test_infrastructure_failures_are_restarted(laptop: Laptop, status: dict[str,
     assert laptop.json("watch", "demo", "--once")["action"] == "wait"
 
 
+@pytest.mark.slow
 def test_user_code_failure_is_not_restarted(laptop: Laptop) -> None:
     reason = "AlgorithmError: rank 3: OutOfMemoryError: CUDA out of memory."
     laptop.sagemaker.set_status(FIRST, "Failed", reason=reason, ended_ago=3600)
@@ -299,6 +309,7 @@ def test_user_code_failure_is_not_restarted(laptop: Laptop) -> None:
     assert laptop.sagemaker.names() == [FIRST]
 
 
+@pytest.mark.slow
 def test_hardware_failure_found_in_the_log_is_restarted(
     laptop: Laptop,
 ) -> None:
@@ -335,6 +346,7 @@ def test_stalled_job_is_stopped_and_restarted(laptop: Laptop) -> None:
     assert laptop.json("watch", "demo", "--once")["action"] == "start"
 
 
+@pytest.mark.slow
 def test_job_that_sagemaker_restarts_for_hours_is_left_alone(laptop: Laptop) -> None:
     """Two hours without a log line, then a restore that has logged nothing yet."""
     laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=8 * 3600)
@@ -350,6 +362,7 @@ def test_job_that_sagemaker_restarts_for_hours_is_left_alone(laptop: Laptop) -> 
     assert laptop.aws.bodies("StopTrainingJob") == []
 
 
+@pytest.mark.slow
 def test_job_that_does_not_stop_is_reported_with_its_cost(laptop: Laptop) -> None:
     """SageMaker should end it within minutes, and bills it until it does."""
     laptop.sagemaker.set_status(FIRST, "Stopping", seconds=3600, ended_ago=3500)
@@ -368,6 +381,7 @@ def test_job_that_does_not_stop_is_reported_with_its_cost(laptop: Laptop) -> Non
     assert watched["warning"].startswith(expected[0])
 
 
+@pytest.mark.slow
 def test_checkpoints_that_do_not_reach_s3_are_reported(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The job logs one every 50 steps, and S3 holds the first."""
     laptop = Laptop(cli, aws, tmp_path, checkpoint={"every_steps": 50})
@@ -449,6 +463,7 @@ def cache_spot_price(laptop: Laptop, usd: float | None) -> None:
     cache.write_text(json.dumps({"version": 1, "rows": rows, "listed": {}}))
 
 
+@pytest.mark.integration
 def test_spot_run_that_was_accepted_is_not_stopped_by_its_own_budget(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
@@ -468,6 +483,7 @@ def test_spot_run_that_was_accepted_is_not_stopped_by_its_own_budget(
     assert laptop.json("watch", "demo", "--once", code=7)["action"] == "stop"
 
 
+@pytest.mark.slow
 def test_spot_run_without_a_price_counts_at_the_on_demand_price_as_its_plan_says(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
@@ -524,6 +540,7 @@ def warm_pool(status: str, retained: int | None) -> Callable[[dict[str, Any]], d
     return lambda description: description | {"WarmPoolStatus": pool}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "retained", "seconds"),
     [("Available", None, 6 * 3600), ("Available", 60, 6 * 3600), ("Terminated", 1800, 1800)],
@@ -594,6 +611,7 @@ def test_budget_stop_is_sent_while_tags_are_denied_and_stops_throttled(
     assert laptop.json("status", "demo")["state"] == "stopping"
 
 
+@pytest.mark.slow
 def test_stop_finds_the_job_that_a_watcher_starts_while_tags_are_denied(laptop: Laptop) -> None:
     reason = "InternalServerError: try again"
     laptop.sagemaker.set_status(FIRST, "Failed", reason=reason, ended_ago=3600)
@@ -607,6 +625,7 @@ def test_stop_finds_the_job_that_a_watcher_starts_while_tags_are_denied(laptop: 
     assert [body["TrainingJobName"] for body in laptop.aws.bodies("StopTrainingJob")] == [SECOND]
 
 
+@pytest.mark.slow
 def test_completed_job_without_results_is_not_done_and_no_stage_follows(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
@@ -631,6 +650,7 @@ def test_completed_job_without_results_is_not_done_and_no_stage_follows(
     assert laptop.json("watch", "demo", "--once")["action"] == "start"
 
 
+@pytest.mark.slow
 def test_auto_advance_starts_later_stages_until_a_pause(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     stages = [stage("a"), stage("b"), stage("c")]
     laptop = Laptop(cli, aws, tmp_path, stages=stages)
@@ -839,6 +859,7 @@ def test_stop_works_while_the_job_restarts(laptop: Laptop) -> None:
     assert len(laptop.aws.bodies("StopTrainingJob")) == 1
 
 
+@pytest.mark.slow
 def test_resume_with_only_incomplete_checkpoints_starts_at_step_0(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Stopped")
     laptop.sagemaker.checkpoint("256px", 100, complete=False)
@@ -862,6 +883,7 @@ def test_lambda_handler_polls_like_watch(laptop: Laptop, monkeypatch: pytest.Mon
     assert handler({}, None)["demo"]["action"] == "wait"
 
 
+@pytest.mark.slow
 def test_lambda_image_installs_all_imported_packages(laptop: Laptop) -> None:
     """Only the packages of its Dockerfile can be imported here."""
     packages = lambda_packages(laptop("template", "watch-lambda-image").stdout)
@@ -877,6 +899,7 @@ def test_lambda_image_installs_all_imported_packages(laptop: Laptop) -> None:
     assert json.loads(done.stdout)["demo"]["action"] == "wait"
 
 
+@pytest.mark.slow
 def test_lambda_template_passes_cfn_lint(laptop: Laptop) -> None:
     template = laptop.folder / "template.yaml"
     template.write_text(laptop("template", "watch-lambda", str(laptop.run_file)).stdout)

@@ -173,6 +173,7 @@ def test_an_error_of_the_function_is_one_line(stack: Stack) -> None:
     assert run.stderr.splitlines()[-1] == f"sm-train: {SEALER}: Task timed out after 900.00 seconds"
 
 
+@pytest.mark.slow
 def test_images_that_were_there_before_are_packed_once(stack: Stack, tmp_path: Path) -> None:
     """Also those that arrive at the same time, and those that the command names twice."""
     deployment = stack.deployment
@@ -244,6 +245,7 @@ def test_a_redrive_starts_a_task_of_sqs(stack: Stack) -> None:
     assert body == {"SourceArn": f"arn:aws:sqs:us-east-1:{ACCOUNT}:{name}"}
 
 
+@pytest.mark.slow
 def test_dead_letters_and_rejected_inputs_are_listed_with_their_reasons(stack: Stack) -> None:
     deployment = stack.deployment
     deployment.arrive("photos/0.jpg", image_bytes(0))
@@ -336,6 +338,7 @@ def test_a_stack_of_another_template_is_refused(stack: Stack) -> None:
     assert len(missing.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_price_counts_the_requests_that_are_sent(
     stack: Stack, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:

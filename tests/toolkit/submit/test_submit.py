@@ -75,6 +75,7 @@ def test_plan_shows_cluster_launch_and_cost(cli: Cli, tmp_path: Path) -> None:
     assert names == ["256px", "512px"]
 
 
+@pytest.mark.slow
 def test_plan_and_question_name_what_starts_now_and_the_whole_run(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_plan_and_question_name_what_starts_now_and_the_whole_run(
     assert f"Start a, {first}? [y/N]" in declined.stderr
 
 
+@pytest.mark.slow
 def test_plan_shows_what_changed_since_the_last_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("ai-bucket", **SHARDS)
     stages = [stage("a", learning_rate=1e-4), stage("b")]
@@ -162,6 +164,7 @@ def test_sent_request_equals_the_dry_run(cli: Cli, aws: Aws, tmp_path: Path, bac
     assert json.loads(result.stdout)["training_job_name"] == sent["TrainingJobName"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["smddp", "nccl"])
 def test_staged_bundle_holds_the_listed_files_and_runs(
     cli: Cli, aws: Aws, tmp_path: Path, backend: str
@@ -221,6 +224,7 @@ def test_submit_starts_the_first_stage_and_prints_the_next_command(
     assert "--stage b" in result.stderr
 
 
+@pytest.mark.slow
 def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
@@ -292,6 +296,7 @@ def test_clone_of_an_unknown_or_foreign_job_is_one_line(cli: Cli, aws: Aws, tmp_
         assert "give a run file, or --clone JOB" in one_line(invalid.stderr)
 
 
+@pytest.mark.slow
 def test_plan_shows_warnings_and_alternatives(cli: Cli, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
@@ -319,6 +324,7 @@ def test_secret_in_user_code_stops_the_submission(cli: Cli, tmp_path: Path) -> N
     assert "aaaa" not in line
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_nothing_is_sent_without_confirmation(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("ai-bucket", **SHARDS)
@@ -404,6 +410,7 @@ def test_data_uri_of_a_single_object_exits_with_3(cli: Cli, aws: Aws, tmp_path: 
     assert "is a single object" in one_line(result.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -423,6 +430,7 @@ def test_aws_error_is_one_line_with_its_exit_code(
     assert f"AWS returned {code}: rejected by the test" in one_line(result.stderr)
 
 
+@pytest.mark.slow
 def test_rejected_job_can_be_submitted_again_at_once(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The claim on the job's name is released."""
     aws.make_bucket("ai-bucket", **SHARDS)
@@ -496,6 +504,7 @@ def test_quiet_prints_the_jobs_name(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     assert result.stdout.strip() == "demo--256px-0001"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "reason", "code", "outcome"),
     [

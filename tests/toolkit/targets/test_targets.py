@@ -112,6 +112,7 @@ def test_the_address_of_checkpoints_stands_for_their_run(address: str, name: str
     assert (target.kind, target.text) == (Kind.NAME, name)
 
 
+@pytest.mark.integration
 def test_a_run_its_stage_its_job_and_its_file_name_the_same_run(laptop: Laptop) -> None:
     laptop.sagemaker.log_event(FIRST, "start", ago=400)
     laptop.sagemaker.log_event(FIRST, "step", ago=300, step=400, steps_per_second=2.0, loss=0.5)

@@ -205,6 +205,7 @@ def test_pending_timeout_relocates(server: Aws, tmp_path: Path) -> None:
     assert run.described(SECOND)["ResourceConfig"]["InstanceType"] == "ml.p5.48xlarge"
 
 
+@pytest.mark.slow
 def test_relocated_next_stage_gets_the_previous_stages_model(server: Aws, tmp_path: Path) -> None:
     stages = [stage("a"), stage("b", optimizer_state="keep")]
     run = LiveRun(server, tmp_path, stages=stages, recovery={"fallbacks": [OTHER_REGION]})
@@ -492,6 +493,7 @@ def test_concurrent_watchers_relocate_a_run_once(run: LiveRun, tmp_path: Path) -
     assert list(run.jobs()) == [FIRST, SECOND]
 
 
+@pytest.mark.slow
 def test_commands_work_from_each_of_a_runs_regions(
     server: Aws,
     tmp_path: Path,

@@ -85,6 +85,7 @@ def train(laptop: Laptop, *, steps: int = 30) -> None:
     log_event(FIRST, "warning", ago=60, node=1, code="bad-sample", message="3 samples were skipped")
 
 
+@pytest.mark.slow
 def test_once_prints_the_view_or_a_document(laptop: Laptop) -> None:
     train(laptop)
     view = laptop("watch", "demo", "--once").stderr
@@ -233,6 +234,7 @@ def behind_an_empty_page(laptop: Laptop, body: dict[str, Any]) -> tuple[int, dic
     return 200, {"events": events}
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_live_view_follows_the_log_and_ctrl_c_ends_only_the_watch(laptop: Laptop) -> None:
     """Between two polls: new steps, a new node's stream, empty pages and a throttled call."""
@@ -265,6 +267,7 @@ def test_live_view_follows_the_log_and_ctrl_c_ends_only_the_watch(laptop: Laptop
     assert len(laptop.aws.bodies("ListTrainingJobs")) < 8
 
 
+@pytest.mark.slow
 def test_actions_are_printed_above_the_live_view(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Failed", reason="InternalServerError: x", ended_ago=3600)
     with terminal(laptop, "--interval", "1s") as screen:
@@ -276,6 +279,7 @@ def test_actions_are_printed_above_the_live_view(laptop: Laptop) -> None:
     assert "the run is done" in screen.text
 
 
+@pytest.mark.slow
 def test_expired_credentials_end_the_watch_with_the_fix(laptop: Laptop) -> None:
     train(laptop, steps=5)
     with terminal(laptop, "--interval", "1s") as screen:
