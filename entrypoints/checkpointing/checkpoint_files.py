@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX
+from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, durable_replace
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointFile,
@@ -85,7 +85,7 @@ def architecture_hash(state: Mapping[str, Tensor], base: str | None = None) -> s
 def write_file(
     folder: Path, name: str, save: Callable[[Path], str | None], reusable: Path | None = None
 ) -> CheckpointFile:
-    """Write one file atomically: ``save`` it under a temporary name, digest it, rename it.
+    """Write one file: ``save`` it under a temporary name, digest it, flush it, rename it.
 
     ``save`` may return the file's digest. It overwrites ``reusable``, a file that nobody needs.
     """
@@ -96,7 +96,7 @@ def write_file(
                 reusable.replace(temporary)
         digest = save(temporary) or _digest(temporary)
         file = CheckpointFile(name, temporary.stat().st_size, digest)
-        temporary.replace(folder / name)
+        durable_replace(temporary, folder / name)
     finally:
         temporary.unlink(missing_ok=True)
     return file

@@ -20,7 +20,11 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints.checkpointing.safetensors_header import torch_type
-from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
+from sm_train.entrypoints.common.atomic_write import (
+    NOT_UPLOADED_SUFFIX,
+    durable_replace,
+    write_atomic,
+)
 from sm_train.entrypoints.common.job_config import LoraConfig
 from sm_train.entrypoints.models import pipeline as pipeline_module
 from sm_train.entrypoints.models.builder import (
@@ -156,7 +160,7 @@ def _copy_network(source: Path, folder: Path) -> dict[str, int]:
             # Atomic: an interrupted copy leaves no file under this name.
             partial = (folder / name).with_suffix(NOT_UPLOADED_SUFFIX)
             shutil.copyfile(source.parent / name, partial)
-            partial.replace(folder / name)
+            durable_replace(partial, folder / name)
     return {name: (folder / name).stat().st_size for name in names}
 
 

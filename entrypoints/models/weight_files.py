@@ -16,7 +16,11 @@ from typing import IO
 
 import torch
 from sm_train.entrypoints.checkpointing.safetensors_header import header_bytes, torch_type
-from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, write_atomic
+from sm_train.entrypoints.common.atomic_write import (
+    NOT_UPLOADED_SUFFIX,
+    durable_replace,
+    write_atomic,
+)
 from sm_train.entrypoints.models.component_files import ComponentFileError, read_file_header
 from torch import Tensor
 
@@ -66,7 +70,7 @@ def write_tensors(path: Path, layout: Layout, tensors: Iterable[tuple[str, Tenso
             for (expected, spec), (name, tensor) in zip(layout.items(), tensors, strict=True):
                 assert name == expected, f"{name} comes where {expected} is due"
                 _write_tensor(file, tensor.detach().to("cpu", spec.dtype))
-        temporary.replace(path)
+        durable_replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -115,6 +115,10 @@ class CheckpointUploads:
 
     def _upload_changed(self, present: Mapping[str, _Version]) -> list[str]:
         changed = [name for name, version in present.items() if self._uploaded.get(name) != version]
+        # A folder that was written again since the last round: new files never have an old marker.
+        for name in (name for name in changed if _is_marker(name) and name in self._uploaded):
+            self._store.delete(name)
+            del self._uploaded[name]
         for name in (changed_file for changed_file in changed if not _is_marker(changed_file)):
             self._upload(name, present[name])
         markers = [name for name in changed if _is_marker(name)]

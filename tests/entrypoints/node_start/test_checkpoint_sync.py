@@ -236,6 +236,46 @@ def test_failed_uploads_are_warnings(
     assert "NoSuchBucket" in warnings[-1]
 
 
+def test_new_files_are_never_uploaded_under_an_old_marker(
+    store: PrefixFiles, aws: Aws, tmp_path: Path
+) -> None:
+    """A step that is written again within a round, such as after a rollback."""
+    node = uploads(store, tmp_path, [])
+    write_marker(tmp_path, write(tmp_path, "tensors-00000.safetensors", b"old"))
+    assert node._upload_changes() == []
+    write_marker(tmp_path, write(tmp_path, "tensors-00000.safetensors", b"new"))
+    aws.requests.clear()
+    assert node._upload_changes() == []
+    prefix = "/ai-bucket/demo/checkpoints/256px/"
+    changes = [
+        (method, path.removeprefix(f"{prefix}{STEP}/"))
+        for method, path, _ in aws.requests
+        if method in ("PUT", "DELETE")
+    ]
+    assert changes == [
+        ("DELETE", MARKER),
+        ("PUT", "tensors-00000.safetensors"),
+        ("PUT", MARKER),
+    ]
+
+
+def test_upload_note_follows_its_upload(store: PrefixFiles, aws: Aws, tmp_path: Path) -> None:
+    node = uploads(store, tmp_path, [])
+    write_marker(tmp_path, write(tmp_path, "tensors-00000.safetensors", b"own"))
+    during: list[list[str]] = []
+
+    def look(method: str, path: str) -> None:
+        if method == "PUT":
+            during.append(sorted(path.name for path in (tmp_path / STEP).glob("*uploaded*")))
+
+    aws.intercept = look
+    assert node._upload_changes() == []
+    data, marker = "tensors-00000.safetensors", MARKER
+    assert [len(notes) for notes in during] == [0, 1]
+    assert data in during[1][0]
+    assert marker not in during[1][0]
+
+
 @pytest.fixture
 def several(store: PrefixFiles, tmp_path: Path) -> list[Path]:
     """Return the folders of two nodes that have stored three checkpoints, and other files."""
