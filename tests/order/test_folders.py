@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,9 +108,9 @@ class Prepared:
         shutil.copytree(self._folder / "start", copy)
         return copy
 
-    def run(self, folder: Path, kill_at: int = 0) -> tuple[Any, list[Call]]:
+    def run(self, folder: Path, kill_at: int = 0, fail_at: int = 0) -> tuple[Any, list[Call]]:
         trace = self._folder / "trace"
-        done = self._program(folder, self.writer.arguments).run(trace, kill_at)
+        done = self._program(folder, self.writer.arguments).run(trace, kill_at, fail_at)
         return done, read_trace(trace) if trace.exists() else []
 
     @staticmethod
@@ -187,3 +188,40 @@ def test_a_kill_at_some_calls_leaves_the_state_before_or_after(prepared: Prepare
 @pytest.mark.slow
 def test_a_kill_at_any_call_leaves_the_state_before_or_after(prepared: Prepared) -> None:
     require_recovery(prepared, deciding_calls(prepared))
+
+
+def require_named_error(prepared: Prepared, numbers: list[int]) -> None:
+    """Require that a failure of each of these calls is one line that names a file, with code 1."""
+    for number in numbers:
+        folder = prepared.copy()
+        failed, calls = prepared.run(folder, fail_at=number)
+        # Another call may make up for a removal that failed.
+        if failed.returncode != 0:
+            errors = [line for line in failed.stderr.splitlines() if line.startswith("sm-train: ")]
+            assert failed.returncode == 1, (calls[-1], failed.stderr)
+            assert len(errors) == 1, failed.stderr
+            assert re.search(r"[\w.-]+\.(?:tar|parquet|jsonl?)\b|/out|/table|out/", errors[0]), (
+                errors
+            )
+            assert "Input/output error" in errors[0]
+        again, _ = prepared.run(folder)
+        assert again.returncode == 0, (number, calls[-1], again.stderr)
+        shutil.rmtree(folder)
+
+
+def flushes_and_names(prepared: Prepared) -> list[int]:
+    folder = prepared.copy()
+    done, calls = prepared.run(folder)
+    assert done.returncode == 0, done.stderr
+    kinds = {id(call) for call in below(calls, results(folder)) if call.kind in ("flush", "name")}
+    return [number for number, call in enumerate(calls, start=1) if id(call) in kinds]
+
+
+@pytest.mark.integration
+def test_an_error_of_the_disk_names_the_file(prepared: Prepared) -> None:
+    require_named_error(prepared, random.Random(2).sample(flushes_and_names(prepared), 2))
+
+
+@pytest.mark.slow
+def test_an_error_of_the_disk_at_any_call_names_the_file(prepared: Prepared) -> None:
+    require_named_error(prepared, flushes_and_names(prepared))

@@ -3,11 +3,13 @@
 Python imports this module at start-up of every process whose PYTHONPATH begins with its folder, so
 worker processes are recorded too. Each call is really made. ``ORDER_TRACE`` is the file of
 records, one JSON list ``[call, path or key, ...]`` per line; ``ORDER_KILL_AT`` is the number of the
-call before which the whole process group is killed, as by a power cut.
+call before which the whole process group is killed, as by a power cut, and ``ORDER_FAIL_AT`` that of
+a call which fails as on a broken disk: without the name of a file.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -20,6 +22,7 @@ from typing import Any
 
 _TRACE = os.environ.get("ORDER_TRACE")
 _KILL_AT = int(os.environ.get("ORDER_KILL_AT", "0"))
+_FAIL_AT = int(os.environ.get("ORDER_FAIL_AT", "0"))
 _SESSION = "botocore.httpsession"
 
 
@@ -32,6 +35,8 @@ def _record(call: str, *arguments: object) -> None:
         if number == _KILL_AT:
             os.killpg(0, signal.SIGKILL)
         os.write(descriptor, (json.dumps([call, *arguments]) + "\n").encode())
+        if number == _FAIL_AT:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
     finally:
         os.close(descriptor)
 

@@ -48,13 +48,16 @@ class Program:
     arguments: Sequence[str]
     code: str = CLI
 
-    def run(self, trace: Path, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run it until its end, or until it is killed before its call of this number."""
+    def run(
+        self, trace: Path, kill_at: int = 0, fail_at: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it until its end, or until its call of this number, which kills it or fails."""
         trace.unlink(missing_ok=True)
         path = self.environment.get("PYTHONPATH", "")
         added = {
             "ORDER_TRACE": str(trace),
             "ORDER_KILL_AT": str(kill_at),
+            "ORDER_FAIL_AT": str(fail_at),
             "PYTHONPATH": f"{RECORDER}:{path}".rstrip(":"),
         }
         return subprocess.run(
