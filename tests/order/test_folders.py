@@ -190,6 +190,10 @@ def test_a_kill_at_any_call_leaves_the_state_before_or_after(prepared: Prepared)
     require_recovery(prepared, deciding_calls(prepared))
 
 
+_PATH = re.compile(r"[\w.-]+\.(?:tar|parquet|jsonl?)\b|out/|table/")
+"""A file of the results, or one of their folders."""
+
+
 def require_named_error(prepared: Prepared, numbers: list[int]) -> None:
     """Require that a failure of each of these calls is one line that names a file, with code 1."""
     for number in numbers:
@@ -200,9 +204,7 @@ def require_named_error(prepared: Prepared, numbers: list[int]) -> None:
             errors = [line for line in failed.stderr.splitlines() if line.startswith("sm-train: ")]
             assert failed.returncode == 1, (calls[-1], failed.stderr)
             assert len(errors) == 1, failed.stderr
-            assert re.search(r"[\w.-]+\.(?:tar|parquet|jsonl?)\b|/out|/table|out/", errors[0]), (
-                errors
-            )
+            assert _PATH.search(errors[0]), errors
             assert "Input/output error" in errors[0]
         again, _ = prepared.run(folder)
         assert again.returncode == 0, (number, calls[-1], again.stderr)
@@ -218,6 +220,7 @@ def flushes_and_names(prepared: Prepared) -> list[int]:
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("prepared", ["pack"], indirect=True)
 def test_an_error_of_the_disk_names_the_file(prepared: Prepared) -> None:
     require_named_error(prepared, random.Random(2).sample(flushes_and_names(prepared), 2))
 

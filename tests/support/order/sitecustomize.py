@@ -2,9 +2,9 @@
 
 Python imports this module at start-up of every process whose PYTHONPATH begins with its folder, so
 worker processes are recorded too. Each call is really made. ``ORDER_TRACE`` is the file of
-records, one JSON list ``[call, path or key, ...]`` per line; ``ORDER_KILL_AT`` is the number of the
-call before which the whole process group is killed, as by a power cut, and ``ORDER_FAIL_AT`` that of
-a call which fails as on a broken disk: without the name of a file.
+records, one JSON list ``[call, path or key, ...]`` per line. ``ORDER_KILL_AT`` is the number of the
+call before which the whole process group is killed, as by a power cut, and ``ORDER_FAIL_AT`` that
+of a call which fails as on a broken disk: without the name of a file.
 """
 
 from __future__ import annotations
