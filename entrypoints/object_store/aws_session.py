@@ -13,5 +13,4 @@ if TYPE_CHECKING:
 
 def prepare_session(session: boto3.Session) -> None:
     """Make the session's clients name buckets' owners and keys, and refuse a proxy's page."""
-    send_bucket_parameters(session)
-    refuse_foreign_answers(session)
+    refuse_foreign_answers(session, send_bucket_parameters(session))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.bucket_settings import (
@@ -34,14 +34,16 @@ _CREATING = ("PutObject", "CopyObject", "CreateMultipartUpload")
 """Operations that take the encryption of the object that they create."""
 
 
-def send_bucket_parameters(session: boto3.Session) -> None:
+def send_bucket_parameters(session: boto3.Session) -> Callable[[], str]:
     """Make every S3 client that ``session`` creates from now on send the owner and the KMS key.
 
-    STS is asked for the caller's account at the first request, and only then.
+    STS is asked for the caller's account at the first request, and only then. Return a function
+    that returns the address of this thread's last request to S3.
     """
     parameters = _BucketParameters(session)
     session.events.register("provide-client-params.s3", parameters.add)
-    session.events.register("after-call.s3", parameters.explain_denial)
+    session.events.register("after-call.s3", parameters.explain)
+    return lambda: getattr(parameters.requested, "address", "S3")
 
 
 class _BucketParameters:
@@ -50,12 +52,16 @@ class _BucketParameters:
     def __init__(self, session: boto3.Session) -> None:
         self._session = session
         self._account: str | None = os.environ.get(ACCOUNT_VARIABLE)
+        self.requested = threading.local()
         self._lock = threading.Lock()  # clients are used, but must not be created, concurrently
 
     def add(self, params: dict[str, Any], model: Any, context: dict[str, Any], **_: Any) -> None:
         """Add the owners and the encryption of a request's buckets to its parameters."""
         if "Bucket" not in params:
             return
+        name = params.get("Key") or params.get("Prefix") or ""
+        self.requested.address = f"s3://{params['Bucket']}/{name}".rstrip("/")
+        context["sm_train_address"] = self.requested.address
         fields: Mapping[str, Any] = getattr(model.input_shape, "members", {})
         if "ExpectedBucketOwner" in fields:
             expected = self._owners(params)
@@ -67,10 +73,12 @@ class _BucketParameters:
             if key is not None:
                 params.update(ServerSideEncryption="aws:kms", SSEKMSKeyId=key)
 
-    def explain_denial(self, parsed: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
-        """Add what the request named to S3's error, which does not say why it denies one."""
+    def explain(self, parsed: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
+        """Add what the request named to S3's error, which names nothing, nor why it denies."""
         expected = context.get("sm_train_expected_owners")
         error = parsed.get("Error", {})
+        if error and "sm_train_address" in context:
+            error["Address"] = context["sm_train_address"]
         if not expected or error.get("Code") not in _DENIED:
             return
         accounts = " and ".join(dict.fromkeys(expected))

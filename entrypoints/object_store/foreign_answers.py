@@ -6,23 +6,30 @@ outside of its own hierarchy if it is XML (botocore 1.43, ``parsers.py``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import boto3
 
 
-def refuse_foreign_answers(session: boto3.Session) -> None:
+def refuse_foreign_answers(session: boto3.Session, s3_address: Callable[[], str]) -> None:
     """Make the clients that ``session`` creates from now on refuse a page in place of a document.
 
-    The exception is a ``BotoCoreError`` that names the operation and the HTTP status. A page with a
-    server's error (status 500 or higher) counts as that error, so it is retried.
+    The exception is a ``BotoCoreError`` that names the operation, for S3 also the object, and the
+    HTTP status. A page with a server's error (status 500 or higher) counts as that error, so it is
+    retried.
     """
-    session.events.register("before-parse", _check_answer)
+
+    def check(response_dict: dict[str, Any], operation_model: Any, **_: Any) -> None:
+        is_s3 = operation_model.service_model.service_name == "s3"
+        asked = f"{operation_model.name} of {s3_address()}" if is_s3 else operation_model.name
+        _check_answer(response_dict, asked)
+
+    session.events.register("before-parse", check)
 
 
-def _check_answer(response_dict: dict[str, Any], operation_model: Any, **_: Any) -> None:
+def _check_answer(response_dict: dict[str, Any], asked: str) -> None:
     body = response_dict.get("body")
     if not isinstance(body, bytes) or not _is_page(body):
         return
@@ -39,7 +46,7 @@ def _check_answer(response_dict: dict[str, Any], operation_model: Any, **_: Any)
         )
 
     raise ForeignAnswerError(
-        operation=operation_model.name, status=status, kind=_kind(response_dict.get("headers", {}))
+        operation=asked, status=status, kind=_kind(response_dict.get("headers", {}))
     )
 
 

@@ -53,7 +53,8 @@ class ParallelReader:
                     download = self._manager.download(bucket, key, content)
                 download.result()
         except RetriesExceededError as error:
-            raise OSError(5, str(error.last_exception), address) from None
+            reason = f"{error.last_exception}; run the same command again"
+            raise OSError(5, reason, address) from None
         except S3DownloadFailedError as error:
             raise OSError(5, str(error), address) from None
         return content.getvalue()

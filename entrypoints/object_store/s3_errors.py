@@ -55,6 +55,7 @@ def s3_errors_as_os_errors(address: str) -> Iterator[None]:
         if error_code(error) in ("403", "AccessDenied"):
             message = error.response["Error"].get("Message", "")
             raise PermissionError(13, f"S3 answers AccessDenied: {message}", address) from None
-        raise OSError(5, f"S3 answers {error_code(error)}", address) from None
+        reason = f"S3 answers {error_code(error)}; run the same command again"
+        raise OSError(5, reason, address) from None
     except (BotoCoreError, HTTPClientError) as error:
-        raise OSError(5, str(error), address) from None
+        raise OSError(5, f"{error}; run the same command again", address) from None

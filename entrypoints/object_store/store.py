@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -31,9 +32,14 @@ if TYPE_CHECKING:
     from botocore.config import Config
     from botocore.response import StreamingBody
     from types_boto3_s3 import S3Client
+    from types_boto3_s3.type_defs import GetObjectOutputTypeDef
 
 MAX_CONNECTIONS = 64
 """Requests to S3 that one process has in flight."""
+
+
+_ATTEMPTS, _PAUSE_SECONDS = 5, 0.1
+"""For a body that ends early: botocore repeats a request only until the body begins."""
 
 
 @dataclass(frozen=True)
@@ -146,15 +152,23 @@ class ObjectStore:
         )
 
     def get(self, bucket: str, key: str) -> bytes:
-        """Return an object's content, in one request."""
-        return self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        """Return an object's content, in one request.
+
+        Raises:
+            OSError: its body is cut again and again.
+        """
+        return self._whole(bucket, key)[1]
 
     def get_if_exists(self, bucket: str, key: str) -> ObjectContent | None:
-        """Return an object; None if it does not exist."""
+        """Return an object; None if it does not exist.
+
+        Raises:
+            OSError: its body is cut again and again.
+        """
         from botocore.exceptions import ClientError
 
         try:
-            response = self._client.get_object(Bucket=bucket, Key=key)
+            response, content = self._whole(bucket, key)
         except ClientError as error:
             if is_missing(error):
                 return None
@@ -163,13 +177,34 @@ class ObjectStore:
         now = parsedate_to_datetime(date) if date else datetime.now(UTC)
         modified = response["LastModified"]
         age = max(0.0, (now - modified).total_seconds())
-        content = response["Body"].read()
         return ObjectContent(content, response["ETag"], modified.timestamp(), age)
 
     def get_range(self, bucket: str, key: str, start: int, length: int) -> bytes:
-        """Return ``length`` bytes of an object from ``start`` on; fewer at its end."""
-        span = f"bytes={start}-{start + length - 1}"
-        return self._client.get_object(Bucket=bucket, Key=key, Range=span)["Body"].read()
+        """Return ``length`` bytes of an object from ``start`` on; fewer at its end.
+
+        Raises:
+            OSError: the body is cut again and again.
+        """
+        response, content = self._whole(bucket, key, Range=f"bytes={start}-{start + length - 1}")
+        sent = response.get("ContentRange", "")
+        if not sent.startswith(f"bytes {start}-{start + len(content) - 1}/"):
+            reason = f"asked for bytes from {start} on, got {sent or 'another part'}"
+            raise OSError(5, f"{reason}; check the proxy before S3", f"s3://{bucket}/{key}")
+        return content
+
+    def _whole(self, bucket: str, key: str, **options: Any) -> tuple[GetObjectOutputTypeDef, bytes]:
+        """Return an answer with its whole body: one that ends early is requested again."""
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_PAUSE_SECONDS * 2**attempt)
+            response = self._client.get_object(Bucket=bucket, Key=key, **options)
+            try:
+                return response, response["Body"].read()
+            except (HTTPClientError, IncompleteReadError) as error:
+                reason = str(error)
+        raise OSError(5, f"{reason}; run the same command again", f"s3://{bucket}/{key}")
 
     def stream(
         self, bucket: str, key: str, *, start: int = 0, etag: str | None = None
@@ -197,8 +232,18 @@ class ObjectStore:
         return ParallelReader(self._client, MAX_CONNECTIONS)
 
     def download(self, bucket: str, key: str, path: Path) -> None:
-        """Download an object to a file."""
-        self._client.download_file(bucket, key, str(path))
+        """Download an object to a file.
+
+        Raises:
+            OSError: its body is cut again and again.
+        """
+        from boto3.exceptions import RetriesExceededError
+
+        try:
+            self._client.download_file(bucket, key, str(path))
+        except RetriesExceededError as error:
+            reason = f"{error.last_exception}; run the same command again"
+            raise OSError(5, reason, f"s3://{bucket}/{key}") from None
 
     # ------------------------------------------------------------------ write
 

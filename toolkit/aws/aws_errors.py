@@ -28,6 +28,7 @@ _PERMISSION_CODES = {
     "AuthorizationError",
     *_CREDENTIAL_CODES,
 }
+_SERVER_ERROR = 500
 _INVALID_REQUEST_CODES = {"ValidationError", "ValidationException"}
 _THROTTLING_CODES = {
     "503",
@@ -65,6 +66,11 @@ def _error_code(error: ClientError | BotoCoreError) -> str | None:
     return code
 
 
+def _status(error: ClientError) -> int:
+    status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status
+
+
 @contextmanager
 def translate_aws_errors(operation: str) -> Iterator[None]:
     """Raise AWS and network errors as a :class:`UserError` that begins with ``operation``."""
@@ -99,7 +105,13 @@ def as_user_error(error: Exception, operation: str | None = None) -> UserError:
         elif code in _INVALID_REQUEST_CODES:
             exit_code = ExitCode.PREFLIGHT
         fix = f"; {_FIXES[code]}" if code in _FIXES else ""
-        return UserError(f"{operation}: AWS returned {code}: {message}{fix}", exit_code)
+        if code in _THROTTLING_CODES or _status(error) >= _SERVER_ERROR:
+            fix = "; run the same command again"
+        address = error.response["Error"].get("Address", "")
+        subject = operation if address in operation else f"{address}: {operation}"
+        return UserError(f"{subject}: AWS returned {code}: {message}{fix}", exit_code)
     if isinstance(error, ConnectionError | HTTPClientError):
-        return UserError(f"{operation}: cannot reach AWS: {error}", ExitCode.UNEXPECTED)
-    return UserError(f"{operation}: {error}", ExitCode.PERMISSION)
+        prefix = f"{operation}: " if operation else ""
+        return UserError(f"{prefix}cannot reach AWS: {error}", ExitCode.UNEXPECTED)
+    prefix = f"{operation}: " if operation else ""
+    return UserError(f"{prefix}{error}", ExitCode.PERMISSION)

@@ -19,7 +19,7 @@ _PARALLEL = 8
 """Files at a time: a single connection to S3 reaches 40 to 90 MB/s (AWS, "Performance guidelines
 for Amazon S3", read 2026-11)."""
 _BLOCK_BYTES = 2**20
-_ATTEMPTS = 5
+_ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
 
 
 def download_all(
@@ -69,7 +69,7 @@ def _download(
                     "command again to resume it",
                     ExitCode.UNEXPECTED,
                 ) from None
-            time.sleep(2.0**failures)
+            time.sleep(_PAUSE_SECONDS * 2**failures)
         done = partial.stat().st_size
     partial.replace(path)
 
