@@ -242,7 +242,7 @@ class ObjectStore:
         try:
             self._client.download_file(bucket, key, str(path))
         except RetriesExceededError as error:
-            reason = f"{error.last_exception}; run the same command again"
+            reason = f"{getattr(error, 'last_exception', error)}; run the same command again"
             raise OSError(5, reason, f"s3://{bucket}/{key}") from None
 
     # ------------------------------------------------------------------ write

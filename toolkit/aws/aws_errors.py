@@ -107,7 +107,7 @@ def as_user_error(error: Exception, operation: str | None = None) -> UserError:
         fix = f"; {_FIXES[code]}" if code in _FIXES else ""
         if code in _THROTTLING_CODES or _status(error) >= _SERVER_ERROR:
             fix = "; run the same command again"
-        address = error.response["Error"].get("Address", "")
+        address = str(error.response["Error"].get("Address", ""))
         subject = operation if address in operation else f"{address}: {operation}"
         return UserError(f"{subject}: AWS returned {code}: {message}{fix}", exit_code)
     if isinstance(error, ConnectionError | HTTPClientError):
