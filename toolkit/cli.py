@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import sys
-import traceback
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, TextIO
@@ -17,7 +16,6 @@ from sm_train.entrypoints.common.signals import was_interrupted, was_terminated
 from sm_train.toolkit.commands._command import global_options, json_option
 from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.extras import missing_extra
 from sm_train.toolkit.settings import default_profile
 from sm_train.toolkit.terminal.interrupts import handle_interrupts
 from sm_train.toolkit.terminal.printable import printable
@@ -186,8 +184,11 @@ def _fail_error(error: Exception, *, is_verbose: bool) -> int:
             return _fail_usage(error)
         case OSError():
             return _fail_os(error)
-        case ModuleNotFoundError() if (missing := missing_extra(error)) and not is_verbose:
-            return _fail(str(missing), missing.exit_code)
+        case ModuleNotFoundError() if not is_verbose:
+            from sm_train.toolkit.extras import missing_extra
+
+            if (missing := missing_extra(error)) is not None:
+                return _fail(str(missing), missing.exit_code)
         case MemoryError():
             return _fail(
                 "not enough memory; use a machine with more, or a smaller input",
@@ -196,6 +197,8 @@ def _fail_error(error: Exception, *, is_verbose: bool) -> int:
     if not is_verbose and (refusal := _aws_refusal(error)) is not None:
         return _fail(str(refusal), refusal.exit_code)
     if is_verbose:
+        import traceback
+
         return _fail("".join(traceback.format_exception(error)), ExitCode.UNEXPECTED)
     return _fail(
         f"unexpected {type(error).__name__}: {error} (-v shows the traceback)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sm_train.cost.prices import REFERENCE_REGION
@@ -99,6 +100,17 @@ def require_region(source: str, region: str) -> None:
         raise UserError(f"{source}: {region!r} {problem}")
 
 
+_CREDENTIAL_VARIABLES = {
+    *("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ROLE_ARN"),
+    *("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+    "BOTO_CONFIG",
+}
+_CREDENTIAL_FILES = ("~/.aws/config", "~/.aws/credentials", "~/.boto", "/etc/boto.cfg")
+"""Where botocore 1.43 looks for credentials, other than an instance's own role
+(botocore/credentials.py)."""
+
+
 def open_session(profile: str | None, region: str) -> boto3.Session:
     """Return a boto3 session with credentials, which sends each bucket's owner and KMS key.
 
@@ -134,7 +146,7 @@ def open_session_if_possible(profile: str | None, region: str) -> boto3.Session 
     Return None without credentials in the environment or in a profile. An instance's own role is
     left out: asking for it takes seconds on a machine that has none.
     """
-    if not is_installed("boto3"):
+    if not is_installed("boto3") or not (profile or _has_settings()):
         return None
     import boto3
     import botocore.config
@@ -156,6 +168,16 @@ def open_session_if_possible(profile: str | None, region: str) -> boto3.Session 
         return None
     prepare_session(session)
     return session
+
+
+def _has_settings() -> bool:
+    """Return whether botocore might find credentials in the environment or in a file.
+
+    Importing it, only to learn that there are none, takes a tenth of a second.
+    """
+    return not _CREDENTIAL_VARIABLES.isdisjoint(os.environ) or any(
+        Path(name).expanduser().exists() for name in _CREDENTIAL_FILES
+    )
 
 
 def session_in_region(session: boto3.Session, region: str) -> boto3.Session:
