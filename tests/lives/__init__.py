@@ -1,0 +1,1 @@
+"""Random lives of runs on an emulated platform, decided by the product's own functions."""
