@@ -313,6 +313,29 @@ def test_base_install_is_small_and_quick(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("version", ["23.2", "newest"])
+def test_pip_resolves_aws_without_constraints_in_a_minute(tmp_path: Path, version: str) -> None:
+    """To releases of this year: pip once tried a hundred of aiobotocore and took an s3fs of 2020."""
+    wheel = build_wheel(tmp_path / "wheel")
+    subprocess.run(["python3", "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [tmp_path / "venv" / "bin" / "pip", "install", "--disable-pip-version-check"]
+    wanted = "pip==23.2" if version == "23.2" else "pip"
+    subprocess.run([*pip, "--quiet", "--upgrade", wanted], check=True, timeout=_INSTALL_SECONDS)
+    began = _child_cpu_seconds()
+    resolved = subprocess.run(
+        [*pip, "--dry-run", "--quiet", "--report", tmp_path / "report.json", f"{wheel}[aws]"],
+        check=True,
+        timeout=_INSTALL_SECONDS,
+    )
+    assert resolved.returncode == 0
+    assert _child_cpu_seconds() - began <= MOST_CPU_SECONDS
+    report = json.loads((tmp_path / "report.json").read_text())
+    found = {each["metadata"]["name"]: each["metadata"]["version"] for each in report["install"]}
+    assert found["s3fs"] >= "2026"
+    assert int(found["aiobotocore"].split(".")[0]) >= 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["pipx", "uvx"])
 def test_wheel_runs_from_pipx_and_uvx(tmp_path: Path, tool: str) -> None:
     """With the tools' newest releases, which are installed for this test alone."""

@@ -118,6 +118,8 @@ OWNERS = {
     "entrypoints/lineage/": r"\bclass DataRecord\b",
     "entrypoints/job_records/": r"\bclass NodeRecord\b|\bclass NodeRecorder\b",
     "entrypoints/job_records/alert_outbox.py": r"\bclass PendingAlert\b",
+    "entrypoints/object_store/aws_session.py": r"\bdef prepare_session\b",
+    "entrypoints/common/installed_form.py": r"\bdef install_command\b|direct_url",
     "entrypoints/common/stored_fields.py": r"\bdef checked_fields\b",
     "entrypoints/shared_work/plan_documents.py": r"\bdef read_checked\b",
     "toolkit/clusters/": r"\bclass ClusterRun\b|\bclass ClusterJob\b",
