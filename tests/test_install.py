@@ -315,7 +315,7 @@ def test_base_install_is_small_and_quick(
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["23.2", "newest"])
 def test_pip_resolves_aws_without_constraints_in_a_minute(tmp_path: Path, version: str) -> None:
-    """To releases of this year: pip once tried a hundred of aiobotocore and took an s3fs of 2020."""
+    """To releases of this year: pip once tried 98 of aiobotocore and took an s3fs of 2020."""
     wheel = build_wheel(tmp_path / "wheel")
     subprocess.run(["python3", "-m", "venv", tmp_path / "venv"], check=True)
     pip = [tmp_path / "venv" / "bin" / "pip", "install", "--disable-pip-version-check"]
