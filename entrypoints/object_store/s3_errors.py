@@ -29,6 +29,12 @@ def is_condition_failed(error: ClientError) -> bool:
     return error_code(error) in codes
 
 
+def is_busy(error: ClientError) -> bool:
+    """Return whether S3 failed or throttles, so that the same request may succeed later."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status >= 500 or error_code(error) in ("SlowDown", "RequestTimeout", "503")
+
+
 def is_aborted_upload(error: BaseException) -> bool:
     """Return whether S3 reports that the upload was aborted, by another process."""
     from botocore.exceptions import ClientError
@@ -55,7 +61,7 @@ def s3_errors_as_os_errors(address: str) -> Iterator[None]:
         if error_code(error) in ("403", "AccessDenied"):
             message = error.response["Error"].get("Message", "")
             raise PermissionError(13, f"S3 answers AccessDenied: {message}", address) from None
-        reason = f"S3 answers {error_code(error)}; run the same command again"
-        raise OSError(5, reason, address) from None
+        again = "; run the same command again" if is_busy(error) else ""
+        raise OSError(5, f"S3 answers {error_code(error)}{again}", address) from None
     except (BotoCoreError, HTTPClientError) as error:
         raise OSError(5, f"{error}; run the same command again", address) from None

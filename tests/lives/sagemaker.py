@@ -185,7 +185,7 @@ class Life:
 
     def _train(self, job: Job) -> None:
         """Begin to train from the newest stored checkpoint, until the end or a disturbance."""
-        job.step, job.last_sign = self.stored or 0, None
+        job.step, job.last_sign = self.stored or 0, self.now  # its start is logged
         left = (self.draw.max_steps - job.step) / self.draw.speed
         job.moves = [(self.now + left + self.draw.upload_lag, "Completed", "")]
         at = self.now + self._rng.expovariate(1 / (3600 * self.draw.hours_to_disturbance))
