@@ -6,6 +6,7 @@ may set variables that torch reads when it is imported.
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.abc
 import importlib.util
@@ -17,6 +18,9 @@ from typing import Any, Protocol
 
 _MODULE = "accelerate.accelerator"
 """Imports the modules of all observed classes."""
+
+_SAVE_ATTEMPTS = 3
+"""For a folder that gets a note on an upload while Accelerate removes it."""
 
 
 class Observer(Protocol):
@@ -137,7 +141,15 @@ def _patch_accelerator(accelerator: Any, observer: Observer) -> None:
         _call(observer, observer.before_save, self, output_dir)
         saved = False
         try:
-            result = save_state(self, output_dir, *args, **kwargs)
+            for attempt in range(_SAVE_ATTEMPTS):
+                try:
+                    result = save_state(self, output_dir, *args, **kwargs)
+                    break
+                except OSError as error:
+                    # SageMaker noted an upload in a folder while Accelerate removed it (1.15:
+                    # rmtree within save_state, before it waits for others or writes anything).
+                    if error.errno != errno.ENOTEMPTY or attempt + 1 == _SAVE_ATTEMPTS:
+                        raise
             saved = True
         finally:
             _call(observer, observer.after_save, saved)

@@ -289,6 +289,8 @@ class ScriptRanks:
                 assert self._messages is not None
                 files += [CheckpointFile(**fields) for fields in self._messages.get_json(key) or ()]
             with self._lock:
+                if self._saving is not None:
+                    return  # Accelerate may remove older folders: a new file would make it fail
                 # The script may have begun to write the folder again, or removed it.
                 current, self._seal = self._seal is save, None
                 if not current or not folder.is_dir():
