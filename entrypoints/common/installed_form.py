@@ -22,14 +22,14 @@ def install_command(extra: str) -> str:
 def _form() -> str:
     """Return pip's arguments, with ``{extra}`` for the extra's name."""
     # Imported for a message only: they take half as long as `sm-train --help` as a whole.
-    from importlib.metadata import PackageNotFoundError, distribution
+    from importlib.metadata import distributions
     from urllib.parse import unquote, urlsplit
 
+    # A clone has metadata of its own, without the record, which is found first in its folder.
+    texts = (found.read_text("direct_url.json") for found in distributions(name=NAME))
     try:
-        recorded: dict[str, Any] = json.loads(
-            distribution(NAME).read_text("direct_url.json") or "{}"
-        )
-    except (PackageNotFoundError, ValueError):
+        recorded: dict[str, Any] = json.loads(next(filter(None, texts), "{}"))
+    except ValueError:
         recorded = {}
     url = recorded.get("url", "")
     escaped = url.replace("{", "{{").replace("}", "}}")

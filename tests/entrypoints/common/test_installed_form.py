@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_command_names_what_was_installed(
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sm-train\nVersion: 0.1.0\n")
     if recorded is not None:
         (metadata / "direct_url.json").write_text(json.dumps(recorded))
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     installed_form._form.cache_clear()
     try:
         assert install_command("aws") == command
