@@ -15,8 +15,8 @@ TEST_EXTRAS := aws,$(DEMO_EXTRAS),heic,hub,report,where,notebook,docs,dev
 demo: $(VENV)/.demo
 	$(BIN)/python -m sm_train.toolkit.demo
 
-# What a change breaks most often, in at most ten minutes of CPU. Each worker process imports the
-# product and the stand-in of AWS for itself, so there are as many as cores.
+# What a change breaks most often: ten minutes of CPU, and two to collect the tests. Each worker
+# process imports the product and the stand-in of AWS for itself, so there are as many as cores.
 test: $(VENV)/.installed
 	$(RUN_TESTS) -n 2 --junitxml=build/test.xml -m "not integration and not slow"
 
