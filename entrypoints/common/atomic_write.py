@@ -18,9 +18,8 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write ``content`` to a temporary file in the same folder, then rename it.
 
     After any failure, also a power cut, ``path`` holds either its previous content or all of
-    ``content``. A file that
-    exists keeps its mode, and a new one gets the mode of the umask. A link is followed. A device or
-    a pipe, such as /dev/stdout, is written to and never replaced.
+    ``content``. A file that exists keeps its mode, and a new one gets the mode of the umask. A link
+    is followed. A device or a pipe, such as /dev/stdout, is written to and never replaced.
 
     Raises:
         OSError: the file cannot be written; the error names ``path``.

@@ -226,7 +226,7 @@ class Life:
             self.stored = max(self.stored or 0, entry[1])
 
     def advance(self, until: float) -> None:
-        """Let the platform go on until a time."""
+        """Advance the state of the platform to a time."""
         while True:
             live = {name: job for name, job in self.jobs.items() if job.ended is None}
             due = min(

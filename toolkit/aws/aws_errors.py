@@ -66,9 +66,11 @@ def _error_code(error: ClientError | BotoCoreError) -> str | None:
     return code
 
 
-def _status(error: ClientError) -> int:
-    status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status
+def may_succeed_later(error: ClientError | BotoCoreError) -> bool:
+    """Return whether the service failed or was busy, so that the same call may succeed later."""
+    response = getattr(error, "response", None) or {}
+    status: int = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status >= _SERVER_ERROR or is_throttling(error)
 
 
 @contextmanager
@@ -105,7 +107,7 @@ def as_user_error(error: Exception, operation: str | None = None) -> UserError:
         elif code in _INVALID_REQUEST_CODES:
             exit_code = ExitCode.PREFLIGHT
         fix = f"; {_FIXES[code]}" if code in _FIXES else ""
-        if code in _THROTTLING_CODES or _status(error) >= _SERVER_ERROR:
+        if may_succeed_later(error):
             fix = "; run the same command again"
         address = str(error.response["Error"].get("Address", ""))
         subject = operation if address in operation else f"{address}: {operation}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from sm_train.toolkit.aws.aws_errors import is_credential_error, is_throttling
+from sm_train.toolkit.aws.aws_errors import is_credential_error, may_succeed_later
 from sm_train.toolkit.checks.finding import Check, Finding
 
 if TYPE_CHECKING:
@@ -56,9 +56,7 @@ def _unchecked(
         )
     if is_credential_error(error):
         raise error
-    failed = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500
-    busy = failed or is_throttling(error)
-    fix = "retry" if busy else f"allow {action}, or check manually"
+    fix = "retry" if may_succeed_later(error) else f"allow {action}, or check manually"
     if owner := response["Error"].get("ExpectedOwner"):
         fix += f"; or name the bucket's owner in bucket_owners, if it is not account {owner}"
     code = response["Error"].get("Code", "an error")

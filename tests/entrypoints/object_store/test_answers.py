@@ -65,7 +65,7 @@ class Answering:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as S3 does, or as told."""
+    """Sends S3's answer, or the one that the plan states."""
 
     server: Server
     protocol_version = "HTTP/1.1"
