@@ -9,7 +9,7 @@ LOCKED_INSTALL = $(BIN)/pip install $(PIP_OPTIONS) --no-deps --require-hashes --
 DEMO_EXTRAS := train,demo
 TEST_EXTRAS := aws,$(DEMO_EXTRAS),heic,hub,report,where,notebook,docs,dev
 
-.PHONY: demo test test-integration test-newest test-slow test-torch-2.5 test-torch-2.3 optional \
+.PHONY: demo test test-integration test-newest test-slow mutations test-torch-2.5 test-torch-2.3 optional \
 	lint screens docs site plans images requirements sbom audit bench gpu findings clean
 
 demo: $(VENV)/.demo
@@ -39,6 +39,10 @@ RUN_TESTS = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/build/pycache
 
 test-slow: $(VENV)/.installed optional
 	$(BIN)/pytest -m slow -o faulthandler_timeout=0
+
+# Puts the faults of tests/mutations/mutations.json into a copy, and names those that no test notices.
+mutations: $(VENV)/.installed optional
+	$(BIN)/python -m tests.mutations.run
 
 # Packages of single features, outside of the environment's own: diffusers would import them in every
 # process.

@@ -1,0 +1,161 @@
+"""Puts drawn faults into a copy of the product and runs the tests of their subject.
+
+    python -m tests.mutations.run [NUMBER ...] [--jobs N]
+
+Prints for each fault the first test that fails, or "survived". Run it in the environment of the
+tests; it needs no network and leaves the working tree alone.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import venv
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.mutations.draw import ROOT, Mutation
+
+LIST = Path(__file__).with_name("mutations.json")
+TIME_LIMIT = 1200.0
+
+# The tests of each subject, those that find most first. A folder stands for both of its tiers.
+TESTS = {
+    "object store": ("tests/entrypoints/object_store", "tests/order", "tests/toolkit/packing"),
+    "leases": ("tests/entrypoints/leases", "tests/order", "tests/entrypoints/shared_work"),
+    "checkpoints": (
+        "tests/entrypoints/checkpointing",
+        "tests/test_newest_checkpoint.py",
+        "tests/order",
+        "tests/entrypoints/common",
+        "tests/cluster/test_states.py",
+        "tests/cluster/test_training.py",
+    ),
+    "removal": ("tests/toolkit/removal", "tests/entrypoints/removal", "tests/order"),
+    "costing": ("tests/cost", "tests/toolkit/costing"),
+    "remediation": (
+        "tests/toolkit/runs/test_remediation.py",
+        "tests/lives",
+        "tests/toolkit/watch",
+        "tests/toolkit/runs",
+    ),
+    "watching": (
+        "tests/toolkit/watch",
+        "tests/entrypoints/job_records",
+        "tests/lives",
+        "tests/toolkit/clusters",
+        "tests/toolkit/screens",
+        "tests/toolkit/runs",
+    ),
+    "heartbeats": (
+        "tests/entrypoints/monitoring",
+        "tests/entrypoints/watchdog",
+        "tests/cluster/test_stalls.py",
+    ),
+}
+
+
+class Copy:
+    """The files that git knows, with an environment that imports the product from them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree, self.environment = folder / "tree", folder / "environment"
+        names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+        for name in filter(None, names.split("\0")):
+            target = self.tree / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target, follow_symlinks=False)
+        venv.create(self.environment, symlinks=True)
+        self._link_packages()
+
+    def _link_packages(self) -> None:
+        """Everything from the present environment, but the product from this copy.
+
+        A path that a ``.pth`` file adds is not read for further ``.pth`` files, so the product's
+        editable installation in the present environment stays out.
+        """
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        present = Path(sys.prefix) / "lib" / version / "site-packages"
+        packages = self.environment / "lib" / version / "site-packages"
+        (packages / "packages.pth").write_text(f"{present}\n")
+        for path in present.glob("__editable__*sm_train*"):
+            text = path.read_text().replace(str(ROOT), str(self.tree))
+            (packages / path.name).write_text(text)
+        for script in (Path(sys.prefix) / "bin").iterdir():
+            target = self.environment / "bin" / script.name
+            if target.exists() or not script.is_file():
+                continue
+            content = script.read_bytes()
+            old, new = f"#!{sys.prefix}/".encode(), f"#!{self.environment}/".encode()
+            target.write_bytes(content.replace(old, new, 1) if content[:2] == b"#!" else content)
+            target.chmod(0o755)
+        optional = Path(sys.prefix) / "optional"
+        if optional.exists():
+            (self.environment / "optional").symlink_to(optional)
+
+    def judged(self, mutation: Mutation) -> str:
+        """Which test notices the fault."""
+        path = self.tree / mutation.path
+        source = path.read_text()
+        if source.count(mutation.before) != 1:
+            return "does not apply"
+        path.write_text(source.replace(mutation.before, mutation.after))
+        try:
+            return self._first_failure(TESTS[mutation.subject])
+        finally:
+            path.write_text(source)
+
+    def _first_failure(self, tests: tuple[str, ...]) -> str:
+        for mark in ("not integration and not slow", "integration and not slow"):
+            command = [str(self.environment / "bin/python"), "-m", "pytest", "-x", "-q", "-m", mark]
+            present = [test for test in tests if (self.tree / test).exists()]
+            try:
+                run = subprocess.run(
+                    [*command, "-p", "no:randomly", *present],
+                    cwd=self.tree,
+                    capture_output=True,
+                    text=True,
+                    timeout=TIME_LIMIT,
+                )
+            except subprocess.TimeoutExpired:
+                return "caught: the time limit"
+            failed = re.search(r"^(FAILED|ERROR) (.*?)( - .*)?$", run.stdout, re.MULTILINE)
+            if run.returncode not in (0, 5):
+                return f"caught: {failed[2] if failed else run.stdout[-300:] + run.stderr[-300:]}"
+        return "survived"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("numbers", nargs="*", type=int, help="which faults (all of them)")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    mutations = [Mutation(**fields) for fields in json.loads(LIST.read_text())]
+    numbers = options.numbers or range(len(mutations))
+    survived = list[int]()
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.jobs) as threads:
+        copies, local = (
+            iter([Copy(Path(name) / str(n)) for n in range(options.jobs)]),
+            threading.local(),
+        )
+
+        def judge(number: int) -> None:
+            if not hasattr(local, "copy"):
+                local.copy = next(copies)
+            mutation = mutations[number]
+            verdict = local.copy.judged(mutation)
+            print(f"{number:3} {mutation.subject}, {mutation.kind}: {verdict}", flush=True)
+            if not verdict.startswith("caught"):
+                survived.append(number)
+
+        list(threads.map(judge, numbers))
+    print(f"{len(numbers) - len(survived)} of {len(numbers)} caught; not: {sorted(survived)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
