@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from statistics import median
@@ -208,10 +208,21 @@ def segment_name(folder: str, number: int) -> str:
     return f"{folder}/{number:06d}.log"
 
 
-def read_nodes(storage: Storage) -> list[StoredNode]:
+_Found = tuple[AgedFile, NodeRecord] | None
+
+
+def _in_threads(read: Callable[[str], _Found], folders: Iterable[str]) -> Iterable[_Found]:
+    with ThreadPoolExecutor(_READS) as pool:
+        return list(pool.map(read, folders))
+
+
+def read_nodes(
+    storage: Storage,
+    read_each: Callable[[Callable[[str], _Found], Iterable[str]], Iterable[_Found]] = _in_threads,
+) -> list[StoredNode]:
     """Return the starts of all nodes, oldest first; ``storage`` is the stage's checkpoint folder.
 
-    A record that cannot be parsed is left out.
+    A record that cannot be parsed is left out. ``read_each`` reads the records, as ``map`` does.
 
     Raises:
         OSError: the storage cannot be read, or a record has another format.
@@ -222,9 +233,8 @@ def read_nodes(storage: Storage) -> list[StoredNode]:
         folder, _, file = name.rpartition("/")
         if _FOLDER.fullmatch(folder) and (file == _NODE_FILE or _SEGMENT.fullmatch(file)):
             folders.setdefault(f"{FOLDER}/{folder}", []).append(file)
-    with ThreadPoolExecutor(_READS) as pool:
-        read = pool.map(lambda folder: _read_record(storage, folder), folders)
-        found = {folder: pair for folder, pair in zip(folders, read, strict=True) if pair}
+    read = read_each(lambda folder: _read_record(storage, folder), folders)
+    found = {folder: pair for folder, pair in zip(folders, read, strict=True) if pair}
     offset = _reader_offset([stored for stored, _ in found.values()])
     nodes = [
         StoredNode(
@@ -264,7 +274,7 @@ def _reader_offset(files: Sequence[AgedFile]) -> float:
     return 0.0 if abs(offset) <= _AGREE_SECONDS else offset
 
 
-def _read_record(storage: Storage, folder: str) -> tuple[AgedFile, NodeRecord] | None:
+def _read_record(storage: Storage, folder: str) -> _Found:
     name = f"{folder}/{_NODE_FILE}"
     try:
         stored = storage.read_aged(name)

@@ -57,9 +57,12 @@ OUTCOMES = {
 
 
 @cache
-def submitted(is_spot: bool) -> Any:
+def submitted(capacity: str) -> Any:
     """Return the request of the stage's first job, as ``submit`` builds it."""
-    cluster = {"instance_type": "ml.p4de.24xlarge"} | ({"capacity": "spot"} if is_spot else {})
+    cluster: dict[str, Any] = {"instance_type": "ml.p4de.24xlarge", "capacity": capacity}
+    if capacity == "training-plan":
+        plan = "arn:aws:sagemaker:us-east-1:111122223333:training-plan/p4de"
+        cluster |= {"instance_type": "ml.p5.48xlarge", "training_plan": plan}
     run = config(stages=[stage(STAGE, instances=INSTANCES)], cluster=cluster)
     bundle = bundle_of(run, Path())
     return prepare(run, STAGE, bundle, "us-east-1", BEGIN).requests[0]
@@ -90,7 +93,7 @@ class Draw:
     """What a life consists of. Times are in seconds, ``speed`` in steps per second."""
 
     seed: int
-    is_spot: bool
+    capacity: str
     max_steps: int
     speed: float
     checkpoint_every: int
@@ -111,7 +114,7 @@ class Draw:
         hours = draw.choice((2.0, 8.0, 24.0))
         return cls(
             seed=seed,
-            is_spot=draw.random() < 0.3,
+            capacity=draw.choices(("on-demand", "spot", "training-plan"), (5, 3, 2))[0],
             max_steps=int(hours * 3600 * speed),
             speed=speed,
             checkpoint_every=max(1, int(speed * draw.choice((300, 900, 3600)))),
@@ -139,9 +142,13 @@ class Draw:
 class Life:
     """One life; ``play`` returns the script of what happened, or fails with it."""
 
-    def __init__(self, seed: int) -> None:
-        self.draw = Draw.of(seed)
+    def __init__(self, seed: int, *, hangs_at_start: bool = False) -> None:
+        self.draw, self._hangs_at_start = Draw.of(seed), hangs_at_start
         self._rng = random.Random(f"life {seed}")
+        self.plan_ends = 1e12
+        """When the reservation of a training plan ends."""
+        if self.is_prepaid and not self.draw.is_calm:
+            self.plan_ends = self._rng.uniform(0.2, 3.0) * self.draw.planned_seconds
         self.now = 0.0
         self.jobs: dict[str, Job] = {}
         self.stored: int | None = None
@@ -156,13 +163,22 @@ class Life:
         self.policy = Policy(
             self.draw.max_attempts,
             timedelta(seconds=self.draw.backoff),
-            budget_usd=None if share is None else share * planned,
+            budget_usd=None if share is None or self.is_prepaid else share * planned,
         )
+
+    @property
+    def is_prepaid(self) -> bool:
+        return self.draw.capacity == "training-plan"
 
     @cached_property
     def rate(self) -> float:
-        """Dollars of a second in which a job has its instances; of spot, the most they can be."""
-        job = Job(submitted(self.draw.is_spot), [("Starting", 0.0)], 0)
+        """Dollars of a second in which a job has its instances; of spot, the most they can be.
+
+        A training plan is paid before: its hours cost nothing more.
+        """
+        if self.is_prepaid:
+            return 0.0
+        job = Job(submitted(self.draw.capacity), [("Starting", 0.0)], 0)
         price = self._job_view("none", job).price(price_table())
         known = price.usd_per_instance_hour
         usd = price.most if known is None else known
@@ -175,7 +191,9 @@ class Life:
         name = request["TrainingJobName"]
         wait = self._rng.uniform(60, 900)
         job = Job(request, [("Starting", self.now)], step, first_step=step)
-        if not self.draw.is_calm and self._rng.random() < 0.1:
+        if self.now >= self.plan_ends:
+            job.moves = [(self.now + wait, "Failed", "CapacityError: the plan has ended.")]
+        elif not self.draw.is_calm and self._rng.random() < 0.1:
             reason = "CapacityError: Unable to provision requested ML compute capacity."
             job.moves = [(self.now + wait, "Failed", reason)]
         else:
@@ -186,14 +204,22 @@ class Life:
     def _train(self, job: Job) -> None:
         """Begin to train from the newest stored checkpoint, until the end or a disturbance."""
         job.step, job.last_sign = self.stored or 0, self.now  # its start is logged
+        if self._hangs_at_start:
+            job.last_sign, job.silent_since, job.moves = None, self.now, []
+            return
         left = (self.draw.max_steps - job.step) / self.draw.speed
         job.moves = [(self.now + left + self.draw.upload_lag, "Completed", "")]
         at = self.now + self._rng.expovariate(1 / (3600 * self.draw.hours_to_disturbance))
+        if self.plan_ends < min(at, job.moves[0][0]):
+            job.moves = [
+                (max(self.now, self.plan_ends), "Failed", "CapacityError: the plan ended.")
+            ]
+            return
         if self.draw.is_calm or at > job.moves[0][0]:
             return
         kind = self._rng.choices(tuple(OUTCOMES), (2, 3, 0.3, 3, 2))[0]
-        if self.draw.is_spot and self._rng.random() < 0.5:
-            kind = "restart"
+        if self.draw.capacity != "on-demand" and self._rng.random() < 0.5:
+            kind = "restart"  # reclaimed, or between two periods of a training plan
         if kind == "restart":
             again = at + self._rng.uniform(120, 7200)
             job.moves = [
@@ -354,10 +380,21 @@ class Life:
         )
         return state, action
 
+    def action_after(self, secondary: str) -> StartJob:
+        """Return what follows a first job that SageMaker stopped with a secondary status."""
+        self._start(submitted(self.draw.capacity), 0)
+        [job] = self.jobs.values()
+        job.status, job.started, job.ended = "Stopped", 600.0, 3600.0
+        job.phases += [("Training", 600.0), (secondary, 3600.0)]
+        self.now = 86_400.0
+        _, action = self.decide()
+        assert isinstance(action, StartJob), action
+        return action
+
     def act(self, state: StageState, action: Action) -> None:
         """Do what was decided on the state as it was read, a moment ago."""
         if isinstance(action, StartJob):
-            request = with_attempt(submitted(self.draw.is_spot), "demo", action)
+            request = with_attempt(submitted(self.draw.capacity), "demo", action)
             assert action.from_step >= self.observed, (
                 f"resumes from {action.from_step}, although {self.observed} was called stored"
             )
@@ -386,13 +423,17 @@ class Life:
 
     def play(self) -> Finish | None:
         """Play until a watcher finishes, or the budget stopped the run."""
-        self._start(submitted(self.draw.is_spot), 0)
+        self._start(submitted(self.draw.capacity), 0)
         times = [(pause, number) for number, pause in enumerate(self.draw.polls)]
         was_live, last_poll = True, 0.0
         for _ in range(MOST_POLLS):
             at, number = min(times)
             times.remove((at, number))
             self.advance(at)
+            if self._rng.random() < 0.03:
+                self._note("AWS does not answer a watcher")
+                times.append((self.now + self.draw.polls[number], number))
+                continue
             if was_live:
                 self.longest_gap = max(self.longest_gap, self.now - last_poll)
             last_poll = self.now

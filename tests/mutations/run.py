@@ -25,7 +25,7 @@ TIME_LIMIT = 1200.0
 
 # The tests of each subject, those that find most first. A folder stands for both of its tiers.
 TESTS = {
-    "object store": ("tests/entrypoints/object_store", "tests/order", "tests/toolkit/packing"),
+    "object store": ("tests/entrypoints/object_store", "tests/order"),
     "leases": ("tests/entrypoints/leases", "tests/order", "tests/entrypoints/shared_work"),
     "checkpoints": (
         "tests/entrypoints/checkpointing",
@@ -33,7 +33,6 @@ TESTS = {
         "tests/order",
         "tests/entrypoints/common",
         "tests/cluster/test_states.py",
-        "tests/cluster/test_training.py",
     ),
     "removal": ("tests/toolkit/removal", "tests/entrypoints/removal", "tests/order"),
     "costing": ("tests/cost", "tests/toolkit/costing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -36,7 +37,7 @@ def read_cluster_state(run: ClusterRun) -> RunState:
         project(run.config, run.region, stages, now),
         now,
         live[unfinished.name] if unfinished else LiveState(),
-        tuple(_node_warnings(stages, now)),
+        tuple(node_warnings(stages, now)),
     )
 
 
@@ -62,7 +63,7 @@ def _stage(
     return replace(state, lag=lag)
 
 
-def _node_warnings(stages: list[StageState], now: datetime) -> list[str]:
+def node_warnings(stages: Sequence[StageState], now: datetime) -> list[str]:
     """Return warnings of live attempts: nodes without heartbeats, and clocks that are wrong."""
     warnings = []
     for stage in stages:

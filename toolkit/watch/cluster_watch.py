@@ -43,7 +43,11 @@ def check_once(run: ClusterRun, *, dry_run: bool) -> WatchResult:
     Raises:
         UserError: the place of its checkpoints cannot be read or written.
     """
-    state = read_cluster_state(run)
+    return check_state(run, read_cluster_state(run), dry_run=dry_run)
+
+
+def check_state(run: ClusterRun, state: RunState, *, dry_run: bool) -> WatchResult:
+    """Do what a run in this state needs; see :func:`check_once`."""
     stage = state.current
     now = state.now.timestamp()
     silence = None if stage is None else find_silence(run.nodes(stage.name), now)
