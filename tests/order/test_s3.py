@@ -123,7 +123,7 @@ class Submissions:
 
     def __init__(self, aws: Aws, folder: Path) -> None:
         self._aws, self._folder, self._attempts = aws, folder, 0
-        FakeSageMaker(aws)  # whose jobs do not end by themselves
+        self.sagemaker = FakeSageMaker(aws)  # whose jobs do not end by themselves
         shards = {f"shards/{number}.tar": b"x" for number in range(4)}
         aws.make_bucket("ai-bucket", **shards, **{"index.parquet": b"x"})
         _, code, self.calls = self.submit()
@@ -134,9 +134,13 @@ class Submissions:
             self._attempts += 1
             run = f"demo{self._attempts}"
             write_run(self._folder, name=run)
-        command = program(self._folder, self._aws, "submit", "run.yaml", "--yes")
+        code, calls = self.run("submit", "run.yaml", kill_at=kill_at)
+        return run, code, calls
+
+    def run(self, *arguments: str, kill_at: int = 0) -> tuple[int, list[Call]]:
+        command = program(self._folder, self._aws, *arguments, "--yes")
         done = command.run(self._folder / "trace", kill_at)
-        return run, done.returncode, read_trace(self._folder / "trace")
+        return done.returncode, read_trace(self._folder / "trace")
 
     def jobs(self, run: str) -> list[str]:
         names = [body["TrainingJobName"] for body in self._aws.bodies("CreateTrainingJob")]
@@ -179,3 +183,36 @@ def test_a_submission_that_is_killed_at_any_request_starts_one_job(
     submissions: Submissions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submissions.require_one_job(deciding(submissions.calls), monkeypatch)
+
+
+def require_record_before_start(calls: list[Call], run: str) -> int:
+    """Return the number of the request that starts the job, which follows its record."""
+    starts = [number for number, call in enumerate(calls) if call.kind == "POST" and not call.path]
+    [record] = [
+        number
+        for number, call in enumerate(calls)
+        if call.kind == "PUT" and call.path.startswith(f"ai-bucket/{run}/jobs/")
+    ]
+    [start] = [number for number in starts if number > record][:1]
+    return start + 1
+
+
+@pytest.mark.integration
+def test_the_record_of_a_job_is_stored_before_a_resume_starts_it(
+    submissions: Submissions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, code, calls = submissions.submit()
+    assert code == 0
+    require_record_before_start(calls, run)
+    [first] = submissions.jobs(run)
+    submissions.sagemaker.set_status(first, "Stopped")
+    _, calls = submissions.run("resume", run, kill_at=10_000)
+    start = require_record_before_start(calls, run)
+    [first, second] = submissions.jobs(run)
+
+    # Killed at its start, another run resumes with one job.
+    submissions.sagemaker.set_status(second, "Stopped")
+    code, _ = submissions.run("resume", run, kill_at=start)
+    assert code != 0
+    assert submissions.run("resume", run)[0] == 0
+    assert len(submissions.jobs(run)) == 3
