@@ -15,6 +15,9 @@ as torchrun sets it for several ranks. The same is also measured in CPU time, wh
 disturb less: what copying and writing take in their threads, and how much more the training's
 thread takes for its steps meanwhile, because memory bandwidth and caches are shared.
 
+At last a file is written to the disk of temporary files, with and without the flush before its
+name, which the checkpoint's thread waits for.
+
     python benchmarks/checkpoint.py [LAYERS]
 """
 
@@ -38,6 +41,7 @@ import torch
 from accelerate import Accelerator
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
+from sm_train.entrypoints.common.atomic_write import durable_replace
 from sm_train.entrypoints.common.background import BackgroundWork
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
@@ -45,6 +49,7 @@ from sm_train.entrypoints.training.state_dict import TrainStateDict
 from torch import nn
 
 ROUNDS = 5
+FLUSHED_BYTES = 512 * 2**20
 LAYERS, WIDTH, BATCH = int((sys.argv[1:] or ["38"])[0]), 2048, 128
 
 
@@ -107,6 +112,8 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {size / 1e9:.2f} GB of state")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         measure(accelerator, state, gradients, size, Path(folder))
+    with tempfile.TemporaryDirectory() as folder:  # on a disk: memory has nothing to flush
+        measure_flushes(Path(folder))
 
 
 def measure(
@@ -212,6 +219,31 @@ def measure(
         f"copying and writing take {statistics.median(background_seconds[2:]):.2f} s of CPU time "
         f"in their own threads, {statistics.median(background_seconds[2:]) / copies.cpu:.1f} × one "
         "copy"
+    )
+
+
+def measure_flushes(folder: Path) -> None:
+    """Print what it costs the checkpoint's thread that a file is on the disk before its name."""
+    content = os.urandom(2**20)
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(2 * ROUNDS):
+        is_durable = number % 2 == 1
+        temporary, final = folder / ".file", folder / "file"
+        started = time.perf_counter()
+        with temporary.open("wb") as file:
+            for _ in range(FLUSHED_BYTES // len(content)):
+                file.write(content)
+        if is_durable:
+            durable_replace(temporary, final)
+        else:
+            temporary.rename(final)
+        seconds[is_durable].append(time.perf_counter() - started)
+        os.sync()  # what one leaves is not written during the next
+    named, durable = (statistics.median(seconds[key]) for key in (False, True))
+    print(
+        f"a file of {FLUSHED_BYTES / 1e6:.0f} MB in {folder.parent}: written and named in "
+        f"{named:.2f} s, flushed before its name in {durable:.2f} s, {durable / named:.1f}×, in "
+        f"the checkpoint's thread ({FLUSHED_BYTES / durable / 1e6:.0f} MB/s)"
     )
 
 

@@ -25,16 +25,16 @@ TIME_LIMIT = 1200.0
 
 # The tests of each subject, those that find most first. A folder stands for both of its tiers.
 TESTS = {
-    "object store": ("tests/entrypoints/object_store", "tests/order"),
-    "leases": ("tests/entrypoints/leases", "tests/order", "tests/entrypoints/shared_work"),
+    "object store": ("tests/entrypoints/object_store",),
+    "leases": ("tests/entrypoints/leases", "tests/entrypoints/shared_work"),
     "checkpoints": (
         "tests/entrypoints/checkpointing",
         "tests/test_newest_checkpoint.py",
-        "tests/order",
+        "tests/order/test_checkpoints.py",
         "tests/entrypoints/common",
         "tests/cluster/test_states.py",
     ),
-    "removal": ("tests/toolkit/removal", "tests/entrypoints/removal", "tests/order"),
+    "removal": ("tests/toolkit/removal", "tests/entrypoints/removal", "tests/order/test_folders.py"),
     "costing": ("tests/cost", "tests/toolkit/costing"),
     "remediation": (
         "tests/toolkit/runs/test_remediation.py",
