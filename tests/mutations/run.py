@@ -34,7 +34,11 @@ TESTS = {
         "tests/entrypoints/common",
         "tests/cluster/test_states.py",
     ),
-    "removal": ("tests/toolkit/removal", "tests/entrypoints/removal", "tests/order/test_folders.py"),
+    "removal": (
+        "tests/toolkit/removal",
+        "tests/entrypoints/removal",
+        "tests/order/test_folders.py",
+    ),
     "costing": ("tests/cost", "tests/toolkit/costing"),
     "remediation": (
         "tests/toolkit/runs/test_remediation.py",

@@ -60,6 +60,7 @@ def test_a_device_is_no_input(cli: Cli, run_file: Path, option: str) -> None:
     assert "is a device" in result.stderr
 
 
+@pytest.mark.integration
 def test_huge_files_are_refused_before_they_are_read(
     cli: Cli, tmp_path: Path, run_file: Path
 ) -> None:

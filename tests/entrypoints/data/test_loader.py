@@ -264,6 +264,7 @@ def test_program_that_leaves_an_iterator_open_ends(
     assert (finished.stdout, finished.returncode) == ("2\n", code), finished.stderr[-2000:]
 
 
+@pytest.mark.integration
 def test_closed_iterator_ends_its_process_first(shards: list[Path], tmp_path: Path) -> None:
     """Also a process that waits until a batch is taken, which PyTorch gives ten seconds."""
     [loader] = cluster(shards, tmp_path).loaders(decode_workers=1)

@@ -65,6 +65,7 @@ def test_a_diffusers_folder_has_the_chosen_weights(tmp_path: Path, weights: str 
         np.testing.assert_array_equal(draw(load_model(out)), expected)
 
 
+@pytest.mark.integration
 def test_bf16_converts_all_weights_and_opens_without_further_options(tmp_path: Path) -> None:
     from diffusers import DiffusionPipeline
 

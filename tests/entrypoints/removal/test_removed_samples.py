@@ -148,6 +148,7 @@ def test_running_jobs_skip_them_from_the_next_epoch_on(
     )
 
 
+@pytest.mark.integration
 def test_streams_skip_removed_samples_without_an_index(packed: Path) -> None:
     remove(packed, 5, 6)
     config = replace(DATA_CONFIG, **STREAMED)  # type: ignore[arg-type]

@@ -86,6 +86,7 @@ def test_wait_raises_what_failed(fake: FakeSageMaker) -> None:
     assert caught.value.exit_code == 6
 
 
+@pytest.mark.integration
 def test_unknown_jobs_are_usage_errors(fake: FakeSageMaker) -> None:
     for call in ("status", "logs", "stop", "wait", "review"):
         with pytest.raises(sm_train.UsageError, match="nothing"):

@@ -134,6 +134,7 @@ _KEYS = st.from_regex(r"[a-zA-Z0-9:/_-]{1,60}", fullmatch=True)
 _OWNERS = st.from_regex(r"[0-9]{12}", fullmatch=True)
 
 
+@pytest.mark.integration
 @given(st.dictionaries(_BUCKETS, _OWNERS), st.dictionaries(_BUCKETS, _KEYS))
 def test_a_child_process_reads_what_was_declared(
     owners: dict[str, str], keys: dict[str, str]

@@ -250,6 +250,7 @@ def test_expired_credentials_raise_instead_of_a_finding(
     assert failure.value.exit_code == ExitCode.PERMISSION
 
 
+@pytest.mark.integration
 def test_secrets_that_the_job_cannot_read_are_reported(
     aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -630,6 +631,7 @@ def create_job(aws: Aws, data: str = "s3://ai-bucket/shards/", run: str = "demo"
     return name
 
 
+@pytest.mark.integration
 def test_checkpoint_of_the_same_run_is_resumed(check: Check, aws: Aws) -> None:
     put_checkpoint(aws, 500)
     put_checkpoint(aws, 600, complete=False)

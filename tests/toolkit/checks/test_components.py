@@ -48,6 +48,7 @@ def test_local_components_are_checked(cli: Cli, tmp_path: Path) -> None:
     assert found["fix"] == "remove it from the run file, or use other components"
 
 
+@pytest.mark.integration
 def test_a_hub_repository_is_checked_before_it_is_copied(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path, model={"preset": "sdxl"})
     with hub_server() as hub:

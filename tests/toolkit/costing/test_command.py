@@ -357,6 +357,7 @@ def test_user_prices_override_shipped_ones(cli: Cli, tmp_path: Path) -> None:
     assert any("days old" in line for line in document["warnings"])
 
 
+@pytest.mark.integration
 def test_alternatives_meet_the_deadline_and_the_budget(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path, stages=[stage(max_steps=200_000)])
     result = cli("cost", run, "--deadline", "36h", "--budget", "9000", "--json")
@@ -442,6 +443,7 @@ def test_explain_shows_every_number_of_the_table(cli: Cli, tmp_path: Path) -> No
     assert "  if it/s −10 % = +$" in result.stdout
 
 
+@pytest.mark.integration
 def test_csv_and_html_have_the_figures_of_json(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path)
     document = json.loads(cli("cost", run, "--json").stdout)

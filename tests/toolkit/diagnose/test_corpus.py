@@ -141,6 +141,7 @@ def test_answers_are_precise_and_complete(part: str) -> None:
     assert result.recall >= 0.93, shown
 
 
+@pytest.mark.integration
 def test_ranks_and_nodes_of_tuned_logs_are_right() -> None:
     assert score(PARTS["tuned"]).wrong_origin == ()
 

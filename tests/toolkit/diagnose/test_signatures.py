@@ -29,6 +29,7 @@ def failed(line: str, prefix: str = "") -> list[str]:
     return [*lines[:-1], prefix + line]
 
 
+@pytest.mark.integration
 def test_example_at_the_end_of_a_healthy_log_is_diagnosed() -> None:
     mismatches = [
         f"{code}: {line}: {found.cause} ({found.confidence}), {found.details}"

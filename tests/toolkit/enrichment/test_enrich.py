@@ -193,6 +193,7 @@ def test_shards_keep_their_samples_and_get_columns(cli: Cli, folder: Path) -> No
     assert "has columns of `sm-train enrich`" in appended.stderr
 
 
+@pytest.mark.integration
 def test_a_killed_command_resumes_and_each_image_has_its_columns_once(
     cli: Cli, folder: Path
 ) -> None:

@@ -51,6 +51,7 @@ def expected_files(hub: Hub) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.integration
 def test_a_folder_gets_what_training_needs(
     cli: Cli, tmp_path: Path, hub: Hub, environment: dict[str, str]
 ) -> None:

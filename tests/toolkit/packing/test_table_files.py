@@ -70,6 +70,7 @@ def test_a_damaged_compressed_table_is_one_line(album: Path, tmp_path: Path, cli
     assert "list.csv.gz: not gzip: Not a gzipped file" in result.stderr
 
 
+@pytest.mark.integration
 def test_a_folder_of_parquet_parts_is_one_table(album: Path, tmp_path: Path) -> None:
     """As a source, as captions, and as a pattern; Spark's own files are no parts."""
     parts = tmp_path / "parts"

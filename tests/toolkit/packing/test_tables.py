@@ -169,6 +169,7 @@ def test_a_condition_requires_a_table(tmp_path: Path) -> None:
         find_inputs(InputSource(str(tmp_path / "in"), table=TableOptions(where="x > 1")), tmp_path)
 
 
+@pytest.mark.integration
 def test_the_condition_identifies_the_pack(cli: Cli, tmp_path: Path) -> None:
     write_album(tmp_path / "in", 4)
     (tmp_path / "list.csv").write_text(

@@ -32,6 +32,7 @@ def test_a_folder_is_locked_while_a_pack_runs_and_left_as_it_was(tmp_path: Path)
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.integration
 def test_a_second_pack_is_refused_before_it_starts(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     write_album(tmp_path / "in", 4)
     upload_folder(aws, tmp_path / "in", "photos/")

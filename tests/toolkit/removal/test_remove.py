@@ -161,6 +161,7 @@ def test_mistakes_change_nothing(
     assert read_tree(packed) == before
 
 
+@pytest.mark.integration
 def test_keys_may_come_from_a_file_and_without_any_there_is_nothing_to_do(
     cli: Cli, packed: Path
 ) -> None:
@@ -250,6 +251,7 @@ def run_and_die(folder: Path, keys: tuple[str, ...], writes: int) -> None:
     os._exit(0)
 
 
+@pytest.mark.integration
 def test_a_removal_that_is_killed_at_any_write_is_finished_by_the_next(
     packed: Path, tmp_path: Path
 ) -> None:
@@ -485,6 +487,7 @@ def test_shards_that_a_live_job_reads_are_kept_until_it_ends(cli: Cli, stored: A
     assert "shards/shard-000001.tar" not in read_objects(stored, "raw", "set/")
 
 
+@pytest.mark.integration
 def test_jobs_on_kubernetes_that_recorded_the_shards_keep_them_until_they_have_ended(
     cli: Cli, packed: Path, tmp_path: Path
 ) -> None:

@@ -194,6 +194,7 @@ def test_a_new_run_reads_the_samples_that_are_left_alone(packed: Path) -> None:
     assert {*captions} == {*range(IMAGES)} - {4, 10, 38}
 
 
+@pytest.mark.integration
 def test_other_changes_restart_the_epoch(packed: Path, tmp_path: Path) -> None:
     first = open_reader([packed])
     taken(first, 3)

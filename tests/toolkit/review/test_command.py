@@ -119,6 +119,7 @@ def test_each_stage_of_a_local_run_is_reviewed(cli: Cli, tmp_path: Path) -> None
     assert {job["backend"] for job in jobs} == {"gloo"}
 
 
+@pytest.mark.integration
 def test_failed_local_run_is_diagnosed_and_its_samples_are_shown(cli: Cli, tmp_path: Path) -> None:
     stage = tmp_path / "out" / "256px"
     samples = stage / "checkpoints" / "samples"
@@ -259,6 +260,7 @@ def test_run_reviews_all_its_jobs_with_repeated_work(cli: Cli, aws: Aws, finishe
     assert second_job["seconds"]["lost_work"] == pytest.approx(200)
 
 
+@pytest.mark.integration
 def test_rejected_metrics_leave_the_rest_of_the_review(cli: Cli, aws: Aws, finished: str) -> None:
     aws.responses["GetMetricData"] = lambda body: (403, {"__type": "AccessDenied", "message": "no"})
     document = review(cli, finished, **aws_options(aws))

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.common.events import FIELDS, PREFIX
@@ -75,6 +76,7 @@ def single_precision(rows: list[list[float]]) -> list[list[float]]:
         return [np.array(row).astype(np.float32).tolist() for row in rows]
 
 
+@pytest.mark.integration
 @settings(max_examples=200, deadline=None)
 @given(st.lists(lines() | text.map(str.encode), max_size=12), st.none() | st.integers(1, 400))
 def test_tables_match_reference_parser(raw_lines: list[bytes], size: int | None) -> None:

@@ -166,6 +166,7 @@ def three() -> str:
     return page(three_jobs())
 
 
+@pytest.mark.integration
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(reviews)
 def test_any_review_renders_a_well_formed_page(review: Review) -> None:

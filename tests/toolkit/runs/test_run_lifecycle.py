@@ -503,6 +503,7 @@ def test_spot_run_without_a_price_counts_at_the_on_demand_price_as_its_plan_says
     assert laptop.json("watch", "demo", "--once", code=7)["action"] == "stop"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("capacity", "phases"),
     [
@@ -558,6 +559,7 @@ def test_a_warm_pool_counts_as_spent(
     assert actual["billed_usd"] == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.integration
 def test_a_budget_stop_ends_the_warm_pool(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The job has spent a fifth of the budget, and the pool that keeps its instances the rest."""
     laptop = Laptop(cli, aws, tmp_path, budget={"usd": 100})
@@ -671,6 +673,7 @@ def test_auto_advance_starts_later_stages_until_a_pause(cli: Cli, aws: Aws, tmp_
     assert laptop.json("watch", "demo", "--once")["message"] == "the run is done"
 
 
+@pytest.mark.integration
 def test_stop_between_a_failure_and_the_next_job_prevents_a_restart(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Failed", reason="CapacityError: none", ended_ago=3600)
     laptop("stop", "demo")
@@ -678,6 +681,7 @@ def test_stop_between_a_failure_and_the_next_job_prevents_a_restart(laptop: Lapt
     assert laptop.sagemaker.names() == [FIRST]
 
 
+@pytest.mark.integration
 def test_concurrent_watchers_start_one_job(laptop: Laptop) -> None:
     """Real processes at the same time, on the same server."""
     laptop.sagemaker.set_status(FIRST, "Failed", reason="InternalServerError: x", ended_ago=3600)
@@ -706,6 +710,7 @@ def test_concurrent_watchers_start_one_job(laptop: Laptop) -> None:
     assert len(laptop.aws.bodies("CreateTrainingJob")) == 2, output
 
 
+@pytest.mark.integration
 def test_job_whose_response_was_lost_counts_as_started(laptop: Laptop) -> None:
     """The job was created, the response failed, the client retries: its own job has the name."""
     laptop.sagemaker.set_status(FIRST, "Stopped")
@@ -754,6 +759,7 @@ def test_job_name_of_a_foreign_job_is_skipped(laptop: Laptop) -> None:
     assert laptop.sagemaker.names()[-1] == "demo--256px-0003"
 
 
+@pytest.mark.integration
 def test_unknown_status_counts_as_live(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Contemplating", "Deeply")
     assert "Contemplating" in laptop("submit", laptop.run_file, "--yes", code=2).stderr
@@ -834,6 +840,7 @@ def test_stop_of_a_job_that_has_just_ended_succeeds(laptop: Laptop, status: str)
     assert len(laptop.aws.bodies("StopTrainingJob")) == 1
 
 
+@pytest.mark.integration
 def test_watch_survives_a_job_that_ends_before_it_is_stopped(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=4 * 3600)
     laptop.sagemaker.log_event(FIRST, "step", ago=4000, step=200, steps_per_second=1.0)
@@ -851,6 +858,7 @@ def test_rejected_stop_of_a_live_job_is_an_error(laptop: Laptop) -> None:
     assert "StopTrainingJob: AWS returned ValidationException" in message
 
 
+@pytest.mark.integration
 def test_stop_works_while_the_job_restarts(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "InProgress", "Restarting")
     laptop("stop", "demo")
@@ -917,6 +925,7 @@ def test_unknown_run_is_an_error(laptop: Laptop) -> None:
     assert "nonsense: neither a run file here nor a run or job" in message
 
 
+@pytest.mark.integration
 def test_logs_merge_all_nodes_by_time_and_hide_event_lines(
     laptop: Laptop,
 ) -> None:

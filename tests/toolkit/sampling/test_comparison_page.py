@@ -43,6 +43,7 @@ def test_the_page_is_judged_to_the_end(browser: webdriver.Chrome, tmp_path: Path
     assert not browser.find_element("id", "judging").is_displayed()
 
 
+@pytest.mark.integration
 def test_an_injected_script_does_not_run(browser: webdriver.Chrome, tmp_path: Path) -> None:
     page = comparison_page(("a", "b"), ["x"], ([Image.new("RGB", (8, 8))],) * 2, 0)
     injected = page.replace("</body>", "<script>document.title = 'attacked'</script></body>")

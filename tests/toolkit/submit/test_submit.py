@@ -43,6 +43,7 @@ def test_dry_run_needs_neither_network_nor_credentials(cli: Cli, tmp_path: Path)
     assert len(document["bundle"]["sha256"]) == 64
 
 
+@pytest.mark.integration
 def test_dry_run_of_each_preset_works_unchanged(cli: Cli, tmp_path: Path) -> None:
     for preset in ("default", "bria-2.0", "demo"):
         assert cli("init", f"{preset}.yaml", "--preset", preset).returncode == 0
@@ -274,6 +275,7 @@ def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     assert re.fullmatch("[0-9a-f]{40}", commits[0][0])
 
 
+@pytest.mark.integration
 def test_clone_of_an_unknown_or_foreign_job_is_one_line(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     options = {"network": "loopback", "env": aws.environment | {"AWS_REGION": "us-east-1"}}
     unknown = cli("submit", "--clone", "nothing", **options)
@@ -495,6 +497,7 @@ def test_region_without_an_image_is_one_line(cli: Cli, tmp_path: Path) -> None:
     assert "moon-west-1" in one_line(result.stderr)
 
 
+@pytest.mark.integration
 def test_quiet_prints_the_jobs_name(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("ai-bucket", **SHARDS)
     options = ("--yes", "--quiet")

@@ -134,6 +134,7 @@ def test_a_run_its_stage_its_job_and_its_file_name_the_same_run(laptop: Laptop) 
     assert estimates.count(estimates[0]) == len(targets)
 
 
+@pytest.mark.integration
 def test_check_of_a_submitted_run_says_whose_settings_it_checks(laptop: Laptop) -> None:
     checked = laptop("check", "demo", "--offline", "--set", "training.seed=7")
     assert f"settings as submitted with {FIRST}\n" in checked.stderr
@@ -153,6 +154,7 @@ def test_a_command_for_sagemaker_says_how_a_local_run_continues(
     )
 
 
+@pytest.mark.integration
 def test_next_command_of_a_stage_on_another_platform(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Stopped", ended_ago=3600)
     laptop.sagemaker.checkpoint("256px", 400, platform="kubernetes")
@@ -163,6 +165,7 @@ def test_next_command_of_a_stage_on_another_platform(laptop: Laptop) -> None:
     assert "--take-over" in shown
 
 
+@pytest.mark.integration
 def test_next_command_of_a_finished_run_samples_from_its_model(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Completed")
     laptop.sagemaker.checkpoint("256px", 1000)

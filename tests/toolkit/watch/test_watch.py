@@ -119,6 +119,7 @@ def test_once_prints_the_view_or_a_document(laptop: Laptop) -> None:
     assert document["seconds_since_checkpoint"] == pytest.approx(400, abs=60)
 
 
+@pytest.mark.integration
 def test_unlogged_gpu_utilization_comes_from_cloudwatch(laptop: Laptop) -> None:
     """CloudWatch sums the 8 GPUs of an instance; denied metrics do not end the watch."""
     laptop.sagemaker.log_event(FIRST, "step", step=40)
