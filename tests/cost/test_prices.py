@@ -171,6 +171,7 @@ MISTAKES = {
     "no kind": ("instance_type,usd_per_hour,kind\nml.p5.48xlarge,1,rent\n", "kind: 'rent'"),
     "too many values": ("instance_type,usd_per_hour\nml.p5.48xlarge,1,2\n", "more values"),
     "empty": ("", "column instance_type is missing"),
+    "no CSV": (f"instance_type,usd_per_hour\nml.p5.48xlarge,{'1' * 200_000}\n", "not CSV: field"),
 }
 
 

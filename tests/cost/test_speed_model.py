@@ -15,6 +15,7 @@ from sm_train.cost.speed_model import (
     CALIBRATION,
     LEAST_STEP_SECONDS,
     PUBLISHED_POINTS,
+    ActivationCheckpointing,
     StepWork,
     images_per_second,
     step_seconds,
@@ -119,3 +120,19 @@ def test_memory_bandwidth_and_not_peak_decides_for_unets() -> None:
     # AWS's p5 is 1.3 to 1.9 times as fast as its p4de; the peaks' ratio is 3.2.
     ratio = seconds(SD2_512) / seconds(SD2_512, "ml.p5.48xlarge")
     assert 1.5 < ratio < 2
+
+
+@pytest.mark.parametrize(("checkpointing", "repeated"), [("selective", 7 / 6), (True, 4 / 3)])
+def test_activation_checkpointing_repeats_a_part_of_the_forward_pass(
+    checkpointing: ActivationCheckpointing, repeated: float
+) -> None:
+    """The forward pass is a third of the FLOPs; `selective` repeats half of it."""
+    kind = next(each for each in TYPES if each.name == "ml.p5.48xlarge")
+    gpu = kind.gpu("bf16")
+    assert gpu is not None
+    kept, again = (
+        step_seconds(replace(SD2_512, activation_checkpointing=how), gpu, kind.network(1))
+        for how in (False, checkpointing)
+    )
+    assert again.arithmetic / kept.arithmetic == pytest.approx(repeated, rel=1e-12)
+    assert again.memory / kept.memory == pytest.approx(repeated, rel=1e-12)

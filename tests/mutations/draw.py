@@ -10,8 +10,9 @@ import ast
 import itertools
 import json
 import random
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,6 +36,24 @@ SUBJECTS = {
 }
 
 
+DECIDING = {
+    "costing": ("cost",),
+    "watching": ("entrypoints/job_records",),
+    "heartbeats": ("entrypoints/monitoring", "entrypoints/watchdog"),
+    "jobs": ("toolkit/jobs/stage_state.py", "toolkit/jobs/launch_record.py"),
+}
+"""Where the constants are that decide dollars, a stop or an alarm."""
+
+UNDECIDING = re.compile(
+    r"_?(MILLION|PARTS|MANY|DRAWS|VERSION|FORMAT_VERSION|RECORD_VERSION|GIB|GB|READS|NAMED|MOST"
+    r"|VARIATIONS|SUM|LARGEST_BATCH|READ_BYTES|DRAIN_SECONDS|INNERMOST_FRAMES|MAX_WORKERS"
+    r"|FINEST_BITS|WORD_BYTES|BEAT|BEAT_FIELDS|PR_SET_PTRACER|MAX_DATAGRAM_BYTES|MAX_LISTED"
+    r"|MAX_TEXT_LENGTH|SETTLE_POLL_SECONDS|LONGEST_SECONDS|RECENT_EVENTS|BUNDLE|HOPELESS"
+    r"|NETWORK_SPEEDS|SEGMENT_BYTES|MAX_WAITING|HOURS_PER_DAY|PUBLISHED_POINTS|FREE|DIGITS)"
+)
+"""Constants in the same modules that shape texts, formats, buffers or the precision of draws."""
+
+
 @dataclass(frozen=True)
 class Mutation:
     """``before`` stands exactly once in the file."""
@@ -52,16 +71,39 @@ def drawn() -> list[Mutation]:
     found: list[Mutation] = []
     for number, subject in enumerate(SUBJECTS):
         wanted = COUNT // len(SUBJECTS) + (number < COUNT % len(SUBJECTS))
-        places = [place for path in _files(subject) for place in _places(path)]
+        places = [place for path in _files(SUBJECTS[subject]) for place in _places(path)]
         drawn_before = {mutation.before for mutation in found}
         new = [place for place in places if place.mutation(subject).before not in drawn_before]
         found += _some(new, subject, wanted, chance)
     return found
 
 
-def _files(subject: str) -> list[Path]:
+def constants() -> list[Mutation]:
+    """Every number of every constant that decides, twice as large."""
+    found: list[Mutation] = []
+    for subject, names in DECIDING.items():
+        for path in _files(names):
+            source = _Source(path)
+            for node in source.tree.body:
+                if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                    continue
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                if UNDECIDING.match(source.of(target).strip("(")):
+                    continue
+                found += [place.mutation(subject) for place in _twice(source, node.value)]
+    return found
+
+
+def _twice(source: "_Source", value: ast.expr) -> Iterator["_Place"]:
+    for node in ast.walk(value):
+        number = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(number, int | float) and number not in (0, 1):
+            yield source.place("", "constant", node, f"(2 * {source.of(node)})")
+
+
+def _files(names: Iterable[str]) -> list[Path]:
     files = set[Path]()
-    for name in SUBJECTS[subject]:
+    for name in names:
         path = ROOT / name
         files |= {path} if path.is_file() else set(path.rglob("*.py"))
     return sorted(files)

@@ -18,7 +18,7 @@ import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutations.draw import ROOT, Mutation
+from tests.mutations.draw import ROOT, Mutation, constants
 
 LIST = Path(__file__).with_name("mutations.json")
 TIME_LIMIT = 1200.0
@@ -45,20 +45,23 @@ TESTS = {
         "tests/lives",
         "tests/toolkit/watch",
         "tests/toolkit/runs",
+        "tests/toolkit/clusters",
+        "tests/toolkit/local",
     ),
     "watching": (
         "tests/toolkit/watch",
         "tests/entrypoints/job_records",
         "tests/lives",
         "tests/toolkit/clusters",
-        "tests/toolkit/screens",
         "tests/toolkit/runs",
+        "tests/toolkit/screens",
     ),
     "heartbeats": (
         "tests/entrypoints/monitoring",
         "tests/entrypoints/watchdog",
         "tests/cluster/test_stalls.py",
     ),
+    "jobs": ("tests/toolkit/jobs", "tests/lives", "tests/toolkit/runs/test_remediation.py"),
 }
 
 
@@ -136,8 +139,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("numbers", nargs="*", type=int, help="which faults (all of them)")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--constants", action="store_true", help="every constant that decides")
     options = parser.parse_args()
     mutations = [Mutation(**fields) for fields in json.loads(LIST.read_text())]
+    if options.constants:
+        mutations = constants()
     numbers = options.numbers or range(len(mutations))
     survived = list[int]()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.jobs) as threads:
@@ -151,7 +157,8 @@ def main() -> int:
                 local.copy = next(copies)
             mutation = mutations[number]
             verdict = local.copy.judged(mutation)
-            print(f"{number:3} {mutation.subject}, {mutation.kind}: {verdict}", flush=True)
+            what = mutation.before if mutation.kind == "constant" else mutation.subject
+            print(f"{number:3} {what}, {mutation.kind}: {verdict}", flush=True)
             if not verdict.startswith("caught"):
                 survived.append(number)
 

@@ -81,6 +81,8 @@ class Aws:
     intercept: Callable[[str, str], tuple[int, bytes] | None] = lambda method, path: None
     """Is called with the method and the path of every call of another protocol than JSON, and may
     wait. It returns a status and a body, or None to let moto respond."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers of what :attr:`intercept` returns."""
     error_codes: dict[str, str] = field(default_factory=dict)
     """Operation → the error code that the server returns."""
     response_filters: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = field(
@@ -242,7 +244,8 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
         intercepted = aws.intercept(environ["REQUEST_METHOD"], environ["PATH_INFO"])
         if intercepted is not None:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            start_response(f"{intercepted[0]} Intercepted", [("Content-Type", "application/xml")])
+            headers = {"Content-Type": "application/xml", **aws.headers}
+            start_response(f"{intercepted[0]} Intercepted", [*headers.items()])
             return [intercepted[1]]
         if not _matches_the_etag(environ, query):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))

@@ -10,6 +10,7 @@ from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.async_checkpointer import CheckpointRank
 from sm_train.entrypoints.checkpointing.resume_point import Nodes, find_latest, remove_later
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, FormatError, step_folder_name
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.entrypoints.checkpointing.test_checkpoint_files import (
     flip_last_bit,
@@ -62,3 +63,28 @@ def test_checkpoint_of_another_format_stops_the_job(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="format 5, this version reads 4: resume it with the"):
         find_latest(tmp_path, ALONE, lambda code, message: None)
     assert steps(tmp_path) == ["step-00000010", "step-00000020"]
+
+
+def test_a_node_without_the_checkpoint_gets_all_of_it(tmp_path: Path) -> None:
+    """A replaced node has no folder of the step. Of two nodes only this one is a process: the
+    collectives of a fake group leave zeros, as which the other node's file is.
+    """
+    saved = tmp_path / "other"
+    saved.mkdir()
+    file = checkpoint_files.write_file(saved, "weights", checkpoint_files.save_bytes(bytes(5000)))
+    checkpoint_files.write_marker(saved, 10, 2, "", [file])
+    marker = (saved / MARKER).read_bytes()
+    of_the_other = iter([[10], marker, (0, {}), 0, ""])
+    nodes = Nodes(
+        CheckpointRank(1, 2, 1, 0, 1),
+        lambda value: [next(of_the_other), value],
+        torch.device("cpu"),
+    )
+    torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        found = find_latest(tmp_path / "own", nodes, lambda code, message: None)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert found is not None
+    assert (found.folder / "weights").read_bytes() == bytes(5000)
+    assert (found.folder / MARKER).read_bytes() == marker

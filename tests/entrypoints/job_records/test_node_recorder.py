@@ -189,3 +189,12 @@ print(b"".join(recorded))
     assert before == "before"
     assert sorted(both) == ["child", "own"]
     assert eval(recorded) == "".join(f"{line}\n" for line in both).encode()
+
+
+def test_a_node_stores_its_record_when_it_starts(tmp_path: Path) -> None:
+    """A node that dies in its first half minute is known, too."""
+    storage = LocalFolder(tmp_path)
+    recording = recorder(storage, interval=3600.0)
+    recording.start()
+    wait_until(lambda: bool(read_nodes(storage)))
+    recording.finish(0)

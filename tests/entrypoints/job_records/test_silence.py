@@ -374,3 +374,20 @@ def test_copied_folder_keeps_the_order_of_attempts(tmp_path: Path) -> None:
         write_file(storage, own.file, own.to_json())
         storage.set_modified_ns(own.file, int(now * 1e9))
     assert [found.record.exit_code for found in read_nodes(storage)] == [1, 0]
+
+
+def test_minutes_of_silence_are_those_since_the_newest_heartbeat() -> None:
+    some = find_silence([node("algo-1", 10), node("algo-2", 300)], NOW)
+    every = find_silence([node("algo-1", 600), node("algo-2", 900)], NOW)
+    assert some is not None
+    assert every is not None
+    assert "no heartbeat of algo-2 for 5 minutes; 1 of 2 nodes" in some.symptom
+    assert "no heartbeat of algo-1, algo-2 for 10 minutes" in every.symptom
+
+
+def test_clocks_are_reported_from_a_minute_on() -> None:
+    assert clock_findings([node("algo-1", 10)]) == []
+    agrees = replace(node("algo-1", 10), clock_offset=59.0)
+    assert clock_findings([agrees]) == []
+    [line] = clock_findings([replace(agrees, clock_offset=-61.0)])
+    assert "its clock is 61 s behind that of the storage" in line

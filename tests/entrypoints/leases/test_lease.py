@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sm_train.entrypoints.leases import lease as leases
@@ -100,6 +101,7 @@ def test_exactly_one_takes_over_an_expired_lease(
 HOLDING = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease
 from sm_train.entrypoints.leases.lease_files import LocalLeaseFiles
@@ -214,3 +216,68 @@ def test_write_that_nfs_carried_out_and_refused_in_a_repetition_succeeds(
     assert (found.content, found.version) == (b"1", written)
     assert files.write_if(NAME, b"2", version=None) is None
     assert files.write_if(NAME, b"2", version="other") is None
+
+
+def age(folder: Path, seconds: float) -> None:
+    """Make the lease in a folder older."""
+    path = folder / NAME
+    written = path.stat().st_mtime - seconds
+    os.utime(path, (written, written))
+
+
+def test_a_lease_that_is_not_renewed_may_be_taken_after_two_minutes(tmp_path: Path) -> None:
+    """A holder renews it every 20 seconds; a takeover before would meet one that still works."""
+    files = LocalLeaseFiles(tmp_path)
+    Lease(files, NAME, elsewhere()).acquire()
+    second = Lease(files, NAME, elsewhere())
+    age(tmp_path, 115)
+    with pytest.raises(LeaseHeldError):
+        second.acquire()
+    age(tmp_path, 6)
+    second.acquire()
+    assert token(files) == second.holder.token
+
+
+def test_a_lease_is_stored_with_its_document(files: LeaseFiles) -> None:
+    lease = Lease(files, NAME, elsewhere(), {"placement": 2})
+    lease.acquire()
+    assert lease.renew()
+    stored = read_lease(files, NAME)
+    assert stored is not None
+    assert stored.document == {"placement": 2}
+
+
+class Contended(LocalLeaseFiles):
+    """A folder in which another process takes and releases the lease at the first write."""
+
+    def write_if(self, name: str, content: Any, *, version: str | None) -> str | None:
+        if self.folder.exists():
+            return super().write_if(name, content, version=version)
+        other = Lease(LocalLeaseFiles(self.folder), name, elsewhere())
+        other.acquire()
+        written = super().write_if(name, content, version=version)
+        other.release()
+        return written
+
+
+def test_a_lease_that_another_process_had_for_a_moment_is_taken(tmp_path: Path) -> None:
+    files = Contended(tmp_path / "packed")
+    lease = Lease(files, NAME, elsewhere())
+    lease.acquire()
+    assert token(files) == lease.holder.token
+
+
+def test_files_of_holders_are_kept_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is left tells others of this machine that its process has ended."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    recent, old = Holder.of_this_process(), Holder.of_this_process()
+    for holder, hours in ((recent, 23), (old, 25)):
+        holder.close(settled=False)
+        [path] = tmp_path.rglob(holder.token)
+        written = path.stat().st_mtime - hours * 3600
+        os.utime(path, (written, written))
+    Holder.of_this_process().close()
+    assert recent.has_ended
+    assert not old.has_ended  # nothing is known of it: its leases expire

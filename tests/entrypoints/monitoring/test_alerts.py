@@ -25,6 +25,7 @@ from sm_train.entrypoints.monitoring.alerts import (
     Alert,
     AlertRateLimiter,
 )
+from sm_train.entrypoints.monitoring.secret_values import read_key
 
 from tests.conftest import Aws
 from tests.support.webhook_server import SECRET, WebhookServer, webhook_server
@@ -288,3 +289,15 @@ def test_sns_publishes(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UndeliveredError, match="NotFound") as missing:
         SnsSink(topic + "-of-another").send(STALL)
     assert missing.value.final
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("{not JSON", "{not JSON"), ('{"key": " abc "}', "abc"), ('{"a": "1", "b": "2"}', None)],
+)
+def test_a_secret_may_be_an_object_or_any_text(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, text: str, key: str | None
+) -> None:
+    use_fake_aws(aws, monkeypatch)
+    aws.client("secretsmanager").create_secret(Name="wandb", SecretString=text)
+    assert read_key("wandb") == (text if key is None else key)

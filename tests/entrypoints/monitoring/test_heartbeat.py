@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import stat
 import subprocess
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -16,6 +17,8 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     HeartbeatReader,
     HeartbeatWriter,
     Phase,
+    _Record,
+    create_private_folder,
     stale_dirs,
 )
 
@@ -102,3 +105,31 @@ def test_launcher_of_a_system_without_proc_counts_as_alive(
     assert stale_dirs(tmp_path / "sm-train-x") == [
         tmp_path / f"sm-train-{os.getuid()}-{ended.pid}-0"
     ]
+
+
+class Torn(bytearray):
+    """Shared memory in which the first reads meet a record that is being written."""
+
+    torn = 5
+
+    def __getitem__(self, place: object) -> bytes:  # type: ignore[override]
+        content = bytes(super().__getitem__(place))  # type: ignore[index]
+        self.torn -= 1
+        return content if self.torn < 0 else bytes(len(content) - 1) + b"x"
+
+
+def test_a_record_that_is_being_written_is_read_again() -> None:
+    memory = Torn(64)
+    record = _Record(memory, 0, 2)  # type: ignore[arg-type]
+    record.write(3, 40, 50)
+    assert record.read() == (3, 40, 50)
+    memory.torn = 10_000
+    assert record.read() is None  # its writer has died meanwhile
+
+
+def test_the_folder_of_heartbeats_is_that_of_the_user_alone(tmp_path: Path) -> None:
+    create_private_folder(tmp_path / "rank")
+    assert stat.S_IMODE((tmp_path / "rank").stat().st_mode) == 0o700
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(PermissionError, match="is not a private folder of this user"):
+        create_private_folder(tmp_path / "open")

@@ -131,3 +131,11 @@ def test_last_attempt_whose_answer_is_lost_is_success(
     aws.intercept = lambda method, path: (503, b"") if method == "PUT" else None
     with pytest.raises(ClientError):
         write(once, "other", None, b"content")
+
+
+def test_a_lost_answer_that_cannot_be_looked_up_is_an_error(store: ObjectStore, aws: Aws) -> None:
+    """Whether the object is its own is unknown: it is not called another writer's."""
+    aws.loses_conditional_writes = True
+    aws.intercept = lambda method, path: (403, b"") if method == "HEAD" else None
+    with pytest.raises(ClientError, match="403"):
+        write(store, "new", None, b"content")

@@ -19,6 +19,7 @@ from sm_train.entrypoints.data.shard_catalog import DataRank
 from sm_train.entrypoints.data.shard_channels import ShardChannel, list_channels
 from sm_train.entrypoints.data.shard_format import DataError
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.removal import removal_list as lists
 from sm_train.entrypoints.removal import removed_samples
 from sm_train.entrypoints.removal.removal_list import RemovalList, RemovalListError, decode_list
 
@@ -222,3 +223,13 @@ def test_channels_of_a_job_take_the_lists_from_the_environment() -> None:
 def test_damaged_lists_are_named(content: bytes) -> None:
     with pytest.raises(RemovalListError, match=r"^s3://a/b\.removed: not a list of removed"):
         decode_list(content, "s3://a/b.removed")
+
+
+def test_a_list_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the format changes its number, which is 2 today."""
+    assert b'"version": 2' in RemovalList().encode()
+    with monkeypatch.context() as patch:
+        patch.setattr(lists, "VERSION", 1)
+        other = RemovalList().encode()
+    with pytest.raises(RemovalListError, match=r"^a: not a list .* of version 2; delete it"):
+        decode_list(other, "a")

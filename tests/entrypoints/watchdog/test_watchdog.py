@@ -60,7 +60,9 @@ class WatchedCluster:
     Nothing is heard of the nodes in ``lost`` any more.
     """
 
-    def __init__(self, base: Path, *, poll_seconds: float = 1e9, **heartbeat: Any) -> None:
+    def __init__(
+        self, base: Path, *, poll_seconds: float = 1e9, uploads: bool = True, **heartbeat: Any
+    ) -> None:
         self.lost: set[int] = set()
         document = priced_document()
         document["8px"]["heartbeat"] |= {
@@ -96,6 +98,7 @@ class WatchedCluster:
                 events=events,
                 dispatcher=dispatcher,
                 peers=peers,
+                uploads=uploads,
                 clock=self.clock,
             )
             self.dispatchers.append(dispatcher)
@@ -365,3 +368,15 @@ def test_stall_needs_two_polls_that_say_the_same(
     cluster.clock.now += 1
     cluster.watchdogs[0].poll()
     assert not cluster.events(0, "stall")
+
+
+def test_a_folder_that_is_the_storage_needs_no_uploads(
+    tmp_path: Path, start_cluster: Callable[..., WatchedCluster]
+) -> None:
+    """Slurm's nodes write their checkpoints where they stay."""
+    cluster = start_cluster(uploads=False)
+    interval = cluster.settings.checkpoint.every_steps
+    for count in (1, 2):
+        save(tmp_path, 0, count * interval)
+    cluster.run(MAX_LAG_SECONDS + 120, 0, 1)
+    assert cluster.events(0, "checkpoints-not-stored") == []

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Cli
+from tests.conftest import Aws, Cli
 from tests.cost.test_prices import get_products, product
 from tests.support.background_server import serve_in_background
+from tests.support.job_lifecycle import FakeSageMaker
+from tests.support.run_files import write_run
 
 PLAN = ["cost", "--instance", "ml.p5.48xlarge", "--instances", "1", "--its", "1", "--json"]
 PLAN += ["--steps", "3600", "--region", "eu-north-1"]
@@ -143,3 +145,22 @@ def test_damaged_cache_is_named_with_a_fix(cli: Cli, tmp_path: Path) -> None:
         [line] = result.stderr.splitlines()
         assert f"{cache}: damaged price cache" in line
         assert "--refresh" in line
+
+
+@pytest.mark.integration
+def test_prices_of_a_submitted_run_are_those_of_its_home(
+    cli: Cli, aws: Aws, price_list: PriceList, tmp_path: Path
+) -> None:
+    """It was submitted to another region than its run file names."""
+    FakeSageMaker(aws)
+    shards = {f"shards/{number}.tar": b"x" for number in range(4)}
+    aws.make_bucket("ai-bucket", "us-west-2", **shards, **{"index.parquet": b"x"})
+    run = write_run(tmp_path, region="us-east-1")
+    options = {"network": "loopback", "env": aws.environment | price_list.environment}
+    started = cli("--region", "us-west-2", "submit", run, "--yes", **options)
+    assert started.returncode == 0, started.stderr
+    options["env"]["AWS_DEFAULT_REGION"] = "us-west-2"
+    cli("cost", "demo", "--refresh", **options)
+    assert {filter_["Value"] for body in price_list.requests for filter_ in body["Filters"]} >= {
+        "us-west-2"
+    }

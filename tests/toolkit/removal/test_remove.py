@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tarfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from sm_train.entrypoints.packing.shard_verification import verify_shard
 from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_set import find_shard_set
+from sm_train.toolkit.removal.removal_report import plan_lines
 from sm_train.toolkit.removal.remove_samples import plan_removal, remove_samples
 from sm_train.toolkit.removal.rewrite_shards import successor
 
@@ -83,7 +85,7 @@ def removals(folder: Path) -> RemovalList:
     return decode_list(path.read_bytes(), str(path))
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_others_keep_their_keys_bytes_and_columns(cli: Cli, packed: Path) -> None:
     """By key, by the image's name, and by a condition on the index; repeatedly."""
     before = members(packed)
@@ -113,7 +115,7 @@ def test_others_keep_their_keys_bytes_and_columns(cli: Cli, packed: Path) -> Non
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_what_is_removed_is_shown_and_confirmed(cli: Cli, packed: Path) -> None:
     before = read_tree(packed)
     shown = cli("remove", "out", "004.jpg", "000000005", "--dry-run")
@@ -139,26 +141,21 @@ def test_what_is_removed_is_shown_and_confirmed(cli: Cli, packed: Path) -> None:
     assert (document["kept"], document["used_by"], document["versions_kept"]) == ([], [], None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+@pytest.mark.integration
+def test_mistakes_change_nothing(cli: Cli, packed: Path) -> None:
+    before = read_tree(packed)
+    for arguments, message in (
         (("nope", "004.jpg"), "nope: neither a key nor an image of shards"),
         (("x", "y", "z"), "x and 2 others: neither a key nor an image of shards"),
         (("--where", "licence = 'x'"), "--where: the index has no column licence"),
         (("--where", "owner = 'eve'"), "--where: none of 30 samples fulfils owner = 'eve'"),
         (("--where", "TRUE"), "out/shards: no sample would be left; delete the whole set"),
         (("004.jpg", "--where", "TRUE"), "--where: is given with KEYS; use one of them"),
-    ],
-)
-def test_mistakes_change_nothing(
-    cli: Cli, packed: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    before = read_tree(packed)
-    done = cli("remove", "out", *arguments, "--yes")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert read_tree(packed) == before
+    ):
+        done = cli("remove", "out", *arguments, "--yes")
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert read_tree(packed) == before
 
 
 @pytest.mark.integration
@@ -365,6 +362,12 @@ def test_a_shard_that_is_not_as_its_index_says_is_not_rewritten(cli: Cli, packed
     assert "shard-000000.tar: is not as in the index; run `sm-train index` again" in done.stderr
 
 
+def test_the_bytes_that_are_rewritten_are_shown(packed: Path) -> None:
+    plan = plan_removal(find_shard_set(str(packed), S3Access()), ("004.jpg",), None)
+    shown = "\n".join(plan_lines(replace(plan, bytes=12_340_000)))
+    assert "12.3 MB are read and written through this computer" in shown
+
+
 def test_new_names_are_free() -> None:
     assert successor("a.tar", []) == "a-r1.tar"
     assert successor("a-r1.tar", ["a-r2.tar"]) == "a-r3.tar"
@@ -404,7 +407,7 @@ def test_old_shards_in_s3_are_deleted_with_their_versions(cli: Cli, stored: Aws)
     assert stored.without_owner == []
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_versions_that_may_not_be_deleted_are_named(cli: Cli, stored: Aws) -> None:
     stored.denied_queries.add("versions")
     done = remove_in_s3(cli, stored, "004.jpg")
@@ -452,7 +455,7 @@ def describe_as(aws: Aws, statuses: dict[str, str]) -> None:
     aws.responses["ListTrainingJobs"] = listed
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_shards_that_a_live_job_reads_are_kept_until_it_ends(cli: Cli, stored: Aws) -> None:
     """Only those of jobs that read the prefix, and started before the index switched."""
     start_job(stored, "reads", "s3://raw/set/shards/")

@@ -323,3 +323,10 @@ def test_live_older_job_prevents_a_start() -> None:
     action = decide(state(*jobs, step=5), policy=Policy(3, timedelta(0), placements=2))
     assert isinstance(action, NoAction)
     assert "demo--a-0001" in action.message
+
+
+def test_a_job_that_ended_before_its_last_step_continues() -> None:
+    """SageMaker calls it completed: its program exited with 0."""
+    action = decide(state(job(1, "Completed"), step=400))
+    assert isinstance(action, StartJob)
+    assert (action.cause, action.from_step, action.attempt) == ("ended-early", 400, 2)

@@ -19,6 +19,7 @@ from sm_train.estimators.config.naming import staging_uri
 from sm_train.estimators.request.launch_plan import launch_plan
 from sm_train.estimators.request.training_request import training_request
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
+from sm_train.toolkit.jobs.training_job import STOPPED_TAG
 from sm_train.toolkit.runs.remediation import StartJob
 from sm_train.toolkit.submit.relocation import job_launch
 from sm_train.toolkit.submit.start_job import start_next_job
@@ -677,6 +678,9 @@ def test_auto_advance_starts_later_stages_until_a_pause(cli: Cli, aws: Aws, tmp_
 def test_stop_between_a_failure_and_the_next_job_prevents_a_restart(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "Failed", reason="CapacityError: none", ended_ago=3600)
     laptop("stop", "demo")
+    # Which of both is lost if the second cannot be written: a watcher would start the job again.
+    [stopped, _] = [body["Tags"][0]["Key"] for body in laptop.aws.bodies("AddTags")[-2:]]
+    assert stopped == STOPPED_TAG
     assert laptop.json("watch", "demo", "--once")["action"] == "end"
     assert laptop.sagemaker.names() == [FIRST]
 
@@ -945,3 +949,15 @@ def test_logs_merge_all_nodes_by_time_and_hide_event_lines(
     assert "SMT {" in laptop("logs", "demo", "--raw").stdout
     laptop.sagemaker.set_status(FIRST, "Completed")
     assert laptop("logs", "demo", "--follow").stdout.count("first") == 1
+
+
+@pytest.mark.integration
+def test_a_run_resumes_without_the_right_to_read_its_logs(laptop: Laptop) -> None:
+    """Its jobs and checkpoints decide; the speed of its jobs is unknown then."""
+    laptop.sagemaker.set_status(FIRST, "Stopped")
+    laptop.sagemaker.log_event(FIRST, "start", ago=400)
+    laptop.sagemaker.checkpoint("256px", 300)
+    for operation in ("FilterLogEvents", "DescribeLogStreams", "GetLogEvents"):
+        laptop.aws.error_codes[operation] = "AccessDeniedException"
+    assert "their logs cannot be read" in laptop("resume", "demo", "--yes").stderr
+    assert laptop.sagemaker.names() == [FIRST, SECOND]

@@ -25,7 +25,7 @@ from sm_train.toolkit.runs.remediation import NoAction
 from sm_train.toolkit.runs.run_state import RunState
 from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.watch.controller import WatchResult
-from sm_train.toolkit.watch.screen import ScreenState, brief, screen, sparkline
+from sm_train.toolkit.watch.screen import ScreenState, _share, brief, screen, sparkline
 
 from tests.support.run_documents import config, stage
 
@@ -213,3 +213,8 @@ def test_low_terminal_shows_the_worst_nodes(nodes: int, warnings: int, height: i
 def test_view_fits_any_size_and_cluster(width: int, height: int, nodes: int, warnings: int) -> None:
     lines = rendered(cluster(nodes, warnings), max(1, nodes), width, height)
     assert max(map(len, lines)) <= width
+
+
+def test_a_share_is_shown_in_percent() -> None:
+    assert _share(0.0525) == "5.2 %"
+    assert _share(None) == "–"

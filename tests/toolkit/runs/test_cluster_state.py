@@ -1,0 +1,32 @@
+"""What endangers a run on a cluster now: nodes of a live attempt, not of one that has ended."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from sm_train.toolkit.clusters.cluster_job import cluster_jobs
+from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
+from sm_train.toolkit.jobs.live_events import Progress
+from sm_train.toolkit.jobs.stage_state import stage_state
+from sm_train.toolkit.runs.cluster_state import node_warnings
+
+from tests.entrypoints.job_records.test_silence import NOW, ended, node
+
+LOST = node("algo-2", 600)
+
+
+@pytest.mark.parametrize(
+    ("other", "warnings"),
+    [
+        (node("algo-1", 10), ["no heartbeat of algo-2 for 10 minutes"]),
+        (ended("algo-1", 590, 1), []),
+        (node("algo-1", 600), []),
+    ],
+)
+def test_lost_nodes_of_a_live_attempt_are_named(other: object, warnings: list[str]) -> None:
+    jobs = cluster_jobs([other, LOST], "s3://bucket/checkpoints/a", "us-east-1", NOW)  # type: ignore[list-item]
+    now = datetime.fromtimestamp(NOW, UTC)
+    stored = StoredCheckpoint(None, (), final=False)
+    stage = stage_state("a", 100, jobs, stored, Progress(), now=now, stall_after=900)
+    assert node_warnings([stage], now) == warnings

@@ -1,0 +1,33 @@
+"""GPU utilization of jobs that do not log it: unknown where nothing is known of the instances."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from sm_train.toolkit.costing.projection import Projection
+from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
+from sm_train.toolkit.jobs.live_events import Progress
+from sm_train.toolkit.jobs.live_state import LiveState
+from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.runs.run_state import RunState
+from sm_train.toolkit.watch.gpu_metrics import gpu_utilization
+
+from tests.support.moto_server import aws_session
+
+NOW = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+def test_an_instance_type_that_is_not_in_the_table_has_no_utilization() -> None:
+    """AWS has new types before this version knows them."""
+    description: dict[str, Any] = {
+        "ResourceConfig": {"InstanceType": "ml.p9.48xlarge", "InstanceCount": 2},
+        "TrainingStartTime": NOW,
+    }
+    job = TrainingJob("demo--a-0001", "demo", "a", "InProgress", {}, description)
+    stored = StoredCheckpoint(None, (), final=False)
+    stage = StageState("a", 100, "training", (job,), stored, Progress())
+    projection = Projection(None, 0.0, None, 0.0, {})
+    state = RunState(cast("Any", None), (stage,), projection, NOW, LiveState())
+    assert gpu_utilization(aws_session(), state) == {}
