@@ -65,6 +65,20 @@ RUNS: dict[str, tuple[Any, list[StageMeasurement] | None]] = {
         run({"instance_type": "ml.g5.48xlarge"}, per_device_batch_size=1),
         None,
     ),
+    **{
+        f"network-bound, {sharding}": (
+            run(
+                {"instance_type": "ml.g5.48xlarge"},
+                model="mmdit-2b",
+                instances=16,
+                sharding=sharding,
+                per_device_batch_size=1,
+                gradient_accumulation_steps=1,
+            ),
+            None,
+        )
+        for sharding in ("none", "full_shard", "hybrid_shard", "shard_grad_op")
+    },
     "full shard": (run(model="mmdit-2b", sharding="full_shard", per_device_batch_size=4), None),
     "hybrid shard": (run(model="mmdit-2b", sharding="hybrid_shard", per_device_batch_size=4), None),
     "shard grad op": (
