@@ -151,7 +151,7 @@ def _run(arguments: list[str]) -> int:
         # A second signal would print a traceback of the exit.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        return _fail("interrupted", ExitCode.INTERRUPTED)
+        return _fail(_ended(), ExitCode.INTERRUPTED)
     except _OutputClosedError:
         _discard_output()
         return ExitCode.OK
@@ -161,8 +161,13 @@ def _run(arguments: list[str]) -> int:
             # Compiled modules may drop a KeyboardInterrupt and fail with another exception, which
             # code that reads a file then takes for damage: pyarrow imports a half of pandas, and
             # PyTorch cannot determine the shape of a tensor.
-            return _fail("interrupted", ExitCode.INTERRUPTED)
+            return _fail(_ended(), ExitCode.INTERRUPTED)
         return _fail_error(error, is_verbose=bool(options.get("verbose")))
+
+
+def _ended() -> str:
+    """Return how a signal has ended the command: Ctrl-C, or SIGTERM."""
+    return "terminated" if was_terminated() else "interrupted"
 
 
 def _aws_refusal(error: Exception) -> UserError | None:
@@ -170,10 +175,11 @@ def _aws_refusal(error: Exception) -> UserError | None:
     if "boto3" not in sys.modules:
         return None
     from boto3.exceptions import S3UploadFailedError
-    from botocore.exceptions import ClientError
+    from botocore.exceptions import BotoCoreError, ClientError
     from sm_train.toolkit.aws.aws_errors import as_user_error
 
-    return as_user_error(error) if isinstance(error, ClientError | S3UploadFailedError) else None
+    is_of_aws = isinstance(error, ClientError | BotoCoreError | S3UploadFailedError)
+    return as_user_error(error) if is_of_aws else None
 
 
 def _fail_error(error: Exception, *, is_verbose: bool) -> int:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.toolkit.errors import UserError
+
+CPU_PACKAGES = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's own package index with its builds for CPUs, which are a seventh of those with CUDA."""
+
+_GPU_DRIVER = Path("/proc/driver/nvidia")
 
 Extra = Literal["aws", "heic", "hub", "notebook", "report", "tensorboard", "train", "where"]
 
@@ -54,6 +60,8 @@ def missing_extra(error: ModuleNotFoundError) -> UserError | None:
 
 def _missing(module: str, extra: str, purpose: str) -> UserError:
     command = install_command(extra)
+    if extra == "train" and not _GPU_DRIVER.exists():
+        command += f" --extra-index-url {CPU_PACKAGES}"
     return UserError(f"{module}: is not installed; {purpose} needs it: {command}")
 
 

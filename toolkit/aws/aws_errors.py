@@ -73,6 +73,14 @@ def may_succeed_later(error: ClientError | BotoCoreError) -> bool:
     return status >= _SERVER_ERROR or is_throttling(error)
 
 
+def no_credentials() -> UserError:
+    """Return the message for a machine on which no credentials were found."""
+    return UserError(
+        "AWS credentials: none found; run `aws configure` or `aws sso login`, or give --profile",
+        ExitCode.PERMISSION,
+    )
+
+
 @contextmanager
 def translate_aws_errors(operation: str) -> Iterator[None]:
     """Raise AWS and network errors as a :class:`UserError` that begins with ``operation``."""
@@ -91,8 +99,15 @@ def as_user_error(error: Exception, operation: str | None = None) -> UserError:
     The default is the operation that AWS rejected.
     """
     from boto3.exceptions import S3UploadFailedError
-    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
+    from botocore.exceptions import (
+        ClientError,
+        ConnectionError,
+        HTTPClientError,
+        NoCredentialsError,
+    )
 
+    if isinstance(error, NoCredentialsError):
+        return no_credentials()
     if isinstance(error, S3UploadFailedError) and isinstance(error.__context__, ClientError):
         error = error.__context__  # boto3 puts S3's answer into a text
     if isinstance(error, ClientError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from sm_train.cost.prices import REFERENCE_REGION
 from sm_train.entrypoints.object_store.aws_session import prepare_session
 from sm_train.estimators.regions import region_problem
-from sm_train.toolkit.aws.aws_errors import translate_aws_errors
+from sm_train.toolkit.aws.aws_errors import no_credentials, translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import is_installed, require_extra
 from sm_train.toolkit.settings import from_config, from_environment
@@ -131,11 +131,7 @@ def open_session(profile: str | None, region: str) -> boto3.Session:
     except botocore.exceptions.BotoCoreError as error:
         raise UserError(f"AWS credentials: {error}", ExitCode.PERMISSION) from None
     if credentials is None:
-        raise UserError(
-            "AWS credentials: none found; run `aws configure` or `aws sso login`, "
-            "or give --profile",
-            ExitCode.PERMISSION,
-        )
+        raise no_credentials()
     prepare_session(session)
     return session
 

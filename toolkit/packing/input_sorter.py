@@ -24,6 +24,9 @@ from sm_train.entrypoints.packing.plan_files import (
 from sm_train.toolkit.packing.file_kinds import HEIC_SUFFIXES
 from sm_train.toolkit.packing.source_image import SourceImage
 
+REMOVED = "image-removed"
+"""The reason with which an image is rejected that `sm-train remove` removed."""
+
 CACHE_BYTES = 64 * 2**20
 """Memory for pages, and for rows that are being sorted, before SQLite writes to its files."""
 
@@ -142,7 +145,7 @@ class InputSorter:
     def add(self, image: SourceImage, text: str | None = None) -> None:
         """Add an image; ``text`` is the name of its caption, if that is added as well."""
         if image.source in self._removed:
-            self.reject(RejectedInput(image.source, "image-removed", "see `sm-train remove`"))
+            self.reject(RejectedInput(image.source, REMOVED, "see `sm-train remove`"))
             if text is not None:
                 self.add_other(text)
             return

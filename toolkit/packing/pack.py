@@ -70,6 +70,7 @@ from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.extras import require_extra
 from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import SkippedKind
+from sm_train.toolkit.packing.input_sorter import REMOVED
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.shard_set import ShardSet, find_shard_set
 from sm_train.toolkit.packing.tables import TableOptions
@@ -368,18 +369,24 @@ def plan_pack(
 def _removed_sources(job: PackJob) -> frozenset[str]:
     """Return the images that must not be packed.
 
-    Those removed from the destination count for an append, and after it was emptied. Packing again
-    what is in it changes nothing.
+    Those removed from the destination count for an append, and after it was emptied; so do those
+    that an earlier pack of it left out. Packing again what is in it changes nothing.
     """
     destination = open_storage(job.destination, job.access)
-    own = destination.size(INDEX_NAME) is None or job.append
-    lists = [ShardSet(destination, SHARDS_FOLDER, job.access).read_list()] if own else []
+    is_indexed = destination.size(INDEX_NAME) is not None
+    own = ShardSet(destination, SHARDS_FOLDER, job.access)
+    lists = [own.read_list()] if job.append or not is_indexed else []
+    left_out = frozenset[str]()
+    if job.append and is_indexed:
+        with own.open_index() as (index, _):
+            rejected = index.rejected()
+            left_out = frozenset(item.source for item in rejected if item.reason == REMOVED)
     for address in job.removed:
         shards = find_shard_set(address, job.access)
         lists.append(shards.read_list())
         if shards.storage.size(shards.list_file) is None:
             raise UserError(f"--removed: {address}: no image was removed from it")
-    return frozenset().union(*(removals.sources for removals in lists))
+    return left_out.union(*(removals.sources for removals in lists))
 
 
 def _clean_up(plan: PackPlan, destination: Storage, started_ns: int) -> None:

@@ -118,9 +118,12 @@ def run_target(text: str) -> Target:
         return Target(name, Kind.NAME, root=found["root"], stage=stage)
     if target.kind is Kind.FOLDER:
         from sm_train.toolkit.clusters.find_cluster_run import folder_root
+        from sm_train.toolkit.jobs.training_job import is_valid_job_name
 
         if (place := folder_root(target.path)) is not None:
             return Target(text, Kind.FOLDER, root=place[0], stage=place[1])
+        if is_valid_job_name(text) and not any(target.path.glob("*.log")):
+            return Target(text, Kind.NAME)  # a run that is named like a folder, as of its images
         raise UserError(f"{text}: holds no local run; name its folder, a run file, a run or a job")
     if target.kind is Kind.ADDRESS:
         raise UserError(

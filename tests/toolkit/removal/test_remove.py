@@ -212,12 +212,19 @@ def test_packing_never_adds_them_again(cli: Cli, packed: Path, tmp_path: Path) -
     other = cli("pack", "in/more.jsonl", "other", *SIZE, *COLUMNS, "--removed", "out")
     assert other.returncode == 0, other.stderr
     assert len(members(tmp_path / "other")) == 3
+    # An append without the option leaves out what the pack left out.
+    write_pair(tmp_path / "in", "newer.jpg", image_bytes(997), "newer")
+    rows += [{"image": "newer.jpg", "caption": "newer", **others}]
+    (tmp_path / "in" / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    grown = cli("pack", "in/more.jsonl", "other", *SIZE, *COLUMNS, "--append")
+    assert grown.returncode == 0, grown.stderr
+    assert len(members(tmp_path / "other")) == 6
     for name in ("shards", "inputs"):
         (packed / name).rename(tmp_path / name)
     (packed / "index.parquet").unlink()
     emptied = cli("pack", "in/more.jsonl", "out", *SIZE, *COLUMNS)
     assert emptied.returncode == 0, emptied.stderr
-    assert len(members(packed)) == 3
+    assert len(members(packed)) == 6
 
 
 def test_a_shard_without_other_samples_disappears(cli: Cli, packed: Path) -> None:

@@ -26,6 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run.yaml").touch()
     (tmp_path / "job.log").touch()
     (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "algo-1.log").touch()
     stage = tmp_path / "local-runs" / "demo" / "256px"
     (stage / "bundle").mkdir(parents=True)
     (stage / LOG_NAME).touch()
@@ -63,6 +64,10 @@ def test_text_that_names_nothing_is_one_line(text: str) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_run_is_no_folder_and_no_address() -> None:
     assert run_target("job.log").kind is Kind.RUN_FILE
+    # A run may have the name of the folder with its images, as in the tutorial.
+    Path("photos").mkdir()
+    Path("photos/000.txt").write_text("caption")
+    assert run_target("photos").kind is Kind.NAME
     for text, problem in (("logs", "holds no local run"), ("s3://b/x", "is an address in S3")):
         with pytest.raises(UserError, match=f"^{text}: {problem}"):
             run_target(text)
