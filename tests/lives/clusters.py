@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -37,8 +37,12 @@ from sm_train.entrypoints.job_records.node_record import (
     read_nodes,
     read_stop_request,
 )
-from sm_train.entrypoints.job_records.silence import find_silence
-from sm_train.entrypoints.job_records.watcher import WatchedStage, stop_at_budget
+from sm_train.entrypoints.job_records.watcher import (
+    WatchedStage,
+    alert_on_silence,
+    node_hours,
+    stop_at_budget,
+)
 from sm_train.entrypoints.leases.lease_files import AgedFile
 from sm_train.estimators.manifests.manifest import build_manifest
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
@@ -64,6 +68,9 @@ SAVE_SECONDS = 90.0
 """A node has 120 s after SIGTERM, of which the last checkpoint may take 90."""
 
 MOST_POLLS = 150
+
+NOBODY = -1
+"""The number of no watcher."""
 
 DISTURBANCES = {"preempted": 3, "rank died": 3, "node lost": 3, "all lost": 1, "hangs": 1}
 """What may happen to an attempt while it trains, and how often."""
@@ -144,14 +151,16 @@ class Platform:
     requeues: bool
     is_alone: bool
     """Whether a second job of the run waits, or is refused, while one is live."""
+    commands: Mapping[str, str]
 
     def starts_again(self, code: int | None, counted: int) -> bool:
-        """Return whether a job starts again after a node ended; None is one that was lost."""
-        if code == 0:
-            return False
-        if code is None or code in self.uncounted:
-            return self.requeues or bool(self.uncounted)
-        return counted < self.most_restarts
+        """Return whether a job starts again after a node ended.
+
+        With None the platform itself ended it: it was preempted, or a node was lost.
+        """
+        if code is None:
+            return self.requeues
+        return code != 0 and (code in self.uncounted or counted < self.most_restarts)
 
 
 @cache
@@ -166,14 +175,16 @@ def platform(name: str) -> Platform:
         options = set(re.findall(r"^#SBATCH --(\S+)", manifest.text, re.MULTILINE))
         # Slurm requeues a job that was preempted or lost a node, with --requeue; a program that
         # fails ends the job (sbatch's manual, --requeue).
-        return Platform(name, 0, (), "requeue" in options, "dependency=singleton" in options)
+        alone = "dependency=singleton" in options
+        return Platform(name, 0, (), "requeue" in options, alone, manifest.commands)
     runtime = next(each for each in manifest.objects if each["kind"] == "TrainingRuntime")
     template = runtime["spec"]["template"]["spec"]
     [replicated] = template["replicatedJobs"]
     rules = replicated["template"]["spec"]["podFailurePolicy"]["rules"]
     codes = [code for rule in rules for code in rule.get("onExitCodes", {}).get("values", ())]
     most = template["failurePolicy"]["maxRestarts"]
-    return Platform(name, most, tuple(codes), requeues=False, is_alone=True)
+    pods = [rule for rule in rules if "onPodConditions" in rule]
+    return Platform(name, most, tuple(codes), bool(pods), True, manifest.commands)
 
 
 @cache
@@ -299,6 +310,10 @@ class Life:
     script: list[str] = field(default_factory=list)
     longest_gap: float = 0.0
     counted_restarts: int = 0
+    complete: int = 0
+    """The newest step whose files are all stored."""
+    leaves: bool = False
+    """Whether `watch` ends when it says that nothing more happens, and nobody starts it again."""
     next_beat: float | None = None
     """When nodes find a request to stop that has just been stored."""
 
@@ -326,6 +341,7 @@ class Life:
         training = max(node.begin for node in nodes) + self._rng.uniform(60, 600)
         sizes = self.memory.list_sizes("")
         step = newest_listed(sizes, lambda name: self.memory.read(f"{name}/{MARKER}")).step or 0
+        assert step == self.complete, f"restores {step}, although {self.complete} is stored"
         assert step >= self.observed, f"restores {step}, although {self.observed} was called stored"
         until, kind = training + 1e9, None
         if not self.draw.is_calm:
@@ -358,6 +374,7 @@ class Life:
             machine=f"gpu-{number:02}",
             started=begin + ahead,
             seen=begin + ahead,
+            commands=self.on.commands,
         )
         return Node(record, begin, ahead)
 
@@ -408,7 +425,7 @@ class Life:
         attempt.disturbed = self.now + self._rng.uniform(120, 1200)  # until others notice it
         if kind == "preempted":
             self._store(attempt.step)
-            self._end(attempt, STOPPED)
+            self._end(attempt, STOPPED, by_platform=True)
         elif kind == "rank died" or (kind == "noticed" and attempt.live):
             stored = self._stored_step()
             progress = stored is not None and stored > attempt.first_step
@@ -422,7 +439,7 @@ class Life:
             attempt.disturbance = "noticed"
             attempt.disturbed = self.now + STALL_AFTER + 120
 
-    def _end(self, attempt: Attempt, code: int | None) -> None:
+    def _end(self, attempt: Attempt, code: int | None, *, by_platform: bool = False) -> None:
         """End the nodes that are live with a code; the platform may start the job again."""
         lost = any(node.end is not None for node in attempt.nodes)
         self._beat()
@@ -431,7 +448,7 @@ class Life:
             if code is not None:
                 self._record(node, self.now)
         # A lost node decides what the platform does: it is a disruption of its own.
-        outcome = None if lost else code
+        outcome = None if lost or by_platform else code
         self._uploads.clear()
         if self.on.starts_again(outcome, self.counted_restarts):
             self.counted_restarts += outcome is not None and outcome not in self.on.uncounted
@@ -464,8 +481,12 @@ class Life:
         file = CheckpointFile("model.safetensors", 4, "00")
         marker = CheckpointMarker(step, NODES, "0", (file,), self.on.name)
         moment = self.now if at is None else at
-        self.memory.put(f"{name}/{file.name}", b"data", moment)
+        # Some uploads never end: the marker of one node is there, another node's file is not.
+        is_partial = self._rng.random() < 0.1 and step < self.draw.max_steps
+        self.memory.put(f"{name}/{file.name}", b"da" if is_partial else b"data", moment)
         self.memory.put(f"{name}/{MARKER}", marker.to_json().encode(), moment)
+        if not is_partial:
+            self.complete = max(self.complete, step)
 
     def _stored_step(self) -> int | None:
         sizes = self.memory.list_sizes("")
@@ -578,10 +599,13 @@ class Life:
             3600 * usd_per_second(),
         )
         if self.budget is not None:
-            spent = sum(node.record.ran for node in nodes) * usd_per_second()
+            spent = node_hours(nodes) * 3600 * usd_per_second()
+            self._check_spent(spent)
             stop_at_budget(watched, nodes, spent, self.budget, self.now)
-        silence = find_silence(nodes, self.now)
-        self._check_lost("" if silence is None else silence.symptom)
+        # Without a sink nothing is stored, so each check decides on the alert again.
+        alerts = [each.alert for each in alert_on_silence(watched, nodes, self.now)]
+        self._check_lost(" ".join(alert.symptom for alert in alerts))
+        assert all(alert.command for alert in alerts)
 
     def _check_spent(self, counted: float) -> None:
         """What is counted is what the nodes have said; waiting in a queue costs nothing."""
@@ -611,11 +635,14 @@ class Life:
             times.remove((at, number))
             self._let_a_clock_jump()
             self.advance(at)
-            if self._rng.random() < 0.03:
+            if number == NOBODY:
+                pass
+            elif self._rng.random() < 0.03:
                 self._note("the storage does not answer a watcher")
                 times.append((self.now + self.draw.polls[number], number))
                 continue
-            self.longest_gap = max(self.longest_gap, self.now - last)
+            if number != NOBODY:
+                self.longest_gap = max(self.longest_gap, self.now - last)
             last = self.now
             result = self.check() if number == 0 else None
             if number == 1:
@@ -623,9 +650,13 @@ class Life:
             if self.memory.files.get(STOP_FILE, (b"", 0.0))[1] == self.now:
                 self.next_beat = self.now + HEARTBEAT_SECONDS
             self._check_budget()
-            if self.due is None and not self.attempts[-1].live and result is not None:
-                return self._ended(result)
-            pause = self.draw.polls[number]
+            if self.due is None and not self.attempts[-1].live:
+                return "left" if result is None else self._ended(result)
+            if self.leaves and result is not None and isinstance(result.action, Finish):
+                self._note(f"`watch` ends: {result.action.message}")
+                times.append((self.now + 3600, NOBODY))
+                continue
+            pause = 3600.0 if number == NOBODY else self.draw.polls[number]
             if self.draw.sleeps and number == 0 and self._rng.random() < 0.02:
                 pause += self._rng.uniform(3600, 2 * 86400)
                 self._note("a laptop sleeps")
@@ -672,11 +703,14 @@ def _with_steps(budget: float | None, steps: int) -> Any:
     return run.model_copy(update={"stages": stages})
 
 
-def play(name: str, seeds: Sequence[int]) -> dict[str, int]:
-    """Play lives; return how many ended how. A life that breaks a rule fails with its script."""
+def play(name: str, seeds: Sequence[int], *, leaves: bool = False) -> dict[str, int]:
+    """Play lives; return how many ended how. A life that breaks a rule fails with its script.
+
+    With ``leaves``, `watch` is not started again after it has ended.
+    """
     ends: dict[str, int] = {}
     for seed in seeds:
-        life = Life(platform(name), Draw.of(seed))
+        life = Life(platform(name), Draw.of(seed), leaves=leaves)
         try:
             end = life.play()
         except AssertionError as error:

@@ -395,8 +395,9 @@ class Life:
         """Do what was decided on the state as it was read, a moment ago."""
         if isinstance(action, StartJob):
             request = with_attempt(submitted(self.draw.capacity), "demo", action)
-            assert action.from_step >= self.observed, (
-                f"resumes from {action.from_step}, although {self.observed} was called stored"
+            assert self.observed <= action.from_step <= (self.stored or 0), (
+                f"resumes from {action.from_step}: {self.stored} is stored, and {self.observed} "
+                "was called stored"
             )
             if request["TrainingJobName"] in self.jobs:
                 self._note("the name is taken: another watcher was first")
@@ -407,6 +408,8 @@ class Life:
         elif isinstance(action, StopJob):
             if action.cause == "budget" and self.policy.budget_usd is not None:
                 assert self.billed() >= self.policy.budget_usd - 0.01, "stopped before its budget"
+            if action.cause == "stall":
+                assert self.jobs[action.job.name].silent_since is not None, "it was not silent"
             self._note(f"stops {action.job.name} for {action.cause}: {action.message}")
             assert not self._goes_as_planned(action), "an accepted run was stopped"
             self._stop(action.job.name, action.cause)
