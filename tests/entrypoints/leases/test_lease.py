@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_train.entrypoints.leases import holder as holders
 from sm_train.entrypoints.leases import lease as leases
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal, read_lease
@@ -281,3 +282,18 @@ def test_files_of_holders_are_kept_for_a_day(
     Holder.of_this_process().close()
     assert recent.has_ended
     assert not old.has_ended  # nothing is known of it: its leases expire
+
+
+def test_a_holder_without_a_lock_never_counts_as_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder cannot be listed, so nobody notices its end; others wait for its lease."""
+
+    def refused(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(holders, "_remove_old", refused)
+    holder = Holder.of_this_process()
+    assert not holder.has_ended
+    holder.close()
