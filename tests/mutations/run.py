@@ -68,12 +68,10 @@ TESTS = {
 
 ARGUED = {
     "params.update(expected)\n            context[": "both only write, to two dictionaries",
-    "if (newest.name is None):": "newest_complete returns a name and its marker, or neither",
-    'reasons.setdefault(name, f"{reason} on node {node}")\n            holders': "neither is read "
-    "before both are written",
-    "os.close(descriptor)\n            self.exit_codes": "/proc has a zombie's exit code whether or not "
-    "its descriptor is open",
-    "self._dispatcher.send(self._formatter.straggler(message, straggler))\n            self._events": "a thread of the dispatcher sends later, so its order after the log line is not promised",
+    "if (newest.marker is None):": "newest_complete returns a name and its marker, or neither",
+    'on node {node}")\n            holders': "neither is read before both are written",
+    "os.close(descriptor)\n            self.exit": "/proc has a zombie's exit code in any case",
+    "message, straggler))\n            self._events": "a thread sends later, in no promised order",
 }
 """What faults of the list put in that changes no behavior, and why."""
 

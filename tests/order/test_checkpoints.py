@@ -50,6 +50,9 @@ def test_content_is_flushed_before_its_name_and_a_marker_is_named_last(calls: li
         named = [call.name for call in calls if call.kind == "name" and call.folder == folder]
         visible = [name for name in named if not name.startswith(".")]
         assert visible[-1] == checkpoint_files.MARKER, visible
+        if Path(folder).exists():  # nothing was written under its final name
+            stored = {path.name for path in Path(folder).iterdir()}
+            assert {name for name in stored if not name.startswith(".")} <= {*visible}
 
 
 @pytest.mark.integration

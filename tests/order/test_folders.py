@@ -140,6 +140,12 @@ def test_content_is_flushed_before_its_name_and_names_before_removals(prepared: 
     written = [call for call in calls if call.path.startswith(str(results(folder)))]
     assert any(call.kind == "name" for call in written)
     assert [*not_durable(written)] == []
+    # Nothing was written under its final name: all that is new got it from a temporary one.
+    named = {call.path for call in written if call.kind == "name"}
+    before = {path.relative_to(folder) for path in results(folder).rglob("*")}
+    before -= {path.relative_to(folder) for path in map(Path, named)}
+    start = prepared.copy()
+    assert all((start / path).exists() for path in before if (folder / path).is_file()), before
     if prepared.writer.arguments[0] != "remove":
         last = [call for call in written if call.kind == "name"][-1]
         assert last.name.startswith(LAST), last
