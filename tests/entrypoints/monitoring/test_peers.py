@@ -17,7 +17,6 @@ from sm_train.entrypoints.common.digests import message_key, seal
 from sm_train.entrypoints.monitoring.first_failure import Failure
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.peers import (
-    SILENT_POLLS,
     NodeStatus,
     PeerLink,
     PeerStall,
@@ -79,10 +78,10 @@ def test_first_node_receives_statuses_and_the_others_receive_its_reply() -> None
     assert first.stalls() == {1: PeerStall("no heartbeat", 2.0)}
     assert first.busy_totals() == [BusyTotals(8, 1, 5, 2.5, 0.0)]
     assert first.failures() == []
-    clock.now = SILENT_POLLS
+    clock.now = 5
     assert first.silent_nodes() == {}
-    clock.now = SILENT_POLLS + 1
-    assert first.silent_nodes() == {1: SILENT_POLLS + 1}
+    clock.now = 5 + 1
+    assert first.silent_nodes() == {1: 5 + 1}
     # Cut off from the first node, the second one reports itself.
     assert second.is_reporter
 
@@ -96,7 +95,7 @@ def test_nodes_know_each_others_machines_also_after_one_is_lost() -> None:
         lambda: first.exchange(NodeStatus(machine="gpu-03")),
     )
     assert first.machines() == second.machines() == {0: "gpu-03", 1: "gpu-07"}
-    clock.now = SILENT_POLLS + 1
+    clock.now = 5 + 1
     assert first.silent_nodes().keys() == {1}
     assert first.machines()[1] == "gpu-07"
 
@@ -230,9 +229,9 @@ def test_forged_and_repeated_datagrams_are_ignored() -> None:
         assert first._parse(forged) is None
     assert first.statuses() == []
     assert first._parse(seal(content, KEY)) == 1
-    clock.now = SILENT_POLLS + 1
+    clock.now = 5 + 1
     assert first._parse(seal(content, KEY)) is None
-    assert first.silent_nodes() == {1: SILENT_POLLS + 1}
+    assert first.silent_nodes() == {1: 5 + 1}
     assert first._parse(seal(json.dumps(document | {"sent_ns": sent_ns + 1}).encode(), KEY)) == 1
     assert first.silent_nodes() == {}
     # A message of the first node, sent back to it.
