@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.live_events import Progress
-from sm_train.toolkit.jobs.stage_state import LOG_DELAY_SECONDS, StageState, stage_state
+from sm_train.toolkit.jobs.stage_state import StageState, stage_state
 from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.runs.remediation import (
     Action,
@@ -130,7 +130,7 @@ def test_user_code_failure_and_user_stop_are_final() -> None:
 
 def test_only_inactivity_beyond_the_timeout_is_a_stall() -> None:
     live = job(1, "InProgress")
-    limit = 900 + LOG_DELAY_SECONDS
+    limit = 900 + 300.0
     assert isinstance(decide(state(live, step=5, inactive=limit - 1)), NoAction)
     stop = decide(state(live, step=5, inactive=limit + 1))
     assert isinstance(stop, StopJob)
@@ -155,7 +155,7 @@ def test_job_is_stalled_only_while_sagemaker_reports_training(secondary: str) ->
         assert action.message == f"SageMaker is restarting demo--a-0001 ({secondary})"
 
 
-@pytest.mark.parametrize("ago", [60, 900 + LOG_DELAY_SECONDS + 60])
+@pytest.mark.parametrize("ago", [60, 900 + 300.0 + 60])
 def test_restarted_job_gets_the_whole_timeout_again(ago: float) -> None:
     """Its newest event is older than the restart until it has restored its checkpoint."""
     live = job(1, "InProgress")
