@@ -119,8 +119,9 @@ def command(
     missing = placeholders_in(text, str(path))
     write_atomic(path, text.encode())
     note(f"Wrote {path}")
-    if missing and preset not in LOCAL_PRESETS:
-        note(f"Fill in: {', '.join(missing)}")
+    if missing:
+        purpose = "To train on SageMaker, fill" if preset in LOCAL_PRESETS else "Fill"
+        note(f"{purpose} in: {', '.join(missing)}")
     if preset in KUBERNETES_PRESETS:
         note(f"Next: sm-train manifest {path} --to trainjob")
     else:

@@ -10,7 +10,7 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 
 
 @sm_train_command(
-    "sm-train lineage packed/ photos/007.jpg",
+    "sm-train lineage packed/ 007.jpg",
     "sm-train lineage s3://photos/ 000000042 --runs s3://my-runs",
     "sm-train lineage s3://photos/ --where \"contributor = 'ada'\" --runs s3://my-runs --json",
 )

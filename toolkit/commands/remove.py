@@ -11,7 +11,7 @@ from sm_train.toolkit.commands._options import RunFile
 
 
 @sm_train_command(
-    "sm-train remove packed/ photos/007.jpg",
+    "sm-train remove packed/ 007.jpg",
     "sm-train remove s3://photos/ 000000042 000000043",
     "sm-train remove s3://photos/ --where \"contributor = 'ada'\"",
     "sm-train remove s3://photos/",

@@ -155,7 +155,7 @@ def _section(title: str, *paragraphs: str) -> Iterator[str]:
 def _models(sets: Sequence[ReportedSet]) -> Iterator[str]:
     stages = {(stage.run, stage.stage): stage for reported in sets for stage in reported.stages}
     if not stages:
-        yield f"No run that trained on these data was found in the places named. {_STATE}"
+        yield f"No record of a run that trained on these data was named or found. {_STATE}"
         return
     named = ", ".join(f"`{run}` (`{stage}`)" for run, stage in stages)
     yield f"Stages that have trained on these data, by the records of their jobs: {named}."

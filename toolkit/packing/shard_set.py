@@ -113,6 +113,8 @@ class ShardSet:
         version = self.storage.version(self.index_file)
         location = self.storage.address(self.index_file)
         if version is None:
+            if not self.storage.has_files(self.name):
+                raise UserError(f"{self.address}: no such folder of shards")
             raise UserError(f"{location}: no such index; `sm-train index {self.address}` writes it")
         with self._opened(self.storage.read(self.index_file), self.index_file) as index:
             yield index, version

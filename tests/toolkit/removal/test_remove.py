@@ -166,7 +166,7 @@ def test_keys_may_come_from_a_file_and_without_any_there_is_nothing_to_do(
     done = cli("remove", "out", "--from", "-", "--yes", stdin="004.jpg\n\n000000005\n")
     assert done.returncode == 0, done.stderr
     assert removals(packed).sources == {"004.jpg", "005.jpg"}
-    assert "no such index" in cli("remove", "elsewhere", "004.jpg").stderr
+    assert "elsewhere: no such folder of shards" in cli("remove", "elsewhere", "004.jpg").stderr
 
 
 @pytest.mark.slow
