@@ -25,7 +25,7 @@ from sm_train.entrypoints.checkpointing import checkpoint_files
 from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.checkpointing.stored_steps import StoredSteps
-from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX
+from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX, durable_folder
 from sm_train.entrypoints.common.background import BackgroundWork, lower_priority
 from sm_train.entrypoints.common.checkpoint_layout import (
     CheckpointFile,
@@ -134,7 +134,7 @@ class AsyncCheckpointer:
         self, step: int, folder: Path, files: dict[str, Callable[[Path], None]]
     ) -> list[CheckpointFile]:
         """Write this rank's files, on the checkpoint thread."""
-        folder.mkdir(parents=True, exist_ok=True)
+        durable_folder(folder)
         shards = shard_file_name(self.rank.rank)
         reusable = self._prune(step, folder, shards)
         share = self.snapshot.share()

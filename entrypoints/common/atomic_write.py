@@ -66,6 +66,17 @@ def durable_replace(temporary: Path, final: Path, *, exclusive: bool = False) ->
         _flush(final.parent)
 
 
+def durable_folder(folder: Path) -> None:
+    """Create a folder, unless it exists; its name survives a power cut afterwards.
+
+    Raises:
+        OSError: it cannot be created or flushed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with errors_of(folder.parent):
+        _flush(folder.parent)
+
+
 def _flush(path: Path) -> None:
     """Flush a file's content, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -34,7 +34,7 @@ def train(folder: Path, trace: Path, kill_at: int = 0) -> list[Call]:
     program = Program(folder, environment, list(map(str, STEPS)), TRAINING)
     done = program.run(trace, kill_at)
     assert done.returncode in ((0, -9) if kill_at else (0,)), done.stderr
-    return [call for call in read_trace(trace) if "/checkpoints/" in call.path]
+    return [call for call in read_trace(trace) if "/checkpoints" in call.path]
 
 
 @pytest.fixture(name="calls", scope="module")
@@ -53,6 +53,23 @@ def test_content_is_flushed_before_its_name_and_a_marker_is_named_last(calls: li
         if Path(folder).exists():  # nothing was written under its final name
             stored = {path.name for path in Path(folder).iterdir()}
             assert {name for name in stored if not name.startswith(".")} <= {*visible}
+
+
+@pytest.mark.integration
+def test_the_name_of_a_checkpoints_folder_is_flushed_before_its_marker(calls: list[Call]) -> None:
+    flushes = [
+        number
+        for number, call in enumerate(calls)
+        if call.kind == "flush" and call.name == "checkpoints"
+    ]
+    named = [
+        number
+        for number, call in enumerate(calls)
+        if call.kind == "name" and call.name == checkpoint_files.MARKER
+    ]
+    assert len(named) == len(STEPS)
+    for before, marker in zip([-1, *named], named, strict=False):
+        assert any(before < number < marker for number in flushes)
 
 
 @pytest.mark.integration
