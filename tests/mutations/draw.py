@@ -40,7 +40,12 @@ DECIDING = {
     "costing": ("cost",),
     "watching": ("entrypoints/job_records",),
     "heartbeats": ("entrypoints/monitoring", "entrypoints/watchdog"),
-    "jobs": ("toolkit/jobs/stage_state.py", "toolkit/jobs/launch_record.py"),
+    "jobs": (
+        "toolkit/jobs/stage_state.py",
+        "toolkit/jobs/launch_record.py",
+        "toolkit/runs/remediation.py",
+        "toolkit/runs/run_state.py",
+    ),
 }
 """Where the constants are that decide dollars, a stop or an alarm."""
 
@@ -88,7 +93,8 @@ def constants() -> list[Mutation]:
                 if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
                     continue
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                if UNDECIDING.match(source.of(target).strip("(")):
+                name = re.split(r"\W", source.of(target).strip("("))[0]
+                if UNDECIDING.fullmatch(name):
                     continue
                 found += [place.mutation(subject) for place in _twice(source, node.value)]
     return found
