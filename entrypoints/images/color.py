@@ -10,9 +10,10 @@ import numpy as np
 from PIL import Image
 from sm_train.entrypoints.images.image_header import DecodeError
 
-_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE, _SAMPLE_FORMAT = 258, 281, 339
-_UNSIGNED = 1
-"""Tags of TIFF 6.0, and the sample format of unsigned integers, which is the default."""
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _MAX_SAMPLE_VALUE, _SAMPLE_FORMAT = 258, 262, 281, 339
+_WHITE_IS_ZERO, _UNSIGNED = 0, 1
+"""Tags of TIFF 6.0, the interpretation of levels of which 0 is white, and the sample format of
+unsigned integers, which is the default."""
 
 _CUBE_STEPS = 9
 """Colors along each axis that are compared to find out whether a profile is sRGB itself."""
@@ -64,6 +65,8 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         # Cameras and microscopes store 10 to 14 bits in 16, and say so here.
         most = tags.get(_MAX_SAMPLE_VALUE, (2**depth - 1,))[0]
         shallow = np.clip(levels, 0, 65535) >> max(0, min(most, 65535).bit_length() - 8)
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:  # Pillow 13 obeys it up to 8 bits only
+        shallow = 255 - np.clip(shallow, 0, 255)
     transparent: Any = image.info.get("transparency")
     if isinstance(transparent, int):
         shallow = np.where(levels == transparent, 255, shallow)
