@@ -44,8 +44,12 @@ def measured(*points: tuple[int, float], **changes: Any) -> list[StageMeasuremen
                 "a job",
                 speed,
                 gpus,
-                effective_batch_size=2048,
-                **{"resolution": 256, "instance_type": "ml.p5.48xlarge"} | changes,
+                **{
+                    "effective_batch_size": 2048,
+                    "resolution": 256,
+                    "instance_type": "ml.p5.48xlarge",
+                }
+                | changes,
             ),
         )
         for gpus, speed in points
@@ -90,6 +94,32 @@ RUNS: dict[str, tuple[Any, list[StageMeasurement] | None]] = {
     "fp8": (run(model="mmdit-2b", training={"compile": True, "precision": "fp8"}), None),
     "measured at this size": (run(), measured((32, 1.8))),
     "measured at another size": (run(), measured((8, 0.5))),
+    "measured with the same work of each GPU": (
+        run(),
+        measured(
+            (8, 7.5),
+            effective_batch_size=128,
+            per_device_batch_size=8,
+            gradient_accumulation_steps=2,
+        ),
+    ),
+    "measured at two sizes with the same work": (
+        run(instances=8),
+        [
+            *measured(
+                (8, 7.5),
+                effective_batch_size=128,
+                per_device_batch_size=8,
+                gradient_accumulation_steps=2,
+            ),
+            *measured(
+                (16, 7.4),
+                effective_batch_size=256,
+                per_device_batch_size=8,
+                gradient_accumulation_steps=2,
+            ),
+        ],
+    ),
     "measured at two sizes": (run(instances=8), measured((8, 0.5), (16, 0.95))),
     "measured at three sizes": (run(instances=8), measured((8, 0.5), (16, 0.95), (32, 1.7))),
     "measured on another GPU": (
