@@ -15,7 +15,7 @@ TEST_EXTRAS := aws,$(DEMO_EXTRAS),heic,hub,report,where,notebook,docs,dev
 demo: $(VENV)/.demo
 	$(BIN)/python -m sm_train.toolkit.demo
 
-# What a change breaks most often: ten minutes of CPU, and two to collect the tests. Each worker
+# What a change breaks most often, in less than ten minutes of CPU with its collection. Each worker
 # process imports the product and the stand-in of AWS for itself, so there are as many as cores.
 test: $(VENV)/.installed
 	$(RUN_TESTS) -n 2 --junitxml=build/test.xml -m "not integration and not slow"
