@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import click
 from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.common.signals import was_interrupted, was_terminated
+from sm_train.entrypoints.common.signals import interruption, was_interrupted, was_terminated
 from sm_train.toolkit.commands._command import global_options, json_option
 from sm_train.toolkit.commands._table import COMMANDS, GROUPS, HINTS
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -151,7 +151,7 @@ def _run(arguments: list[str]) -> int:
         # A second signal would print a traceback of the exit.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        return _fail(_ended(), ExitCode.INTERRUPTED)
+        return _fail(interruption(), ExitCode.INTERRUPTED)
     except _OutputClosedError:
         _discard_output()
         return ExitCode.OK
@@ -161,13 +161,8 @@ def _run(arguments: list[str]) -> int:
             # Compiled modules may drop a KeyboardInterrupt and fail with another exception, which
             # code that reads a file then takes for damage: pyarrow imports a half of pandas, and
             # PyTorch cannot determine the shape of a tensor.
-            return _fail(_ended(), ExitCode.INTERRUPTED)
+            return _fail(interruption(), ExitCode.INTERRUPTED)
         return _fail_error(error, is_verbose=bool(options.get("verbose")))
-
-
-def _ended() -> str:
-    """Return how a signal has ended the command: Ctrl-C, or SIGTERM."""
-    return "terminated" if was_terminated() else "interrupted"
 
 
 def _aws_refusal(error: Exception) -> UserError | None:

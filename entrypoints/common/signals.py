@@ -93,6 +93,11 @@ def was_terminated() -> bool:
     return _interrupted_by[:1] == [signal.SIGTERM]
 
 
+def interruption() -> str:
+    """Return how a signal has ended this program: by SIGTERM, or as by Ctrl-C."""
+    return "terminated" if was_terminated() else "interrupted"
+
+
 @contextmanager
 def record_signals() -> Iterator[Callable[[], None]]:
     """Defer termination signals; the yielded function raises KeyboardInterrupt if one arrived.

@@ -18,7 +18,7 @@ from typing import Any
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.common.job_config import JobConfigError
-from sm_train.entrypoints.common.signals import raise_on_signals
+from sm_train.entrypoints.common.signals import interruption, raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.enrichment.build_enrichment import (
     EnrichmentWork,
@@ -164,7 +164,9 @@ def _make(
         message = f"{error}{_keep_finished(plan, job)}"
         raise UserError(message, ExitCode.UNEXPECTED) from None
     except KeyboardInterrupt:
-        raise UserError(f"interrupted{_keep_finished(plan, job)}", ExitCode.INTERRUPTED) from None
+        raise UserError(
+            f"{interruption()}{_keep_finished(plan, job)}", ExitCode.INTERRUPTED
+        ) from None
     if result is None:
         raise UserError(f"{job.destination}: a finished part was removed; run the command again")
     EnrichmentWork(plan, job.maker).remove_state()

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
-from sm_train.entrypoints.common.signals import raise_on_signals
+from sm_train.entrypoints.common.signals import interruption, raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
 from sm_train.entrypoints.indexing.index_plan import INDEX_OPTIONS
@@ -486,7 +486,7 @@ def _handle_interruption(destination: Storage, plan: PackPlan, error: BaseExcept
     if isinstance(error, WorkerKilledError):
         raise UserError(f"{error}{resumable}", ExitCode.UNEXPECTED) from None
     if isinstance(error, KeyboardInterrupt) and kept:
-        raise UserError(f"interrupted{resumable}", ExitCode.INTERRUPTED) from None
+        raise UserError(f"{interruption()}{resumable}", ExitCode.INTERRUPTED) from None
 
 
 def require_same_plan(job: PackJob, plan: PackPlan, newest_ns: int, destination: Storage) -> None:

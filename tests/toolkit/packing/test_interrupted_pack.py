@@ -152,7 +152,7 @@ def test_a_signal_before_the_first_shard_leaves_the_destination_unchanged(tmp_pa
         process.terminate()
         _, stderr = process.communicate(timeout=DEADLINE)
         wait_for_group(process.pid)
-    assert (process.returncode, stderr.strip()) == (143, "sm-train: interrupted")
+    assert (process.returncode, stderr.strip()) == (143, "sm-train: terminated")
     assert read_tree(tmp_path / "out") == before
 
 
