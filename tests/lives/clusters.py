@@ -650,7 +650,7 @@ class Life:
             if self.memory.files.get(STOP_FILE, (b"", 0.0))[1] == self.now:
                 self.next_beat = self.now + HEARTBEAT_SECONDS
             self._check_budget()
-            if self.due is None and not self.attempts[-1].live:
+            if self.due is None and not self.attempts[-1].live and number != 1:
                 return "left" if result is None else self._ended(result)
             if self.leaves and result is not None and isinstance(result.action, Finish):
                 self._note(f"`watch` ends: {result.action.message}")
