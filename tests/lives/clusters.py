@@ -1,10 +1,9 @@
 """A run's life on Kubernetes and on Slurm with controlled clocks, drawn by a seed.
 
-The platform starts nodes, preempts and loses them, and starts jobs again as the manifest of
-``build_manifest`` tells it. Nodes store what ``node_recorder`` stores, in a storage in memory that
-has a clock of its own, and obey requests to stop as it does. What is decided, read and counted is
-the product's: ``check_once`` of `watch`, ``find_silence``, ``stop_at_budget``, the checkpoint that
-a node restores.
+The platform starts nodes, preempts and loses them, and starts jobs again by the restart rules in
+the manifest of ``build_manifest``. Nodes write the records of ``node_recorder`` to a storage in
+memory, which has its own clock, and stop on a request. The product decides, reads and counts:
+``check_state`` of `watch`, ``alert_on_silence``, ``stop_at_budget`` and ``newest_listed``.
 """
 
 from __future__ import annotations
@@ -222,9 +221,8 @@ class Node:
     """None with an ``end``: it was lost."""
     stopped_by: str | None = None
 
-    @property
-    def last_beat(self) -> Callable[[float], float]:
-        return lambda now: self.begin + (now - self.begin) // HEARTBEAT_SECONDS * HEARTBEAT_SECONDS
+    def last_beat(self, now: float) -> float:
+        return self.begin + (now - self.begin) // HEARTBEAT_SECONDS * HEARTBEAT_SECONDS
 
 
 @dataclass

@@ -96,15 +96,9 @@ def constants() -> list[Mutation]:
                 name = re.split(r"\W", source.of(target).strip("("))[0]
                 if UNDECIDING.fullmatch(name):
                     continue
-                found += [place.mutation(subject) for place in _twice(source, node.value)]
+                numbers = _doubled(source, "", "constant", ast.walk(node.value))
+                found += [place.mutation(subject) for place in numbers]
     return found
-
-
-def _twice(source: "_Source", value: ast.expr) -> Iterator["_Place"]:
-    for node in ast.walk(value):
-        number = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(number, int | float) and number not in (0, 1):
-            yield source.place("", "constant", node, f"(2 * {source.of(node)})")
 
 
 def _files(names: Iterable[str]) -> list[Path]:
@@ -288,10 +282,16 @@ def _numbers(source: _Source, function: str, node: ast.AST) -> Iterator[_Place]:
         values = [node.left, node.right]
     if isinstance(node, ast.Compare):
         values = node.comparators
+    yield from _doubled(source, function, "twice", values)
+
+
+def _doubled(
+    source: _Source, function: str, kind: str, values: Iterable[ast.AST]
+) -> Iterator[_Place]:
     for value in values:
         number = value.value if isinstance(value, ast.Constant) else None
         if isinstance(number, int | float) and number not in (0, 1):  # nor True and False
-            yield source.place(function, "twice", value, f"(2 * {source.of(value)})")
+            yield source.place(function, kind, value, f"(2 * {source.of(value)})")
 
 
 def _caught(source: _Source, function: str, node: ast.AST) -> Iterator[_Place]:

@@ -271,7 +271,7 @@ def test_a_lease_that_another_process_had_for_a_moment_is_taken(tmp_path: Path) 
 def test_files_of_holders_are_kept_for_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is left tells others of this machine that its process has ended."""
+    """A file without a lock shows other processes of this machine that its holder has ended."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     recent, old = Holder.of_this_process(), Holder.of_this_process()
     for holder, hours in ((recent, 23), (old, 25)):

@@ -1,4 +1,4 @@
-"""Measured speeds that cannot be read: a watcher goes on without them."""
+"""Measured speeds that cannot be read: `watch` continues without them."""
 
 from __future__ import annotations
 

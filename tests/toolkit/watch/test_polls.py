@@ -8,7 +8,7 @@ from sm_train.toolkit.watch.controller import WatchResult, watch
 
 
 class StoppedError(Exception):
-    """Ends a watch, which otherwise goes on until the run ends."""
+    """Ends the polling, which otherwise continues until the run ends."""
 
 
 class Pauses:
