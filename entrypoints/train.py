@@ -112,6 +112,7 @@ def _train(process: TrainingProcess) -> None:
     # Before the components are written: those of another target would describe, from then on, the
     # checkpoints that exist.
     checkpoint = _find_checkpoint(config, components, paths, data_rank, accelerator, events)
+    config = _keep_color(config, checkpoint, paths, events, is_main=accelerator.is_main_process)
     if checkpoint is not None and synthetic is None:
         state = (checkpoint.folder / SAMPLER_FILE).read_bytes()
         channels = job_channels(config.data, paths)
@@ -172,6 +173,30 @@ def _find_checkpoint(
         message = f"since the previous stage: {'; '.join(changes)}"
         events.warn("target-changed", message)
     return checkpoint
+
+
+def _keep_color(
+    config: JobConfig,
+    checkpoint: CheckpointInfo | None,
+    paths: SageMakerPaths,
+    events: EventLog,
+    *,
+    is_main: bool,
+) -> JobConfig:
+    """Return the job with the color policy that its run began with; another one is logged."""
+    from sm_train.entrypoints.training import run_settings
+
+    folder = checkpoint.folder if checkpoint is not None else paths.channel("previous")
+    if not folder.is_dir():
+        return config
+    kept = run_settings.with_kept_color(config, folder)
+    if kept.data.color != config.data.color and is_main:
+        message = (
+            f"the run began with {kept.data.color} and keeps it; the run file's "
+            f"{config.data.color} applies to a run under another name"
+        )
+        events.warn("color-policy-kept", message)
+    return kept
 
 
 def _check_components(

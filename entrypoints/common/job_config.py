@@ -31,6 +31,7 @@ own digest, and with the commit of the run file's repository."""
 Crop = Literal["center", "random"]
 DecodeMode = Literal["exact", "fast"]
 IccProfile = Literal["ignore", "srgb"]
+Hdr = Literal["reject", "keep"]
 ExtraKind = Literal["image", "mask", "map", "array"]
 ReaderName = Literal["indexed", "webdataset"]
 PredictionType = Literal["v_prediction", "epsilon", "flow"]
@@ -52,6 +53,28 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 class JobConfigError(ValueError):
     """The job configuration cannot be used; the message is one line."""
+
+
+@dataclass(frozen=True)
+class ColorPolicy:
+    """How stored colors become the RGB that training sees.
+
+    ``icc_profile`` "srgb" converts colors with a profile to sRGB, "ignore" takes levels as stored.
+    ``hdr`` "reject" leaves out images in PQ and HLG, "keep" takes their levels as stored.
+    """
+
+    icc_profile: IccProfile = "srgb"
+    hdr: Hdr = "reject"
+
+    def __str__(self) -> str:
+        """The policy as the run file states it."""
+        return f"icc_profile: {self.icc_profile}, hdr: {self.hdr}"
+
+
+DEFAULT_COLOR = ColorPolicy()
+
+UNRECORDED_COLOR = ColorPolicy("ignore", "keep")
+"""The policy of a record that does not name one."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +138,7 @@ class DataConfig:
     crop: Crop
     decode: DecodeMode
     icc_profile: IccProfile
+    hdr: Hdr
     aspect_buckets: bool
     max_bad_fraction: float
     caption: tuple[CaptionSource, ...] = ()
@@ -128,6 +152,11 @@ class DataConfig:
     shuffle_buffer: int = 0
     pipe: str | None = None
     where: str | None = None
+
+    @property
+    def color(self) -> ColorPolicy:
+        """How stored colors become the RGB that training sees."""
+        return ColorPolicy(self.icc_profile, self.hdr)
 
     @property
     def conditions(self) -> list[str | None]:

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Semaphore
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.common.job_config import ColorPolicy, DataConfig
 from sm_train.entrypoints.common.parent_death import exit_at_sigterm_of_parent, exit_with_parent
 from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.common.signals import block_signals
@@ -41,6 +42,7 @@ from sm_train.entrypoints.data.buffer_pool import (
     SharedBufferClient,
     SharedBufferPool,
 )
+from sm_train.entrypoints.data.color_counts import latents_problem, recorded_color
 from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.indexed_reader import IndexedReader
 from sm_train.entrypoints.data.precomputed_latents import PrecomputedLatents
@@ -243,6 +245,8 @@ def open_loader(
             f"data.{key}: the shards hold latents of {resolution} px, of the image as it is "
             "and of one caption; pack the shards without latents, or leave the key out"
         )
+    if precomputed is not None:
+        _require_color(shards.options["latents"], config.color, resolution)
     bucketed = config.aspect_buckets and precomputed is None
     shapes = aspect_shapes(resolution) if bucketed else ()
     if state is not None and isinstance(shards, ShardCatalog) and is_stream_state(state):
@@ -272,7 +276,7 @@ def open_loader(
             config.crop,
             seed,
             config.decode,
-            config.icc_profile,
+            config.color,
         )
         for height, width in shapes or ((resolution, resolution),)
     )
@@ -440,3 +444,9 @@ class Loader:
     def state_bytes(self) -> bytes:
         """Return the run's position in its data for a checkpoint; equal on all ranks."""
         return self.reader.state_at(self.position)
+
+
+def _require_color(latents: Mapping[str, Any], policy: ColorPolicy, resolution: int) -> None:
+    problem = latents_problem(recorded_color(latents), policy, resolution)
+    if problem is not None:
+        raise DataError(f"data.icc_profile: {'; '.join(problem)}")

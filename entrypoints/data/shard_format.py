@@ -54,8 +54,9 @@ class Shard:
     members with their headers and padding fill the bytes ``offsets[i]`` to ``offsets[i + 1]``.
     The last offset is that of the end mark. ``blake3`` is the digest of the whole file; SHA-256
     would take four times as long. ``widths`` and ``heights`` are the images' in pixels, after
-    EXIF rotation; both are empty if they are unknown. ``columns`` are the values of all samples in
-    the columns that the index keeps.
+    EXIF rotation; both are empty if they are unknown. ``colors`` say what each image states about
+    its colors (:attr:`StoredColor.code`); None of one that cannot be read, and empty if all are
+    unknown. ``columns`` are the values of all samples in the columns that the index keeps.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Shard:
     offsets: tuple[int, ...]
     widths: tuple[int, ...] = ()
     heights: tuple[int, ...] = ()
+    colors: tuple[str | None, ...] = ()
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
@@ -34,10 +35,7 @@ from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.sample_metadata.column_types import ColumnType, ColumnTypes, arrow_type
 
 FORMAT = "sm-train-index"
-VERSION = 5
-
-_READABLE = (4, VERSION)
-"""Version 5 has columns of samples; an index without them is otherwise one of version 4."""
+VERSION = 6
 
 GROUP_SAMPLES, GROUP_ROWS = 2**16, 2**12
 """Samples or rows at which a row group is closed; looking up one shard decodes a whole group."""
@@ -52,6 +50,7 @@ _SCHEMA = pa.schema(
         pa.field("keys", pa.list_(pa.string())),
         pa.field("widths", pa.list_(pa.int32())),
         pa.field("heights", pa.list_(pa.int32())),
+        pa.field("colors", pa.list_(pa.string())),
         pa.field("source", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("detail", pa.string()),
@@ -94,7 +93,8 @@ class IndexHeader:
     determines the result. The first two are None for shards that sm-train did not pack.
     ``appended`` are the digests of the inputs that were added since, in order. ``prefix`` is the
     name of the folder or prefix that holds the shards. ``columns`` are the types of the columns of
-    samples.
+    samples. ``colors`` counts the images by what they state about their colors, as far as that is
+    known (:attr:`StoredColor.code`).
     """
 
     shards: int = 0
@@ -107,6 +107,7 @@ class IndexHeader:
     appended: list[str] = field(default_factory=list)
     prefix: str = SHARDS_FOLDER
     columns: dict[str, ColumnType] = field(default_factory=dict)
+    colors: dict[str, int] = field(default_factory=dict)
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
@@ -159,6 +160,7 @@ class IndexWriter:
             "appended": list(appended),
         }
         self._totals = dict.fromkeys(("shards", "samples", "bytes", "rejected"), 0)
+        self._colors = Counter[str]()
         self._shards: list[Shard] = []
         self._rejected: list[RejectedInput] = []
         self._pending_samples = 0
@@ -167,7 +169,10 @@ class IndexWriter:
             self._schema,
             compression="zstd",
             # Many samples have the same contributor, license or date.
-            use_dictionary=[f"{_COLUMN_PREFIX}{name}.list.element" for name in self.columns],
+            use_dictionary=[
+                f"{name}.list.element"
+                for name in ("colors", *(_COLUMN_PREFIX + column for column in self.columns))
+            ],
             column_encoding=_ENCODINGS,
             write_statistics=False,
             write_page_checksum=True,
@@ -182,6 +187,7 @@ class IndexWriter:
             if kind is None:
                 self._flush()
                 header = {"format": FORMAT, "version": VERSION, **self._totals, **self._parameters}
+                header["colors"] = dict(sorted(self._colors.items()))
                 self._writer.add_key_value_metadata(
                     {_HEADER_KEY: json.dumps(header, sort_keys=True)}
                 )
@@ -200,6 +206,7 @@ class IndexWriter:
         self._totals["shards"] += 1
         self._totals["samples"] += shard.samples
         self._totals["bytes"] += shard.bytes
+        self._colors.update(color for color in shard.colors if color is not None)
         self._pending_samples += shard.samples
         if self._pending_samples >= GROUP_SAMPLES or len(self._shards) >= GROUP_ROWS:
             self._flush()
@@ -216,6 +223,7 @@ class IndexWriter:
         self._totals["rejected"] += rejected
         for total in ("samples", "bytes"):
             self._totals[total] += pc.sum(rows[total]).as_py() or 0
+        self._colors.update(count_values(pc.list_flatten(rows["colors"])))
         if len(rows):
             self._writer.write_table(rows, row_group_size=len(rows))
 
@@ -240,6 +248,13 @@ class IndexWriter:
         self._shards.clear()
         self._rejected.clear()
         self._pending_samples = 0
+
+
+def count_values(values: pa.Array | pa.ChunkedArray) -> dict[Any, int]:
+    """Return how often each value occurs; missing ones do not count."""
+    counted = pc.value_counts(pc.drop_null(values))
+    found, counts = (counted.field(part).to_pylist() for part in ("values", "counts"))
+    return dict(zip(found, counts, strict=True))
 
 
 def _schema(columns: ColumnTypes) -> pa.Schema:
@@ -422,6 +437,7 @@ class ShardIndex:
             offsets=tuple(self.offsets(number).tolist()),
             widths=tuple(sizes[0].tolist()) if sizes else (),
             heights=tuple(sizes[1].tolist()) if sizes else (),
+            colors=tuple(self._list_cell("colors", number).to_pylist()),
             columns={
                 name: tuple(self._list_cell(_COLUMN_PREFIX + name, number).to_pylist())
                 for name in self.header.columns
@@ -455,6 +471,16 @@ class ShardIndex:
                 table["keys"].combine_chunks().flatten() if keys else None,
             )
             first += len(counts)
+
+    def colors_by_group(self) -> Iterator[tuple[NDArray[np.int64], pa.Array]]:
+        """Yield what images state about their colors, row group by row group.
+
+        That is, of the next shards, the number of images of which it is known, int64 (n,), and the
+        values of all of them (:attr:`Shard.colors`).
+        """
+        for group in self._shard_groups():
+            lists = self._read(("colors",), [group]).column(0).combine_chunks()
+            yield lists.value_lengths().to_numpy().astype(np.int64), lists.flatten()
 
     def values_by_group(self, name: str) -> Iterator[tuple[int, NDArray[np.int64], pa.Array]]:
         """Yield the values of a column of samples, row group by row group.
@@ -576,7 +602,7 @@ def _parse_header(path: Path | str, metadata: dict[bytes, bytes]) -> IndexHeader
         content = {}
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ShardError(f"{path}: not a shard index")
-    if (version := content.pop("version", None)) not in _READABLE:
+    if (version := content.pop("version", None)) != VERSION:
         raise ShardError(
             f"{path}: index version {version}; this sm-train reads version {VERSION}: run "
             "`sm-train index`"

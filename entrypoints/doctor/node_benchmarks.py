@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.entrypoints.data.shard_format import MOMENTS
 
 SLICE_SECONDS = 0.5
@@ -103,7 +104,9 @@ def read_bytes_per_second(files: list[Path]) -> float | None:
     return size / (time.perf_counter() - started) if size >= MIN_READ_BYTES else None
 
 
-def decoded_per_second(shards: list[Path], image_key: str, resolution: int) -> float | None:
+def decoded_per_second(
+    shards: list[Path], image_key: str, resolution: int, color: ColorPolicy
+) -> float | None:
     """Return the images per second that one process reads from ``shards`` and decodes.
 
     None if no image could be decoded, or none needs to be: the shards carry latents.
@@ -111,7 +114,7 @@ def decoded_per_second(shards: list[Path], image_key: str, resolution: int) -> f
     from sm_train.entrypoints.images.image_decoder import DecodeSpec
     from sm_train.entrypoints.images.image_header import DecodeError
 
-    spec = DecodeSpec(resolution, resolution)
+    spec = DecodeSpec(resolution, resolution, decode_mode="exact", color=color)
     out = torch.empty((resolution, resolution, 3), dtype=torch.uint8)  # (H, W, C)
     decoded, started = 0, time.perf_counter()
     for content in _images(shards, tuple(f".{part}" for part in image_key.split(";"))):

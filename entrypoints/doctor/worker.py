@@ -293,7 +293,9 @@ class _Process:
             disk=node_benchmarks.disk_bytes_per_second(Path(tempfile.gettempdir())),
             channel=node_benchmarks.read_bytes_per_second(shards),
             decoded_images=self._node_decode_rate(
-                node_benchmarks.decoded_per_second(shards, data.image_key, stage.resolution)
+                node_benchmarks.decoded_per_second(
+                    shards, data.image_key, stage.resolution, data.color
+                )
             ),
             gpus=tuple(asdict(gpu) for gpu in self._gpus),
         )

@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME
+from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
 from sm_train.entrypoints.enrichment.column_maker import ColumnMaker
@@ -230,7 +231,8 @@ def _enrichments(plan: EnrichmentPlan, source: ShardIndex) -> list[dict[str, Any
     for built in _records(plan):
         if built is not None:
             columns |= dict.fromkeys(PartSummary.from_dict(built.options).columns)
-    made = {"function": plan.function["function"], "columns": [*columns]}
+    names = ("function", *vars(ColorPolicy()))
+    made = {name: plan.function[name] for name in names} | {"columns": [*columns]}
     return [*source.header.options.get(ENRICHED, []), made]
 
 

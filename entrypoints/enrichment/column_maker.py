@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from sm_train.entrypoints.common.job_config import ColorPolicy, Hdr, IccProfile
 from sm_train.entrypoints.common.user_function import load_user_function
 from sm_train.entrypoints.enrichment.enrichment_batch import (
     ColumnFunction,
@@ -24,6 +25,7 @@ from sm_train.entrypoints.enrichment.enrichment_batch import (
     call_function,
 )
 from sm_train.entrypoints.images.image_header import DecodeError
+from sm_train.entrypoints.sample_metadata.column_types import MadeBy
 from sm_train.entrypoints.shared_work.work_stages import in_groups
 
 OPTION = "--with"
@@ -62,7 +64,8 @@ class ColumnMaker:
 
     Its module is below the folder ``code``, None if that is on Python's path. ``model`` is a folder
     that the function gets, and ``device`` is where it may compute. Images are scaled down to a
-    longer side of ``max_side`` pixels. ``cores`` are those of a process.
+    longer side of ``max_side`` pixels; ``icc_profile`` and ``hdr`` are the :class:`ColorPolicy` of
+    their colors. ``cores`` are those of a process.
     """
 
     function: str
@@ -70,8 +73,20 @@ class ColumnMaker:
     model: str | None
     batch_size: int
     max_side: int
+    icc_profile: IccProfile
+    hdr: Hdr
     device: str = "cpu"
     cores: int = 1
+
+    @property
+    def color(self) -> ColorPolicy:
+        """How stored colors become the RGB that the function gets."""
+        return ColorPolicy(self.icc_profile, self.hdr)
+
+    @property
+    def origin(self) -> MadeBy:
+        """What is recorded of a column that it makes."""
+        return {"function": self.function, **vars(self.color)}
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the columns depend on, without the places of code, model and computation."""

@@ -37,6 +37,7 @@ from sm_train.entrypoints.packing.plan_files import (
 )
 from sm_train.entrypoints.packing.stored_plan import copy_partitions
 from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
+from sm_train.entrypoints.sample_metadata.column_types import MadeBy
 from sm_train.entrypoints.shared_work.plan_documents import read_checked
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
 from sm_train.entrypoints.shared_work.work_stages import (
@@ -69,17 +70,17 @@ class TableSource:
     """Images of a source, in files of a plan below ``root``; the table has their column ``image``.
 
     ``part_rows`` are the images of a part, and ``made`` the columns of the source that functions
-    have made before, with the function of each.
+    have made before, with what made each.
     """
 
     images: int
     root: str
     image_column: str
     part_rows: int
-    made: dict[str, str] = field(default_factory=dict)
+    made: dict[str, MadeBy] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, images: int, root: str, image_column: str, made: dict[str, str]) -> TableSource:
+    def of(cls, images: int, root: str, image_column: str, made: dict[str, MadeBy]) -> TableSource:
         """Return the source with a sensible number of parts."""
         rows = min(max(-(-images // _MAX_FILES), _MIN_ROWS), _MAX_ROWS)
         return cls(images, root, image_column, rows, made)
@@ -226,7 +227,7 @@ _TABLE_FIELDS = {
     "root": text,
     "image_column": text,
     "part_rows": positive,
-    "made": mapping_of(text),
+    "made": mapping_of(mapping_of(text)),
 }
 _SHARD_FIELDS = {"address": text, "name": text, "images": size, "index_columns": list_of(text)}
 

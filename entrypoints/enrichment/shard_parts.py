@@ -22,7 +22,7 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
 from sm_train.entrypoints.enrichment.part_summary import PartSummary
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_header import DecodeError
-from sm_train.entrypoints.packing.reencode import decode_srgb
+from sm_train.entrypoints.packing.reencode import decode_upright
 from sm_train.entrypoints.packing.shard_builder import encode_record, record_name
 from sm_train.entrypoints.packing.shard_samples import read_samples
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, member_parts
@@ -77,7 +77,7 @@ def enrich_shard(
             ShardWriter(sink, name) as writer,
         ):
             new: dict[str, list[Any]] = {column: [] for column in plan.origin.index_columns}
-            load = partial(_load, decoders, maker.max_side)
+            load = partial(_load, decoders, maker)
             samples = _samples(plan.origin, plan, old, kept)
             for batch in maker.make_columns(samples, load, threads):
                 for item in batch:
@@ -91,6 +91,7 @@ def enrich_shard(
             shard = writer.finish(
                 [old.widths[number] for number in kept if old.widths],
                 [old.heights[number] for number in kept if old.heights],
+                [old.colors[number] for number in kept if old.colors],
                 {
                     column: [values[number] for number in kept]
                     for column, values in old.columns.items()
@@ -125,7 +126,7 @@ def _document(content: bytes | None) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _load(decoders: Decoders, max_side: int, sample: _ShardSample) -> LoadedImage:
+def _load(decoders: Decoders, maker: ColumnMaker, sample: _ShardSample) -> LoadedImage:
     """Decode a sample's image.
 
     Raises:
@@ -134,7 +135,7 @@ def _load(decoders: Decoders, max_side: int, sample: _ShardSample) -> LoadedImag
     image = next((name for name in IMAGE_AND_TEXT.image if name in sample.members), None)
     if image is None:
         raise DecodeError("no-image", "the sample has no image")
-    pixels = decode_srgb(sample.members[image], max_side, decoders)
+    pixels = decode_upright(sample.members[image], maker.max_side, decoders, maker.color)
     columns = sample.document.get("columns")
     row = {name: value for name, value in sample.document.items() if name != "columns"}
     row |= columns if isinstance(columns, dict) else {}

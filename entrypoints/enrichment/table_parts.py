@@ -21,7 +21,7 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
 from sm_train.entrypoints.enrichment.part_summary import SUMMARY_KEY, PartSummary
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.packing.plan import PackInput
-from sm_train.entrypoints.packing.reencode import decode_srgb
+from sm_train.entrypoints.packing.reencode import decode_upright
 from sm_train.entrypoints.packing.shard_builder import InputReader, read_caption, read_input
 from sm_train.entrypoints.shared_work.storage import store_file
 from sm_train.entrypoints.shared_work.worker_pool import ProgressCallback
@@ -47,7 +47,7 @@ def enrich_part(
     assert isinstance(plan.origin, TableSource)
     rows: list[dict[str, Any]] = []
     summary = PartSummary()
-    load = partial(_load, reader, maker.max_side)
+    load = partial(_load, reader, maker)
     for batch in maker.make_columns(plan.origin.inputs(part, plan.files), load, threads):
         for item in batch:
             summary.add(item, item.item.source)
@@ -57,7 +57,7 @@ def enrich_part(
         {
             SUMMARY_KEY: json.dumps(
                 summary.as_dict()
-                | {"made": plan.origin.made | dict.fromkeys(summary.columns, maker.function)}
+                | {"made": plan.origin.made | dict.fromkeys(summary.columns, maker.origin)}
             )
         }
     )
@@ -83,7 +83,7 @@ def read_summary(plan: EnrichmentPlan, part: str) -> PartSummary | None:
         raise
 
 
-def _load(reader: InputReader, max_side: int, item: PackInput) -> LoadedImage:
+def _load(reader: InputReader, maker: ColumnMaker, item: PackInput) -> LoadedImage:
     """Read and decode an image.
 
     Raises:
@@ -95,7 +95,7 @@ def _load(reader: InputReader, max_side: int, item: PackInput) -> LoadedImage:
         row["caption"] = row.get("caption") or read_caption(item, reader)
     except DecodeError:
         row.pop("caption", None)
-    pixels = decode_srgb(content, max_side, reader.decoders)
+    pixels = decode_upright(content, maker.max_side, reader.decoders, maker.color)
     return LoadedImage(item.source, pixels, row)
 
 

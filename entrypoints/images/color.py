@@ -1,49 +1,101 @@
-"""Converts Pillow's images of any mode to RGB, on request from their ICC profile to sRGB."""
+"""The color policy: how the stored colors of any image become the RGB that training sees.
+
+Both readers, `sm-train enrich` and `sm-train pack` follow it, whatever decodes the image. With
+``icc_profile: srgb`` the colors that a profile or the codes of HEIC and AVIF state are converted to
+sRGB; transparent images are laid on white afterwards. With ``ignore`` levels stay as stored.
+"""
 
 from __future__ import annotations
 
-import io
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from sm_train.entrypoints.common.job_config import ColorPolicy
+from sm_train.entrypoints.images.conversions import (
+    Conversion,
+    Pixels,
+    profile_conversion,
+    space_conversion,
+)
 from sm_train.entrypoints.images.image_header import DecodeError
+from sm_train.entrypoints.images.stored_color import StoredColor, check_hdr
 
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _MAX_SAMPLE_VALUE, _SAMPLE_FORMAT = 258, 262, 281, 339
 _WHITE_IS_ZERO, _UNSIGNED = 0, 1
 """Tags of TIFF 6.0, the interpretation of levels of which 0 is white, and the sample format of
 unsigned integers, which is the default."""
 
-_CUBE_STEPS = 9
-"""Colors along each axis that are compared to find out whether a profile is sRGB itself."""
+_CHANNELS = {"L": 1, "RGB": 3, "CMYK": 4}
 
 
-def to_rgb(image: Image.Image, *, to_srgb: bool = False) -> Image.Image:
-    """Return an image as RGB, on a white background if it is transparent.
-
-    Deeper channels keep their upper 8 bits. With ``to_srgb``, an ICC profile is applied; one that
-    is damaged or belongs to another color space is ignored.
+def find_conversion(color: StoredColor, mode: str, policy: ColorPolicy) -> Conversion | None:
+    """Return what makes sRGB of pixels of one of Pillow's modes L, RGB and CMYK; None for nothing.
 
     Raises:
-        DecodeError: the pixels have no agreed range.
+        DecodeError: the policy rejects the image.
     """
-    profile = image.info.get("icc_profile") if to_srgb else None
+    if policy.hdr == "reject":
+        check_hdr(color)
+    if policy.icc_profile == "ignore":
+        return None
+    if color.profile is not None:
+        return profile_conversion(color.profile, mode)
+    return space_conversion(color.space) if color.space is not None and mode == "RGB" else None
+
+
+def to_rgb(image: Image.Image, color: StoredColor, policy: ColorPolicy) -> Image.Image:
+    """Return an image as RGB, on a white background if it is transparent.
+
+    Deeper channels keep their upper 8 bits.
+
+    Raises:
+        DecodeError: the pixels have no agreed range, or the policy rejects the image.
+    """
+    pixels, conversion = stored_pixels(image, color, policy)
+    return Image.fromarray(pixels if conversion is None else conversion(pixels))
+
+
+def stored_pixels(
+    image: Image.Image, color: StoredColor, policy: ColorPolicy
+) -> tuple[Pixels, Conversion | None]:
+    """Return an image's pixels (H, W, channels), and what makes RGB of them; None if they are RGB.
+
+    Scaling and cropping may come between, so that what is cut off is not converted.
+
+    Raises:
+        DecodeError: as in :func:`to_rgb`.
+    """
+    mode = _converted_mode(image.mode)
+    conversion = find_conversion(color, mode, policy)
     if image.mode.startswith("I"):
         image = _to_eight_bits(image)
     if image.mode == "F":
         raise DecodeError("image-mode", "floating-point pixels have no agreed range")
     if image.has_transparency_data:
-        foreground = image.convert("RGBA")
-        if profile:
-            colors = convert_to_srgb(foreground.convert("RGB"), profile)
-            colors.putalpha(foreground.getchannel("A"))
-            foreground = colors
-        white = Image.new("RGBA", foreground.size, "white")
-        return Image.alpha_composite(white, foreground).convert("RGB")
-    if profile and image.mode not in ("L", "CMYK", "LAB"):
-        image = image.convert("RGB")
-    return convert_to_srgb(image, profile).convert("RGB") if profile else image.convert("RGB")
+        return np.asarray(_on_white(image, mode, conversion)), None
+    if conversion is None:
+        return np.asarray(image.convert("RGB")), None
+    pixels = np.asarray(image.convert(mode))
+    return pixels.reshape(image.height, image.width, _CHANNELS[mode]), conversion
+
+
+def _converted_mode(mode: str) -> str:
+    """Return the mode in which the colors of an image of one of Pillow's modes are converted."""
+    if mode in ("CMYK", "LAB"):  # Pillow makes sRGB of Lab, which needs no profile
+        return mode
+    return "L" if mode in ("1", "L", "LA", "La") or mode.startswith("I") else "RGB"
+
+
+def _on_white(image: Image.Image, mode: str, conversion: Conversion | None) -> Image.Image:
+    foreground = image.convert("RGBA")
+    if conversion is not None:
+        colors = np.asarray(foreground)[..., : _CHANNELS[mode]]
+        converted = Image.fromarray(conversion(np.ascontiguousarray(colors)))
+        converted.putalpha(foreground.getchannel("A"))
+        foreground = converted
+    white = Image.new("RGBA", foreground.size, "white")
+    return Image.alpha_composite(white, foreground).convert("RGB")
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
@@ -71,32 +123,3 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     if isinstance(transparent, int):
         shallow = np.where(levels == transparent, 255, shallow)
     return Image.fromarray(np.clip(shallow, 0, 255).astype(np.uint8))
-
-
-def convert_to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
-    """Return ``image`` in sRGB; unchanged if ``profile`` is sRGB or does not fit its mode."""
-    transform = _transform(profile, image.mode)
-    return image if transform is None else transform.apply(image)
-
-
-@lru_cache(maxsize=64)
-def _transform(profile: bytes, mode: str) -> Any:
-    """Return a transform from a profile to sRGB, or None if there is nothing to change."""
-    from PIL import ImageCms
-
-    try:
-        transform: Any = ImageCms.buildTransform(
-            io.BytesIO(profile), ImageCms.createProfile("sRGB"), mode, "RGB"
-        )
-    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
-        return None
-    if mode == "RGB" and _is_identity(transform):
-        return None
-    return transform
-
-
-def _is_identity(transform: Any) -> bool:
-    levels = np.linspace(0, 255, _CUBE_STEPS).astype(np.uint8)
-    cube = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(1, -1, 3)
-    changed = np.asarray(transform.apply(Image.fromarray(cube)), np.int16)
-    return int(np.abs(changed - cube).max()) <= 1

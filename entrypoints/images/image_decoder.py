@@ -7,8 +7,9 @@ goes through Pillow, which supports more variants. Scaling is PyTorch's antialia
 which agrees with Pillow's to one level.
 
 The crop is a box of whole pixels of the upright image at its full size, whatever size it is decoded
-at. Transparent images are laid on white. The EXIF orientation is applied. An ICC profile is ignored
-unless the pixels are to be converted to sRGB.
+at. Transparent images are laid on white. The EXIF orientation is applied. Colors are converted by
+the policy of :mod:`sm_train.entrypoints.images.color`, after cropping and scaling: that costs what
+the result's size costs. A transparent image is converted before, because it is laid on white.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
-from sm_train.entrypoints.common.job_config import Crop, DecodeMode, IccProfile
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR, ColorPolicy, Crop, DecodeMode
 from sm_train.entrypoints.common.rng import random_below
-from sm_train.entrypoints.images.color import convert_to_srgb, to_rgb
+from sm_train.entrypoints.images.color import find_conversion, stored_pixels
+from sm_train.entrypoints.images.conversions import Conversion
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_header import (
     DecodeError,
     ImageHeader,
     corrupt_image_error,
-    jpeg_icc_profile,
     open_image,
     read_header,
 )
+from sm_train.entrypoints.images.stored_color import StoredColor, read_stored_color
 from torch import Tensor
 
 Pixels = NDArray[np.uint8]
@@ -53,8 +55,7 @@ class DecodeSpec:
 
     The largest crop of that shape is cut from the image's middle or from a random place, and
     scaled. A random place is a pure function of ``seed`` and the key given to :meth:`decode`.
-    ``decode_mode`` "fast" may decode a JPEG at a reduced size. ``icc_profile`` "srgb" converts the
-    pixels of an image with an ICC profile to sRGB.
+    ``decode_mode`` "fast" may decode a JPEG at a reduced size.
     """
 
     height: int
@@ -62,7 +63,7 @@ class DecodeSpec:
     crop: Crop = "center"
     seed: int = 0
     decode_mode: DecodeMode = "exact"
-    icc_profile: IccProfile = "ignore"
+    color: ColorPolicy = DEFAULT_COLOR
 
     def decode(self, content: bytes | memoryview, out: Tensor, *key: int) -> None:
         """Decode ``content`` into ``out``, uint8 (height, width, 3).
@@ -77,13 +78,18 @@ class DecodeSpec:
         is_transposed = header.orientation >= 5
         height, width = (self.width, self.height) if is_transposed else (self.height, self.width)
         factor = _factor(header, box, height, width) if self.decode_mode == "fast" else 1
-        pixels, factor = _decode(content, header, factor, to_srgb=self.icc_profile == "srgb")
-        if header.orientation == 1:
+        pixels, factor, conversion = _decode(content, header, factor, self.color)
+        is_upright = header.orientation == 1
+        if is_upright and conversion is None:
             _scale(pixels, box, factor, out)
             return
-        scaled = torch.empty((height, width, 3), dtype=torch.uint8)
+        scaled = torch.empty((height, width, pixels.shape[2]), dtype=torch.uint8)
         _scale(pixels, box, factor, scaled)
-        out.copy_(apply_orientation(scaled, header.orientation))
+        if conversion is not None:
+            converted = conversion(scaled.numpy(), out.numpy() if is_upright else None)
+            scaled = torch.from_numpy(converted)
+        if not is_upright:
+            out.copy_(apply_orientation(scaled, header.orientation))
 
     def sizes(
         self, content: bytes | memoryview, *key: int, flipped: bool = False
@@ -180,37 +186,48 @@ def _factor(header: ImageHeader, box: _Box, height: int, width: int) -> int:
 
 
 def _decode(
-    content: bytes | memoryview, header: ImageHeader, factor: int, *, to_srgb: bool
-) -> tuple[Pixels, int]:
-    """Return pixels (H, W, 3) as stored and by how much they are reduced: ``factor`` or 1."""
-    profile = jpeg_icc_profile(content) if to_srgb and header.format == "jpeg" else None
-    # Four channels are CMYK, which needs a conversion. So does a grey image with a profile.
-    if header.is_scalable and (header.components == 3 or (header.components == 1 and not profile)):
+    content: bytes | memoryview, header: ImageHeader, factor: int, policy: ColorPolicy
+) -> tuple[Pixels, int, Conversion | None]:
+    """Return pixels (H, W, channels) as stored, by how much they are reduced, and a conversion.
+
+    They are reduced by ``factor`` or by 1. The conversion makes RGB of them; None if they are.
+    """
+    color = read_stored_color(content, header)
+    # Four channels are CMYK, which only Pillow decodes as its profile expects.
+    if header.is_scalable and header.components in _JPEG_MODES:
+        mode = _JPEG_MODES[header.components]
+        conversion = find_conversion(color, mode, policy)
+        colorspace = "GRAY" if mode == "L" and conversion is not None else "RGB"
         # An error of libjpeg-turbo: damaged, or merely unusual. Pillow can distinguish the two.
         with suppress(ValueError, KeyError):
-            pixels = _decode_jpeg(content, header, factor)
-            if profile is not None:
-                pixels = np.array(convert_to_srgb(Image.fromarray(pixels), profile))
-            return pixels, factor
-    pixels = _decode_with_pillow(content, to_srgb=to_srgb)
+            return _decode_jpeg(content, header, factor, colorspace), factor, conversion
+    pixels, conversion = _decode_with_pillow(content, color, policy)
     if pixels.shape[:2] != (header.height, header.width):
         raise DecodeError("image-corrupt", "its pixels differ in number from its header")
-    return pixels, 1
+    return pixels, 1, conversion
 
 
-def _decode_jpeg(content: bytes | memoryview, header: ImageHeader, factor: int) -> Pixels:
-    """Decode a JPEG, reduced by ``factor``.
+_JPEG_MODES = {1: "L", 3: "RGB"}
+"""Pillow's modes of a JPEG's numbers of components that libjpeg-turbo decodes here."""
+
+
+def _decode_jpeg(
+    content: bytes | memoryview, header: ImageHeader, factor: int, colorspace: str
+) -> Pixels:
+    """Decode a JPEG, reduced by ``factor``, to "RGB" or "GRAY" pixels.
 
     Raises:
         ValueError: libjpeg-turbo rejects the image.
     """
     height, width = -(-header.height // factor), -(-header.width // factor)
+    channels = 1 if colorspace == "GRAY" else 3
     pixels: Pixels = simplejpeg.decode_jpeg(
         content,
+        colorspace,
         min_height=height,
         min_width=width,
         min_factor=factor,
-        buffer=_buffer(3 * height * width),
+        buffer=_buffer(channels * height * width),
     )
     return pixels
 
@@ -247,13 +264,16 @@ def _buffer(size: int) -> NDArray[np.uint8] | None:
     return _buffers.content
 
 
-def _decode_with_pillow(content: bytes | memoryview, *, to_srgb: bool) -> Pixels:
-    """Decode an image of any format: RGB pixels (H, W, 3) as stored."""
+def _decode_with_pillow(
+    content: bytes | memoryview, color: StoredColor, policy: ColorPolicy
+) -> tuple[Pixels, Conversion | None]:
+    """Decode an image of any format: pixels (H, W, channels) as stored, and their conversion."""
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code in the process may have set it
     with open_image(content) as image:
         check_pixel_count(image.height, image.width)
         try:
-            return np.array(to_rgb(image, to_srgb=to_srgb))
+            pixels, conversion = stored_pixels(image, color, policy)
+            return np.array(pixels), conversion
         except (MemoryError, DecodeError):
             raise
         except Exception as error:  # Pillow raises almost anything: SyntaxError, struct.error …
@@ -261,19 +281,20 @@ def _decode_with_pillow(content: bytes | memoryview, *, to_srgb: bool) -> Pixels
 
 
 def _scale(pixels: Pixels, box: _Box, factor: int, out: Tensor) -> None:
-    """Scale ``box`` of an image to the size of ``out``, uint8 (height, width, 3).
+    """Scale ``box`` of an image to the size of ``out``, uint8 (height, width, channels).
 
-    ``pixels``, uint8 (H, W, 3), are those of the image reduced by ``factor``.
+    ``pixels``, uint8 (H, W, channels), are those of the image reduced by ``factor``.
     """
     bottom, right = box.top + box.height, box.left + box.width
     if any(edge % factor for edge in (box.top, box.left, bottom, right)):
-        # The box cuts through reduced pixels, which only Pillow can scale.
-        image = Image.fromarray(pixels).resize(
+        # The box cuts through reduced pixels, which only Pillow can scale: those of JPEG, gray or
+        # RGB.
+        image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).resize(
             (out.shape[1], out.shape[0]),
             Image.Resampling.BICUBIC,
             (box.left / factor, box.top / factor, right / factor, bottom / factor),
         )
-        out.copy_(torch.from_numpy(np.array(image)))
+        out.copy_(torch.from_numpy(np.array(image)).view(out.shape))
         return
     rows = slice(box.top // factor, bottom // factor)
     columns = slice(box.left // factor, right // factor)
@@ -281,7 +302,7 @@ def _scale(pixels: Pixels, box: _Box, factor: int, out: Tensor) -> None:
     if source.shape == out.shape:
         out.copy_(source)
         return
-    # As (1, 3, H, W) with the strides of a channels-last batch, a single image also takes
+    # As (1, channels, H, W) with the strides of a channels-last batch, a single image also takes
     # PyTorch's vectorized path for uint8, and the result is written straight to its place.
     planes, planes_out = (image[None].permute(0, 3, 1, 2) for image in (source, out))
     _SCALE_INTO(planes, list(out.shape[:2]), False, None, None, out=planes_out)

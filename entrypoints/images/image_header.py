@@ -90,6 +90,7 @@ class ImageHeader:
 
     ``orientation`` is EXIF's, 1 to 8; 1 if there is none that can be read. ``components`` are a
     JPEG's channels. ``is_scalable`` is true for a JPEG that can be decoded at a smaller size.
+    ``depth`` is in bits per channel.
     """
 
     format: Literal["jpeg", "png", "webp"]
@@ -98,6 +99,7 @@ class ImageHeader:
     orientation: int
     components: int = 0
     is_scalable: bool = False
+    depth: int = 8
 
     @property
     def displayed_size(self) -> tuple[int, int]:
@@ -171,7 +173,8 @@ def _jpeg_header(content: Content) -> ImageHeader:
             if not height or not width:
                 raise _damaged(f"{width} × {height} pixels")
             is_scalable = marker in _SCALABLE_FRAMES
-            return ImageHeader("jpeg", height, width, orientation, components, is_scalable)
+            depth = content[start]
+            return ImageHeader("jpeg", height, width, orientation, components, is_scalable, depth)
     # Bytes between the segments: Pillow, whose parser is Python as well, skips some of them.
     with open_image(content) as image:
         return ImageHeader("jpeg", image.height, image.width, orientation)
@@ -213,25 +216,34 @@ def jpeg_icc_profile(content: Content) -> bytes | None:
 
 
 def _png_header(content: Content) -> ImageHeader:
-    # A chunk is a big-endian length, four letters, the content and a checksum of four bytes.
     if len(content) < 33 or bytes(content[12:16]) != b"IHDR":
         raise _damaged("the header is cut short")
     width, height = struct.unpack(">II", content[16:24])
     if not height or not width:
         raise _damaged(f"{width} × {height} pixels")
-    orientation, offset = 1, 33
+    orientation = 1
+    for kind, block in png_chunks(content):
+        if kind == b"eXIf":
+            orientation = exif_orientation(bytes(block))
+            break
+        if kind in _PNG_TEXTS and bytes(block[: len(_RAW_PROFILE)]) == _RAW_PROFILE:
+            orientation = exif_orientation(_raw_profile(kind, bytes(block)))
+    return ImageHeader("png", height, width, orientation, depth=content[24])
+
+
+def png_chunks(content: Content) -> Iterator[tuple[bytes, Content]]:
+    """Yield kind and content of the chunks after a PNG's header, up to its end or that of a part.
+
+    A chunk is a big-endian length, four letters, the content and a checksum of four bytes.
+    """
+    offset = 33
     while offset + 8 <= len(content):
         (length,) = struct.unpack(">I", content[offset : offset + 4])
         kind = bytes(content[offset + 4 : offset + 8])
-        block = content[offset + 8 : offset + 8 + length]
-        if kind == b"eXIf":
-            orientation = exif_orientation(bytes(block))
-        elif kind in _PNG_TEXTS and bytes(block[: len(_RAW_PROFILE)]) == _RAW_PROFILE:
-            orientation = exif_orientation(_raw_profile(kind, bytes(block)))
-        if kind in (b"eXIf", b"IEND"):
-            break
+        yield kind, content[offset + 8 : offset + 8 + length]
+        if kind == b"IEND":
+            return
         offset += 12 + length
-    return ImageHeader("png", height, width, orientation)
 
 
 def _raw_profile(kind: bytes, block: bytes) -> bytes:
@@ -257,25 +269,31 @@ def _raw_profile(kind: bytes, block: bytes) -> bytes:
 
 
 def _webp_header(content: Content) -> ImageHeader:
-    # A chunk is four letters, a little-endian length and the content, padded to an even length.
-    # https://developers.google.com/speed/webp/docs/riff_container, read November 2026.
-    size, orientation, offset = None, 1, 12
-    while offset + 8 <= len(content):
-        kind = bytes(content[offset : offset + 4])
-        (length,) = struct.unpack("<I", content[offset + 4 : offset + 8])
-        head = bytes(content[offset + 8 : offset + 18])
+    size, orientation = None, 1
+    for kind, block in webp_chunks(content):
         if size is None:
-            size = _webp_size(kind, head)
+            size = _webp_size(kind, bytes(block[:10]))
             if kind != b"VP8X":  # only the extended format carries EXIF
                 break
         if kind == b"EXIF":
-            stop = offset + 8 + length
-            orientation = exif_orientation(bytes(content[offset + 8 : stop]))
+            orientation = exif_orientation(bytes(block))
             break
-        offset += 8 + length + length % 2
     if size is None:
         raise _damaged("the header is cut short")
     return ImageHeader("webp", *size, orientation)
+
+
+def webp_chunks(content: Content) -> Iterator[tuple[bytes, Content]]:
+    """Yield kind and content of a WebP's chunks; the last may be cut short.
+
+    A chunk is four letters, a little-endian length and the content, padded to an even length.
+    https://developers.google.com/speed/webp/docs/riff_container, read November 2026.
+    """
+    offset = 12
+    while offset + 8 <= len(content):
+        (length,) = struct.unpack("<I", content[offset + 4 : offset + 8])
+        yield bytes(content[offset : offset + 4]), content[offset + 8 : offset + 8 + length]
+        offset += 8 + length + length % 2
 
 
 def _webp_size(kind: bytes, head: bytes) -> tuple[int, int]:

@@ -14,8 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sm_train.entrypoints.common.index_location import is_streamed
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
+from sm_train.entrypoints.data.color_counts import ColorCounts, recorded_color
 from sm_train.entrypoints.data.selection import Selection, select_samples
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex, count_values
 from sm_train.entrypoints.removal.removal_list import RemovalList
 from sm_train.entrypoints.sample_metadata.column_types import ENRICHED, MADE_CAPTIONS, SOURCE
 from sm_train.entrypoints.sample_metadata.dates import is_date, moment
@@ -46,9 +48,11 @@ class DataFacts:
     ``columns`` are those of the index. ``origins`` are the buckets or top folders of the images by
     their numbers; None if the index does not have the images' names. ``options`` are those of
     packing, ``rejected`` the inputs that were not packed, by reason, and ``removed`` the samples
-    that were removed later, by the day. ``made_captions`` are the columns of captions that a
-    function of `sm-train enrich` has made, with its name, and ``made_columns`` other columns that
-    one has made. ``streamed`` samples were packed as they arrived.
+    that were removed later, by the day. ``colors`` counts images by what they state about their
+    colors. ``made_captions`` are the columns of captions that a function of `sm-train enrich` has
+    made, with its name and, if it saw images with another color policy than that of the pack, that
+    policy. ``made_columns`` are other columns that one has made. ``streamed`` samples were packed
+    as they arrived.
     """
 
     samples: int
@@ -63,6 +67,7 @@ class DataFacts:
     made_captions: dict[str, str] = field(default_factory=dict)
     made_columns: dict[str, str] = field(default_factory=dict)
     streamed: int = 0
+    colors: ColorCounts = field(default_factory=lambda: ColorCounts.of({}))
 
 
 def data_facts(
@@ -106,14 +111,41 @@ def data_facts(
         {name: value for name, value in header.options.items() if name not in _INTERNAL},
         dict(Counter(item.reason for item in index.rejected()).most_common()),
         removals.days,
-        dict(header.options.get(MADE_CAPTIONS, {})),
         {
-            column: made["function"]
+            column: _maker(made, header)
+            for column, made in header.options.get(MADE_CAPTIONS, {}).items()
+        },
+        {
+            column: _maker(made, header)
             for made in header.options.get(ENRICHED, [])
             for column in made["columns"]
         },
         _streamed_samples(index, selection),
+        ColorCounts.of(header.colors if selection is None else _selected_colors(index, selection)),
     )
+
+
+def _maker(made: Mapping[str, Any], header: IndexHeader) -> str:
+    """Return the function that made a column, and the colors it saw if those of others differ."""
+    policy = recorded_color(made)
+    is_pack = header.inputs is not None
+    if policy == (recorded_color(header.options) if is_pack else DEFAULT_COLOR):
+        return str(made["function"])
+    return f"{made['function']} (of images with {policy})"
+
+
+def _selected_colors(index: ShardIndex, selection: Selection) -> Mapping[str, int]:
+    """Count the codes of the selected samples; shards without colors say nothing."""
+    counted = Counter[str]()
+    first = 0
+    for lengths, colors in index.colors_by_group():
+        rows = range(first, first + len(lengths))
+        known = [row for row, length in zip(rows, lengths.tolist(), strict=True) if length]
+        if known:
+            mask = np.concatenate([selection.is_selected(row) for row in known])
+            counted.update(count_values(colors.filter(pa.array(mask))))
+        first += len(lengths)
+    return counted
 
 
 def _streamed_samples(index: ShardIndex, selection: Selection | None) -> int:
@@ -174,6 +206,8 @@ def fact_rows(facts: DataFacts) -> list[tuple[str, str]]:
         rows.append(("origins of the images", _counts(facts.origins)))
     for name, column in facts.columns.items():
         rows.append((f"by `{name}`", _describe(column)))
+    if facts.colors.images:
+        rows.append(("colors", _inline(facts.colors.describe())))
     if facts.options:
         options = sorted(facts.options.items())
         filters = ", ".join(f"`{name}`: {_inline(str(value))}" for name, value in options)

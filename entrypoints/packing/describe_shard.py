@@ -15,7 +15,8 @@ from sm_train.entrypoints.data.tar_reader import (
     printable_name,
     scan_bytes,
 )
-from sm_train.entrypoints.images.image_header import DecodeError, image_size, is_png
+from sm_train.entrypoints.images.image_header import is_png
+from sm_train.entrypoints.images.stored_color import UNKNOWN_FACTS, ImageFacts, image_facts
 from sm_train.entrypoints.packing.unusable_samples import (
     COMPRESSED,
     IMAGE_AND_TEXT,
@@ -26,8 +27,8 @@ from sm_train.entrypoints.packing.unusable_samples import (
     find_unusable,
 )
 
-_ABSENT, _UNKNOWN_SIZE = (0, 0), (0, 0)
-"""Place of an image that a sample lacks; height and width of one that cannot be read."""
+_ABSENT = (0, 0)
+"""Place of an image that a sample lacks."""
 
 DAMAGED = "shard-damaged"
 """Reason of a rejected part of a shard."""
@@ -75,12 +76,13 @@ def describe_tar(
     Raises:
         OSError: the tar cannot be read.
     """
-    found: list[tuple[int, int]] = []
+    found: list[ImageFacts] = []
     scan = scan_bytes(
-        tar, files.image, lambda start, stop: found.append(_image_size(tar, start, stop))
+        tar, files.image, lambda start, stop: found.append(_image_facts(tar, start, stop))
     )
     of_images = iter(found)
-    sizes = [_ABSENT if place == _ABSENT else next(of_images) for place in scan.wanted]
+    facts = [UNKNOWN_FACTS if place == _ABSENT else next(of_images) for place in scan.wanted]
+    sizes = [size for size, _ in facts]
     shard = Shard(
         name=name,
         bytes=scan.bytes,
@@ -89,12 +91,13 @@ def describe_tar(
         offsets=_offsets(scan),
         widths=tuple(width for _, width in sizes),
         heights=tuple(height for height, _ in sizes),
+        colors=tuple(color for _, color in facts),
     )
     unusable = find_unusable(tar, name, scan, files if find_missing else None)
     unreadable = [
         f"{name} {printable_name(key)}"
         for key, place, size in zip(scan.keys, scan.wanted, sizes, strict=True)
-        if find_missing and place != _ABSENT and size == _UNKNOWN_SIZE
+        if find_missing and place != _ABSENT and size == UNKNOWN_FACTS[0]
     ]
     if unreadable:
         unusable[UNREADABLE] = UnusableSamples()
@@ -115,15 +118,8 @@ def _offsets(scan: TarScan) -> tuple[int, ...]:
     return (*starts, int(scan.stops[-1]) if starts else 0)
 
 
-def _image_size(tar: TarBytes, start: int, stop: int) -> tuple[int, int]:
-    """Return an image's height and width; (0, 0) if its header is unreadable."""
+def _image_facts(tar: TarBytes, start: int, stop: int) -> ImageFacts:
     head = tar.pread(min(_HEAD_BYTES, stop - start), start)
-    try:
-        if not is_png(head):  # a PNG may carry its orientation after the pixels
-            return image_size(head)
-    except DecodeError:
-        pass
-    try:
-        return image_size(tar.pread(stop - start, start))
-    except DecodeError:
-        return _UNKNOWN_SIZE
+    # A PNG may carry its orientation after the pixels.
+    facts = UNKNOWN_FACTS if is_png(head) else image_facts(head)
+    return image_facts(tar.pread(stop - start, start)) if facts == UNKNOWN_FACTS else facts

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, SIZES, TEXT
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
@@ -34,14 +35,16 @@ class _Request:
 class LatentEncoder:
     """The autoencoder and text encoders of a diffusers folder, on the GPU if there is one.
 
-    Images are center-cropped and scaled to ``resolution`` × ``resolution``, as the data loader
-    does. Everything is encoded in fp32. On a CPU samples are encoded one at a time. On a GPU those
-    that threads have ready are encoded together; a batch always has ``batch_size`` rows, of which
-    the last ones may be empty. So kernels are the same for every batch, and a sample's arrays do
-    not depend on other samples.
+    Images are center-cropped and scaled to ``resolution`` × ``resolution``, and their colors
+    converted by a policy, as the data loader does. Everything is encoded in fp32. On a CPU samples
+    are encoded one at a time. On a GPU those that threads have ready are encoded together; a batch
+    always has ``batch_size`` rows, of which the last ones may be empty. So kernels are the same for
+    every batch, and a sample's arrays do not depend on other samples.
     """
 
-    def __init__(self, folder: Path, resolution: int, batch_size: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, resolution: int, color: ColorPolicy, batch_size: int | None = None
+    ) -> None:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         vae = load_autoencoder(folder / "vae")
         text = load_text_encoders(folder)
@@ -50,7 +53,7 @@ class LatentEncoder:
         self._text = text
         for encoder in text.encoders:
             encoder.eval().to(self._device)
-        self._decode_spec = DecodeSpec(resolution, resolution)
+        self._decode_spec = DecodeSpec(resolution, resolution, color=color)
         if batch_size is None:
             on_gpu = self._device.type == "cuda"
             batch_size = max(1, min(_MAX_BATCH, _BATCH_PIXELS // resolution**2)) if on_gpu else 1

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR, ColorPolicy, Hdr, IccProfile
 from sm_train.entrypoints.sample_metadata.column_types import ColumnType
 
 METADATA_BYTES = 512
@@ -49,6 +50,7 @@ class PackOptions:
     ``duplicates`` drops images with the same bytes. ``near_bits`` is the number of bits by which
     the hashes of near-duplicates may differ; None keeps near-duplicates. ``latents`` is the folder
     of the model that encodes latents. ``index_columns`` are the columns of samples in the index.
+    ``icc_profile`` and ``hdr`` are the :class:`ColorPolicy` of everything that decodes pixels.
     """
 
     pixels: bool = True
@@ -62,6 +64,13 @@ class PackOptions:
     latents: str | None = None
     latents_resolution: int | None = None
     index_columns: dict[str, ColumnType] = field(default_factory=dict)
+    icc_profile: IccProfile = UNRECORDED_COLOR.icc_profile
+    hdr: Hdr = UNRECORDED_COLOR.hdr
+
+    @property
+    def color(self) -> ColorPolicy:
+        """How stored colors become RGB."""
+        return ColorPolicy(self.icc_profile, self.hdr)
 
     @property
     def deduplicates(self) -> bool:

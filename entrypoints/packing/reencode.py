@@ -9,14 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 from sm_train.entrypoints.common.installed_form import install_command
+from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.entrypoints.images.color import to_rgb
 from sm_train.entrypoints.images.decoder_pool import Decoders
+from sm_train.entrypoints.images.heif_boxes import primary_color_codes
+from sm_train.entrypoints.images.icc_profile import profile_space
 from sm_train.entrypoints.images.image_header import (
     DecodeError,
     corrupt_image_error,
     file_kind,
     read_header,
 )
+from sm_train.entrypoints.images.stored_color import StoredColor, read_stored_color
 from sm_train.entrypoints.object_store.stream_upload import BytesLike
 from sm_train.entrypoints.packing.image_metadata import MAX_PIXELS
 
@@ -63,17 +67,18 @@ def measure(content: BytesLike) -> tuple[int, int]:
         return image.height, image.width
 
 
-def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
+def reencode(content: BytesLike, max_side: int | None, quality: int, policy: ColorPolicy) -> bytes:
     """Return the image as an upright JPEG whose longer side has at most ``max_side`` pixels.
 
-    Of several images in a file it is the first, or the primary one. Transparent images get a white
-    background. An ICC profile is kept if it describes RGB colors; other colors are converted to
-    sRGB. Other metadata is not kept.
+    Of several images in a file it is the first, or the primary one, without its gain map.
+    Transparent images get a white background. Colors are converted by ``policy``; an RGB profile
+    whose colors stay as stored is kept. Other metadata is not kept.
 
     Raises:
-        DecodeError: the image is corrupt, too large, or of a format that cannot be read here.
+        DecodeError: the image is corrupt, too large, rejected by the policy, or of a format that
+            cannot be read here.
     """
-    result, profile = _decode_upright(content, max_side, keeps_profile=True)
+    result, profile = _decode_upright(content, None, policy)
     if max_side is not None and max(result.size) > max_side:
         result.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
     if max(result.size) > _MAX_JPEG_SIDE:
@@ -87,33 +92,39 @@ def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
     return encoded.getvalue()
 
 
-def decode_srgb(content: BytesLike, max_side: int, decoders: Decoders) -> NDArray[np.uint8]:
-    """Return an upright image in sRGB, uint8 (height, width, 3), decoded by one of ``decoders``.
+def decode_upright(
+    content: BytesLike, max_side: int, decoders: Decoders, policy: ColorPolicy
+) -> NDArray[np.uint8]:
+    """Return an upright image as RGB, uint8 (height, width, 3), decoded by one of ``decoders``.
 
     Its longer side has at most ``max_side`` pixels. A much larger JPEG is decoded at a reduced
     size.
 
     Raises:
-        DecodeError: the image is corrupt, too large, or of a format that cannot be read here.
+        DecodeError: as in :func:`reencode`.
     """
     if is_convertible(content):
-        return decoders.call(_convertible_pixels, content, max_side)
+        return decoders.call(_convertible_pixels, content, max_side, policy)
     # With a known size the pixels are written to shared memory, and not pickled.
     height, width = _scaled(read_header(content).displayed_size, max_side)
     if height * width > MAX_PIXELS:
         raise DecodeError("image-bomb", f"{width} × {height} pixels; {MAX_PIXELS:,} at most")
     pixels = np.empty((height, width, 3), np.uint8)
-    decoders.fill(_fill_srgb, content, pixels, height, width)
+    decoders.fill(_fill, content, pixels, height, width, policy)
     return pixels
 
 
-def _fill_srgb(content: BytesLike, out: NDArray[np.uint8], height: int, width: int) -> None:
-    image, _ = _decode_upright(content, max(height, width), keeps_profile=False)
+def _fill(
+    content: BytesLike, out: NDArray[np.uint8], height: int, width: int, policy: ColorPolicy
+) -> None:
+    image, _ = _decode_upright(content, max(height, width), policy)
     out.reshape(-1)[:] = _resized(image, height, width).reshape(-1)
 
 
-def _convertible_pixels(content: BytesLike, max_side: int) -> NDArray[np.uint8]:
-    image, _ = _decode_upright(content, max_side, keeps_profile=False)
+def _convertible_pixels(
+    content: BytesLike, max_side: int, policy: ColorPolicy
+) -> NDArray[np.uint8]:
+    image, _ = _decode_upright(content, max_side, policy)
     return _resized(image, *_scaled((image.height, image.width), max_side))
 
 
@@ -132,11 +143,11 @@ def _scaled(size: tuple[int, int], max_side: int) -> tuple[int, int]:
 
 
 def _decode_upright(
-    content: BytesLike, max_side: int | None, *, keeps_profile: bool
+    content: BytesLike, max_side: int | None, policy: ColorPolicy
 ) -> tuple[Image.Image, bytes | None]:
-    """Return an upright RGB image and its ICC profile, None if it is in sRGB.
+    """Return an upright RGB image, and the profile of colors that are as stored.
 
-    In sRGB a JPEG of more than twice ``max_side`` pixels is decoded at a reduced size.
+    A JPEG of more than twice ``max_side`` pixels is decoded at a reduced size.
     """
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # a process-wide flag that other code may have set
     with _open(content) as image:
@@ -144,22 +155,28 @@ def _decode_upright(
             size = f"{image.width} × {image.height} pixels"
             raise DecodeError("image-bomb", f"{size}; {MAX_PIXELS:,} at most")
         try:
-            if not keeps_profile and max_side is not None:
+            if max_side is not None:
                 image.draft(None, (2 * max_side, 2 * max_side))
             image.load()
             orientation = _orientation(content, image)
-            profile = image.info.get("icc_profile")
-            if not keeps_profile or profile is None or profile[16:20] != b"RGB ":
-                result, profile = to_rgb(image, to_srgb=True), None
-            else:
-                result = to_rgb(image)
+            color = _stored_color(content, image)
+            result = to_rgb(image, color, policy)
         except (MemoryError, DecodeError):
             raise
         except Exception as error:  # Pillow's decoders raise almost anything
             raise corrupt_image_error(error) from None
     if orientation in _TURNS:
         result = result.transpose(_TURNS[orientation])
-    return result, profile
+    is_rgb = color.profile is not None and profile_space(color.profile) == b"RGB "
+    return result, color.profile if policy.icc_profile == "ignore" and is_rgb else None
+
+
+def _stored_color(content: BytesLike, image: Image.Image) -> StoredColor:
+    if image.format not in _CONVERTED.values():
+        return read_stored_color(content)
+    profile = image.info.get("icc_profile") or None
+    codes = primary_color_codes(content) if image.format in ("AVIF", "HEIF") else None
+    return StoredColor("RGB", 8, profile, *(codes or ()))
 
 
 def _open(content: BytesLike) -> Image.Image:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
+from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
 from sm_train.entrypoints.data.buffer_pool import ReadBufferPool
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
@@ -171,15 +172,17 @@ def encode_record(
 def _write_samples(writer: ShardWriter, samples: Iterator[_Sample], columns: ColumnTypes) -> Shard:
     widths: list[int] = []
     heights: list[int] = []
+    colors: list[str | None] = []
     values: dict[str, list[Any]] = {name: [] for name in columns}
     with writer:
         for sample in samples:
             writer.append(sample.key, *sample.buffers)
             widths.append(sample.metadata.width)
             heights.append(sample.metadata.height)
+            colors.append(sample.metadata.color.code)
             for column, value in zip(values.values(), sample.columns, strict=True):
                 column.append(value)
-        return writer.finish(widths, heights, values)
+        return writer.finish(widths, heights, colors, values)
 
 
 def _accepted_samples(
@@ -286,24 +289,24 @@ def _encode_latents(
     """Return the requested ``.npy`` arrays by their file extensions."""
     if options.latents is None or options.latents_resolution is None:
         return {}
-    encoder = _encoder(options.latents, options.latents_resolution)
+    encoder = _encoder(options.latents, options.latents_resolution, options.color)
     return encoder.encode(content, caption, decoders)
 
 
 _load_lock = threading.Lock()
 
 
-def _encoder(folder: str, resolution: int) -> LatentEncoder:
+def _encoder(folder: str, resolution: int, color: ColorPolicy) -> LatentEncoder:
     """Return this process's encoder, whose weights its threads share."""
     with _load_lock:
-        return _load_encoder(folder, resolution)
+        return _load_encoder(folder, resolution, color)
 
 
 @lru_cache(maxsize=1)
-def _load_encoder(folder: str, resolution: int) -> LatentEncoder:
+def _load_encoder(folder: str, resolution: int, color: ColorPolicy) -> LatentEncoder:
     from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
 
-    return LatentEncoder(Path(folder), resolution)
+    return LatentEncoder(Path(folder), resolution, color)
 
 
 def read_metadata(
@@ -315,7 +318,7 @@ def read_metadata(
         DecodeError: it is missing, corrupt, or filtered out.
     """
     content = read_input("image", item.address, item.bytes, reader.access)
-    check = partial(read_image_metadata, pixels=options.pixels, colors=colors)
+    check = partial(read_image_metadata, policy=options.color, pixels=options.pixels, colors=colors)
     if options.convert and is_convertible(content):
         return _convert(content, options, reader.decoders, check)
     decoders = reader.decoders if options.pixels else InProcessDecoders()  # headers need no decoder
@@ -341,7 +344,7 @@ def _reencode(
     content: BytesLike, options: PackOptions, decoders: Decoders, check: _Check
 ) -> tuple[BytesLike, ImageMetadata]:
     quality = options.quality or DEFAULT_QUALITY
-    encode = partial(reencode, max_side=options.max_side, quality=quality)
+    encode = partial(reencode, max_side=options.max_side, quality=quality, policy=options.color)
     encoded = decoders.call(encode, content)
     return encoded, decoders.call(check, encoded)
 

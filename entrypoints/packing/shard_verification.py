@@ -39,7 +39,7 @@ def verify_shard(path: Path, expected: Shard | None = None) -> None:
         _strict_scan(path)
         return
     shard = scan_shard(path, expected.name)
-    if shard != replace(expected, widths=(), heights=(), columns={}):
+    if shard != replace(expected, widths=(), heights=(), colors=(), columns={}):
         raise ShardError(
             f"{path}: not the shard in the index: it has {shard.samples} samples, "
             f"{shard.bytes} bytes and digest {shard.blake3[:12]}…, the index has "

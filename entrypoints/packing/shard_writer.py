@@ -114,9 +114,10 @@ class ShardWriter:
         self,
         widths: Sequence[int] = (),
         heights: Sequence[int] = (),
+        colors: Sequence[str | None] = (),
         columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> Shard:
-        """End the tar and return its description; the images' dimensions are in pixels."""
+        """End the tar and return its description (:class:`Shard`)."""
         end = self._size
         self._buffer(END_MARK)
         self._flush()
@@ -130,6 +131,7 @@ class ShardWriter:
             offsets=(*self._offsets, end),
             widths=tuple(widths),
             heights=tuple(heights),
+            colors=tuple(colors),
             columns={name: tuple(values) for name, values in (columns or {}).items()},
         )
 

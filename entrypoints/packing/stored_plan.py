@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.job_config import Hdr, IccProfile
 from sm_train.entrypoints.common.stored_fields import (
     amount,
     anything,
@@ -67,6 +68,8 @@ _OPTION_CHECKS = {
     "latents": optional(text),
     "latents_resolution": optional(positive),
     "index_columns": mapping_of(one_of(*get_args(ColumnType))),
+    "icc_profile": one_of(*get_args(IccProfile)),
+    "hdr": one_of(*get_args(Hdr)),
 }
 """The fields of :class:`PackOptions`."""
 

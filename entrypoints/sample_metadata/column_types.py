@@ -13,10 +13,14 @@ SOURCE = "source"
 """The column with the path or address of each image, which needs no table."""
 
 ENRICHED = "enrichments"
-"""Option of an index: the enrichments of its shards, oldest first: ``function``, ``columns``."""
+"""Option of an index: the enrichments of its shards, oldest first: ``columns``, and what is in
+:data:`MadeBy`."""
 
 MADE_CAPTIONS = "made_captions"
-"""Option of an index: the columns of captions that `sm-train enrich` has made → the function."""
+"""Option of an index: the columns of captions that `sm-train enrich` has made → :data:`MadeBy`."""
+
+MadeBy: TypeAlias = Mapping[str, str]
+"""What has made a column: ``function``, and the :class:`ColorPolicy` of the images that it got."""
 
 ColumnTypes: TypeAlias = Mapping[str, ColumnType]
 """Column → the type of all of its values, any of which may be missing."""

@@ -216,7 +216,8 @@ def _folder_source(folder: Path) -> _Source:
         caption_key="txt",
         crop="center",
         decode="fast",
-        icc_profile="ignore",
+        icc_profile="srgb",
+        hdr="reject",
         aspect_buckets=False,
         max_bad_fraction=0.01,
     )

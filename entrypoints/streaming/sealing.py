@@ -21,7 +21,7 @@ from sm_train.entrypoints.common.index_location import SHARDS_FOLDER, streamed_s
 from sm_train.entrypoints.common.stored_fields import list_of, record_of, text
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.tar_reader import sample_members
-from sm_train.entrypoints.images.image_header import DecodeError, image_size
+from sm_train.entrypoints.images.stored_color import image_facts
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
 from sm_train.entrypoints.object_store.stream_upload import BytesLike
@@ -200,6 +200,7 @@ class Sealer:
     def _write_shard(self, number: int, names: Sequence[str]) -> Shard:
         file_name = streamed_shard(number)
         widths, heights, sources = [], [], []
+        colors: list[str | None] = []
         with (
             self.destination.atomic_writer(f"{SHARDS_FOLDER}/{file_name}") as sink,
             ShardWriter(sink, file_name) as writer,
@@ -208,11 +209,12 @@ class Sealer:
                 members, source = self._parse(names[position], encoded)
                 key = sample_key(number, position)
                 writer.append(key, *_with_key(key, members))
-                height, width = _image_size(next(iter(members.values())))
+                (height, width), color = image_facts(next(iter(members.values())))
+                colors.append(color)
                 heights.append(height)
                 widths.append(width)
                 sources.append(source)
-            return writer.finish(widths, heights, {SOURCE: sources})
+            return writer.finish(widths, heights, colors, {SOURCE: sources})
 
     def _parse(self, name: str, encoded: bytes) -> tuple[dict[str, memoryview], str]:
         """Return the files of a staged sample, and the address of its image.
@@ -243,11 +245,3 @@ def _with_key(key: str, members: dict[str, memoryview]) -> list[BytesLike]:
         for extension, content in members.items()
         for part in member_parts(f"{key}.{extension}", bytes(content))
     ]
-
-
-def _image_size(image: memoryview) -> tuple[int, int]:
-    """Return an image's height and width; (0, 0) if they are unreadable."""
-    try:
-        return image_size(image)
-    except DecodeError:
-        return 0, 0

@@ -42,6 +42,9 @@ from sm_train.entrypoints.streaming.stream_state import (
     record_name,
 )
 
+STREAM_OPTIONS = PackOptions(icc_profile="srgb", hdr="reject")
+"""How every stream packs its images; its index records it."""
+
 
 class RetryLaterError(Exception):
     """An image cannot be packed yet; its message should be delivered again."""
@@ -55,7 +58,7 @@ class Stager:
     """
 
     destination: S3Prefix
-    options: PackOptions = field(default_factory=PackOptions)
+    options: PackOptions = STREAM_OPTIONS
     decoders: Decoders = field(default_factory=InProcessDecoders)
     removed: Container[str] = ()
     packed: PackedImages | None = None

@@ -36,6 +36,7 @@ from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.shared_work.plan_documents import PlanError, one_line
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 from sm_train.entrypoints.streaming.arrivals import is_image
+from sm_train.entrypoints.streaming.staging import STREAM_OPTIONS
 from sm_train.entrypoints.streaming.stream_state import (
     DONE,
     LEASES,
@@ -265,7 +266,10 @@ class StreamIndexer:
     def _writer(self, file: BinaryIO, current: ShardIndex | None, fingerprint: str) -> IndexWriter:
         """Return the writer of the new index."""
         if current is None:
-            return IndexWriter(file, target_bytes=self.target_bytes, inputs=fingerprint)
+            options = STREAM_OPTIONS.non_defaults()
+            return IndexWriter(
+                file, target_bytes=self.target_bytes, inputs=fingerprint, options=options
+            )
         if current.header.inputs is None:  # the names of its images are not known
             return current.rewriter(file)
         return current.rewriter(file, [fingerprint])

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.checkpointing.checkpoint_files import CheckpointError
 from sm_train.entrypoints.common.checkpoint_layout import SETTINGS_FILE
 from sm_train.entrypoints.common.job_config import JobConfig, StageConfig
+from sm_train.entrypoints.data.color_counts import recorded_color
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.objectives import default_shift
 
@@ -169,6 +170,25 @@ def read_settings(folder: Path) -> dict[str, Any]:
             "under another name"
         )
     return document
+
+
+def with_kept_color(config: JobConfig, folder: Path) -> JobConfig:
+    """Return the job with the color policy that the weights in ``folder`` were trained with.
+
+    A run that sees other colors from one step to the next would learn both.
+
+    Raises:
+        CheckpointError: the settings in the folder are missing or damaged.
+    """
+    course = read_settings(folder)["course"]
+    kept = recorded_color(
+        {
+            name: course[f"data.{name}"]
+            for name in vars(config.data.color)
+            if f"data.{name}" in course
+        }
+    )
+    return replace(config, data=replace(config.data, **vars(kept)))
 
 
 def require_same_target(folder: Path, current: Settings) -> None:

@@ -14,6 +14,7 @@ from sm_train.entrypoints.common.job_config import (
     DecodeMode,
     ExtraConfig,
     ExtraKind,
+    Hdr,
     IccProfile,
     ReaderName,
 )
@@ -243,9 +244,14 @@ class DataSection(Section):
         "or an eighth of their size.",
     )
     icc_profile: IccProfile = Field(
-        default="ignore",
-        description="ignore: use the pixels as stored. srgb: convert images with an ICC profile "
-        "(Display P3, Adobe RGB, CMYK) to sRGB.",
+        default="srgb",
+        description="srgb: convert images with a color profile (Display P3, Adobe RGB, CMYK) to "
+        "sRGB, as browsers show them. ignore: use the pixels as stored.",
+    )
+    hdr: Hdr = Field(
+        default="reject",
+        description="reject: count HDR images (PQ and HLG) as unreadable samples. keep: use their "
+        "pixels as stored.",
     )
     aspect_buckets: bool = Field(
         default=False,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.common.job_config import ColorPolicy, Hdr, IccProfile
 from sm_train.toolkit.packing.pack import PackResult
 from sm_train.toolkit.packing.pack import pack as pack_images
 from sm_train.toolkit.packing.pack_arguments import PackArguments
@@ -35,6 +36,8 @@ def pack(
     convert: bool = False,
     latents: str | Path | None = None,
     resolution: int | None = None,
+    icc_profile: IccProfile = ColorPolicy.icc_profile,
+    hdr: Hdr = ColorPolicy.hdr,
     headers_only: bool = False,
     append: bool = False,
     removed: str | Path | Sequence[str | Path] = (),
@@ -75,6 +78,9 @@ def pack(
         convert: Also pack HEIC, AVIF, TIFF, GIF, BMP and JPEG 2000 files, encoded as JPEG.
         latents: Add latents and text states encoded by this diffusers model.
         resolution: The resolution of the latents, in pixels.
+        icc_profile: ``"srgb"`` converts the colors of images with a profile to sRGB where pixels
+            are encoded or compared; ``"ignore"`` takes them as stored.
+        hdr: ``"reject"`` rejects HDR images (PQ and HLG); ``"keep"`` packs them.
         headers_only: Skip decoding: faster, but corrupt images are not detected.
         append: Add the images that the pack in ``destination`` does not have, in new shards.
         removed: Packs, of which images that `sm-train remove` removed are left out, as are those
@@ -113,6 +119,8 @@ def pack(
         convert=convert,
         latents=None if latents is None else Path(latents),
         resolution=resolution,
+        icc_profile=icc_profile,
+        hdr=hdr,
         headers_only=headers_only,
         append=append,
         removed=[str(removed)] if isinstance(removed, str | Path) else [*map(str, removed)],

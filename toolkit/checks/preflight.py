@@ -51,6 +51,7 @@ from sm_train.toolkit.checks.run_file import placeholder_findings
 from sm_train.toolkit.checks.shards import (
     Shards,
     augmentation_findings,
+    color_findings,
     epoch_findings,
     expiry_findings,
     index_findings,
@@ -289,6 +290,7 @@ def _partition_findings(subject: Subject, shards: Shards) -> Iterator[Finding]:
     if not config.reads_shards:
         return
     yield from augmentation_findings(shards, config)
+    yield from color_findings(shards, config)
     yield from shard_findings(
         shards,
         as_document(subject.estimate),

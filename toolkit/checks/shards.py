@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.cost.stage import CostStage
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR, ColorPolicy
+from sm_train.entrypoints.data.color_counts import ColorCounts, latents_problem, recorded_color
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.indexing.index_plan import ListedShard
 from sm_train.estimators.config.schema import RunConfig
@@ -42,6 +44,8 @@ LARGE_SHARDS = Check("large-shards", ("info",))
 
 
 AUGMENTED_LATENTS = Check("augmented-latents", ("error",))
+LATENTS_COLOR = Check("latents-color", ("error",))
+DISTORTED_COLORS = Check("distorted-colors", ("warning",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +54,8 @@ class Shards:
 
     ``where`` is the run file's key or the option that names them, ``location`` a folder, file or
     URI. ``samples`` is None without an index, ``latents`` is the resolution of latents in them, 0
-    without any.
+    without any, and ``latents_color`` the policy that they were encoded with. ``colors`` counts the
+    images by what they state about their colors.
     """
 
     where: str
@@ -60,6 +65,8 @@ class Shards:
     samples: NDArray[np.int64] | None = None
     """int64 (num_shards,)"""
     latents: int = 0
+    latents_color: ColorPolicy = DEFAULT_COLOR
+    colors: ColorCounts = field(default_factory=lambda: ColorCounts.of({}))
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -72,8 +79,16 @@ def of_index(index: ShardIndex, where: str) -> Shards:
         ShardError: the index is damaged.
     """
     order = np.argsort(np.array(index.names, dtype=object), kind="stable")
-    latents = latents_of(index.header)
-    return Shards(where, str(index.path), index.bytes[order], index.samples[order], latents)
+    header = index.header
+    return Shards(
+        where,
+        str(index.path),
+        index.bytes[order],
+        index.samples[order],
+        latents_of(header),
+        recorded_color(header.options.get("latents") or {}),
+        ColorCounts.of(header.colors),
+    )
 
 
 def index_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:
@@ -159,6 +174,22 @@ def augmentation_findings(shards: Shards, config: RunConfig) -> Iterator[Finding
             f"{' and '.join(keys)} cannot change them",
             "pack without --latents, or leave the key out",
         )
+
+
+def color_findings(shards: Shards, config: RunConfig) -> Iterator[Finding]:
+    """Check that training sees the images as people do, and latents of its color policy."""
+    policy = config.data.job_config().color
+    stages = [stage.name for stage in config.stages if stage.resolution == shards.latents]
+    if stages and config.entry is None:
+        problem = latents_problem(shards.latents_color, policy, shards.latents)
+        if problem is not None:
+            yield LATENTS_COLOR.found(
+                "error", "data.icc_profile", f"{shards.location}: {problem[0]}", problem[1]
+            )
+            return
+    for key, found, fix in shards.colors.distortions(policy):
+        message = f"{shards.location}: {found}"
+        yield DISTORTED_COLORS.found("warning", f"data.{key}", message, fix)
 
 
 def of_listing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -330,5 +331,5 @@ def shards_in_s3(config: RunConfig, listing: ShardListing, local: Shards | None)
     """Return the listed shards, with the numbers of samples of ``local`` if those are the same."""
     listed = of_listing(listing.shards, "data.uri", config.data.uri)
     if local is not None and np.array_equal(local.bytes, listed.bytes):
-        return Shards("data.uri", config.data.uri, listed.bytes, local.samples, local.latents)
+        return replace(local, where="data.uri", location=config.data.uri, bytes=listed.bytes)
     return listed

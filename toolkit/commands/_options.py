@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
     from sm_train.cost.prices import PriceTable
@@ -124,6 +126,38 @@ _PROCESSING_NAMES = ("dry_run", "yes", "instance")
 """Options that mean something on SageMaker Processing only."""
 
 
+_COLOR_OPTIONS = (
+    click.option(
+        "--icc-profile",
+        type=click.Choice(["srgb", "ignore"]),
+        help="srgb: convert the colors of images with a profile to sRGB. ignore: take their pixels "
+        "as stored. By default data.icc_profile of RUN, or srgb without --for.",
+    ),
+    click.option(
+        "--hdr",
+        type=click.Choice(["reject", "keep"]),
+        help="reject: leave out HDR images (PQ and HLG). keep: take their pixels as stored. By "
+        "default data.hdr of RUN, or reject without --for.",
+    ),
+)
+
+
+def color_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of commands that decode images (:class:`ColorPolicy`)."""
+    return _add(_COLOR_OPTIONS, command)
+
+
+def color_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the color policy that the options state, or else the run file of --for.
+
+    Raises:
+        UserError: the run file is invalid.
+    """
+    data = None if arguments["run"] is None else load(arguments["run"]).data
+    default = ColorPolicy() if data is None else data.job_config().color
+    return {name: arguments[name] or value for name, value in vars(default).items()}
+
+
 def processing_options(verb: str, default_instance: str) -> Callable[..., Any]:
     """Return a decorator that adds the options of a command that also runs on Processing.
 
@@ -181,7 +215,6 @@ def read_processing(
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.costing.price_table import price_table
     from sm_train.toolkit.processing.start_processing import ProcessingOptions
-    from sm_train.toolkit.run_file import load
 
     if arguments["run"] is None:
         raise UserError(

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import processing_options, read_processing, require_local
+from sm_train.toolkit.commands._options import (
+    color_arguments,
+    color_options,
+    processing_options,
+    read_processing,
+    require_local,
+)
 from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
@@ -24,7 +30,8 @@ _COUNT = click.IntRange(min=1)
     option_groups={
         "Tables of images": ["--captions", "--image-column", "--where"],
         "How the function is called": [
-            *("--code", "--model", "--batch-size", "--max-side", "--workers"),
+            *("--code", "--model", "--batch-size", "--max-side", "--icc-profile", "--hdr"),
+            "--workers",
             "--accept-changed-code",
         ],
         "On SageMaker Processing": [
@@ -107,6 +114,7 @@ _COUNT = click.IntRange(min=1)
     is_flag=True,
     help="Resume although the module has changed: finished parts keep the columns that they have.",
 )
+@color_options
 @processing_options("Run", "ml.g5.2xlarge")
 @click.option(
     "--for",
@@ -130,10 +138,10 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     `sm-train pack --captions` reads. Or SRC is a set of shards with an index: DST receives shards/
     with the new columns in each sample's JSON file, and index.parquet.
 
-    The function gets an EnrichmentBatch: upright sRGB images, the columns of each as a dict, the
-    device and the folder of --model. It returns a dict of columns, each a list with a value for
-    every image: a text, a number, a boolean, None or a vector. An image that cannot be decoded has
-    no new columns.
+    The function gets an EnrichmentBatch: upright images in the colors that training sees, the
+    columns of each as a dict, the device and the folder of --model. It returns a dict of columns,
+    each a list with a value for every image: a text, a number, a boolean, None or a vector. An
+    image that cannot be decoded has no new columns.
 
     Each part is stored as a whole, so that each image has its columns once, however often a command
     is interrupted: run the same command again to resume. enriched.json says what was made, by which
@@ -175,6 +183,7 @@ def _job(options: dict[str, Any], arguments: dict[str, Any]) -> EnrichJob:
     names = ("source", "destination", "function", "model", "batch_size", "max_side", "captions")
     return EnrichJob(
         **{name: arguments[name] for name in (*names, "image_column", "where", "index_columns")},
+        **color_arguments(arguments),
         code=_code(arguments["code"], arguments["run"]),
         workers=arguments["workers"] or os.cpu_count() or 1,
         accepts_changed_code=arguments["accept_changed_code"],

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.toolkit.commands._command import command as sm_train_command
 from sm_train.toolkit.commands._options import processing_options, read_processing, require_local
+from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
     from sm_train.toolkit.packing.index import IndexJob
@@ -71,7 +73,8 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     require_local(arguments)
     with bytes_bar("indexing") as progress:
         result = index_shards(job, os.cpu_count() or 1, progress)
-    print_index_summary(result)
+    policy = ColorPolicy() if run is None else load(run).data.job_config().color
+    print_index_summary(result, policy)
     if arguments["as_json"]:
         write_json(index_document(result))
     return ExitCode.PREFLIGHT if result.unusable else ExitCode.OK

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.commands._command import command as sm_train_command
-from sm_train.toolkit.commands._options import processing_options, read_processing, require_local
+from sm_train.toolkit.commands._options import (
+    color_arguments,
+    color_options,
+    processing_options,
+    read_processing,
+    require_local,
+)
 from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
@@ -32,7 +38,10 @@ _SIDE = click.IntRange(min=1)
             *("--min-side", "--max-aspect", "--drop-duplicates", "--near-duplicates"),
             *("--headers-only", "--removed"),
         ],
-        "What is encoded": ["--max-side", "--quality", "--convert", "--latents", "--resolution"],
+        "What is encoded": [
+            *("--max-side", "--quality", "--convert", "--latents", "--resolution"),
+            *("--icc-profile", "--hdr"),
+        ],
         "On SageMaker Processing": [
             *("--on", "--instances", "--instance", "--dry-run", "--yes"),
         ],
@@ -141,6 +150,7 @@ _SIDE = click.IntRange(min=1)
     type=_SIDE,
     help="Resolution of the latents: that of the stage to train.",
 )
+@color_options
 @click.option(
     "--headers-only",
     is_flag=True,
@@ -219,6 +229,7 @@ def _job(options: dict[str, Any], arguments: dict[str, Any]) -> PackJob:
 
     given = arguments | {"instances": _max_instances(arguments["run"])}
     given |= {name: options[name] for name in ("region", "profile")}
+    given |= color_arguments(arguments)
     packed = PackArguments(**{field.name: given[field.name] for field in fields(PackArguments)})
     return packed.job(on_sagemaker=bool(arguments["on"]))
 

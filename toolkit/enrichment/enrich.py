@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
-from sm_train.entrypoints.common.job_config import JobConfigError
+from sm_train.entrypoints.common.job_config import ColorPolicy, Hdr, IccProfile, JobConfigError
 from sm_train.entrypoints.common.signals import interruption, raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.enrichment.build_enrichment import (
@@ -71,7 +71,7 @@ class EnrichJob:
     ``function`` is ``module:function``, whose module is in the folder ``code``. ``captions``,
     ``image_column`` and ``where`` describe a table of images, ``index_columns`` are new columns
     that the index of shards keeps. ``accepts_changed_code`` resumes with another version of the
-    module.
+    module. ``icc_profile`` and ``hdr`` are the :class:`ColorPolicy` of the images.
     """
 
     source: str
@@ -82,6 +82,8 @@ class EnrichJob:
     batch_size: int
     max_side: int
     workers: int
+    icc_profile: IccProfile = ColorPolicy.icc_profile
+    hdr: Hdr = ColorPolicy.hdr
     captions: str | None = None
     image_column: str = TableOptions.image_column
     where: str | None = None
@@ -98,6 +100,8 @@ class EnrichJob:
             None if self.model is None else str(self.model.resolve()),
             self.batch_size,
             self.max_side,
+            self.icc_profile,
+            self.hdr,
         )
 
 

@@ -36,6 +36,7 @@ from sm_train.entrypoints.packing.stored_plan import PackedInputs
 from sm_train.entrypoints.sample_metadata.column_types import (
     SOURCE,
     ColumnType,
+    MadeBy,
     common_type,
     type_of,
 )
@@ -110,8 +111,8 @@ class PackInputs:
     index_columns: dict[str, ColumnType | None]
     """The types of the columns that the index keeps; None for a column without any value."""
     comparison: Comparison | None = None
-    made_columns: dict[str, str] = field(default_factory=dict)
-    """The columns of the table that `sm-train enrich` has made, and the function of each."""
+    made_columns: dict[str, MadeBy] = field(default_factory=dict)
+    """The columns of the table that `sm-train enrich` has made, and what made each."""
 
     @property
     def is_empty(self) -> bool:

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
+from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR
 from sm_train.entrypoints.common.signals import interruption, raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
@@ -465,8 +466,8 @@ def _recorded_options(
     """Return the options for the index, with the captions of all its images that a program made."""
     before = {} if packed is None else packed.index.header.options.get(MADE_CAPTIONS, {})
     captions = {
-        name: function
-        for name, function in inputs.made_columns.items()
+        name: made_by
+        for name, made_by in inputs.made_columns.items()
         if name in job.table.caption_columns
     }
     made = before | captions
@@ -529,7 +530,7 @@ def index_options(job: PackJob) -> dict[str, Any]:
     }
     folder, resolution = job.options.latents, options.pop("latents_resolution", None)
     if folder is not None and resolution is not None:
-        options["latents"] = describe_latents(Path(folder), resolution)
+        options["latents"] = describe_latents(Path(folder), resolution) | vars(job.options.color)
     return options
 
 
@@ -643,11 +644,17 @@ def _require_same_options(job: PackJob, header: IndexHeader) -> None:
             "lack; pack these into another folder, enrich them, and list both in data.sources"
         )
     packed = header.options | {"shard_bytes": header.target_bytes}
-    new = index_options(job) | {"shard_bytes": job.shard_bytes}
-    for name in sorted((packed.keys() | new.keys()) - INDEX_OPTIONS - {MADE_CAPTIONS}):
-        if packed.get(name) != new.get(name):
-            how = _describe_option(name, packed.get(name))
-            raise UserError(f"--append: {job.destination} was packed {how}; use the same options")
+    new = dict(vars(UNRECORDED_COLOR)) | index_options(job) | {"shard_bytes": job.shard_bytes}
+    names = sorted((packed.keys() | new.keys()) - INDEX_OPTIONS - {MADE_CAPTIONS})
+    packed |= {name: packed.get(name, value) for name, value in vars(UNRECORDED_COLOR).items()}
+    differing = [
+        _describe_option(name, packed.get(name))
+        for name in names
+        if packed.get(name) != new.get(name)
+    ]
+    if differing:
+        how = ", ".join(differing)
+        raise UserError(f"--append: {job.destination} was packed {how}; use the same options")
 
 
 def _describe_option(name: str, value: Any) -> str:

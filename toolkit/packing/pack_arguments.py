@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from sm_train.entrypoints.common.job_config import ColorPolicy, Hdr, IccProfile
 from sm_train.entrypoints.models.components import ComponentsError, describe_latents
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackOptions
@@ -39,6 +40,8 @@ class PackArguments(TableOptions):
     convert: bool = False
     latents: Path | None = None
     resolution: int | None = None
+    icc_profile: IccProfile = ColorPolicy.icc_profile
+    hdr: Hdr = ColorPolicy.hdr
     headers_only: bool = False
     append: bool = False
     removed: Sequence[str] = ()
@@ -71,6 +74,8 @@ class PackArguments(TableOptions):
             near_bits=self.near_duplicates,
             latents=None if self.latents is None else str(self.latents),
             latents_resolution=self.resolution,
+            icc_profile=self.icc_profile,
+            hdr=self.hdr,
         )
         for problem in option_problems(options, shard_bytes):
             raise UserError(f"--{problem}")

@@ -6,8 +6,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypedDict
+from dataclasses import asdict
+from typing import Any, TypedDict
 
+from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR, ColorPolicy
+from sm_train.entrypoints.data.color_counts import ColorCounts
+from sm_train.entrypoints.data.shard_index import IndexHeader
 from sm_train.entrypoints.shared_work.worker_pool import WorkProgress
 from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import describe_skipped
@@ -51,7 +55,8 @@ class PackDocument(TypedDict):
 
     ``rejected`` is the number of inputs for each reason. ``skipped`` are the files that are neither
     images nor captions, by kind. ``filtered`` is the number of rows that do not fulfil ``--where``.
-    ``appended`` is null without ``--append``.
+    ``appended`` is null without ``--append``. ``colors`` counts the images of the pack
+    (:class:`ColorCounts`).
     """
 
     shards: int
@@ -61,6 +66,7 @@ class PackDocument(TypedDict):
     skipped: dict[str, SkippedDocument]
     filtered: int
     appended: AppendedDocument | None
+    colors: dict[str, Any]
     index: str
     shards_path: str
 
@@ -84,13 +90,15 @@ class IndexDocument(TypedDict):
 
     ``unusable`` are the samples that cannot be trained on, by reason: ``no-image``, ``no-caption``,
     ``dotted-name``, ``separated``, and ``gzip`` for whole shards. ``described`` is the number of
-    shards that the index did not describe before.
+    shards that the index did not describe before. ``colors`` counts the images
+    (:class:`ColorCounts`).
     """
 
     index: str
     shards: int
     samples: int
     bytes: int
+    colors: dict[str, Any]
     damaged: list[DamageDocument]
     unusable: dict[str, UnusableDocument]
     described: int
@@ -155,6 +163,7 @@ def pack_summary(result: PackResult) -> list[str]:
         lines.append(_describe_rejected(result))
     if result.filtered:
         lines.append(describe_filtered(result.filtered))
+    lines += describe_colors(index.header, ColorPolicy(*_color_options(index.header)))
     lines += describe_skipped(result.skipped)
     if result.appended is not None:
         lines += describe_comparison(result.appended.comparison)
@@ -165,6 +174,23 @@ def pack_summary(result: PackResult) -> list[str]:
             "--shard-size of 150 MB or more"
         )
     return lines
+
+
+def describe_colors(header: IndexHeader, policy: ColorPolicy | None = None) -> list[str]:
+    """Return the lines on the colors of images; none if all are in sRGB.
+
+    With ``policy``, they say what training would see differently from people under it.
+    """
+    counts = ColorCounts.of(header.colors)
+    lines = [] if counts.is_usual else [f"colors: {counts.describe()}"]
+    if policy is not None:
+        lines += [f"warning: {found}; {fix}" for _, found, fix in counts.distortions(policy)]
+    return lines
+
+
+def _color_options(header: IndexHeader) -> tuple[Any, ...]:
+    """Return the color policy of a pack."""
+    return tuple(header.options.get(name, value) for name, value in vars(UNRECORDED_COLOR).items())
 
 
 def _describe_pack(result: PackResult) -> str:
@@ -236,6 +262,7 @@ def pack_document(result: PackResult) -> PackDocument:
         },
         "filtered": result.filtered,
         "appended": _appended_document(result.appended),
+        "colors": asdict(ColorCounts.of(result.index.header.colors)),
         "index": result.index_path,
         "shards_path": result.shards_path,
     }
@@ -253,14 +280,18 @@ def _appended_document(appended: Appended | None) -> AppendedDocument | None:
     }
 
 
-def print_index_summary(result: IndexResult) -> None:
-    """Print on standard error what was indexed and what is damaged."""
+def print_index_summary(result: IndexResult, policy: ColorPolicy) -> None:
+    """Print on standard error what was indexed, and what is damaged or not seen as people do.
+
+    ``policy`` is that of the training.
+    """
     header = result.header
     verb = "is up to date" if result.up_to_date else "written"
     lines = [
         f"{result.location} {verb}: {header.samples:,} samples in {header.shards:,} shards "
         f"({header.bytes / 1e6:,.1f} MB)"
-        + (f", of which {result.described:,} were read" if result.known else "")
+        + (f", of which {result.described:,} were read" if result.known else ""),
+        *describe_colors(header, policy),
     ]
     lines += [
         f"damaged: {item.source}: {item.detail}" for item in result.damage[:_MAX_NAMED_DAMAGE]
@@ -283,6 +314,7 @@ def index_document(result: IndexResult) -> IndexDocument:
         "shards": result.header.shards,
         "samples": result.header.samples,
         "bytes": result.header.bytes,
+        "colors": asdict(ColorCounts.of(result.header.colors)),
         "damaged": [{"shard": item.source, "detail": item.detail} for item in result.damage],
         "unusable": {
             reason: {"count": samples.count, "first": samples.first}

@@ -23,7 +23,7 @@ from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.enrichment.part_summary import SUMMARY_KEY
 from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.packing.embedded_images import embedded_address, nested_column
-from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+from sm_train.entrypoints.sample_metadata.column_types import SOURCE, MadeBy
 from sm_train.entrypoints.sample_metadata.row_filter import NUMBER, ConditionError, RowFilter
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
@@ -445,8 +445,8 @@ def open_parquet(table: TableFile) -> Iterator[ParquetFile]:
         raise UserError(f"{table.location}: not parquet: {first}") from None
 
 
-def made_columns(file: TableFile, options: TableOptions) -> dict[str, str]:
-    """Return the columns of a table that `sm-train enrich` has made, and the function of each.
+def made_columns(file: TableFile, options: TableOptions) -> dict[str, MadeBy]:
+    """Return the columns of a table that `sm-train enrich` has made, and what made each.
 
     Raises:
         UserError: the table cannot be read.
@@ -458,7 +458,8 @@ def made_columns(file: TableFile, options: TableOptions) -> dict[str, str]:
         schema = parquet.schema_arrow
     try:
         summary = json.loads((schema.metadata or {}).get(SUMMARY_KEY, b"{}"))
-        made: dict[str, str] = checked_fields(summary, {"made": mapping_of(text)}).get("made", {})
+        checks = {"made": mapping_of(mapping_of(text))}
+        made: dict[str, MadeBy] = checked_fields(summary, checks).get("made", {})
         return made
     except ValueError as error:
         raise UserError(

@@ -98,6 +98,7 @@ def _rewrite(
         shard = writer.finish(
             [old.widths[number] for number in kept if old.widths],
             [old.heights[number] for number in kept if old.heights],
+            [old.colors[number] for number in kept if old.colors],
             {name: [values[number] for number in kept] for name, values in old.columns.items()},
         )
     record = encode_record(shard, columns=columns)

@@ -30,7 +30,7 @@ from sm_train.entrypoints.data.batches import BadSampleTracker, Batch
 from sm_train.entrypoints.data.loader import FIRST_DEPTH
 from sm_train.entrypoints.data.sampler import DataPosition, SamplerState
 from sm_train.entrypoints.data.shard_format import DataError
-from sm_train.entrypoints.data.shard_index import write_index
+from sm_train.entrypoints.data.shard_index import ShardIndex, write_index
 from sm_train.entrypoints.data.shard_reader import BadSample
 from sm_train.entrypoints.packing.shard_verification import scan_shard
 
@@ -729,6 +729,7 @@ def write_latents(folder: Path, missing: str | None = None) -> Path:
     write_shard(folder / "a.tar", samples)
     index = folder.parent / f"{folder.name}.parquet"
     options = {"latents": {"resolution": 8, "moments": [8, 2, 2], "text": [4, 16], "model": "m"}}
+    options["latents"] |= vars(DATA_CONFIG.color)
     write_index(index, [scan_shard(folder / "a.tar")], options=options)
     return index
 
@@ -750,6 +751,29 @@ def test_latents_are_used_at_their_resolution_only(tmp_path: Path, decode_worker
     [batch] = take_batches(other, 1)
     assert batch.moments is None
     assert tuple(batch.pixels.shape) == (2, 4, 4, 3)
+
+
+def test_latents_of_another_color_policy_are_refused(tmp_path: Path) -> None:
+    """A description without a policy means that pixels were taken as stored."""
+    index = write_latents(tmp_path / "shards")
+    described = ShardIndex(index).header.options["latents"]
+    del described["icc_profile"], described["hdr"]
+    shards = [scan_shard(tmp_path / "shards" / "a.tar")]
+    write_index(index, shards, options={"latents": described})
+    node = Cluster([tmp_path / "shards"], 1, tmp_path / "scan", index)
+    with pytest.raises(DataError) as raised:
+        node.loaders()
+    assert "encoded with icc_profile: ignore, hdr: keep, and the run has icc_profile: srgb" in str(
+        raised.value
+    )
+    assert "`sm-train pack SRC DST --latents MODEL --resolution 8 --icc-profile srgb" in str(
+        raised.value
+    )
+    as_stored = replace(DATA_CONFIG, icc_profile="ignore", hdr="keep")
+    [loader] = node.loaders(config=as_stored)
+    assert next(iter(loader)).moments is not None
+    # Images of another resolution are decoded, whatever the latents are of.
+    assert node.loaders(resolution=4)
 
 
 @pytest.mark.parametrize("missing", ["moments.npy", "text.npy"])

@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR as SRGB
 from sm_train.entrypoints.deduplication.colors import SIGNATURE_BYTES, are_alike
 from sm_train.entrypoints.deduplication.hamming import NONE, Images
 from sm_train.entrypoints.deduplication.near_duplicates import near_duplicates
@@ -68,7 +69,7 @@ def scene(number: int, side: int = 400) -> Image.Image:
 
 def images(contents: list[bytes], *, colors: bool = True) -> Images:
     """Return what is compared of images; without ``colors`` these are unknown."""
-    found = [read_image_metadata(content, colors=True) for content in contents]
+    found = [read_image_metadata(content, SRGB, colors=True) for content in contents]
     signatures = b"".join(image.colors or b"" for image in found)
     values = np.frombuffer(signatures, np.uint8).reshape(-1, SIGNATURE_BYTES)
     hashes = np.array([image.phash for image in found], np.uint64)
@@ -124,7 +125,7 @@ def test_a_transparent_logo_is_compared_on_white() -> None:
     pixels = np.asarray(transparent).copy()
     pixels[background] = (9, 9, 9, 0)
     [left, right] = [
-        read_image_metadata(encoded(image), colors=True).colors
+        read_image_metadata(encoded(image), SRGB, colors=True).colors
         for image in (figure, Image.fromarray(pixels))
     ]
     assert left == right
@@ -134,7 +135,9 @@ def test_plain_images_have_few_signatures() -> None:
     """Their hashes are equal, and a scanner's white is never quite the same."""
     found = {
         read_image_metadata(
-            encoded(Image.new("RGB", (64, 48), (243 + number, 250, 251))), colors=True
+            encoded(Image.new("RGB", (64, 48), (243 + number, 250, 251))),
+            SRGB,
+            colors=True,
         ).colors
         for number in range(8)
     }

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.cost.network import COLLECTIVES, bus_factor
+from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.entrypoints.distributed.messages import Messages, MissingNodeError
 from sm_train.entrypoints.doctor import node_benchmarks
 from sm_train.entrypoints.doctor.barrier import StoreBarrier
@@ -175,10 +176,19 @@ def test_decode_rate_counts_only_images_that_training_would_decode(tmp_path: Pat
     latents = {key: members | {"moments.npy": b"x"} for key, members in samples.items()}
     write_shard(tmp_path / "latents.tar", latents)
     (tmp_path / "damaged.tar").write_bytes(b"no tar")
-    assert (node_benchmarks.decoded_per_second([tmp_path / "images.tar"], "jpg;png", 8) or 0) > 0
-    assert node_benchmarks.decoded_per_second([tmp_path / "latents.tar"], "jpg;png", 8) is None
-    assert node_benchmarks.decoded_per_second([tmp_path / "damaged.tar"], "png", 8) is None
-    assert node_benchmarks.decoded_per_second([], "png", 8) is None
+    assert (
+        node_benchmarks.decoded_per_second([tmp_path / "images.tar"], "jpg;png", 8, ColorPolicy())
+        or 0
+    ) > 0
+    assert (
+        node_benchmarks.decoded_per_second([tmp_path / "latents.tar"], "jpg;png", 8, ColorPolicy())
+        is None
+    )
+    assert (
+        node_benchmarks.decoded_per_second([tmp_path / "damaged.tar"], "png", 8, ColorPolicy())
+        is None
+    )
+    assert node_benchmarks.decoded_per_second([], "png", 8, ColorPolicy()) is None
 
 
 # ------------------------------------------------------------------ parsers

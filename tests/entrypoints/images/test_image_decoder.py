@@ -14,10 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
+from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR as STORED
 from sm_train.entrypoints.images import image_decoder
 from sm_train.entrypoints.images.color import to_rgb
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from sm_train.entrypoints.images.image_header import DecodeError, exif_orientation, image_size
+from sm_train.entrypoints.images.stored_color import StoredColor
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.reencode import reencode
 
@@ -142,8 +144,8 @@ def test_lossless_jpeg_is_decoded_at_its_full_size(channels: int) -> None:
 
 def test_lossless_jpeg_has_metadata() -> None:
     pixels = np.asarray(photo(640, 700).convert("L"))
-    metadata = read_image_metadata(lossless_jpeg(pixels))
-    reference = read_image_metadata(encode(Image.fromarray(pixels), "PNG"))
+    metadata = read_image_metadata(lossless_jpeg(pixels), STORED)
+    reference = read_image_metadata(encode(Image.fromarray(pixels), "PNG"), STORED)
     assert (metadata.format, metadata.height, metadata.width) == ("jpeg", 640, 700)
     assert metadata.phash is not None
     assert reference.phash is not None
@@ -187,7 +189,7 @@ def test_png_orientation_counts_wherever_it_is(after_pixels: bool) -> None:
         at = len(plain) - 12 if after_pixels else 33
         content = plain[:at] + png_chunk(b"eXIf", block) + plain[at:]
         assert image_size(content) == size
-        metadata = read_image_metadata(content)
+        metadata = read_image_metadata(content, STORED)
         assert (metadata.height, metadata.width) == size
         pixels = decode(content, DecodeSpec(*size))
         upright = (
@@ -204,7 +206,7 @@ def test_unusual_jpegs_are_read_as_pillow_reads_them() -> None:
     for between in (b"\xff\xff", bytes(3), b"abc"):
         content = plain[:frame] + between + plain[frame:]
         assert np.array_equal(decode(content, DecodeSpec(64, 96)), expected)
-        assert read_image_metadata(content).width == 96
+        assert read_image_metadata(content, STORED).width == 96
     sampled = bytearray(encode(photo(64, 96), "JPEG", subsampling=2))
     frame = sampled.index(b"\xff\xc0")
     assert sampled[frame + 11] == 0x22
@@ -213,7 +215,7 @@ def test_unusual_jpegs_are_read_as_pillow_reads_them() -> None:
     with Image.open(io.BytesIO(content)) as image:
         reference = np.asarray(image.convert("RGB"))
     assert difference(decode(content, DecodeSpec(64, 96)), reference)[0] <= 2
-    assert read_image_metadata(content).width == 96
+    assert read_image_metadata(content, STORED).width == 96
 
 
 def test_rotated_image_is_cropped_upright() -> None:
@@ -292,7 +294,7 @@ def gray_tiff(levels: list[int], bits: int, white_is_zero: bool) -> bytes:
 def test_a_tiff_of_32_bits_in_which_zero_is_white_is_refused() -> None:
     """Pillow 13 does not know the kind, so nothing reads it as its negative."""
     with pytest.raises(DecodeError):
-        reencode(gray_tiff([0, 2**31], 32, white_is_zero=True), None, 95)
+        reencode(gray_tiff([0, 2**31], 32, white_is_zero=True), None, 95, STORED)
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -301,7 +303,7 @@ def test_zero_is_white_if_a_tiff_says_so(bits: int) -> None:
     levels = [level << (bits - 8) for level in (0, 3, 128, 252, 255)]
     for white_is_zero, expected in ((False, [0, 3, 128, 252, 255]), (True, [255, 252, 127, 3, 0])):
         with Image.open(io.BytesIO(gray_tiff(levels, bits, white_is_zero))) as image:
-            pixels = np.asarray(to_rgb(image))
+            pixels = np.asarray(to_rgb(image, StoredColor("gray", 8), STORED))
         assert pixels[0, :, 0].tolist() == expected
 
 
@@ -443,9 +445,9 @@ def test_color_profile_is_ignored_unless_srgb_is_requested(image_format: str) ->
     image = photo(40, 40)
     options = {"lossless": True} if image_format == "WEBP" else {}
     content = encode(image, image_format, icc_profile=wide_gamut_profile(), **options)
-    ignored = decode(content, DecodeSpec(40, 40))
+    ignored = decode(content, DecodeSpec(40, 40, color=STORED))
     assert difference(ignored, decode_with_pillow(content, 40))[0] <= 1
-    converted = decode(content, DecodeSpec(40, 40, icc_profile="srgb"))
+    converted = decode(content, DecodeSpec(40, 40))
     assert difference(converted, ignored[..., [1, 0, 2]])[0] <= 2
     assert difference(converted, ignored)[0] > 20
 
@@ -458,17 +460,17 @@ def test_gray_and_transparent_images_keep_their_tones_with_an_srgb_profile() -> 
     transparent.putalpha(image.getchannel("R"))
     for source in (image, image.convert("L"), image.convert("P"), transparent):
         content = encode(source, "PNG", icc_profile=srgb)
-        converted = decode(content, DecodeSpec(40, 40, icc_profile="srgb"))
+        converted = decode(content, DecodeSpec(40, 40))
         assert difference(converted, decode(content, DecodeSpec(40, 40)))[0] <= 1
     content = encode(image.convert("L"), "JPEG", icc_profile=b"no profile")
-    assert decode(content, DecodeSpec(40, 40, icc_profile="srgb")).std() > 1
+    assert decode(content, DecodeSpec(40, 40)).std() > 1
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P"])
 def test_profile_of_a_transparent_image_is_applied_to_its_colors(mode: str) -> None:
     image = Image.new("RGBA", (16, 16), (200, 30, 0, 255))
     content = encode(image.convert(mode), "PNG", icc_profile=wide_gamut_profile())
-    pixels = decode(content, DecodeSpec(16, 16, icc_profile="srgb"))
+    pixels = decode(content, DecodeSpec(16, 16))
     assert np.abs(pixels.reshape(-1, 3).astype(int) - [30, 200, 0]).max() <= 3
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR as SRGB
 from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.models.builder import build_components
@@ -55,7 +56,7 @@ class CountingQueue(deque[Any]):
 
 @pytest.mark.slow
 def test_threads_encode_together_what_each_would_encode_alone(folder: Path) -> None:
-    encoder = LatentEncoder(folder, 8, batch_size=4)
+    encoder = LatentEncoder(folder, 8, SRGB, batch_size=4)
     alone = [encode(encoder, number) for number in range(9)]
     encoder._waiting = waiting = CountingQueue()
     batches: list[int] = []
@@ -82,14 +83,17 @@ def test_threads_encode_together_what_each_would_encode_alone(folder: Path) -> N
 
 
 def test_batches_equal_single_images_but_for_rounding(folder: Path) -> None:
-    batched, single = LatentEncoder(folder, 8, batch_size=4), LatentEncoder(folder, 8)
+    batched, single = (
+        LatentEncoder(folder, 8, SRGB, batch_size=4),
+        LatentEncoder(folder, 8, SRGB),
+    )
     for name, content in encode(batched, 5).items():
         arrays = [np.load(io.BytesIO(encoded)) for encoded in (content, encode(single, 5)[name])]
         np.testing.assert_allclose(*arrays, rtol=2**-9, atol=1e-3)
 
 
 def test_an_error_reaches_the_thread_of_each_sample(folder: Path) -> None:
-    encoder = LatentEncoder(folder, 8, batch_size=2)
+    encoder = LatentEncoder(folder, 8, SRGB, batch_size=2)
 
     def fail(requests: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR as SRGB
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.plan import packed_bytes, plan_shards, shard_count
@@ -76,7 +77,7 @@ def test_hashes_agree_with_imagehash(kind: str) -> None:
     for number in range(60):
         content = encoded(photo(number, 200 + 17 * number), kind)
         reference = int(str(imagehash.phash(Image.open(io.BytesIO(content)))), 16)
-        phash = read_image_metadata(content).phash
+        phash = read_image_metadata(content, SRGB).phash
         assert phash is not None
         disagreements += (phash ^ reference).bit_count() > 2
     assert disagreements == 0
@@ -85,12 +86,12 @@ def test_hashes_agree_with_imagehash(kind: str) -> None:
 def test_a_scaled_and_compressed_copy_has_a_similar_hash() -> None:
     for number in range(20):
         image = photo(number)
-        original = read_image_metadata(encoded(image, quality=95)).phash
-        copy = read_image_metadata(encoded(image.resize((250, 190)), quality=40)).phash
+        original = read_image_metadata(encoded(image, quality=95), SRGB).phash
+        copy = read_image_metadata(encoded(image.resize((250, 190)), quality=40), SRGB).phash
         assert original is not None
         assert copy is not None
         assert (original ^ copy).bit_count() <= 6
-        unrelated = read_image_metadata(encoded(photo(number + 100))).phash
+        unrelated = read_image_metadata(encoded(photo(number + 100)), SRGB).phash
         assert unrelated is not None
         assert (original ^ unrelated).bit_count() > 10
 
@@ -99,7 +100,7 @@ def test_a_scaled_and_compressed_copy_has_a_similar_hash() -> None:
 def test_dimensions_respect_the_exif_orientation(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    metadata = read_image_metadata(encoded(photo(1, 120), exif=exif))
+    metadata = read_image_metadata(encoded(photo(1, 120), exif=exif), SRGB)
     rotated = orientation >= 5
     assert (metadata.width, metadata.height) == ((90, 120) if rotated else (120, 90))
     assert metadata.orientation == orientation
@@ -108,21 +109,21 @@ def test_dimensions_respect_the_exif_orientation(orientation: int) -> None:
 def test_reencoding_applies_the_orientation_and_scales() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    reencoded = reencode(encoded(photo(2, 400), exif=exif), 200, 90)
-    metadata = read_image_metadata(reencoded)
+    reencoded = reencode(encoded(photo(2, 400), exif=exif), 200, 90, SRGB)
+    metadata = read_image_metadata(reencoded, SRGB)
     assert (metadata.format, metadata.width, metadata.height, metadata.orientation) == (
         "jpeg",
         150,
         200,
         1,
     )
-    small = reencode(encoded(photo(2, 100), "PNG"), 200, 90)
-    assert read_image_metadata(small).width == 100
+    small = reencode(encoded(photo(2, 100), "PNG"), 200, 90, SRGB)
+    assert read_image_metadata(small, SRGB).width == 100
 
 
 def test_transparent_images_get_a_white_background() -> None:
     transparent = Image.new("RGBA", (20, 20), (255, 0, 0, 0))
-    with Image.open(io.BytesIO(reencode(encoded(transparent, "PNG"), None, 95))) as image:
+    with Image.open(io.BytesIO(reencode(encoded(transparent, "PNG"), None, 95, SRGB))) as image:
         assert image.convert("RGB").getpixel((10, 10)) == (255, 255, 255)
 
 
@@ -130,17 +131,17 @@ def test_transparent_images_get_a_white_background() -> None:
 def test_truncated_images_are_detected(length: int) -> None:
     content = image_bytes(size=(300, 200))
     with pytest.raises(DecodeError, match="image-"):
-        read_image_metadata(content[: length if length >= 0 else len(content) // 2])
+        read_image_metadata(content[: length if length >= 0 else len(content) // 2], SRGB)
 
 
 def test_cmyk_and_grey_jpegs_are_accepted() -> None:
     for mode in ("CMYK", "L"):
-        metadata = read_image_metadata(encoded(Image.new(mode, (64, 48), 9), "JPEG"))
+        metadata = read_image_metadata(encoded(Image.new(mode, (64, 48), 9), "JPEG"), SRGB)
         assert (metadata.format, metadata.width, metadata.height) == ("jpeg", 64, 48)
         assert metadata.phash is not None
 
 
 def test_without_pixels_only_the_header_is_read() -> None:
     content = image_bytes(size=(300, 200))
-    metadata = read_image_metadata(content[: len(content) // 2], pixels=False)
+    metadata = read_image_metadata(content[: len(content) // 2], SRGB, pixels=False)
     assert (metadata.width, metadata.height, metadata.phash) == (300, 200, None)

@@ -10,6 +10,7 @@ import numpy as np
 import pillow_heif
 import pytest
 from PIL import Image, ImageOps, TiffImagePlugin
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR as SRGB
 from sm_train.entrypoints.images.image_header import DecodeError, file_kind
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.reencode import is_convertible, reencode
@@ -49,10 +50,10 @@ def mean_difference(content: bytes, expected: Image.Image) -> float:
 def test_each_format_is_recognized_and_converted(image_format: str) -> None:
     content = encode(picture(), image_format)
     assert is_convertible(content)
-    assert mean_difference(reencode(content, None, 95), decoded(content)) < 3
-    assert read_image_metadata(reencode(content, 48, 95)).width == 48
+    assert mean_difference(reencode(content, None, 95, SRGB), decoded(content)) < 3
+    assert read_image_metadata(reencode(content, 48, 95, SRGB), SRGB).width == 48
     with pytest.raises(DecodeError, match="image-kind"):
-        read_image_metadata(content)
+        read_image_metadata(content, SRGB)
 
 
 @pytest.mark.parametrize("image_format", ["AVIF", "HEIF", "TIFF"])
@@ -63,26 +64,29 @@ def test_converted_images_are_upright(image_format: str, orientation: int) -> No
     content = encode(picture(), image_format, exif=exif)
     with Image.open(io.BytesIO(content)) as image:
         expected = ImageOps.exif_transpose(image).convert("RGB")
-    converted = reencode(content, None, 95)
+    converted = reencode(content, None, 95, SRGB)
     assert mean_difference(converted, expected) < 3
-    assert read_image_metadata(converted).orientation == 1
+    assert read_image_metadata(converted, SRGB).orientation == 1
 
 
 @pytest.mark.parametrize("image_format", ["GIF", "TIFF", "AVIF"])
 def test_the_first_image_of_a_file_is_packed(image_format: str) -> None:
     other = Image.new("RGB", (96, 64), "blue")
     content = encode(picture(), image_format, save_all=True, append_images=[other])
-    assert mean_difference(reencode(content, None, 95), picture()) < 9
+    assert mean_difference(reencode(content, None, 95, SRGB), picture()) < 9
 
 
 def test_sixteen_bits_and_transparency_and_cmyk() -> None:
     ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
     deep = encode(Image.fromarray(ramp), "TIFF")
-    assert mean_difference(reencode(deep, None, 95), Image.fromarray((ramp >> 8).astype("u1"))) < 2
+    assert (
+        mean_difference(reencode(deep, None, 95, SRGB), Image.fromarray((ramp >> 8).astype("u1")))
+        < 2
+    )
     clear = encode(Image.new("RGBA", (32, 32), (200, 0, 0, 0)), "TIFF")
-    assert mean_difference(reencode(clear, None, 95), Image.new("RGB", (32, 32), "white")) < 1
+    assert mean_difference(reencode(clear, None, 95, SRGB), Image.new("RGB", (32, 32), "white")) < 1
     cmyk = encode(picture().convert("CMYK"), "TIFF")
-    assert mean_difference(reencode(cmyk, None, 95), picture()) < 6
+    assert mean_difference(reencode(cmyk, None, 95, SRGB), picture()) < 6
     with pytest.raises(DecodeError, match="image-mode"):
         reencode(encode(Image.new("F", (8, 8)), "TIFF"), None, 95)
 
@@ -106,13 +110,13 @@ def test_deep_tiff_files_keep_their_range(dtype: type, most: int, tags: dict[int
     signed, unsigned = (struct.pack("<HHIHH", 339, 3, 1, kind, 0) for kind in (2, 1))
     content = content.replace(signed, unsigned)
     expected = Image.fromarray((ramp / most * 255).astype(np.uint8))
-    assert mean_difference(reencode(content, None, 95), expected) < 2
+    assert mean_difference(reencode(content, None, 95, SRGB), expected) < 2
 
 
 def test_signed_pixels_of_32_bits_are_refused() -> None:
     content = encode(Image.fromarray(np.full((8, 8), -100, np.int32)), "TIFF")
     with pytest.raises(DecodeError, match="image-mode"):
-        reencode(content, None, 95)
+        reencode(content, None, 95, SRGB)
 
 
 @pytest.mark.parametrize("image_format", FORMATS)
@@ -120,7 +124,7 @@ def test_damaged_files_are_refused(image_format: str) -> None:
     content = encode(picture(), image_format)
     for size in (40, len(content) // 2):
         with pytest.raises(DecodeError, match="image-corrupt"):
-            reencode(content[:size], None, 95)
+            reencode(content[:size], None, 95, SRGB)
 
 
 @pytest.mark.parametrize(

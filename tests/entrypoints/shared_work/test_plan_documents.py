@@ -52,7 +52,7 @@ TABLE = {
     "root": "s3://b/",
     "image_column": "image",
     "part_rows": 1024,
-    "made": {"caption": "m:caption"},
+    "made": {"caption": {"function": "m:caption", "icc_profile": "srgb", "hdr": "reject"}},
 }
 PACK = {
     "inputs": "f1",

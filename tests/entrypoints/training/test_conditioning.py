@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR as SRGB
 from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
@@ -87,7 +88,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[ModelCompone
     options = {}
     if request.param:
         save_components(components, None, record(), tmp_path / "components")
-        encoder = LatentEncoder(tmp_path / "components", 8)
+        encoder = LatentEncoder(tmp_path / "components", 8, SRGB)
         for members in samples.values():
             members |= encoder.encode(members["png"], "a grey", InProcessDecoders())
         options = {"latents": describe_latents(tmp_path / "components", 8)}

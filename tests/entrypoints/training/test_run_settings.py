@@ -78,6 +78,25 @@ def test_resume_with_another_target_is_refused_and_changes_nothing(tmp_path: Pat
 
 
 @pytest.mark.integration
+def test_a_run_keeps_the_color_policy_that_it_began_with(tmp_path: Path) -> None:
+    trained = job(tmp_path, max_steps=2, checkpoint_every=1)
+    change(trained, {"data": {"icc_profile": "ignore", "hdr": "keep"}})
+    code, events, text = trained.run()
+    assert code == 0, text
+    assert warnings(events, "color-policy-kept") == []
+    change(trained, {"stage": {"max_steps": 4}, "data": {"icc_profile": "srgb", "hdr": "reject"}})
+    for steps in (4, 6):  # the second time from a checkpoint that the kept policy is written to
+        change(trained, {"stage": {"max_steps": steps}})
+        code, events, text = trained.run()
+        assert code == 0, text
+        assert warnings(events, "color-policy-kept") == [
+            "the run began with icc_profile: ignore, hdr: keep and keeps it; the run file's "
+            "icc_profile: srgb, hdr: reject applies to a run under another name"
+        ]
+        assert "icc_profile" not in "".join(warnings(events, "settings-changed"))
+
+
+@pytest.mark.integration
 def test_changed_course_is_one_warning_with_old_and_new_values(tmp_path: Path) -> None:
     settings = {"lr_schedule": "cosine", "checkpoint_every": 2}
     trained = job(tmp_path, max_steps=4, **settings)

@@ -21,7 +21,8 @@ DATA_CONFIG = DataConfig(
     caption_key="txt",
     crop="center",
     decode="fast",
-    icc_profile="ignore",
+    icc_profile="srgb",
+    hdr="reject",
     aspect_buckets=False,
     max_bad_fraction=0.01,
 )

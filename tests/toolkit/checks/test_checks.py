@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from sm_train.cost.json_document import as_document
+from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR
+from sm_train.entrypoints.data.color_counts import ColorCounts
 from sm_train.estimators.config.fields import quantity_bytes
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks import finding
@@ -28,7 +30,12 @@ from sm_train.toolkit.checks.finding import LEVELS, Check, Finding, Subject
 from sm_train.toolkit.checks.image import ecr_image, image_findings
 from sm_train.toolkit.checks.preflight import offline_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
-from sm_train.toolkit.checks.shards import Shards, augmentation_findings, shard_findings
+from sm_train.toolkit.checks.shards import (
+    Shards,
+    augmentation_findings,
+    color_findings,
+    shard_findings,
+)
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.costing.worst_case import alternative_costs, total, up_to_suffix
 
@@ -86,6 +93,28 @@ def test_latents_cannot_be_augmented(
     shards = Shards("data", "s3://b/p/", np.array([3 * GB]), None, resolution)
     run = config(data={"uri": "s3://ai-bucket/shards/"} | data)
     findings = augmentation_findings(shards, run)
+    assert [(finding.level, finding.code, finding.where) for finding in findings] == found
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        ({}, [("error", "latents-color", "data.icc_profile")]),
+        (
+            {"icc_profile": "ignore", "hdr": "keep"},
+            [("warning", "distorted-colors", "data.icc_profile")],
+        ),
+    ],
+)
+def test_colors_that_training_would_not_see_as_people_do(
+    data: dict[str, Any], found: list[tuple[str, str, str]]
+) -> None:
+    counts = ColorCounts.of({"none/RGB/8": 9, "Adobe RGB/RGB/8": 1})
+    shards = Shards(
+        *("data", "s3://b/p/", np.array([3 * GB]), None, 256, UNRECORDED_COLOR), colors=counts
+    )
+    run = config(data={"uri": "s3://ai-bucket/shards/"} | data)
+    findings = list(color_findings(shards, run))
     assert [(finding.level, finding.code, finding.where) for finding in findings] == found
 
 

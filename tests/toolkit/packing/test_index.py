@@ -32,6 +32,13 @@ def test_index_of_a_folder_is_written_next_to_it(cli: Cli, tmp_path: Path) -> No
         "index": "index.parquet",
         "shards": 3,
         "samples": 8,
+        "colors": {
+            "profiles": {"none": 8},
+            "depths": {"8": 8},
+            "cmyk": 0,
+            "hdr": 0,
+            "unconverted": {},
+        },
         "damaged": [],
         "unusable": {},
         "described": 3,

@@ -48,6 +48,13 @@ def test_packing_a_folder_writes_shards_and_an_index(cli: Cli, tmp_path: Path) -
         "skipped": {},
         "filtered": 0,
         "appended": None,
+        "colors": {
+            "profiles": {"none": 7},
+            "depths": {"8": 7},
+            "cmyk": 0,
+            "hdr": 0,
+            "unconverted": {},
+        },
         "index": "out/index.parquet",
         "shards_path": "out/shards",
     }

@@ -1,0 +1,256 @@
+"""What the color policy makes of an image, whatever decodes it, and what its file states."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageCms
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR, UNRECORDED_COLOR, ColorPolicy
+from sm_train.entrypoints.images.conversions import profile_conversion
+from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
+from sm_train.entrypoints.images.image_decoder import DecodeSpec
+from sm_train.entrypoints.images.image_header import DecodeError
+from sm_train.entrypoints.images.stored_color import read_stored_color
+from sm_train.entrypoints.packing.image_metadata import read_image_metadata
+from sm_train.entrypoints.packing.reencode import decode_upright, reencode
+
+from tests.support.images.color_pictures import (
+    CHART,
+    COLORS,
+    GRAY_CHART,
+    LEVELS,
+    avif,
+    centers,
+    cmyk_profile,
+    deep_png,
+    encode,
+    heic,
+    patches,
+    png_with,
+    rgb_table_profile,
+)
+from tests.support.images.icc_profiles import (
+    gray_in_srgb,
+    gray_profile,
+    in_srgb,
+    rgb_profile,
+    with_tag,
+)
+
+SIDE = CHART.width
+PQ, HLG = b"\x09\x10\x00\x01", b"\x09\x12\x00\x01"
+WIDE_SPACES = ["Adobe RGB", "Display P3", "ProPhoto RGB"]
+
+
+def decode(
+    content: bytes, side: int = SIDE, policy: ColorPolicy = DEFAULT_COLOR
+) -> NDArray[np.uint8]:
+    out = torch.empty((side, side, 3), dtype=torch.uint8)
+    DecodeSpec(side, side, color=policy).decode(content, out)
+    return out.numpy()
+
+
+def little_cms(image: Image.Image, profile: bytes) -> NDArray[np.uint8]:
+    transform: Any = ImageCms.buildTransform(
+        io.BytesIO(profile), ImageCms.createProfile("sRGB"), image.mode, "RGB"
+    )
+    return np.asarray(transform.apply(image))
+
+
+@pytest.mark.parametrize("kind", ["curv", "para"])
+@pytest.mark.parametrize("name", WIDE_SPACES)
+def test_a_matrix_and_curves_are_off_by_at_most_a_level(name: str, kind: str) -> None:
+    """Of what the profile defines, for all colors and for dark ones."""
+    conversion = profile_conversion(rgb_profile(name, kind), "RGB")
+    assert conversion is not None
+    colors = np.random.default_rng(1).integers(0, 256, (512, 512, 3)).astype(np.uint8)
+    for pixels in (colors, colors // 8):
+        assert np.abs(conversion(pixels) - np.rint(in_srgb(pixels, name))).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["curv", "para"])
+def test_srgb_is_recognized_by_content(kind: str) -> None:
+    profile = rgb_profile("sRGB", kind)
+    assert profile_conversion(profile, "RGB") is None
+    assert profile_conversion(profile, "L") is None
+    assert read_stored_color(encode(CHART, "PNG", icc_profile=profile)).code == "sRGB/RGB/8"
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("name", WIDE_SPACES)
+def test_rgb_is_converted_by_every_decoder(name: str, image_format: str) -> None:
+    content = encode(CHART, image_format, icc_profile=rgb_profile(name))
+    stored = centers(decode(content, policy=UNRECORDED_COLOR)).astype(np.uint8)
+    expected = in_srgb(stored, name)
+    again = decode(reencode(content, None, 100, DEFAULT_COLOR), policy=UNRECORDED_COLOR)
+    enriched = decode_upright(content, SIDE, InProcessDecoders(), DEFAULT_COLOR)
+    for pixels, levels in ((decode(content), 1), (enriched, 1), (again, 4)):
+        assert np.abs(centers(pixels) - expected).max() <= levels
+    assert np.abs(stored - expected).mean() > 10
+
+
+@pytest.mark.parametrize("name", ["gamma 1.8", "dot gain 20 %"])
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "TIFF"])
+@pytest.mark.parametrize("mode", ["L", "LA"])
+def test_gray_is_converted_with_and_without_alpha(name: str, image_format: str, mode: str) -> None:
+    image = GRAY_CHART.convert(mode)
+    if mode == "LA" and image_format != "PNG":
+        return
+    content = encode(image, image_format, icc_profile=gray_profile(name))
+    if image_format == "TIFF":
+        content = reencode(content, None, 100, DEFAULT_COLOR)
+    expected = np.rint(gray_in_srgb(LEVELS, name))  # Little CMS 2.16 is off by up to 1.14 levels
+    for channel in range(3):
+        assert np.abs(centers(decode(content))[..., channel] - expected).max() <= 1
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
+def test_an_rgb_profile_applies_to_a_gray_picture(image_format: str) -> None:
+    content = encode(GRAY_CHART, image_format, icc_profile=rgb_profile("ProPhoto RGB"))
+    expected = in_srgb(LEVELS[..., None].repeat(3, 2), "ProPhoto RGB")
+    assert np.abs(centers(decode(content)) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "TIFF"])
+def test_cmyk_is_converted_as_little_cms_does(image_format: str) -> None:
+    cmyk, profile = CHART.convert("CMYK"), cmyk_profile()
+    content = encode(cmyk, image_format, icc_profile=profile)
+    with Image.open(io.BytesIO(content)) as image:
+        expected = little_cms(image, profile)
+    if image_format == "TIFF":
+        content = reencode(content, None, 100, DEFAULT_COLOR)
+    off = np.abs(decode(content).astype(int) - expected)
+    assert off.max() <= (3 if image_format == "TIFF" else 0)
+    assert read_stored_color(encode(cmyk, "JPEG", icc_profile=profile)).code == "CMYK/CMYK/8"
+
+
+def test_profiles_with_tables_are_converted_as_little_cms_does() -> None:
+    profile = rgb_table_profile()
+    content = encode(CHART, "PNG", icc_profile=profile)
+    assert np.array_equal(decode(content), little_cms(CHART, profile))
+
+
+def test_profiles_of_other_channels_and_damaged_ones_are_ignored() -> None:
+    for profile in (cmyk_profile(), gray_profile("gamma 1.8"), b"no profile", bytes(200)):
+        content = encode(CHART, "PNG", icc_profile=profile)
+        assert np.array_equal(decode(content), np.asarray(CHART))
+
+
+@pytest.mark.parametrize("size", [96, 100])
+def test_a_scaled_crop_has_the_colors_of_the_whole_image(size: int) -> None:
+    """Colors are converted after cropping and scaling; of even patches that changes nothing."""
+    content = encode(CHART, "JPEG", icc_profile=rgb_profile("Adobe RGB"))
+    whole = centers(decode(content))
+    step = size / 8
+    at = (np.arange(8) * step + step / 2).astype(int)
+    assert np.abs(decode(content, size)[np.ix_(at, at)] - whole).max() <= 2
+
+
+@pytest.mark.parametrize("encoder", [avif, heic])
+def test_color_codes_alone_are_converted(encoder: Any) -> None:
+    plain = reencode(encoder(12, 13), None, 100, UNRECORDED_COLOR)
+    converted = reencode(encoder(12, 13), None, 100, DEFAULT_COLOR)
+    stored = centers(decode(plain)).astype(np.uint8)
+    assert np.abs(centers(decode(converted)) - in_srgb(stored, "Display P3")).mean() < 1
+    for primaries, transfer in ((1, 13), (2, 2)):
+        content = encoder(primaries, transfer)
+        same = [
+            reencode(content, None, 100, policy) for policy in (DEFAULT_COLOR, UNRECORDED_COLOR)
+        ]
+        assert same[0] == same[1]
+
+
+def test_an_rgb_profile_whose_colors_stay_as_stored_is_kept() -> None:
+    content = encode(CHART, "TIFF", icc_profile=(profile := rgb_profile("Display P3")))
+    kept = reencode(content, None, 100, UNRECORDED_COLOR)
+    assert read_stored_color(kept).profile == profile
+    assert read_stored_color(reencode(content, None, 100, DEFAULT_COLOR)).profile is None
+
+
+HDR_IMAGES = {
+    "PNG PQ": png_with((b"cICP", PQ)),
+    "PNG HLG": png_with((b"cICP", HLG)),
+    "profile": encode(
+        CHART,
+        "JPEG",
+        icc_profile=with_tag(rgb_profile("Display P3"), "cicp", b"cicp\0\0\0\0" + PQ),
+    ),
+}
+
+
+@pytest.mark.parametrize("content", HDR_IMAGES.values(), ids=HDR_IMAGES)
+def test_hdr_is_rejected_unless_it_is_kept(content: bytes) -> None:
+    for reject in (decode, lambda found: read_image_metadata(found, DEFAULT_COLOR)):
+        with pytest.raises(DecodeError, match=r"image-hdr: its levels are (PQ|HLG)"):
+            reject(content)
+    kept = ColorPolicy("ignore", "keep")
+    assert np.abs(decode(content, policy=kept).astype(int) - np.asarray(CHART)).max() <= 3
+    metadata = read_image_metadata(content, kept)
+    assert metadata.color.code.split("/")[-1] in ("HDR PQ", "HDR HLG")
+
+
+@pytest.mark.parametrize("encoder", [avif, heic])
+@pytest.mark.parametrize("transfer", [16, 18])
+def test_hdr_that_is_converted_is_rejected_unless_it_is_kept(encoder: Any, transfer: int) -> None:
+    with pytest.raises(DecodeError, match="image-hdr"):
+        reencode(encoder(9, transfer), None, 95, DEFAULT_COLOR)
+    assert reencode(encoder(9, transfer), None, 95, ColorPolicy("srgb", "keep"))
+
+
+ADOBE_CHROMATICITIES = struct.pack(">8I", 31270, 32900, 64000, 33000, 21000, 71000, 15000, 6000)
+SRGB_CHROMATICITIES = struct.pack(">8I", 31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (png_with(), "none/RGB/8"),
+        (png_with((b"cICP", b"\x0c\x0d\x00\x01")), "none/RGB/8/cICP"),
+        (png_with((b"cICP", b"\x01\x0d\x00\x01")), "none/RGB/8"),
+        (png_with((b"gAMA", struct.pack(">I", 100_000))), "none/RGB/8/gAMA"),
+        (
+            png_with((b"gAMA", struct.pack(">I", 45_455)), (b"cHRM", SRGB_CHROMATICITIES)),
+            "none/RGB/8",
+        ),
+        (
+            png_with((b"gAMA", struct.pack(">I", 45_470)), (b"cHRM", ADOBE_CHROMATICITIES)),
+            "none/RGB/8/cHRM",
+        ),
+        # What is stated as sRGB is sRGB, whatever else there is.
+        (png_with((b"sRGB", b"\0"), (b"gAMA", struct.pack(">I", 50_000))), "none/RGB/8"),
+        (png_with(image=GRAY_CHART), "none/gray/8"),
+        (encode(GRAY_CHART, "JPEG"), "none/gray/8"),
+        (deep_png(patches(COLORS).astype(np.uint16), rgb_profile("Adobe RGB")), "Adobe RGB/RGB/16"),
+        (encode(CHART, "WEBP", icc_profile=rgb_profile("ProPhoto RGB")), "ProPhoto RGB/RGB/8"),
+        (encode(CHART, "JPEG", icc_profile=rgb_table_profile()), "other RGB/RGB/8"),
+    ],
+)
+def test_an_index_names_what_a_file_states_of_its_colors(content: bytes, code: str) -> None:
+    assert read_stored_color(content).code == code
+    assert read_stored_color(content[: len(content) - 40]).code == code
+
+
+@pytest.mark.parametrize("name", ["Display P3", "ProPhoto RGB"])
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
+def test_the_same_picture_in_two_spaces_has_one_hash(name: str, image_format: str) -> None:
+    """Agencies deliver a picture in sRGB and in another space."""
+    stored = np.asarray(
+        Image.fromarray(patches(COLORS)).resize((512, 512), Image.Resampling.BICUBIC)
+    )
+    muted = (stored // 3 + 80).astype(np.uint8)  # inside of both spaces
+    shown = np.rint(in_srgb(muted, name)).astype(np.uint8)
+    wide = encode(Image.fromarray(muted), image_format, icc_profile=rgb_profile(name))
+    plain = encode(Image.fromarray(shown), image_format)
+    found = [read_image_metadata(content, DEFAULT_COLOR, colors=True) for content in (wide, plain)]
+    hashes = [metadata.phash for metadata in found]
+    assert hashes[0] is not None
+    assert hashes[1] is not None
+    assert (hashes[0] ^ hashes[1]).bit_count() <= 2
+    signatures = [np.frombuffer(item.colors or b"", np.uint8).astype(int) for item in found]
+    assert np.abs(signatures[0] - signatures[1]).max() <= 3
