@@ -27,6 +27,7 @@ import imagehash
 import webdataset
 from photos import photo
 from PIL import Image
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
 from sm_train.entrypoints.images.decoder_pool import DecoderPool, Decoders
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
@@ -160,7 +161,9 @@ def agreement(items: Sequence[PackInput]) -> None:
         content = Path(item.address).read_bytes()
         with Image.open(io.BytesIO(content)) as image:
             reference = int(str(imagehash.phash(image)), 16)
-        close += ((read_image_metadata(content).phash or 0) ^ reference).bit_count() <= 2
+        close += (
+            (read_image_metadata(content, DEFAULT_COLOR).phash or 0) ^ reference
+        ).bit_count() <= 2
     print(f"hashes within 2 bits of imagehash's: {close / len(items):.0%}")
 
 

@@ -42,7 +42,6 @@ from sm_train.entrypoints.data.buffer_pool import (
     SharedBufferClient,
     SharedBufferPool,
 )
-from sm_train.entrypoints.data.color_counts import latents_problem, recorded_color
 from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.indexed_reader import IndexedReader
 from sm_train.entrypoints.data.precomputed_latents import PrecomputedLatents
@@ -56,6 +55,7 @@ from sm_train.entrypoints.data.webdataset_reader import (
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.images.image_decoder import DecodeSpec
 from sm_train.entrypoints.removal.removed_samples import RemovalNotice, RemovedSamples
+from sm_train.entrypoints.sample_metadata.color_counts import latents_problem, recorded_color
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 READ_THREADS = 16

@@ -21,10 +21,11 @@ from sm_train.entrypoints.images.conversions import (
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.images.stored_color import StoredColor, check_hdr
 
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _MAX_SAMPLE_VALUE, _SAMPLE_FORMAT = 258, 262, 281, 339
-_WHITE_IS_ZERO, _UNSIGNED = 0, 1
-"""Tags of TIFF 6.0, the interpretation of levels of which 0 is white, and the sample format of
-unsigned integers, which is the default."""
+_BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _MAX_SAMPLE_VALUE = 258, 259, 262, 281
+_PLANES, _SAMPLE_FORMAT = 284, 339
+_WHITE_IS_ZERO, _UNCOMPRESSED, _SEPARATE, _SIGNED = 0, 1, 2, 2
+"""Tags of TIFF 6.0, and values of them: levels of which 0 is white, no compression, a plane for
+each channel, and signed integers."""
 
 _CHANNELS = {"L": 1, "RGB": 3, "CMYK": 4}
 
@@ -66,18 +67,40 @@ def stored_pixels(
     Raises:
         DecodeError: as in :func:`to_rgb`.
     """
+    _require_known_levels(image, color)
     mode = _converted_mode(image.mode)
     conversion = find_conversion(color, mode, policy)
     if image.mode.startswith("I"):
         image = _to_eight_bits(image)
-    if image.mode == "F":
-        raise DecodeError("image-mode", "floating-point pixels have no agreed range")
     if image.has_transparency_data:
         return np.asarray(_on_white(image, mode, conversion)), None
     if conversion is None:
         return np.asarray(image.convert("RGB")), None
     pixels = np.asarray(image.convert(mode))
     return pixels.reshape(image.height, image.width, _CHANNELS[mode]), conversion
+
+
+def _require_known_levels(image: Image.Image, color: StoredColor) -> None:
+    """Refuse what has no agreed range, and what Pillow 13 reads without an error as other levels.
+
+    Raises:
+        DecodeError: the image is of such a kind.
+    """
+    if image.mode == "F":
+        raise DecodeError("image-mode", "floating-point pixels have no agreed range")
+    if image.format == "JPEG2000" and color.depth > 8 and not image.mode.startswith("I"):
+        detail = f"the brightest of its colors of {color.depth} bits would become black"
+        raise DecodeError("image-mode", f"{detail} in Pillow; convert it to 8 bits")
+    if image.format != "TIFF":
+        return
+    tags: Any = getattr(image, "tag_v2", {})
+    if {*tags.get(_SAMPLE_FORMAT, ())} & {_SIGNED}:
+        raise DecodeError("image-mode", "signed pixels have no agreed range")
+    is_raw = tags.get(_COMPRESSION, _UNCOMPRESSED) == _UNCOMPRESSED
+    depths = tags.get(_BITS_PER_SAMPLE, ())
+    if is_raw and tags.get(_PLANES) == _SEPARATE and max(depths, default=8) > 8 and len(depths) > 1:
+        detail = "deep channels in separate planes are read as others by Pillow"
+        raise DecodeError("image-mode", f"{detail}; write it with compression, or in one plane")
 
 
 def _converted_mode(mode: str) -> str:
@@ -108,8 +131,6 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     """
     levels, tags = np.asarray(image), getattr(image, "tag_v2", {})
     if image.format == "TIFF" and image.mode == "I":
-        if tags.get(_SAMPLE_FORMAT, (1,))[0] != _UNSIGNED:
-            raise DecodeError("image-mode", "signed pixels of 32 bits have no agreed range")
         # Pillow reads unsigned numbers as signed ones.
         shallow = levels.view(np.uint32) >> 24
     else:

@@ -1,9 +1,9 @@
 """Converts stored pixels to sRGB: at the speed of table lookups where a profile allows it.
 
 A profile of curves and a matrix becomes three tables, one for each channel, of its share in linear
-sRGB as 16-bit integers; their sum is looked up in a table of sRGB's curve. A pixel is off by less
-than one level (tests/entrypoints/images/test_conversions.py), in two thirds of the time of Little
-CMS, which converts everything else and confirms each such table when it is made.
+sRGB as 16-bit integers; their sum is looked up in a table of sRGB's curve. A pixel is off by at
+most a level (tests/entrypoints/images/test_color.py), in two thirds of the time of Little CMS,
+which converts everything else and confirms each such table when it is made.
 """
 
 from __future__ import annotations

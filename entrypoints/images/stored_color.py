@@ -84,7 +84,7 @@ class StoredColor:
     def code(self) -> str:
         """Its facts as an index keeps them: `Adobe RGB/RGB/8`, with `HDR` or a signal at the end.
 
-        :mod:`sm_train.entrypoints.data.color_counts` reads it.
+        :mod:`sm_train.entrypoints.sample_metadata.color_counts` reads it.
         """
         signal = f"HDR {self.hdr}" if self.hdr is not None else self.unconverted
         parts = (self.name, self.channels, str(self.depth), *([signal] if signal else []))

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sm_train.entrypoints.common.index_location import is_streamed
 from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
-from sm_train.entrypoints.data.color_counts import ColorCounts, recorded_color
 from sm_train.entrypoints.data.selection import Selection, select_samples
 from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex, count_values
 from sm_train.entrypoints.removal.removal_list import RemovalList
+from sm_train.entrypoints.sample_metadata.color_counts import ColorCounts, recorded_color
 from sm_train.entrypoints.sample_metadata.column_types import ENRICHED, MADE_CAPTIONS, SOURCE
 from sm_train.entrypoints.sample_metadata.dates import is_date, moment
 

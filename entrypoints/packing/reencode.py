@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from functools import cache
 
 import numpy as np
@@ -176,7 +177,22 @@ def _stored_color(content: BytesLike, image: Image.Image) -> StoredColor:
         return read_stored_color(content)
     profile = image.info.get("icc_profile") or None
     codes = primary_color_codes(content) if image.format in ("AVIF", "HEIF") else None
-    return StoredColor("RGB", 8, profile, *(codes or ()))
+    return StoredColor("RGB", _depth(content, image), profile, *(codes or ()))
+
+
+def _depth(content: BytesLike, image: Image.Image) -> int:
+    """Return the bits per channel of a JPEG 2000 file, 8 for other formats.
+
+    They are in the first segment of its codestream, `SIZ`, which follows the mark of its start
+    (ITU-T T.800, A.5.1).
+    """
+    if image.format != "JPEG2000":
+        return 8
+    stream = bytes(content)
+    start = stream.find(b"\xff\x4f\xff\x51")
+    [channels] = struct.unpack_from(">H", stream, start + 40)
+    depths = stream[start + 42 : start + 42 + 3 * channels : 3]
+    return max((depth & 0x7F) + 1 for depth in depths)
 
 
 def _open(content: BytesLike) -> Image.Image:

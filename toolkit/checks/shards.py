@@ -11,9 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sm_train.cost.stage import CostStage
 from sm_train.entrypoints.common.job_config import DEFAULT_COLOR, ColorPolicy
-from sm_train.entrypoints.data.color_counts import ColorCounts, latents_problem, recorded_color
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.indexing.index_plan import ListedShard
+from sm_train.entrypoints.sample_metadata.color_counts import (
+    ColorCounts,
+    latents_problem,
+    recorded_color,
+)
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.scope import unusual_epochs

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any, TypedDict
 
 from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR, ColorPolicy
-from sm_train.entrypoints.data.color_counts import ColorCounts
 from sm_train.entrypoints.data.shard_index import IndexHeader
+from sm_train.entrypoints.sample_metadata.color_counts import ColorCounts
 from sm_train.entrypoints.shared_work.worker_pool import WorkProgress
 from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import describe_skipped

@@ -10,6 +10,7 @@ from itertools import islice
 
 import pytest
 import torch
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.images.image_header import DecodeError
@@ -19,7 +20,7 @@ from sm_train.entrypoints.packing.reencode import is_convertible, reencode
 from tests.support.images.mutations import mutations, small_images
 
 FUZZ_SECONDS = 300.0
-EXACT = DecodeSpec(40, 48, icc_profile="srgb")
+EXACT = DecodeSpec(40, 48)
 FAST = DecodeSpec(16, 24, crop="random", decode_mode="fast")
 
 REASONS = {
@@ -28,6 +29,7 @@ REASONS = {
     "image-bomb",
     "image-corrupt",
     "image-empty",
+    "image-hdr",
     "image-kind",
     "image-large",
     "image-memory",
@@ -42,8 +44,8 @@ def use_image(pool: DecoderPool, content: bytes) -> list[str]:
     small = torch.empty((FAST.height, FAST.width, 3), dtype=torch.uint8)
     try:
         if is_convertible(content):
-            content = pool.call(reencode, content, None, 90)
-        pool.call(read_image_metadata, content)
+            content = pool.call(reencode, content, None, 90, DEFAULT_COLOR)
+        pool.call(read_image_metadata, content, DEFAULT_COLOR)
     except DecodeError as error:
         reasons.append(error.reason)
     for spec, target in ((EXACT, out), (FAST, small)):

@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
 from sm_train.entrypoints.images.color import to_rgb
 from sm_train.entrypoints.images.decoder_pool import DecoderPool
 from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.images.image_header import DecodeError, read_header
+from sm_train.entrypoints.images.stored_color import read_stored_color
 from sm_train.entrypoints.packing.image_metadata import MAX_PIXELS, read_image_metadata
 from sm_train.entrypoints.packing.reencode import is_convertible, reencode
 
@@ -69,7 +71,7 @@ def expected_pixels(content: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.u
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG", "WEBP")) as image:
             if image.width * image.height > MAX_PIXELS:
                 return None
-            rgb = to_rgb(image)
+            rgb = to_rgb(image, read_stored_color(content), DEFAULT_COLOR)
     except Exception:
         return None
     orientation = read_header(content).orientation
@@ -86,9 +88,13 @@ def check(pool: DecoderPool, content: bytes) -> str:
     expected = expected_pixels(content)
     try:
         if is_convertible(content):
-            pool.call(read_image_metadata, pool.call(reencode, content, None, 90))
+            pool.call(
+                read_image_metadata,
+                pool.call(reencode, content, None, 90, DEFAULT_COLOR),
+                DEFAULT_COLOR,
+            )
             return "converted"
-        metadata = pool.call(read_image_metadata, content)
+        metadata = pool.call(read_image_metadata, content, DEFAULT_COLOR)
     except DecodeError as error:
         if expected is None:
             return error.reason

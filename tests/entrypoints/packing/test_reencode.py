@@ -88,7 +88,7 @@ def test_sixteen_bits_and_transparency_and_cmyk() -> None:
     cmyk = encode(picture().convert("CMYK"), "TIFF")
     assert mean_difference(reencode(cmyk, None, 95, SRGB), picture()) < 6
     with pytest.raises(DecodeError, match="image-mode"):
-        reencode(encode(Image.new("F", (8, 8)), "TIFF"), None, 95)
+        reencode(encode(Image.new("F", (8, 8)), "TIFF"), None, 95, SRGB)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ PACK = {
         "near_bits": 3,
         "latents": "/model",
         "latents_resolution": 512,
+        "icc_profile": "srgb",
+        "hdr": "reject",
         "index_columns": {"score": "number"},
     },
 }

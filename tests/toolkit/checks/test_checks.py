@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from sm_train.cost.json_document import as_document
 from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR
-from sm_train.entrypoints.data.color_counts import ColorCounts
+from sm_train.entrypoints.sample_metadata.color_counts import ColorCounts
 from sm_train.estimators.config.fields import quantity_bytes
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks import finding

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from sm_train.entrypoints.common.job_config import DEFAULT_COLOR, UNRECORDED_COLOR, ColorPolicy
-from sm_train.entrypoints.data.color_counts import ColorCounts, latents_problem, recorded_color
+from sm_train.entrypoints.sample_metadata.color_counts import (
+    ColorCounts,
+    latents_problem,
+    recorded_color,
+)
 
 CODES = {
     "none/RGB/8": 600,
