@@ -33,7 +33,11 @@ from sm_train.entrypoints.images.extra_decoder import decode_extra, extra_layout
 from sm_train.entrypoints.images.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.removal.removed_samples import RemovalNotice, RemovedSamples
-from sm_train.entrypoints.sample_metadata.captions import choose_caption, describe_source
+from sm_train.entrypoints.sample_metadata.captions import (
+    caption_text,
+    choose_caption,
+    describe_source,
+)
 from sm_train.entrypoints.sample_metadata.transform import TransformError, apply_transform
 from torch import Tensor
 
@@ -429,7 +433,7 @@ class BatchPipeline:
             uniform = self._uniform(Purpose.CAPTION, epoch, sample)
             return choose_caption(members, self.config.caption, uniform)
         caption = members.get(self.config.caption_key)
-        return None if caption is None else bytes(caption).decode("utf-8")
+        return None if caption is None else caption_text(caption)
 
     def _uniform(self, purpose: Purpose, epoch: int, sample: RawSample) -> float:
         return float(self.rng.uniform(purpose, epoch, [(sample.shard, sample.sample)])[0])

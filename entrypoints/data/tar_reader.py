@@ -10,6 +10,7 @@ like any other. Offsets and sizes are bytes.
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -30,6 +31,12 @@ _ZERO_BLOCK = bytes(BLOCK)
 _FILE_TYPES = (b"0", b"\0", b"7")
 _EXTENSION_TYPES = (b"L", b"K", b"x", b"X", b"g")
 """Headers that describe the next member: GNU long names, and POSIX extended (pax) headers."""
+
+_MAGIC = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd")
+"""How files begin that gzip, xz, bzip2 and zstd have compressed."""
+
+_LINK_TYPES = (b"1", b"2")
+"""Hard links, which have no content of their own, and symbolic ones."""
 
 _GNU_SPARSE = b"S"
 _IS_EXTENDED, _IS_CONTINUED = 482, 504
@@ -79,7 +86,8 @@ class TarScan:
 
     ``damage`` has a line for each place where something was lost. ``irregularities`` has a line
     for each fault that loses nothing: a file name used twice in a row, half an end mark.
-    ``sparse`` are the names of files that are stored without their zeros, and not read.
+    ``sparse`` are the names of files that are stored without their zeros, and not read. ``links``
+    are those of links, ``repeated`` those of files that their sample has already: neither counts.
     """
 
     keys: tuple[str, ...]
@@ -92,6 +100,8 @@ class TarScan:
     irregularities: tuple[str, ...]
     extensions: tuple[tuple[str, ...], ...]
     sparse: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -104,12 +114,24 @@ def split_name(name: str) -> tuple[str, str]:
     return folder + slash + stem, extension.lower()
 
 
-def is_hidden(name: str) -> bool:
-    """Return whether a file belongs to no sample: WebDataset skips names that begin with a dot.
+_META_FOLDER = re.compile(r"(^|/)(__[^/]*__|__MACOSX)(/|$)")
 
-    macOS's tar stores attributes of each file next to it, in one whose name begins with ``._``.
+
+def is_skipped(name: str) -> bool:
+    """Return whether a file belongs to no sample, by its name; both readers and the index agree.
+
+    Those are names that begin with a dot, in any folder, as macOS's tar stores attributes of each
+    file in one whose name begins with ``._``; names without an extension, such as README; and what
+    is in the folder ``__MACOSX`` of a Mac's archives, or in one such as ``__meta__``, which
+    WebDataset skips at the top.
     """
-    return name.rpartition("/")[2].startswith(".")
+    file_name = name.rpartition("/")[2]
+    return file_name.startswith(".") or "." not in file_name or bool(_META_FOLDER.search(name))
+
+
+def is_compressed(tar: TarBytes) -> bool:
+    """Return whether it is a compressed archive."""
+    return tar.pread(max(map(len, _MAGIC)), 0).startswith(_MAGIC)
 
 
 def parse_header(block: bytes) -> MemberHeader | None:
@@ -179,7 +201,7 @@ def sample_members(content: memoryview) -> tuple[str, dict[str, memoryview]]:
         if header.typeflag in _EXTENSION_TYPES:
             override = override.updated(header.typeflag, bytes(data))
         else:
-            if header.typeflag in _FILE_TYPES and not is_hidden(header.name):
+            if header.typeflag in _FILE_TYPES and not is_skipped(header.name):
                 key, extension = split_name(header.name)
                 members.setdefault(extension, data)
             override = NO_OVERRIDE
@@ -327,14 +349,16 @@ class _Scanner:
         self._damage: list[str] = []
         self._irregularities: list[str] = []
         self._sparse: list[str] = []
+        self._links: list[str] = []
+        self._repeated: list[str] = []
         self._last_name: str | None = None
         self._end = 0
 
     def scan(self, wanted: Collection[str], on_wanted: Callable[[int, int], None]) -> TarScan:
         """Group the members into samples: consecutive files with the same key.
 
-        A file whose extension the sample already has starts another sample of the same key, and
-        so does a file after a gap, because damage may have swallowed the rest of the sample.
+        Of two files with the same extension the first one counts. A file after a gap starts
+        another sample of the same key, because damage may have swallowed the rest of the sample.
         """
         keys: list[str] = []
         starts: list[int] = []
@@ -346,12 +370,15 @@ class _Scanner:
         extensions: dict[str, None] = {}
         for file in self._files():
             key, extension = split_name(file.name)
-            same_key = bool(keys) and key == keys[-1]
-            if same_key and extension in extensions:
+            same_sample = bool(keys) and key == keys[-1] and file.start <= stops[-1]
+            if same_sample and extension in extensions:
                 self._irregularities.append(
                     f"offset {file.start}: {printable_name(file.name)} is in its sample twice"
                 )
-            if not same_key or extension in extensions or file.start > stops[-1]:
+                self._repeated.append(file.name)
+                stops[-1] = file.stop
+                continue
+            if not same_sample:
                 keys.append(key)
                 starts.append(file.start)
                 stops.append(file.stop)
@@ -376,10 +403,15 @@ class _Scanner:
             tuple(self._irregularities),
             tuple(of_samples),
             tuple(self._sparse),
+            tuple(self._links),
+            tuple(self._repeated),
         )
 
     def _files(self) -> Iterator[_Member]:
         """Yield the files in order, past damage, up to the end mark or the end of the file."""
+        if is_compressed(self._tar):
+            self._damage.append("compressed; decompress it, as with gunzip")
+            return
         offset = start = 0  # of this header, and of the first one that belongs to its file
         override = NO_OVERRIDE
         while offset + BLOCK <= self._size:
@@ -407,13 +439,14 @@ class _Scanner:
             else:
                 self._last_name = header.name
                 if header.is_sparse:
-                    self._sparse.append(printable_name(header.name))
-                is_file = header.typeflag in _FILE_TYPES and not header.is_sparse
-                is_skipped = is_file and is_hidden(header.name)
-                if is_file and not is_skipped:
-                    yield _Member(header.name, start, stop, (first, first + header.size))
-                if not is_skipped:  # otherwise it belongs to the next file
+                    self._sparse.append(header.name)
                     start = stop
+                elif header.typeflag in _LINK_TYPES:
+                    self._links.append(header.name)
+                elif header.typeflag in _FILE_TYPES and not is_skipped(header.name):
+                    yield _Member(header.name, start, stop, (first, first + header.size))
+                    start = stop
+                # What is skipped belongs to the next file.
                 override = NO_OVERRIDE
             offset = self._end = stop
         self._damage.append(self._locate(offset, "cut short, the end mark is missing"))

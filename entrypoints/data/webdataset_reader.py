@@ -18,10 +18,10 @@ import os
 import shlex
 import tarfile
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, compress, count, islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,6 +44,7 @@ from sm_train.entrypoints.data.shard_catalog import (
 )
 from sm_train.entrypoints.data.shard_format import END_MARK, DataError, ShardError, find_shards
 from sm_train.entrypoints.data.shard_reader import BadSample, Submit
+from sm_train.entrypoints.data.tar_reader import FileBytes, is_compressed, is_skipped, split_name
 from sm_train.entrypoints.removal.removal_list import RemovalListError
 from sm_train.entrypoints.removal.removed_samples import (
     ChannelRemovals,
@@ -411,7 +412,7 @@ def _samples(
             list(urls), seed=seed, deterministic=True, worker_seed=lambda: 0
         ),
         errors.watch,
-        webdataset.tarfile_to_samples(handler=errors.handle),
+        *_sample_stages(errors.handle),
         errors.found,
         *([webdataset.select(is_selected)] if selected else []),
         webdataset.shuffle(buffer, initial=1, seed=seed),
@@ -431,6 +432,42 @@ def _samples(
             SampleMembers(key, members),
         )
     yield from errors.taken()
+
+
+def _sample_stages(handle: Callable[[Exception], bool]) -> list[Callable[..., Any]]:
+    """Return the stages that make samples of shards: those of webdataset, without what is skipped.
+
+    webdataset 1.0.2 skips names that begin with a dot at the top only; in a folder, they become
+    samples that tear the files around them. It raises an error for a file that a sample has twice.
+    """
+    from webdataset import tariterators
+
+    return [
+        partial(tariterators.url_opener, handler=handle),
+        partial(
+            tariterators.tar_file_expander,
+            handler=handle,
+            select_files=lambda name: not is_skipped(name),
+        ),
+        _without_repeats,
+        partial(tariterators.group_by_keys, handler=handle),
+    ]
+
+
+def _without_repeats(files: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Pass files on, of those that a sample has twice the first; an empty one ends a shard."""
+    current, seen = "", set[str]()
+    for file in files:
+        if file:
+            key, extension = split_name(file["fname"])
+            if key != current:
+                current, seen = key, set()
+            if extension in seen:
+                continue
+            seen.add(extension)
+        else:
+            current = ""
+        yield file
 
 
 class _ReadErrors:
@@ -458,7 +495,14 @@ class _ReadErrors:
                 )
             self._shard = self._urls[shard["url"]]
             self._without_sample.add(self._shard)
-            if not shard["url"].startswith(_PIPE) and _is_cut_short(Path(shard["url"])):
+            if shard["url"].startswith(_PIPE):
+                yield shard
+                continue
+            path = Path(shard["url"])
+            if _is_compressed(path):
+                self.handle(tarfile.ReadError("compressed; decompress it, as with gunzip"))
+                continue
+            if _is_cut_short(path):
                 self.handle(tarfile.ReadError("unexpected end of data"))
             yield shard
 
@@ -491,6 +535,15 @@ class _ReadErrors:
         """Return the errors since the last call."""
         errors, self._errors = self._errors, []
         return errors
+
+
+def _is_compressed(path: Path) -> bool:
+    """Return whether a shard is compressed; False if it cannot be opened."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return is_compressed(FileBytes(file.fileno()))
+    except OSError:
+        return False
 
 
 def _is_cut_short(path: Path) -> bool:

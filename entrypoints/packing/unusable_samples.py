@@ -12,16 +12,17 @@ from sm_train.entrypoints.data.tar_reader import (
     TarBytes,
     TarError,
     TarScan,
+    is_compressed,
     printable_name,
     sample_members,
+    split_name,
 )
 from sm_train.entrypoints.sample_metadata.captions import choose_caption
 
-COMPRESSED, SPARSE = "compressed", "sparse"
+COMPRESSED, SPARSE, REPEATED = "compressed", "sparse", "repeated-file"
+HARD_LINK = "hard-link"
 UNREADABLE = "image-unreadable"
 _NAMED = 3
-_MAGIC = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd")
-"""How files begin that gzip, xz, bzip2 and zstd have compressed."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class UnusableSamples:
 
 Unusable = dict[str, UnusableSamples]
 """Unusable samples by reason: no-image, image-unreadable, no-caption, dotted-name, separated,
-compressed or sparse."""
+repeated-file, hard-link, compressed or sparse."""
 
 
 def merge_unusable(total: Unusable, found: Unusable) -> None:
@@ -76,27 +77,26 @@ def find_unusable(tar: TarBytes, name: str, scan: TarScan, files: SampleFiles | 
     if is_compressed(tar):
         unusable[COMPRESSED] = UnusableSamples(1, [name])
     elif files is not None:
-        if scan.sparse:
-            unusable[SPARSE] = UnusableSamples()
-            unusable[SPARSE].add(len(scan.sparse), [f"{name} {file}" for file in scan.sparse])
+        found = {SPARSE: scan.sparse, HARD_LINK: scan.links, REPEATED: scan.repeated}
+        for reason, members in found.items():
+            if members:
+                unusable[reason] = UnusableSamples()
+                named = [f"{name} {printable_name(member)}" for member in members]
+                unusable[reason].add(len(members), named)
         for reason, sample in _unusable(tar, scan, files):
             names = [f"{name} {printable_name(sample)}"]
             unusable.setdefault(reason, UnusableSamples()).add(1, names)
     return unusable
 
 
-def is_compressed(tar: TarBytes) -> bool:
-    """Return whether it is a compressed archive."""
-    return tar.pread(max(map(len, _MAGIC)), 0).startswith(_MAGIC)
-
-
 def _unusable(tar: TarBytes, scan: TarScan, files: SampleFiles) -> Iterator[tuple[str, str]]:
     """Yield the reason and the name of each unusable sample; of a dotted name, of each image."""
     repeated = {key for key, times in Counter(scan.keys).items() if times > 1}
+    linked = {split_name(name)[0] for name in scan.links}
     for number, (key, extensions) in enumerate(zip(scan.keys, scan.extensions, strict=True)):
         has_image = any(extension in files.image for extension in extensions)
-        if has_image and _has_caption(tar, scan, number, files.caption):
-            continue
+        if key in linked or (has_image and _has_caption(tar, scan, number, files.caption)):
+            continue  # what a sample lacks is a link, which has been named
         dotted = [
             extension for extension in extensions if extension.rpartition(".")[2] in files.image
         ]

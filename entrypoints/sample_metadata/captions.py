@@ -31,6 +31,18 @@ def choose_caption(
     return captions[-1][0] if captions else None
 
 
+def caption_text(content: memoryview) -> str:
+    """Return the caption in a text file, without white space around it and a byte order mark.
+
+    Editors on Windows write that mark, and all of them a line end, which `sm-train pack` leaves
+    out.
+
+    Raises:
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return bytes(content).decode("utf-8-sig").strip()
+
+
 def describe_source(source: CaptionSource) -> str:
     """Return a source as the user knows it: ``txt``, or ``alt_text in json``."""
     return source.member if source.field is None else f"{source.field} in {source.member}"
@@ -49,7 +61,7 @@ def _captions(
             value = _field(documents.get(source.member), source.field)
         else:
             content = members.get(source.member)
-            value = None if content is None else bytes(content).decode("utf-8")
+            value = None if content is None else caption_text(content)
         texts = value if isinstance(value, list) else [value]
         present = [text for text in texts if isinstance(text, str) and text.strip()]
         for text in present:

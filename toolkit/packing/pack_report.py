@@ -89,7 +89,8 @@ class IndexDocument(TypedDict):
     """The output of ``index --json``.
 
     ``unusable`` are the samples that cannot be trained on, by reason: ``no-image``, ``no-caption``,
-    ``dotted-name``, ``separated``, and ``gzip`` for whole shards. ``described`` is the number of
+    ``dotted-name``, ``separated``, ``repeated-file``, ``hard-link``, ``sparse``, and ``compressed``
+    for whole shards. ``described`` is the number of
     shards that the index did not describe before. ``colors`` counts the images
     (:class:`ColorCounts`).
     """
@@ -331,6 +332,8 @@ _UNUSABLE = {
     "no-caption": "sample{s} without a caption",
     "dotted-name": "image{s} with a dot in the name",
     "separated": "part{s} of samples whose files do not follow each other",
+    "repeated-file": "file{s} that the sample has already",
+    "hard-link": "link{s} in place of a file",
     "compressed": "compressed shard{s}",
     "sparse": "file{s} that tar stored without their zeros",
 }
@@ -341,6 +344,8 @@ _UNUSABLE_FIXES = {
     "no-caption": "name the caption's extension or JSON field in data.caption and pass --for RUN",
     "dotted-name": "a sample's key ends at the first dot: rename the files, or run `sm-train pack`",
     "separated": "write the shards with sorted names: tar --sort=name",
+    "repeated-file": "training reads the first one: write each file once, under a name of its own",
+    "hard-link": "store the files themselves: tar --hard-dereference, with -h for symbolic links",
     "compressed": "decompress them, as with gunzip",
     "sparse": "write the shards without tar's --sparse",
 }
