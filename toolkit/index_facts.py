@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.index_location import index_path
 
@@ -163,7 +163,7 @@ def read_expiries(index: ShardIndex, column: str, where: str | None) -> Expiries
     import pyarrow as pa
     import pyarrow.compute as pc
     from sm_train.entrypoints.data.indexed_shards import select_from
-    from sm_train.entrypoints.sample_metadata.dates import moment
+    from sm_train.entrypoints.sample_metadata.dates import is_date, moment
 
     selection = select_from(index, where, may_be_empty=True).selection
     counts = Counter[datetime]()
@@ -176,19 +176,19 @@ def read_expiries(index: ShardIndex, column: str, where: str | None) -> Expiries
             mask = pa.array(np.concatenate([selection.is_selected(row) for row in rows]))
         counted = pc.value_counts(values if mask is None else values.filter(mask)).to_pylist()
         found = Counter[datetime]()
-        texts: dict[datetime, list[str]] = {}
+        stored: dict[datetime, list[Any]] = {}
         for value, count in ((entry["values"], entry["counts"]) for entry in counted):
             expiry = moment(value)
             if expiry is not None:
-                are_dates = are_dates and len(value) == len("2027-06-01") == value.rfind("-") + 3
+                are_dates = are_dates and is_date(value)
                 found[expiry] += count
-                texts.setdefault(expiry, []).append(value)
+                stored.setdefault(expiry, []).append(value)
             elif value is not None:
                 unknown += count
         counts += found
         ends = np.cumsum(lengths)
         for expiry in nsmallest(_NAMED_EXPIRIES, found):
-            is_first = pc.is_in(values, value_set=pa.array(texts[expiry]))
+            is_first = pc.is_in(values, value_set=pa.array(stored[expiry], values.type))
             chosen = is_first if mask is None else pc.and_(is_first, mask)
             for number in pc.indices_nonzero(chosen).to_pylist()[:_NAMED_EXPIRIES]:
                 shard = int(np.searchsorted(ends, number, side="right"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,7 @@ def _column(counter: Counter[Any]) -> ColumnFacts:
 
 def _extremes(values: Sequence[Any]) -> tuple[str | None, str | None]:
     """Return the smallest and the largest of dates or numbers; None of other values."""
-    if values and all(isinstance(value, int | float) for value in values):
+    if values and all(isinstance(value, int | float | Decimal) for value in values):
         return str(min(values)), str(max(values))
     moments = [found for value in values if (found := moment(value)) is not None]
     if not moments or len(moments) < len(values):

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-ColumnType: TypeAlias = Literal["boolean", "integer", "number", "text"]
+ColumnType: TypeAlias = Literal[
+    "boolean", "integer", "unsigned", "single", "number", "decimal", "date", "timestamp", "text"
+]
+"""``single`` and ``number`` are floats of 32 and 64 bits, ``decimal`` has at most nine digits after
+the point, and a ``timestamp`` is one of UTC."""
 
 SOURCE = "source"
 """The column with the path or address of each image, which needs no table."""
@@ -28,7 +34,12 @@ ColumnTypes: TypeAlias = Mapping[str, ColumnType]
 _ARROW = {
     "boolean": pa.bool_(),
     "integer": pa.int64(),
+    "unsigned": pa.uint64(),
+    "single": pa.float32(),
     "number": pa.float64(),
+    "decimal": pa.decimal128(38, 9),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
     "text": pa.string(),
 }
 
@@ -36,6 +47,47 @@ _ARROW = {
 def arrow_type(kind: ColumnType) -> pa.DataType:
     """Return the type of a column in an index."""
     return _ARROW[kind]
+
+
+def declared_type(kind: pa.DataType) -> ColumnType | None:
+    """Return the type of a column of a Parquet table; None if its values have to be looked at.
+
+    Raises:
+        ValueError: an index cannot hold it; the message says of what it is.
+    """
+    types = pa.types
+    if types.is_dictionary(kind):
+        return declared_type(kind.value_type)
+    if types.is_time(kind):
+        raise ValueError("times of day")
+    if types.is_duration(kind) or types.is_interval(kind):
+        raise ValueError("durations")
+    if types.is_decimal(kind) and kind.scale > _SCALE:
+        raise ValueError(f"decimals of {kind.scale} digits after the point, not {_SCALE} at most")
+    checks: tuple[tuple[ColumnType, bool], ...] = (
+        ("boolean", types.is_boolean(kind)),
+        ("unsigned", kind == pa.uint64()),
+        ("integer", types.is_integer(kind)),
+        ("single", types.is_float16(kind) or types.is_float32(kind)),
+        ("number", types.is_float64(kind)),
+        ("decimal", types.is_decimal(kind)),
+        ("date", types.is_date(kind)),
+        ("timestamp", types.is_timestamp(kind)),
+        ("text", types.is_string(kind) or types.is_large_string(kind)),
+        ("text", types.is_string_view(kind) or str(kind) == "extension<arrow.uuid>"),
+    )
+    return next((name for name, fits in checks if fits), None)
+
+
+_SCALE = _ARROW["decimal"].scale
+
+_WIDER: dict[frozenset[str], ColumnType] = {
+    frozenset(("integer", "number")): "number",
+    frozenset(("unsigned", "number")): "number",
+    frozenset(("single", "number")): "number",
+    frozenset(("integer", "unsigned")): "number",
+    frozenset(("date", "timestamp")): "timestamp",
+}
 
 
 def type_of(value: Any) -> ColumnType | None:
@@ -50,9 +102,9 @@ def type_of(value: Any) -> ColumnType | None:
         case bool():
             return "boolean"
         case int():
-            if not -(2**63) <= value < 2**63:
+            if not -(2**63) <= value < 2**64:
                 raise ValueError(f"{value:,} has more than 64 bits")
-            return "integer"
+            return "integer" if value < 2**63 else "unsigned"
         case float():
             return "number"
         case str():
@@ -64,15 +116,33 @@ def common_type(left: ColumnType | None, right: ColumnType | None) -> ColumnType
     """Return the type that holds the values of both, text if nothing else does."""
     if left is None or right is None or left == right:
         return left or right
-    return "number" if {left, right} == {"integer", "number"} else "text"
+    return _WIDER.get(frozenset((left, right)), "text")
 
 
 def as_type(value: Any, kind: ColumnType) -> Any:
     """Return a JSON value as a column of this type holds it; None stays None."""
     if value is None:
         return None
-    if kind == "number":
-        return float(value)
+    match kind:
+        case "number" | "single":
+            return float(value)
+        case "decimal":
+            return Decimal(str(value))
+        case "date":
+            return date.fromisoformat(value[:10]) if isinstance(value, str) else value
+        case "timestamp":
+            return _moment(value) if isinstance(value, str) else value
     if kind != "text" or isinstance(value, str):
         return value
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _moment(text: str) -> datetime:
+    """Return a time in UTC, without a zone; one without a zone is one of UTC."""
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        return found
+    try:
+        return found.astimezone(UTC).replace(tzinfo=None)
+    except OverflowError:  # the last or the first day that can be stored: never, or always
+        return found.replace(tzinfo=None)

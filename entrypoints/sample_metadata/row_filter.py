@@ -22,8 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.installed_form import install_command
+from sm_train.entrypoints.sample_metadata.column_types import ColumnType
+from sm_train.entrypoints.sample_metadata.text_columns import TextColumn, is_missing
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,6 +35,28 @@ NUMBER = "row number"
 """The column with the number of a row, in every batch."""
 
 DOCUMENT_SCHEMA = pa.schema([pa.field(NUMBER, pa.int64()), pa.field("document", pa.string())])
+
+
+def comparable(cells: pa.Array) -> pa.Array:
+    """Return cells of a table as conditions compare them, in every format alike.
+
+    NaN is NULL, also in a struct: a missing score fulfills no condition. Times with a zone are
+    those of UTC, and nanoseconds are cut off.
+    """
+    kind = cells.type
+    if pa.types.is_dictionary(kind):
+        return comparable(cells.dictionary_decode())
+    if pa.types.is_floating(kind):
+        wide = cells.cast(pa.float32()) if pa.types.is_float16(kind) else cells
+        return pc.if_else(pc.is_nan(wide), pa.scalar(None, wide.type), wide)
+    if pa.types.is_timestamp(kind):
+        return cells.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.timestamp("us"))
+    if pa.types.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        parts = [comparable(pc.struct_field(cells, [number])) for number in range(len(fields))]
+        named = [field.with_type(part.type) for field, part in zip(fields, parts, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=named, mask=cells.is_null())
+    return cells
 
 
 class ConditionError(ValueError):
@@ -64,6 +89,7 @@ class RowFilter:
         self._name, self._where = name, where
         self._option, self._fix = option, fix
         self._is_checked = False
+        self._texts: dict[str, TextColumn] = {}
         self._folder = TemporaryDirectory(prefix="sm-train-where-")
         self._connection = _connect(Path(self._folder.name))
         self.columns, _ = _names_in(self._connection, where)
@@ -82,8 +108,19 @@ class RowFilter:
     def use_documents(self, rows: Iterable[tuple[int, dict[str, Any]]]) -> None:
         """Filter numbered JSON objects; the type of a column is that of all of its values."""
         table = _ArrowTable(self._connection, "documents", DOCUMENT_SCHEMA)
+        texts: dict[str, TextColumn] = {}
+        names: dict[str, str] = {}
         for number, row in rows:
             used = {name: row[name] for name in row if name.lower() in self.columns}
+            for name, value in used.items():
+                if names.setdefault(name.lower(), name) != name:
+                    raise ConditionError(
+                        f"{self._option}: {self._name} has the keys {names[name.lower()]} and "
+                        f"{name}, which SQL cannot tell apart; rename one"
+                    )
+                if value is not None:
+                    text = value if isinstance(value, str) else "no date"
+                    texts.setdefault(name, TextColumn()).add(number, text)
             table.add((number, _json(used)))
         table.flush()
         query = "SELECT json_group_structure(document::JSON) FROM documents"
@@ -91,9 +128,18 @@ class RowFilter:
         columns = _quoted(NUMBER)
         if structure is not None and isinstance(json.loads(structure), dict):  # uses any column
             # Differences of unsigned integers would overflow.
-            signed = structure.replace('"UBIGINT"', '"HUGEINT"').replace("'", "''")
-            columns += f", unnest(from_json(document, '{signed}'))"
-        self._connection.execute(f"CREATE VIEW rows AS SELECT {columns} FROM documents")
+            # A key with several types holds texts.
+            signed = structure.replace('"UBIGINT"', '"HUGEINT"').replace('"JSON"', '"VARCHAR"')
+            columns += f", unnest(from_json(document, '{signed.replace(chr(39), chr(39) * 2)}'))"
+        casts = [
+            _cast(name, column.kind)
+            for name, column in texts.items()
+            if column.kind in ("date", "timestamp")
+        ]
+        replaced = f" REPLACE ({', '.join(casts)})" if casts else ""
+        self._connection.execute(
+            f"CREATE VIEW rows AS SELECT *{replaced} FROM (SELECT {columns} FROM documents)"
+        )
 
     def use_texts(self, names: Sequence[str], rows: Iterable[tuple[int, dict[str, Any]]]) -> None:
         """Filter numbered rows of texts; a column is numeric if all of its cells are numbers."""
@@ -102,23 +148,17 @@ class RowFilter:
         table = _ArrowTable(
             self._connection, "texts", pa.schema([pa.field(NUMBER, pa.int64()), *fields])
         )
+        found = {name: TextColumn() for name in used}
         for number, row in rows:
-            table.add((number, *(_text(row[name]) for name in used)))
+            for name, column in found.items():
+                column.add(number, row[name])
+            cells = (None if is_missing(row[name]) else _text(row[name]) for name in used)
+            table.add((number, *cells))
         table.flush()
-        columns = ", ".join([_quoted(NUMBER), *map(self._convert, used)])
+        self._texts = found
+        casts = [_cast(name, column.kind) for name, column in found.items()]
+        columns = ", ".join([_quoted(NUMBER), *casts])
         self._connection.execute(f"CREATE VIEW rows AS SELECT {columns} FROM texts")
-
-    def _convert(self, name: str) -> str:
-        """Return the SQL of a column of texts in the type of all of its cells."""
-        cell = _quoted(name)
-        query = f"""
-            SELECT bool_and(regexp_full_match({cell}, '[+-]?[0-9]{{1,18}}')),
-                bool_and(try_cast({cell} AS DOUBLE) IS NOT NULL)
-            FROM texts WHERE {cell} <> ''
-        """
-        [(is_integer, is_number)] = self._connection.sql(query).fetchall()
-        kind = "BIGINT" if is_integer else "DOUBLE" if is_number else "VARCHAR"
-        return f"CAST(nullif({cell}, '') AS {kind}) AS {cell}"
 
     def matching(self, columns: Sequence[str]) -> Iterator[int]:
         """Yield the numbers of the rows that fulfil the condition, ascending.
@@ -232,7 +272,20 @@ class RowFilter:
             similar = get_close_matches(unknown[1].lower(), columns, n=1)
             hint = f" (did you mean {similar[0]}?)" if similar else ""
             return f"{self._name} has no column {unknown[1]}{hint}; it has {', '.join(columns)}"
-        return f"{self._where}: {message.splitlines()[0]}"
+        first = message.splitlines()[0]
+        if "table function" in first or "SUBQUERY" in first.upper():
+            return f"{self._where}: subqueries are not supported; write a condition on columns"
+        return f"{self._where}: {first}{self._hint(first)}"
+
+    def _hint(self, message: str) -> str:
+        """Return the first cell that keeps a column of numbers from being one."""
+        if "type VARCHAR" not in message:
+            return ""
+        for name, column in self._texts.items():
+            if column.kind == "text" and column.numbers and column.first_other is not None:
+                row, text = column.first_other
+                return f"; {name} holds texts, the first in row {row}: {text!r:.40}"
+        return ""
 
 
 def _json(row: dict[str, Any]) -> str:
@@ -247,6 +300,16 @@ def _json(row: dict[str, Any]) -> str:
 def _text(value: str | None) -> str | None:
     return None if value is None else value.encode(errors="replace").decode()
 
+
+_SQL: dict[str, str] = {
+    "boolean": "BOOLEAN",
+    "integer": "BIGINT",
+    "number": "DOUBLE",
+    "date": "DATE",
+    "timestamp": "TIMESTAMPTZ",
+    "text": "VARCHAR",
+}
+"""SQL's type of a column of texts."""
 
 MEMORY_LIMIT = "512MB"
 """What DuckDB may use before it writes to its file."""
@@ -350,6 +413,12 @@ def _overloads(connection: duckdb.DuckDBPyConnection) -> Overloads:
     for name, types, is_stable in listed:
         found[name][tuple(types)] = is_stable
     return found
+
+
+def _cast(name: str, kind: ColumnType) -> str:
+    """Return the SQL of a column of texts in a type; times are those of UTC, without a zone."""
+    cell = f"CAST({_quoted(name)} AS {_SQL[kind]})"
+    return f"{f'CAST({cell} AS TIMESTAMP)' if kind == 'timestamp' else cell} AS {_quoted(name)}"
 
 
 def _quoted(name: str) -> str:

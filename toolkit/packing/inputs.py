@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -40,6 +40,7 @@ from sm_train.entrypoints.sample_metadata.column_types import (
     common_type,
     type_of,
 )
+from sm_train.entrypoints.sample_metadata.text_columns import text_kind
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.append import Comparison, NewInputs
 from sm_train.toolkit.packing.file_kinds import (
@@ -60,7 +61,14 @@ from sm_train.toolkit.packing.table_files import (
     find_image_folder,
     find_tables,
 )
-from sm_train.toolkit.packing.tables import ALL_COLUMNS, TableOptions, collect_tables, made_columns
+from sm_train.toolkit.packing.tables import (
+    ALL_COLUMNS,
+    TableOptions,
+    collect_tables,
+    declared_types,
+    made_columns,
+    not_in_index,
+)
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,7 @@ def _find_inputs(
         if not sorter.images and not sorter.rejected:
             reasons = [f"{source.source}: no images in it (jpg, jpeg, png, webp)"]
             raise UserError("; ".join([*reasons, *describe_skipped(selection.skipped)]))
-        types = _IndexTypes(source.table.index_columns)
+        types = _IndexTypes(declared_types(tables, source.table))
         new = None if packed is None else NewInputs(packed, sorter.root, source.removed)
         found = _write_inputs(sorter, folder, selection.skipped, new, types)
         made = [made_columns(table, source.table) for table in tables]
@@ -319,8 +327,10 @@ def _describe(batch: pa.RecordBatch) -> bytes:
 class _IndexTypes:
     """Finds the types of the columns that the index keeps."""
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
-        self._types: dict[str, ColumnType | None] = dict.fromkeys(columns)
+    def __init__(self, declared: Mapping[str, ColumnType | None]) -> None:
+        """Take the columns with the types that their table declares, None if it declares none."""
+        self._types = dict(declared)
+        self._untyped = [name for name, kind in declared.items() if kind is None]
 
     def add(self, fields: pa.Array) -> None:
         """Take the fields of the next images.
@@ -328,18 +338,17 @@ class _IndexTypes:
         Raises:
             UserError: a column holds what an index cannot.
         """
-        if not self._types:
+        if not self._untyped:
             return
         for content in fields.to_pylist():
             values = {} if content is None else json.loads(content).get("columns", {})
-            for name, known in self._types.items():
+            for name in self._untyped:
+                value = values.get(name)
                 try:
-                    self._types[name] = common_type(known, type_of(values.get(name)))
+                    kind = text_kind(value) if isinstance(value, str) else type_of(value)
                 except ValueError as error:
-                    raise UserError(
-                        f"--index-column: {name} holds {error}; the index takes texts, numbers and "
-                        "booleans: use --keep"
-                    ) from None
+                    raise UserError(not_in_index(name, error)) from None
+                self._types[name] = common_type(self._types[name], kind)
 
     def by_column(self) -> dict[str, ColumnType | None]:
         """Return the types; None for a column without any value."""

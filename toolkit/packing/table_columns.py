@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
+from sm_train.entrypoints.sample_metadata.text_columns import TextColumn, is_missing
 from sm_train.toolkit.errors import UserError
-
-_INTEGER = re.compile(r"[+-]?(0|[1-9]\d{0,17})", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
-_BOOLEANS = {"true": True, "false": False}
 
 
 def table_fields(captions: Mapping[str, Any], kept: Mapping[str, Any]) -> str | None:
@@ -46,7 +43,12 @@ def json_value(column: str, value: Any) -> Any:
         case datetime() | date() | time():
             return value.isoformat()
         case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
+            if value == value.to_integral_value():
+                return int(value)
+            # As a number if that is exact enough to find the decimal again.
+            return float(value) if Decimal(repr(float(value))) == value else str(value)
+        case UUID():
+            return str(value)
         case list() | tuple():
             return [json_value(column, item) for item in value]
         case dict():
@@ -56,46 +58,27 @@ def json_value(column: str, value: Any) -> Any:
 
 
 class CsvTypes:
-    """The types of columns of a CSV table, each that of all of its cells that are not empty.
-
-    A column of numbers has none with leading zeros, as identifiers have.
-    """
+    """The types of columns of a CSV table, each that of all of its cells that are not empty."""
 
     def __init__(self, reader: csv.DictReader[str], columns: Sequence[str]) -> None:
         """Read all rows."""
-        self._candidates = {name: dict.fromkeys(_PATTERNS, True) for name in columns}
-        for row in reader:
-            for name, candidates in self._candidates.items():
-                _exclude(candidates, row.get(name))
+        self._columns = {name: TextColumn() for name in columns}
+        for number, row in enumerate(reader, start=1):
+            for name, column in self._columns.items():
+                column.add(number, row.get(name))
 
     def cell(self, column: str, text: str | None) -> Any:
-        """Return a cell in the type of its column; None if it is empty."""
-        if not text:
+        """Return a cell in the type of its column; None if it is empty. Dates stay texts."""
+        if text is None or is_missing(text):
             return None
-        candidates = self._candidates[column]
-        if candidates["boolean"]:
-            return _BOOLEANS[text.lower()]
-        if candidates["integer"]:
-            return int(text)
-        return float(text) if candidates["number"] else text
-
-
-def _is_number(text: str) -> bool:
-    return bool(_NUMBER.fullmatch(text)) and any(map(str.isdigit, text))
-
-
-_PATTERNS = {
-    "boolean": lambda text: text.lower() in _BOOLEANS,
-    "integer": lambda text: bool(_INTEGER.fullmatch(text)),
-    "number": _is_number,
-}
-
-
-def _exclude(candidates: dict[str, bool], text: str | None) -> None:
-    """Exclude the types that a cell does not have."""
-    if text:
-        for kind, fits in _PATTERNS.items():
-            candidates[kind] = candidates[kind] and fits(text)
+        match self._columns[column].kind:
+            case "boolean":
+                return text.lower() == "true"
+            case "integer":
+                return int(text)
+            case "number":
+                return float(text)
+        return text
 
 
 def unique(names: Iterable[str]) -> tuple[str, ...]:

@@ -23,8 +23,19 @@ from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.enrichment.part_summary import SUMMARY_KEY
 from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.packing.embedded_images import embedded_address, nested_column
-from sm_train.entrypoints.sample_metadata.column_types import SOURCE, MadeBy
-from sm_train.entrypoints.sample_metadata.row_filter import NUMBER, ConditionError, RowFilter
+from sm_train.entrypoints.sample_metadata.column_types import (
+    SOURCE,
+    ColumnType,
+    MadeBy,
+    common_type,
+    declared_type,
+)
+from sm_train.entrypoints.sample_metadata.row_filter import (
+    NUMBER,
+    ConditionError,
+    RowFilter,
+    comparable,
+)
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
@@ -206,8 +217,13 @@ def _matching_numbers(table: ImageTable, row_filter: RowFilter) -> Iterator[int]
         with open_parquet(table.file) as file:
             names = file.schema_arrow.names
             used = [name for name in names if name.lower() in row_filter.columns]
+            empty = pa.schema([file.schema_arrow.field(name) for name in used]).empty_table()
+            fields = [comparable(empty.column(name).combine_chunks()).type for name in used]
             schema = pa.schema(
-                [pa.field(NUMBER, pa.int64()), *(file.schema_arrow.field(name) for name in used)]
+                [
+                    pa.field(NUMBER, pa.int64()),
+                    *(pa.field(name, kind) for name, kind in zip(used, fields, strict=True)),
+                ]
             )
             row_filter.use_batches(schema, _numbered_batches(file, used, schema))
             yield from row_filter.matching(names)
@@ -228,7 +244,9 @@ def _numbered_batches(
     number = 1
     for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):
         numbers = pa.array(range(number, number + batch.num_rows), pa.int64())
-        yield pa.RecordBatch.from_arrays([numbers, *batch.columns], schema=schema)
+        # Of a column with a dot in its name, Parquet's reader also returns a struct of that name.
+        cells = [comparable(batch.column(batch.schema.get_field_index(name))) for name in columns]
+        yield pa.RecordBatch.from_arrays([numbers, *cells], schema=schema)
         number += batch.num_rows
 
 
@@ -445,6 +463,39 @@ def open_parquet(table: TableFile) -> Iterator[ParquetFile]:
         raise UserError(f"{table.location}: not parquet: {first}") from None
 
 
+def declared_types(
+    files: Sequence[TableFile], options: TableOptions
+) -> dict[str, ColumnType | None]:
+    """Return the columns of the index, with the types that the files of a table declare.
+
+    None is the type of a column of CSV or JSONL, of which the cells decide.
+
+    Raises:
+        UserError: a file cannot be read, or a column is of a type that an index cannot hold.
+    """
+    types: dict[str, ColumnType | None] = dict.fromkeys(options.index_columns)
+    for file in files:
+        if not file.location.endswith(".parquet"):
+            return dict.fromkeys(types)
+        with open_parquet(file) as parquet:
+            schema = parquet.schema_arrow
+        for name in {*types} & {*schema.names}:
+            try:
+                declared = declared_type(schema.field(name).type)
+            except ValueError as error:
+                raise UserError(not_in_index(name, error)) from None
+            types[name] = common_type(types[name], declared)
+    return types
+
+
+def not_in_index(column: str, error: ValueError) -> str:
+    """Return the message on a column whose values an index cannot hold."""
+    return (
+        f"--index-column: {column} holds {error}; the index takes texts, numbers, booleans, dates "
+        "and timestamps: use --keep"
+    )
+
+
 def made_columns(file: TableFile, options: TableOptions) -> dict[str, MadeBy]:
     """Return the columns of a table that `sm-train enrich` has made, and what made each.
 
@@ -485,7 +536,7 @@ def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:
                 _ROWS, columns=columns, row_groups=[group], use_threads=False
             )
             for batch in batches:
-                for row in batch.to_pylist():
+                for row in _rows(batch):
                     number += 1
                     size = None if sizes is None else sizes[number - 1 - first]
                     if isinstance(row.get(image), dict):
@@ -498,9 +549,24 @@ def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:
                     yield found
 
 
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows of a batch; nanoseconds, which Python does not have, are cut off."""
+    cells = [
+        column.cast(pa.timestamp("us", column.type.tz), safe=False)
+        if pa.types.is_timestamp(column.type) and column.type.unit == "ns"
+        else column
+        for column in batch.columns
+    ]
+    rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(
+        cells, names=batch.schema.names
+    ).to_pylist()
+    return rows
+
+
 def _embedded_column(image: pa.Field) -> str | None:
     """Return the column with the bytes of images; None if a table names files."""
-    if pa.types.is_binary(image.type) or pa.types.is_large_binary(image.type):
+    kind = image.type.value_type if pa.types.is_dictionary(image.type) else image.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return str(image.name)
     if pa.types.is_struct(image.type) and image.type.get_field_index("bytes") >= 0:
         return f"{image.name}.bytes"
