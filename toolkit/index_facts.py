@@ -31,12 +31,13 @@ def with_local_index(config: RunConfig, base: Path) -> RunConfig:
     data = config.data
     if data.local is None or not _is_alone(config):
         return config
-    header = _read_local_header(index_path(base / data.local))
+    path = index_path(base / data.local)
+    header = _read_local_header(path)
     if header is None:
         return config
     return _with(
         config,
-        data.samples or header.samples,
+        data.samples or _selected(config, header, lambda: _open_local(path)),
         data.latents if data.latents is not None else latents_of(header),
     )
 
@@ -44,7 +45,36 @@ def with_local_index(config: RunConfig, base: Path) -> RunConfig:
 def with_index_file(config: RunConfig, path: Path) -> RunConfig:
     """Return ``config`` with what the index at ``path`` says; unchanged if it cannot be read."""
     header = _read_local_header(path)
-    return config if header is None else _with(config, header.samples, latents_of(header))
+    if header is None:
+        return config
+    samples = _selected(config, header, lambda: _open_local(path))
+    return _with(config, samples, latents_of(header))
+
+
+def _open_local(path: Path) -> ShardIndex:
+    from sm_train.entrypoints.data.shard_index import ShardIndex
+
+    return ShardIndex(path)
+
+
+def _selected(
+    config: RunConfig, header: IndexHeader, open_index: Callable[[], ShardIndex]
+) -> int | None:
+    """Return the number of samples that ``data.where`` selects; None if that is not known.
+
+    That is so without DuckDB, and with a condition that the index does not have the columns for,
+    which ``check`` reports.
+    """
+    where = config.data.where
+    if where is None:
+        return header.samples
+    from sm_train.entrypoints.data.selection import select_samples
+    from sm_train.entrypoints.data.shard_format import ShardError
+    from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
+
+    with suppress(ConditionError, ShardError, OSError):
+        return int(select_samples(open_index(), where, may_be_empty=True).counts.sum())
+    return None
 
 
 def _read_local_header(path: Path) -> IndexHeader | None:
@@ -69,9 +99,19 @@ def with_stored_index(config: RunConfig, session: boto3.Session) -> RunConfig:
     from sm_train.entrypoints.data.shard_format import ShardError
 
     with suppress(BotoCoreError, ClientError, OSError, ShardError):
-        header = read_stored_header(session, config.index_uri)
-        return _with(config, header.samples, latents_of(header))
+        uri = config.index_uri
+        header = read_stored_header(session, uri)
+        samples = _selected(config, header, lambda: _open_stored(session, uri))
+        return _with(config, samples, latents_of(header))
     return config
+
+
+def _open_stored(session: boto3.Session, uri: str) -> ShardIndex:
+    from sm_train.entrypoints.data.shard_index import ShardIndex
+    from sm_train.entrypoints.object_store.object_file import open_object
+    from sm_train.entrypoints.object_store.store import store_of
+
+    return ShardIndex(uri, open_object(store_of(session), uri))
 
 
 def read_stored_header(session: boto3.Session, uri: str) -> IndexHeader:
@@ -203,18 +243,12 @@ def read_expiries(index: ShardIndex, column: str, where: str | None) -> Expiries
 
 def local_expiries(config: RunConfig, path: Path) -> tuple[Expiries, ...]:
     """Return when the samples of ``data.uri`` expire that stages read, by its index at ``path``."""
-    from sm_train.entrypoints.data.shard_index import ShardIndex
-
-    return _expiries(config, lambda uri: ShardIndex(path) if uri == config.index_uri else None)
+    return _expiries(config, lambda uri: _open_local(path) if uri == config.index_uri else None)
 
 
 def stored_expiries(config: RunConfig, session: boto3.Session) -> tuple[Expiries, ...]:
     """Return when the samples expire that stages read, by the indexes in S3 that tell."""
-    from sm_train.entrypoints.data.shard_index import ShardIndex
-    from sm_train.entrypoints.object_store.object_file import open_object
-    from sm_train.entrypoints.object_store.store import store_of
-
-    return _expiries(config, lambda uri: ShardIndex(uri, open_object(store_of(session), uri)))
+    return _expiries(config, lambda uri: _open_stored(session, uri))
 
 
 def _expiries(
@@ -273,8 +307,6 @@ def _is_alone(config: RunConfig) -> bool:
     return not config.data.synthetic_samples and not any(map(config.sources_of, config.stages))
 
 
-def _with(config: RunConfig, samples: int, latents: int) -> RunConfig:
-    facts = {"samples": samples, "latents": latents}
-    if config.data.where is not None:
-        del facts["samples"]  # how many it selects is not in the header
+def _with(config: RunConfig, samples: int | None, latents: int) -> RunConfig:
+    facts = {"latents": latents} | ({} if samples is None else {"samples": samples})
     return config.model_copy(update={"data": config.data.model_copy(update=facts)})

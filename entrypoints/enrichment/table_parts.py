@@ -127,13 +127,20 @@ def _table(rows: Sequence[dict[str, Any]], new: Sequence[str], function: str) ->
     for name in (*known, *new):
         values = [row.get(name) for row in rows]
         try:
-            columns[name] = pa.array([_cell(value) for value in values])
+            columns[name] = _array([_cell(value) for value in values])
         except (pa.ArrowInvalid, pa.ArrowTypeError):
             kinds = sorted({type(value).__name__ for value in values if value is not None})
             raise EnrichmentError(
                 f"{function}: column {name} mixes {' and '.join(kinds)}; return one type"
             ) from None
     return pa.table(columns)
+
+
+def _array(cells: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(cells)
+    except OverflowError:  # whole numbers that only an unsigned type holds
+        return pa.array(cells, pa.uint64())
 
 
 def _cell(value: Any) -> Any:

@@ -98,7 +98,8 @@ def _curve(tag: bytes) -> NDArray[np.float64] | None:
     values = np.frombuffer(tag, ">u2", count, 12).astype(np.float64)
     if count == 1:
         return np.power(levels, values[0] / 256)
-    return np.interp(levels, np.linspace(0, 1, count), values / 65535)
+    curve: NDArray[np.float64] = np.interp(levels, np.linspace(0, 1, count), values / 65535)
+    return curve
 
 
 _PARAMETERS = {0: 1, 1: 3, 2: 4, 3: 5, 4: 7}

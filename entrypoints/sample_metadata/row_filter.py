@@ -260,8 +260,7 @@ class RowFilter:
         [(text,)] = self._connection.execute("SELECT json_serialize_plan(?)", [query]).fetchall()
         plan = json.loads(text)
         if plan["error"]:
-            first, *_ = plan["error_message"].splitlines()
-            raise ConditionError(f"{self._option}: {self._where}: {first}")
+            raise ConditionError(f"{self._option}: {self._explain(plan['error_message'], ())}")
         for node in _nodes(plan):
             if node.get("expression_class") == "BOUND_FUNCTION":
                 types = tuple(argument["id"] for argument in node["arguments"])

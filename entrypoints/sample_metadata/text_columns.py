@@ -1,7 +1,7 @@
 """Finds the type of a column of texts, which is that of all of its cells that are not empty.
 
-CSV has texts only, and JSON no dates: so `pack --where`, the index and a sample's JSON file agree on
-what a column holds.
+CSV has texts only, and JSON no dates: so `pack --where`, the index and a sample's JSON file agree
+on what a column holds.
 """
 
 from __future__ import annotations

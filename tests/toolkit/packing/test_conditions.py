@@ -11,7 +11,7 @@ import csv
 import json
 import random
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,8 +32,11 @@ from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError, RowFilter
 from sm_train.toolkit.packing.table_files import TableFile
 from sm_train.toolkit.packing.tables import ImageTable, _matching_numbers
+from sm_train.toolkit.run_file import load
 
+from tests.conftest import Cli
 from tests.support.image_files import image_bytes
+from tests.support.run_files import write_run
 
 ROWS = 24
 FORMATS = ("parquet", "jsonl", "csv")
@@ -256,7 +259,7 @@ def test_an_index_keeps_the_types_of_a_table(packed: Any) -> None:
         assert {types[name] for name in ("kind", "view", "identity")} == {"text"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.lists(
         st.one_of(
@@ -288,3 +291,81 @@ def outcome(select: Callable[[Any, str], list[int]], rows: Any, where: str) -> l
         return select(rows, where)
     except ConditionError as error:
         return str(error).partition(": ")[2][:20]
+
+
+def test_every_command_takes_a_condition_on_times_alike(cli: Cli, tmp_path: Path) -> None:
+    """The example of docs/data.md, on times with a zone: the same rows, wherever it is written."""
+    write_table(tmp_path, "parquet")
+    where = "zoned >= '2027-06-01 05:00:00'"
+    rows = expected_rows(where)
+    assert len(rows) == 16
+    columns = ("--index-column", "zoned", "--index-column", "source", "--caption-column", "code")
+    assert cli("pack", "photos.parquet", "some", *columns, "--where", where).returncode == 0
+    selected = ShardIndex(tmp_path / "some/index.parquet")
+    assert selected.header.samples == len(rows)
+    assert cli("pack", "photos.parquet", "all", *columns).returncode == 0
+    (tmp_path / "seen.py").write_text(
+        "def names(batch):\n    return {'size': [image.width for image in batch.images]}\n"
+    )
+    done = cli("enrich", "photos.parquet", "out", "--with", "seen:names", "--where", where)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(rows)} images" in done.stderr
+    [facts] = json.loads(cli("data-report", "all", "--where", where, "--json").stdout)["sets"]
+    assert facts["samples"] == len(rows)
+    done = cli("remove", "all", "--where", where, "--dry-run", "--json")
+    assert len(json.loads(done.stdout)["samples"]) == len(rows), done.stderr
+    # The cost of a run counts the samples that it selects.
+    data = {"uri": "s3://b-1/all/shards/", "local": "all/shards", "where": where}
+    assert load(write_run(tmp_path, data=data)).data.samples == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "message"),
+    [
+        ("photos.parquet", "number = (SELECT max(number) FROM rows)", "subqueries are not"),
+        ("t.csv", "x > 5", "x holds texts, the first in row 2: 'n/a'"),
+        (
+            "t.jsonl",
+            "width > 1",
+            "t.jsonl has the keys Width and width, which SQL cannot tell apart",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_said_in_its_own_words(
+    cli: Cli, tmp_path: Path, name: str, where: str, message: str
+) -> None:
+    write_table(tmp_path, "parquet")
+    (tmp_path / "t.csv").write_text("image,caption,x\n000.png,a,1\n001.png,a,n/a\n002.png,a,7\n")
+    rows = [{"image": f"{n:03}.png", "caption": "a", ("Width", "width")[n]: n} for n in range(2)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = cli("pack", name, "out", "--where", where, "--caption-column", "caption")
+    if name.startswith("photos"):
+        done = cli("pack", name, "out", "--where", where, "--caption-column", "code")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_one_type_of_several_in_json_holds_texts(tmp_path: Path) -> None:
+    lines = ['{"license": "CC0"}', '{"license": 4}', '{"license": "CC0"}']
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    assert table_rows(tmp_path / "t.jsonl", "license = 'CC0'") == [0, 2]
+    assert table_rows(tmp_path / "t.jsonl", "license = '4'") == [1]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (pa.array([time(10, n) for n in range(2)]), "times of day"),
+        (pa.array([[1], [2]]), "lists"),
+        (pa.array([Decimal("0.1"), None], pa.decimal128(38, 12)), "decimals of 12 digits"),
+    ],
+)
+def test_columns_that_an_index_cannot_hold_are_named(
+    tmp_path: Path, values: pa.Array, words: str
+) -> None:
+    (tmp_path / "0.png").write_bytes(image_bytes(0))
+    table = pa.table({"image": ["0.png"] * 2, "caption": ["a"] * 2, "x": values})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(sm_train.Error, match=f"--index-column: x holds {words}"):
+        sm_train.pack(tmp_path / "t.parquet", tmp_path / "out", index_column="x")
