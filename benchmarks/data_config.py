@@ -9,7 +9,8 @@ DATA_CONFIG = DataConfig(
     "txt",
     "center",
     "fast",
-    "ignore",
+    "srgb",
+    "reject",
     aspect_buckets=False,
     max_bad_fraction=0.01,
 )

@@ -97,7 +97,8 @@ def _curve(tag: bytes) -> NDArray[np.float64] | None:
         return levels
     values = np.frombuffer(tag, ">u2", count, 12).astype(np.float64)
     if count == 1:
-        return np.power(levels, values[0] / 256)
+        powers: NDArray[np.float64] = np.power(levels, values[0] / 256)
+        return powers
     curve: NDArray[np.float64] = np.interp(levels, np.linspace(0, 1, count), values / 65535)
     return curve
 

@@ -183,8 +183,8 @@ def _stored_color(content: BytesLike, image: Image.Image) -> StoredColor:
 def _depth(content: BytesLike, image: Image.Image) -> int:
     """Return the bits per channel of a JPEG 2000 file, 8 for other formats.
 
-    They are in the first segment of its codestream, `SIZ`, which follows the mark of its start
-    (ITU-T T.800, A.5.1).
+    They are in the first segment of its codestream, which follows the mark of its start (ITU-T
+    T.800, A.5.1, "Image and tile size").
     """
     if image.format != "JPEG2000":
         return 8

@@ -63,7 +63,7 @@ def _is_moment(text: str) -> bool:
 
 @dataclass
 class TextColumn:
-    """The cells of a column so far: the types that all have, and the first that is no number."""
+    """The cells of a column so far: the types that all have, and the first without a number."""
 
     candidates: list[ColumnType] = field(default_factory=lambda: list(_KINDS))
     count: int = 0

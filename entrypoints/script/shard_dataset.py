@@ -24,7 +24,9 @@ from sm_train.entrypoints.data.shard_channels import (
 )
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.lineage.record_log import open_record
+from sm_train.entrypoints.sample_metadata.color_counts import recorded_color
 from sm_train.entrypoints.script.current_job import ScriptProcess, script_process
+from sm_train.entrypoints.script.folder_data import folder_config
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -71,16 +73,22 @@ class ShardDataset(IterableDataset[ImageBatch]):
         resolution: int | None = None,
         seed: int | None = None,
         decode_workers: int | None = None,
+        **data: Any,
     ) -> None:
         """Plan to read the shards in ``folder``; default: the job's training data.
 
-        Defaults of the others are those of the run file. Outside of a job all are required.
+        Defaults of the others are those of the run file. Outside of a job all are required, but
+        for ``data``: keys of the run file's section ``data``, such as ``where="license = 'CC0'"``,
+        ``caption={"txt": 1}``, ``crop="random"`` or ``icc_profile="ignore"``.
 
         Raises:
-            Error: an argument is missing outside of a job.
+            Error: an argument is missing outside of a job, or a key of ``data`` is unknown, has an
+                invalid value, or is given in a job, whose run file states it.
         """
         super().__init__()
-        self._source = _job_source() if folder is None else _folder_source(Path(folder))
+        if folder is None and data:
+            raise Error(f"ShardDataset: {', '.join(data)}: in a job, state them in the run file")
+        self._source = _job_source() if folder is None else _folder_source(Path(folder), data)
         process = self._source.process
         given: dict[str, Any] = {
             "batch_size": batch_size,
@@ -100,8 +108,10 @@ class ShardDataset(IterableDataset[ImageBatch]):
         missing = [name for name, value in given.items() if value is None]
         if missing:
             raise Error(f"ShardDataset({folder}): outside of a job, pass {', '.join(missing)}")
-        if process is not None:
-            given["gradient_accumulation_steps"] = process.config.stage.gradient_accumulation_steps
+        # With it, the order on one instance does not depend on the number of ranks.
+        given["gradient_accumulation_steps"] = (
+            1 if process is None else process.config.stage.gradient_accumulation_steps
+        )
         self._options = given
         self._state: bytes | None = None
         self._loader: Loader | None = None
@@ -173,12 +183,22 @@ class ShardDataset(IterableDataset[ImageBatch]):
     def state_dict(self) -> dict[str, str]:
         """Return the position after the last batch that the loop has taken, as JSON values."""
         position = self._position()
-        return {} if position is None else {"position": base64.b64encode(position).decode()}
+        if position is None:
+            return {}
+        color = vars(self._source.config.color)
+        return {"position": base64.b64encode(position).decode(), **color}
 
     def load_state_dict(self, state: dict[str, str]) -> None:
-        """Continue from a position at the next iteration."""
+        """Continue from a position at the next iteration, with its color policy."""
         self._loader = None
         self._state = base64.b64decode(state["position"]) if state else None
+        config = self._source.config
+        kept = recorded_color(state) if state else config.color
+        if kept != config.color:
+            message = f"the state began with {kept} and keeps it, instead of {config.color}"
+            warnings.warn(message, stacklevel=2)
+            changed = replace(config, **vars(kept))
+            self._source = replace(self._source, config=changed)
 
     def _position(self) -> bytes | None:
         return self._state if self._loader is None else self._loader.state_bytes()
@@ -207,24 +227,19 @@ def _job_source() -> _Source:
     return _Source(job_channels(data, paths), data_rank, data, process)
 
 
-def _folder_source(folder: Path) -> _Source:
-    """Return a folder of shards, read by the ranks of this machine."""
+def _folder_source(folder: Path, data: dict[str, Any]) -> _Source:
+    """Return a folder of shards, read by the ranks of this machine.
+
+    Raises:
+        Error: a key of ``data`` is unknown or has an invalid value.
+    """
     index = index_path(folder)
     local_rank, ranks = (int(os.environ.get(name, default)) for name, default in _LOCAL)
-    config = DataConfig(
-        image_key="jpg;jpeg;png;webp",
-        caption_key="txt",
-        crop="center",
-        decode="fast",
-        icc_profile="srgb",
-        hdr="reject",
-        aspect_buckets=False,
-        max_bad_fraction=0.01,
-    )
+    config = folder_config(data)
     rank = DataRank(("localhost",), 0, local_rank, ranks)
     found = index if index.exists() else None
     scans = folder.parent / ".scans"
-    channel = ShardChannel("train", folder, found, None, scans, removal_list(str(index)))
+    channel = ShardChannel("train", folder, found, config.where, scans, removal_list(str(index)))
     return _Source([channel], rank, config, None)
 
 
