@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class EnrichmentBatch:
     """Images, and what is known of each of them.
 
-    ``images`` are upright, in sRGB and without transparency. ``rows`` are the columns of the table
+    ``images`` are upright, without transparency, and in the colors of a
+    :class:`ColorPolicy`: sRGB by default. ``rows`` are the columns of the table
     or of the sample's JSON file, with the caption as ``caption`` if there is one. ``names`` are the
     images' paths, addresses or keys. ``model`` is the folder that ``--model`` names. ``device`` is
     where this process may compute, ``"cuda"`` or ``"cpu"``.

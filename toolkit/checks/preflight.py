@@ -290,7 +290,8 @@ def _partition_findings(subject: Subject, shards: Shards) -> Iterator[Finding]:
     if not config.reads_shards:
         return
     yield from augmentation_findings(shards, config)
-    yield from color_findings(shards, config)
+    if shards.header is not None:
+        yield from color_findings(shards.location, shards.header, config)
     yield from shard_findings(
         shards,
         as_document(subject.estimate),

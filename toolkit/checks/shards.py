@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.cost.stage import CostStage
-from sm_train.entrypoints.common.job_config import DEFAULT_COLOR, ColorPolicy
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
 from sm_train.entrypoints.indexing.index_plan import ListedShard
 from sm_train.entrypoints.sample_metadata.color_counts import (
     ColorCounts,
@@ -58,8 +57,7 @@ class Shards:
 
     ``where`` is the run file's key or the option that names them, ``location`` a folder, file or
     URI. ``samples`` is None without an index, ``latents`` is the resolution of latents in them, 0
-    without any, and ``latents_color`` the policy that they were encoded with. ``colors`` counts the
-    images by what they state about their colors.
+    without any. ``header`` is that of the index.
     """
 
     where: str
@@ -69,8 +67,7 @@ class Shards:
     samples: NDArray[np.int64] | None = None
     """int64 (num_shards,)"""
     latents: int = 0
-    latents_color: ColorPolicy = DEFAULT_COLOR
-    colors: ColorCounts = field(default_factory=lambda: ColorCounts.of({}))
+    header: IndexHeader | None = None
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -90,8 +87,7 @@ def of_index(index: ShardIndex, where: str) -> Shards:
         index.bytes[order],
         index.samples[order],
         latents_of(header),
-        recorded_color(header.options.get("latents") or {}),
-        ColorCounts.of(header.colors),
+        header,
     )
 
 
@@ -180,20 +176,22 @@ def augmentation_findings(shards: Shards, config: RunConfig) -> Iterator[Finding
         )
 
 
-def color_findings(shards: Shards, config: RunConfig) -> Iterator[Finding]:
-    """Check that training sees the images as people do, and latents of its color policy."""
+def color_findings(location: str, header: IndexHeader, config: RunConfig) -> Iterator[Finding]:
+    """Check that training sees the images as people do, and latents of its color policy.
+
+    ``header`` is that of the index at ``location``.
+    """
     policy = config.data.job_config().color
-    stages = [stage.name for stage in config.stages if stage.resolution == shards.latents]
+    latents = header.options.get("latents") or {}
+    stages = [stage.name for stage in config.stages if stage.resolution == latents_of(header)]
     if stages and config.entry is None:
-        problem = latents_problem(shards.latents_color, policy, shards.latents)
+        problem = latents_problem(recorded_color(latents), policy, latents_of(header))
         if problem is not None:
-            yield LATENTS_COLOR.found(
-                "error", "data.icc_profile", f"{shards.location}: {problem[0]}", problem[1]
-            )
+            reason, fix = problem
+            yield LATENTS_COLOR.found("error", "data.icc_profile", f"{location}: {reason}", fix)
             return
-    for key, found, fix in shards.colors.distortions(policy):
-        message = f"{shards.location}: {found}"
-        yield DISTORTED_COLORS.found("warning", f"data.{key}", message, fix)
+    for key, found, fix in ColorCounts.of(header.colors).distortions(policy):
+        yield DISTORTED_COLORS.found("warning", f"data.{key}", f"{location}: {found}", fix)
 
 
 def of_listing(

@@ -27,7 +27,7 @@ from sm_train.toolkit.aws.bucket_policy import denies_unencrypted, may_be_same_k
 from sm_train.toolkit.aws.s3 import bucket_region, split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
-from sm_train.toolkit.checks.shards import Shards, of_listing
+from sm_train.toolkit.checks.shards import Shards, color_findings, of_listing
 from sm_train.toolkit.extras import is_installed
 from sm_train.toolkit.index_facts import read_stored_header
 from sm_train.toolkit.packing.shard_listing import ShardListing, list_prefix
@@ -234,7 +234,10 @@ def index_findings(
         sizes = {shard.name: shard.bytes for shard in listing.shards}
         yield from index_differences(sizes, indexed, "data.uri")
     if config.index_uri is not None:
-        yield from _index_in_s3(config, config.index_uri, session, listing)
+        is_known = indexed is not None  # the findings on colors are those of the local index
+        yield from _index_in_s3(
+            config, config.index_uri, session, listing, names_colors=not is_known
+        )
     for name, uri in config.source_indexes.items():
         bucket, key = split_uri(uri)
         if not _exists(session, bucket, key):
@@ -252,7 +255,12 @@ def _exists(session: boto3.Session, bucket: str, key: str) -> bool:
 
 
 def _index_in_s3(
-    config: RunConfig, uri: str, session: boto3.Session, listing: ShardListing
+    config: RunConfig,
+    uri: str,
+    session: boto3.Session,
+    listing: ShardListing,
+    *,
+    names_colors: bool,
 ) -> Iterator[Finding]:
     fix = f"run `sm-train index {config.data.uri}`"
     try:
@@ -266,6 +274,8 @@ def _index_in_s3(
         yield INDEX_UNREADABLE.found("error", "data.index", str(error), fix)
         return
     yield from _condition(config, header)
+    if names_colors:
+        yield from color_findings(uri, header, config)
     total = sum(shard.bytes for shard in listing.shards)
     totals = (header.shards, header.bytes)
     try:

@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from sm_train.cost.json_document import as_document
-from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR
-from sm_train.entrypoints.sample_metadata.color_counts import ColorCounts
+from sm_train.entrypoints.data.shard_index import IndexHeader
 from sm_train.estimators.config.fields import quantity_bytes
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks import finding
@@ -109,12 +108,13 @@ def test_latents_cannot_be_augmented(
 def test_colors_that_training_would_not_see_as_people_do(
     data: dict[str, Any], found: list[tuple[str, str, str]]
 ) -> None:
-    counts = ColorCounts.of({"none/RGB/8": 9, "Adobe RGB/RGB/8": 1})
-    shards = Shards(
-        *("data", "s3://b/p/", np.array([3 * GB]), None, 256, UNRECORDED_COLOR), colors=counts
+    header = IndexHeader(
+        samples=10,
+        options={"latents": {"resolution": 256}},
+        colors={"none/RGB/8": 9, "Adobe RGB/RGB/8": 1},
     )
     run = config(data={"uri": "s3://ai-bucket/shards/"} | data)
-    findings = list(color_findings(shards, run))
+    findings = list(color_findings("s3://b/p.index.parquet", header, run))
     assert [(finding.level, finding.code, finding.where) for finding in findings] == found
 
 
