@@ -120,7 +120,7 @@ class ImageRow:
     """A row of a table, numbered from 1; the cells may have any type.
 
     ``kept`` are the cells of the sample's JSON file. ``embedded`` is the address of an image that
-    is in the table itself.
+    is in the table itself. ``fault`` is why the row cannot be read as the columns say.
     """
 
     number: int
@@ -129,6 +129,7 @@ class ImageRow:
     size: Any
     kept: dict[str, Any]
     embedded: str | None = None
+    fault: str | None = None
 
 
 def collect_tables(
@@ -261,6 +262,9 @@ class _Found(NamedTuple):
 def _source(table: ImageTable, row: ImageRow, root: str, reject: Reject) -> _Found | None:
     """Return the image and the caption of a row; None if it is rejected."""
     row_name = f"{table.file.name} row {row.number}"
+    if row.fault is not None:
+        reject(RejectedInput(row_name, "row-malformed", row.fault))
+        return None
     if row.embedded is not None:
         # The order of the rows, in which row groups are read once.
         name = f"{table.file.folder}{table.file.name}/{row.number:09d}"
@@ -296,16 +300,28 @@ def _found(
     if not_text:
         reject(RejectedInput(source, "caption-not-text", f"{row_name}: {not_text[0]!r:.60}"))
         return None
-    captions = {name: str(value) for name, value in present.items()}
+    captions = {
+        name: [str(item) for item in value] if isinstance(value, list) else str(value)
+        for name, value in present.items()
+    }
+    texts = [text for value in captions.values() for text in _as_list(value)]
     # A blank caption is rejected when it is packed.
-    caption = next(filter(str.strip, captions.values()), "")
-    several = captions if len(row.captions) > 1 else {}
+    caption = next(filter(str.strip, texts), "")
+    several = captions if len(row.captions) > 1 or len(texts) > len(captions) else {}
     return _Found(source, caption, table_fields(several, row.kept))
 
 
 def _is_caption(value: Any) -> bool:
-    """Return whether a cell is a text; numbers are, as CSV tables do not have types."""
+    """Return whether a cell is a text or a list of some; numbers are, as CSV has no types."""
+    if isinstance(value, list):
+        return bool(value) and not any(
+            isinstance(item, list) or not _is_caption(item) for item in value
+        )
     return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _as_list(value: str | list[str]) -> list[str]:
+    return value if isinstance(value, list) else [value]
 
 
 def _size(row: ImageRow) -> int | None:
@@ -381,7 +397,12 @@ def _read_csv(table: ImageTable) -> Iterator[ImageRow]:
     with open_csv(table.file) as reader:
         for number, row in enumerate(reader, start=1):
             cells = {} if types is None else {name: types.cell(name, row[name]) for name in kept}
-            yield _row(table, number, row, cells)
+            further = row.pop(None, None)
+            found = _row(table, number, row, cells)
+            if further is not None:
+                count = f"{len(row) + len(further)} cells for {len(row)} columns"
+                found = replace(found, fault=f"{count}; quote the cells that contain a comma")
+            yield found
 
 
 @contextmanager
@@ -392,15 +413,46 @@ def open_csv(table: TableFile) -> Iterator[csv.DictReader[str]]:
         UserError: it is invalid, also while it is read.
     """
     with table.open_text() as file:
+        header = _header(table, file)
         # strict: an unclosed quote would swallow all rows after it.
-        reader = csv.DictReader(file, strict=True)
+        reader = csv.DictReader(file, strict=True, delimiter=_delimiter(header))
         try:
+            names = list(reader.fieldnames or ())
+            if repeated := sorted({name for name in names if names.count(name) > 1}):
+                raise UserError(f"{table.location}: two columns {repeated[0]!r}; rename one")
             yield reader
         except csv.Error as error:
             line = reader.reader.line_num
             raise UserError(f"{table.location}:{line}: not CSV: {error}") from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(f"{table.location}: not gzip: {error}") from None
+
+
+csv.field_size_limit(2**24)
+"""Characters of a cell: Python's 131,072 are fewer than those of some documents."""
+
+
+def _header(table: TableFile, file: IO[str]) -> str:
+    """Return the first line of a CSV table, which stays to be read.
+
+    Raises:
+        UserError: the table is not UTF-8.
+    """
+    start = file.tell()
+    try:
+        header = file.readline()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{table.location}: not gzip: {error}") from None
+    file.seek(start)
+    if "\0" in header:
+        raise UserError(f"{table.location}: UTF-16; save it as UTF-8")
+    return header
+
+
+def _delimiter(header: str) -> str:
+    """Return what separates the cells: a comma, or what spreadsheets write instead."""
+    others = [delimiter for delimiter in ("\t", ";") if delimiter in header]
+    return others[0] if others and "," not in header else ","
 
 
 def _row(table: ImageTable, number: int, row: dict[str, Any], kept: dict[str, Any]) -> ImageRow:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sm_train
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan_files import PlannedInputs
 from sm_train.toolkit.errors import UserError
@@ -17,7 +19,7 @@ from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.tables import TableOptions
 
 from tests.conftest import Cli
-from tests.support.image_files import write_album
+from tests.support.image_files import image_bytes, write_album
 from tests.support.tables import write_table
 
 KINDS = pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
@@ -206,3 +208,66 @@ def test_too_little_space_to_sort_is_one_line(
     with pytest.raises(UserError, match=r"cannot be sorted in .*disk is full; set TMPDIR") as error:
         find(tmp_path, "jsonl")
     assert "\n" not in str(error.value)
+
+
+def pack_table(folder: Path, content: str | bytes, *, name: str = "t.csv", **options: Any) -> Any:
+    """Pack a table of two images, and return the result."""
+    for number in range(2):
+        (folder / f"{number}.png").write_bytes(image_bytes(number))
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return sm_train.pack(path, folder / "out", workers=1, **options)
+
+
+def packed_captions(folder: Path) -> list[str]:
+    [shard] = (folder / "out" / "shards").iterdir()
+    with tarfile.open(shard) as tar:
+        files = [tar.extractfile(name) for name in tar.getnames() if name.endswith(".txt")]
+        return [file.read().decode() for file in files if file is not None]
+
+
+def test_a_row_with_more_cells_than_columns_is_rejected(tmp_path: Path) -> None:
+    """An unquoted comma would cut its caption."""
+    result = pack_table(tmp_path, 'image,caption\n0.png,a red, old car\n1.png,"a red, old car"\n')
+    assert packed_captions(tmp_path) == ["a red, old car"]
+    [rejected] = result.index.rejected()
+    assert (rejected.source, rejected.reason) == ("t.csv row 1", "row-malformed")
+    assert rejected.detail == "3 cells for 2 columns; quote the cells that contain a comma"
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_tables_of_spreadsheets_are_read(tmp_path: Path, delimiter: str) -> None:
+    rows = [["image", "caption"], ["0.png", "a red, old car"], ["1.png", "b"]]
+    pack_table(tmp_path, "".join(delimiter.join(row) + "\n" for row in rows))
+    assert packed_captions(tmp_path) == ["a red, old car", "b"]
+
+
+def test_lists_of_captions_are_all_kept(tmp_path: Path) -> None:
+    """As COCO has them: the first is the sample's text, and data.caption chooses among all."""
+    rows = [{"image": "0.png", "caption": ["a", "b"]}, {"image": "1.png", "caption": ["c"]}]
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    pack_table(tmp_path, content, name="t.jsonl")
+    assert packed_captions(tmp_path) == ["a", "c"]
+    [shard] = (tmp_path / "out" / "shards").iterdir()
+    with tarfile.open(shard) as tar:
+        document = json.load(tar.extractfile("000000000.json"))  # type: ignore[arg-type]
+    assert document["captions"] == {"caption": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("image,caption\n0.png,a\n".encode("utf-16"), "UTF-16; save it as UTF-8"),
+        ("image,caption,caption\n0.png,a,b\n", "two columns 'caption'; rename one"),
+    ],
+)
+def test_tables_that_cannot_be_read_as_meant_are_refused(
+    tmp_path: Path, content: str | bytes, message: str
+) -> None:
+    with pytest.raises(sm_train.Error, match=message):
+        pack_table(tmp_path, content)
+
+
+def test_a_long_cell_is_read(tmp_path: Path) -> None:
+    pack_table(tmp_path, f"image,caption\n0.png,{'word ' * 40_000}\n1.png,b\n")
+    assert [len(text) for text in packed_captions(tmp_path)] == [199_999, 1]
