@@ -38,7 +38,7 @@ def find_conversion(color: StoredColor, mode: str, policy: ColorPolicy) -> Conve
     """
     if policy.hdr == "reject":
         check_hdr(color)
-    if policy.icc_profile == "ignore":
+    if policy.icc_profile == "ignore" or color.hdr is not None:
         return None
     if color.profile is not None:
         return profile_conversion(color.profile, mode)
@@ -69,6 +69,8 @@ def stored_pixels(
     """
     _require_known_levels(image, color)
     mode = _converted_mode(image.mode)
+    if mode == "RGB" and color.channels == "gray":  # Pillow reads deep gray with alpha as RGBA
+        mode = "L"
     conversion = find_conversion(color, mode, policy)
     if image.mode.startswith("I"):
         image = _to_eight_bits(image)

@@ -142,6 +142,8 @@ def _matrix_conversion(curves: NDArray[np.float64], to_profile_xyz: Matrix) -> C
     """Return the conversion by curves, float64 (3, 256), and a matrix; None if a sum overflows."""
     to_srgb = np.linalg.solve(to_xyz("sRGB"), to_profile_xyz)
     most = max(np.clip(sign * to_srgb, 0, None).sum(axis=1).max() for sign in (1, -1))
+    if most == 0:
+        return None
     steps = min(_MOST_STEPS, int(np.iinfo(np.int16).max / most))
     if steps < _LEAST_STEPS:
         return None
@@ -176,9 +178,11 @@ def _matrix_conversion(curves: NDArray[np.float64], to_profile_xyz: Matrix) -> C
 
 
 def _cube() -> Pixels:
-    """Return colors along the axes and the diagonals of RGB, uint8 (1, n, 3)."""
+    """Return colors on a grid in RGB, and all grays, uint8 (1, n, 3)."""
     levels = np.linspace(0, 255, _CUBE_STEPS).astype(np.uint8)
-    return np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(1, -1, 3)
+    grid = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(1, -1, 3)
+    grays = np.arange(256, dtype=np.uint8)[None, :, None].repeat(3, axis=2)
+    return np.concatenate([grid, grays], axis=1)
 
 
 def _largest_difference(left: Pixels, right: Pixels) -> int:

@@ -1,4 +1,4 @@
-"""Reads the color codes of HEIC and AVIF files, whose decoders do not all tell them.
+"""Reads color codes of HEIC and AVIF and profiles of JPEG 2000, which decoders do not all tell.
 
 A file is a sequence of boxes: a big-endian length of four bytes, which counts itself, four letters,
 and the content, which may consist of boxes (ISO/IEC 14496-12, 4.2). Properties of images are in
@@ -19,6 +19,10 @@ _WIDE_INDEX_FLAG, _ESSENTIAL_BITS = 1, (0x7F, 0x7FFF)
 """A flag of `ipma`, and the bits of an index that are not the mark of an essential property."""
 
 
+_RESTRICTED_PROFILE = 2
+"""The method of a `colr` box of JP2 that holds an ICC profile."""
+
+
 def primary_color_codes(content: Content) -> tuple[int, int] | None:
     """Return primaries and transfer characteristics of ITU-T H.273 of the primary image.
 
@@ -26,20 +30,32 @@ def primary_color_codes(content: Content) -> tuple[int, int] | None:
     """
     try:
         return _primary_codes(content)
-    except (struct.error, IndexError):
+    except (struct.error, IndexError, StopIteration):
         return None
 
 
 def _primary_codes(content: Content) -> tuple[int, int] | None:
     meta = dict(_boxes(_first(content, b"meta")[_FULL_BOX_BYTES:]))
-    properties = dict(_boxes(meta.get(b"iprp", b"")))
-    listed = list(_boxes(properties.get(b"ipco", b"")))
+    properties = list(_boxes(meta.get(b"iprp", b"")))
+    listed = list(_boxes(next(block for kind, block in properties if kind == b"ipco")))
     primary = _item_id(meta.get(b"pitm", b""))
-    for index in _property_indexes(properties.get(b"ipma", b""), primary):
+    associations = (block for kind, block in properties if kind == b"ipma")
+    for index in (index for ipma in associations for index in _property_indexes(ipma, primary)):
         kind, block = listed[index - 1]
         if kind == b"colr" and bytes(block[:4]) == b"nclx":
             primaries, transfer = struct.unpack(">HH", block[4:8])
             return primaries, transfer
+    return None
+
+
+def jpeg_2000_profile(content: Content) -> bytes | None:
+    """Return the ICC profile of a JP2 file, which Pillow does not tell (ITU-T T.800, I.5.3.3)."""
+    try:
+        for kind, block in _boxes(_first(content, b"jp2h")):
+            if kind == b"colr" and block[0] == _RESTRICTED_PROFILE:
+                return bytes(block[3:]) or None
+    except (struct.error, IndexError):
+        pass
     return None
 
 
@@ -82,6 +98,7 @@ def _property_indexes(ipma: Content, item: int) -> list[int]:
         offset += 1
         if found == item:
             indexes = struct.unpack_from(f">{number}{'H' if is_wide else 'B'}", ipma, offset)
-            return [index & _ESSENTIAL_BITS[is_wide] for index in indexes if index]
+            masked = [index & _ESSENTIAL_BITS[is_wide] for index in indexes]
+            return [index for index in masked if index]
         offset += size * number
     return []

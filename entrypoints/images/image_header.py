@@ -203,13 +203,30 @@ def _jpeg_segments(content: Content) -> Iterator[tuple[int, int, int]]:
 
 
 def jpeg_icc_profile(content: Content) -> bytes | None:
-    """Return a JPEG's ICC profile, which may be split into several segments; None without one."""
+    """Return a JPEG's ICC profile; None without one, or if a segment is missing or there twice.
+
+    Each segment has its number, from 1 on, and how many there are (ICC.1:2022, B.4).
+    """
     parts: dict[int, bytes] = {}
+    counts: set[int] = set()
+    segments = 0
     for marker, start, stop in _jpeg_segments(content):
         block = bytes(content[start:stop]) if marker == 0xE2 else b""
         if block.startswith(b"ICC_PROFILE\0") and len(block) > 14:
             parts[block[12]] = block[14:]
-    return b"".join(parts[number] for number in sorted(parts)) or None
+            counts.add(block[13])
+            segments += 1
+    if not parts or counts != {segments} or sorted(parts) != [*range(1, segments + 1)]:
+        return None
+    return b"".join(parts[number] for number in sorted(parts))
+
+
+def ends_before_scan(head: Content) -> bool:
+    """Return whether the first bytes of a JPEG hold all segments before its first scan."""
+    end = 2
+    for _, _, stop in _jpeg_segments(head):
+        end = stop
+    return bytes(head[end : end + 2]) == b"\xff\xda"
 
 
 # ------------------------------------------------------------------------------------ PNG, WebP

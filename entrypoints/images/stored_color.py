@@ -17,6 +17,7 @@ from sm_train.entrypoints.images.image_header import (
     Content,
     DecodeError,
     ImageHeader,
+    ends_before_scan,
     jpeg_icc_profile,
     png_chunks,
     read_header,
@@ -47,6 +48,9 @@ _SRGB_CHROMATICITIES = (31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000)
 
 _GRAY_COLOR_TYPES = (0, 4)
 """PNG's color types of gray images, without and with alpha."""
+
+_WEBP_PROFILE_FLAG = 0x20
+"""The flag of a WebP's first chunk without which decoders ignore its profile."""
 
 _MAX_PROFILE_BYTES = 2**24
 
@@ -115,7 +119,16 @@ def read_stored_color(content: Content, header: ImageHeader | None = None) -> St
     if header.format == "png":
         return _png_color(content, header)
     profile = next((bytes(block) for kind, block in webp_chunks(content) if kind == b"ICCP"), None)
-    return StoredColor("RGB", header.depth, profile or None)
+    is_extended = bytes(content[12:16]) == b"VP8X" and bool(content[20] & _WEBP_PROFILE_FLAG)
+    return StoredColor("RGB", header.depth, (profile or None) if is_extended else None)
+
+
+def has_whole_profile(head: Content) -> bool:
+    """Return whether the first bytes of a JPEG or WebP hold its profile, if it has one."""
+    if bytes(head[:4]) == b"RIFF":
+        (length,) = struct.unpack("<I", head[34:38]) if len(head) >= 38 else (0,)
+        return bytes(head[30:34]) != b"ICCP" or len(head) >= 38 + length
+    return ends_before_scan(head)
 
 
 ImageFacts = tuple[tuple[int, int], str | None]
@@ -150,11 +163,13 @@ def _png_color(content: Content, header: ImageHeader) -> StoredColor:
     # In the order in which a reader that knows all of them obeys them (PNG, third edition, 4.3).
     if len(cicp := chunks.get(b"cICP", b"")) == 4:
         primaries, transfer = cicp[0], cicp[1]
-        color = StoredColor(channels, header.depth, _png_profile(chunks), transfer=transfer)
+        color = StoredColor(channels, header.depth, transfer=transfer)
         is_srgb = _PRIMARIES.get(primaries) == "sRGB" and transfer in _TRANSFERS_LIKE_SRGB
         if color.hdr is not None or is_srgb:
             return color
-        return StoredColor(channels, header.depth, color.profile, unconverted="cICP")
+        profile = _png_profile(chunks)  # for readers that do not know these codes
+        signal = "cICP" if profile is None else None
+        return StoredColor(channels, header.depth, profile, unconverted=signal)
     if (profile := _png_profile(chunks)) is not None or b"sRGB" in chunks:
         return StoredColor(channels, header.depth, profile)
     return StoredColor(channels, header.depth, unconverted=_other_signal(chunks))

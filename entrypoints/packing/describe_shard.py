@@ -16,7 +16,12 @@ from sm_train.entrypoints.data.tar_reader import (
     scan_bytes,
 )
 from sm_train.entrypoints.images.image_header import is_png
-from sm_train.entrypoints.images.stored_color import UNKNOWN_FACTS, ImageFacts, image_facts
+from sm_train.entrypoints.images.stored_color import (
+    UNKNOWN_FACTS,
+    ImageFacts,
+    has_whole_profile,
+    image_facts,
+)
 from sm_train.entrypoints.packing.unusable_samples import (
     COMPRESSED,
     IMAGE_AND_TEXT,
@@ -121,5 +126,6 @@ def _offsets(scan: TarScan) -> tuple[int, ...]:
 def _image_facts(tar: TarBytes, start: int, stop: int) -> ImageFacts:
     head = tar.pread(min(_HEAD_BYTES, stop - start), start)
     # A PNG may carry its orientation after the pixels.
-    facts = UNKNOWN_FACTS if is_png(head) else image_facts(head)
+    is_enough = len(head) == stop - start or (not is_png(head) and has_whole_profile(head))
+    facts = image_facts(head) if is_enough else UNKNOWN_FACTS
     return image_facts(tar.pread(stop - start, start)) if facts == UNKNOWN_FACTS else facts

@@ -159,8 +159,7 @@ def _shrink_any(content: BytesLike, color: StoredColor, policy: ColorPolicy) -> 
         warnings.simplefilter("ignore")  # about unusual but intact files
         with open_image(content) as image:
             try:
-                is_stored = policy.icc_profile == "ignore" or color.profile is None
-                grey = (image if is_stored else to_rgb(image, color, policy)).convert("L")
+                grey = to_rgb(image, color, policy).convert("L")
                 return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.LANCZOS))
             except (MemoryError, DecodeError):
                 raise

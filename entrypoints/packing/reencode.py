@@ -13,7 +13,7 @@ from sm_train.entrypoints.common.installed_form import install_command
 from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.entrypoints.images.color import to_rgb
 from sm_train.entrypoints.images.decoder_pool import Decoders
-from sm_train.entrypoints.images.heif_boxes import primary_color_codes
+from sm_train.entrypoints.images.heif_boxes import jpeg_2000_profile, primary_color_codes
 from sm_train.entrypoints.images.icc_profile import profile_space
 from sm_train.entrypoints.images.image_header import (
     DecodeError,
@@ -169,13 +169,16 @@ def _decode_upright(
     if orientation in _TURNS:
         result = result.transpose(_TURNS[orientation])
     is_rgb = color.profile is not None and profile_space(color.profile) == b"RGB "
-    return result, color.profile if policy.icc_profile == "ignore" and is_rgb else None
+    is_stored = policy.icc_profile == "ignore" or color.hdr is not None
+    return result, color.profile if is_stored and is_rgb else None
 
 
 def _stored_color(content: BytesLike, image: Image.Image) -> StoredColor:
     if image.format not in _CONVERTED.values():
         return read_stored_color(content)
     profile = image.info.get("icc_profile") or None
+    if image.format == "JPEG2000":
+        profile = profile or jpeg_2000_profile(content)
     codes = primary_color_codes(content) if image.format in ("AVIF", "HEIF") else None
     return StoredColor("RGB", _depth(content, image), profile, *(codes or ()))
 

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,7 @@ from sm_train.entrypoints.data.buffer_pool import ReadBufferPool
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
+from sm_train.entrypoints.images.heif_boxes import primary_color_codes
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.object_store.stream_upload import BytesLike
@@ -328,7 +329,15 @@ def read_metadata(
         options.max_side is None or max(metadata.width, metadata.height) <= options.max_side
     ):
         return content, metadata
-    return _reencode(content, options, reader.decoders, check)
+    encoded, found = _reencode(content, options, reader.decoders, check)
+    return encoded, _with_transfer(found, metadata.color.transfer)
+
+
+def _with_transfer(metadata: ImageMetadata, transfer: int | None) -> ImageMetadata:
+    """Return metadata that say which HDR levels a JPEG has kept, which it cannot state itself."""
+    if transfer is None or metadata.color.hdr is not None:
+        return metadata
+    return replace(metadata, color=replace(metadata.color, transfer=transfer))
 
 
 def _convert(
@@ -337,7 +346,9 @@ def _convert(
     """Return an image of another format as JPEG, at its full size unless it is filtered out."""
     full_size = decoders.call(measure, content)
     _apply_filters(*full_size, options)
-    return _reencode(content, options, decoders, check)
+    _, transfer = primary_color_codes(content) or (None, None)
+    encoded, metadata = _reencode(content, options, decoders, check)
+    return encoded, _with_transfer(metadata, transfer)
 
 
 def _reencode(

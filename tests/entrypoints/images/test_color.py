@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tests.support.images.color_pictures import (
     encode,
     heic,
     patches,
+    png_chunk,
     png_with,
     rgb_table_profile,
 )
@@ -254,3 +256,89 @@ def test_the_same_picture_in_two_spaces_has_one_hash(name: str, image_format: st
     assert (hashes[0] ^ hashes[1]).bit_count() <= 2
     signatures = [np.frombuffer(item.colors or b"", np.uint8).astype(int) for item in found]
     assert np.abs(signatures[0] - signatures[1]).max() <= 3
+
+
+def test_a_profile_without_light_breaks_nothing() -> None:
+    """Little CMS accepts primaries of zero."""
+    profile = bytearray(rgb_profile("Adobe RGB"))
+    for name in (b"rXYZ", b"gXYZ", b"bXYZ"):
+        at = profile.index(name)
+        offset = int.from_bytes(profile[at + 4 : at + 8], "big")
+        profile[offset + 8 : offset + 20] = bytes(12)
+    content = encode(CHART, "JPEG", icc_profile=bytes(profile))
+    assert decode(content).shape == (SIDE, SIDE, 3)
+    assert read_image_metadata(content, DEFAULT_COLOR).phash is not None
+
+
+def segments_of(profile: bytes, parts: list[tuple[int, int, bytes]]) -> bytes:
+    """Return a JPEG with a profile in segments: their numbers, how many they say, and contents."""
+    content = encode(CHART, "JPEG")
+    added = b""
+    for number, count, part in parts:
+        block = b"ICC_PROFILE\0" + bytes([number, count]) + part
+        added += b"\xff\xe2" + struct.pack(">H", len(block) + 2) + block
+    return content[:2] + added + content[2:]
+
+
+def test_a_profile_whose_segments_are_not_whole_is_ignored() -> None:
+    profile = rgb_profile("Adobe RGB")
+    half = len(profile) // 2
+    first, second = (1, 2, profile[:half]), (2, 2, profile[half:])
+    assert read_stored_color(segments_of(profile, [second, first])).profile == profile
+    for parts in ([first], [second], [first, first, second], [first, (2, 3, profile[half:])]):
+        assert read_stored_color(segments_of(profile, parts)).profile is None
+
+
+def test_hdr_that_is_kept_is_as_stored_whatever_states_it() -> None:
+    kept = ColorPolicy("srgb", "keep")
+    for content in HDR_IMAGES.values():
+        assert np.abs(decode(content, policy=kept).astype(int) - np.asarray(CHART)).max() <= 3
+
+
+def test_color_codes_of_a_png_come_before_its_profile() -> None:
+    adobe = (b"iCCP", b"x\0\0" + zlib.compress(rgb_profile("Adobe RGB")))
+    srgb, p3 = (b"cICP", b"\x01\x0d\x00\x01"), (b"cICP", b"\x0c\x0d\x00\x01")
+    assert np.array_equal(decode(png_with(srgb, adobe)), np.asarray(CHART))
+    assert read_stored_color(png_with(srgb, adobe)).code == "none/RGB/8"
+    # Readers that do not know other codes take the profile.
+    assert read_stored_color(png_with(p3, adobe)).code == "Adobe RGB/RGB/8"
+
+
+def test_deep_gray_with_alpha_is_converted() -> None:
+    """Pillow 13 reads it as RGBA."""
+    levels = LEVELS.astype(np.uint16) * 257
+    rows = np.stack([patches(levels), np.full((SIDE, SIDE), 65535, np.uint16)], -1)
+    data = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows)
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", SIDE, SIDE, 16, 4, 0, 0, 0)),
+        (b"iCCP", b"x\0\0" + zlib.compress(gray_profile("dot gain 20 %"))),
+        (b"IDAT", zlib.compress(data)),
+        (b"IEND", b""),
+    ]
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
+    expected = np.rint(gray_in_srgb(LEVELS, "dot gain 20 %"))
+    assert np.abs(centers(decode(content))[..., 0] - expected).max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "L"])
+def test_a_profile_that_changes_no_pixel_does_not_change_the_hash(mode: str) -> None:
+    image = CHART.convert("RGBA")
+    image.putalpha(GRAY_CHART)
+    image = image.convert(mode)
+    contents = [encode(image, "PNG"), encode(image, "PNG", icc_profile=rgb_profile("sRGB"))]
+    hashes = {read_image_metadata(content, DEFAULT_COLOR).phash for content in contents}
+    assert len(hashes) == 1
+
+
+def test_the_profile_of_jpeg_2000_is_applied() -> None:
+    """Pillow 13 does not tell it: a box `colr` with method 2, after an enumerated one here."""
+    content = encode(CHART, "JPEG2000")
+    at = content.index(b"colr") - 4
+    profile = rgb_profile("Adobe RGB")
+    box = struct.pack(">I", len(profile) + 11) + b"colr\2\0\0" + profile
+    start = content.index(b"jp2h") - 4
+    (size,) = struct.unpack(">I", content[start : start + 4])
+    header = struct.pack(">I", size + len(box)) + content[start + 4 : at] + box
+    content = content[:start] + header + content[at:]
+    converted = decode(reencode(content, None, 100, DEFAULT_COLOR), policy=UNRECORDED_COLOR)
+    assert np.abs(centers(converted) - in_srgb(COLORS, "Adobe RGB")).mean() < 1

@@ -11,7 +11,7 @@ from sm_train.entrypoints.data.shard_index import ShardIndex
 from tests.conftest import Cli
 from tests.support.image_files import write_pair
 from tests.support.images.color_pictures import CHART, cmyk_profile, encode, png_with
-from tests.support.images.icc_profiles import rgb_profile
+from tests.support.images.icc_profiles import rgb_profile, with_tag
 
 COUNTS = {
     "profiles": {"Adobe RGB": 3, "none": 2, "CMYK": 1},
@@ -83,3 +83,19 @@ def test_hdr_is_packed_on_request_and_an_append_names_all_options_that_differ(
         "sm-train: --append: out was packed with --hdr keep, with --icc-profile ignore, without "
         "--min-side; use the same options\n"
     )
+
+
+def test_hdr_that_is_encoded_again_stays_counted(cli: Cli, photos: Path) -> None:
+    done = cli("pack", "in", "out", "--hdr", "keep", "--quality", "95", "--json")
+    assert json.loads(done.stdout)["colors"]["hdr"] == 1
+
+
+def test_an_index_reads_profiles_of_more_than_64_kb(cli: Cli, tmp_path: Path) -> None:
+    profile = with_tag(rgb_profile("Adobe RGB"), "priv", bytes(200_000))
+    for image_format, suffix in (("JPEG", "jpg"), ("WEBP", "webp")):
+        content = encode(CHART, image_format, icc_profile=profile)
+        write_pair(tmp_path / "in", f"{image_format}.{suffix}", content, "a chart")
+    counts = json.loads(cli("pack", "in", "out", "--json").stdout)["colors"]
+    assert counts["profiles"] == {"Adobe RGB": 2}
+    (tmp_path / "out/shards").rename(tmp_path / "shards")
+    assert json.loads(cli("index", "shards", "--json").stdout)["colors"] == counts
