@@ -259,6 +259,7 @@ def test_an_index_keeps_the_types_of_a_table(packed: Any) -> None:
         assert {types[name] for name in ("kind", "view", "identity")} == {"text"}
 
 
+@pytest.mark.integration
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(
@@ -293,6 +294,7 @@ def outcome(select: Callable[[Any, str], list[int]], rows: Any, where: str) -> l
         return str(error).partition(": ")[2][:20]
 
 
+@pytest.mark.integration
 def test_every_command_takes_a_condition_on_times_alike(cli: Cli, tmp_path: Path) -> None:
     """The example of docs/data.md, on times with a zone: the same rows, wherever it is written."""
     write_table(tmp_path, "parquet")
@@ -319,6 +321,7 @@ def test_every_command_takes_a_condition_on_times_alike(cli: Cli, tmp_path: Path
     assert load(write_run(tmp_path, data=data)).data.samples == len(rows)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "where", "message"),
     [
