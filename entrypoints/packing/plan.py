@@ -15,7 +15,13 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR, ColorPolicy, Hdr, IccProfile
+from sm_train.entrypoints.common.job_config import (
+    DEFAULT_COLOR,
+    UNRECORDED_COLOR,
+    ColorPolicy,
+    Hdr,
+    IccProfile,
+)
 from sm_train.entrypoints.sample_metadata.column_types import ColumnType
 
 METADATA_BYTES = 512
@@ -83,6 +89,13 @@ class PackOptions:
         return {
             name: value for name, value in vars(self).items() if value != getattr(default, name)
         }
+
+
+DEFAULT_OPTIONS = PackOptions(
+    icc_profile=DEFAULT_COLOR.icc_profile,
+    hdr=DEFAULT_COLOR.hdr,
+)
+"""Those of a new pack of which nothing is stated, and of every stream."""
 
 
 class Inputs(Protocol):

@@ -20,7 +20,7 @@ from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.object_store.store import ObjectHead, open_store
 from sm_train.entrypoints.packing.packed_sources import PackedSources, rows_with_samples
-from sm_train.entrypoints.packing.plan import PackInput, PackOptions
+from sm_train.entrypoints.packing.plan import DEFAULT_OPTIONS, PackInput, PackOptions
 from sm_train.entrypoints.packing.plan_files import HEADER_FILE
 from sm_train.entrypoints.packing.shard_builder import InputReader, encode_input, read_index
 from sm_train.entrypoints.packing.stored_plan import (
@@ -42,9 +42,6 @@ from sm_train.entrypoints.streaming.stream_state import (
     record_name,
 )
 
-STREAM_OPTIONS = PackOptions(icc_profile="srgb", hdr="reject")
-"""How every stream packs its images; its index records it."""
-
 
 class RetryLaterError(Exception):
     """An image cannot be packed yet; its message should be delivered again."""
@@ -58,7 +55,7 @@ class Stager:
     """
 
     destination: S3Prefix
-    options: PackOptions = STREAM_OPTIONS
+    options: PackOptions = DEFAULT_OPTIONS
     decoders: Decoders = field(default_factory=InProcessDecoders)
     removed: Container[str] = ()
     packed: PackedImages | None = None

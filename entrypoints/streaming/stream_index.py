@@ -29,6 +29,7 @@ from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, Sh
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
 from sm_train.entrypoints.packing.build_pack import merge_rejected, rejected_order
+from sm_train.entrypoints.packing.plan import DEFAULT_OPTIONS
 from sm_train.entrypoints.packing.plan_files import STREAMED, STREAMED_SCHEMA, PartitionWriter
 from sm_train.entrypoints.packing.shard_builder import open_index, read_index
 from sm_train.entrypoints.packing.stored_plan import store_streamed, streamed_fingerprint
@@ -36,7 +37,6 @@ from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.shared_work.plan_documents import PlanError, one_line
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 from sm_train.entrypoints.streaming.arrivals import is_image
-from sm_train.entrypoints.streaming.staging import STREAM_OPTIONS
 from sm_train.entrypoints.streaming.stream_state import (
     DONE,
     LEASES,
@@ -266,7 +266,7 @@ class StreamIndexer:
     def _writer(self, file: BinaryIO, current: ShardIndex | None, fingerprint: str) -> IndexWriter:
         """Return the writer of the new index."""
         if current is None:
-            options = STREAM_OPTIONS.non_defaults()
+            options = DEFAULT_OPTIONS.non_defaults()
             return IndexWriter(
                 file, target_bytes=self.target_bytes, inputs=fingerprint, options=options
             )

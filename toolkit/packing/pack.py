@@ -35,6 +35,7 @@ from sm_train.entrypoints.packing.build_pack import (
 )
 from sm_train.entrypoints.packing.packed_sources import rows_with_samples
 from sm_train.entrypoints.packing.plan import (
+    DEFAULT_OPTIONS,
     PackOptions,
     plan_shards,
     shard_count,
@@ -113,7 +114,7 @@ class PackJob:
     table: TableOptions = field(default_factory=TableOptions)
     instances: int = 1
     append: bool = False
-    options: PackOptions = field(default_factory=PackOptions)
+    options: PackOptions = DEFAULT_OPTIONS
     access: S3Access = field(default_factory=S3Access)
     removed: tuple[str, ...] = ()
 
