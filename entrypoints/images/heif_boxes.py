@@ -19,6 +19,9 @@ _WIDE_INDEX_FLAG, _ESSENTIAL_BITS = 1, (0x7F, 0x7FFF)
 """A flag of `ipma`, and the bits of an index that are not the mark of an essential property."""
 
 
+_MOST_BOXES = 4096
+"""Boxes of a level that are looked at; a photo has a dozen, and a damaged file any number."""
+
 _RESTRICTED_PROFILE = 2
 """The method of a `colr` box of JP2 that holds an ICC profile."""
 
@@ -35,7 +38,7 @@ def primary_color_codes(content: Content) -> tuple[int, int] | None:
 
 
 def _primary_codes(content: Content) -> tuple[int, int] | None:
-    meta = dict(_boxes(_first(content, b"meta")[_FULL_BOX_BYTES:]))
+    meta = dict(_boxes(_first(memoryview(content), b"meta")[_FULL_BOX_BYTES:]))
     properties = list(_boxes(meta.get(b"iprp", b"")))
     listed = list(_boxes(next(block for kind, block in properties if kind == b"ipco")))
     primary = _item_id(meta.get(b"pitm", b""))
@@ -51,7 +54,7 @@ def _primary_codes(content: Content) -> tuple[int, int] | None:
 def jpeg_2000_profile(content: Content) -> bytes | None:
     """Return the ICC profile of a JP2 file, which Pillow does not tell (ITU-T T.800, I.5.3.3)."""
     try:
-        for kind, block in _boxes(_first(content, b"jp2h")):
+        for kind, block in _boxes(_first(memoryview(content), b"jp2h")):
             if kind == b"colr" and block[0] == _RESTRICTED_PROFILE:
                 return bytes(block[3:]) or None
     except (struct.error, IndexError):
@@ -65,16 +68,18 @@ def _first(content: Content, wanted: bytes) -> Content:
 
 def _boxes(content: Content) -> Iterator[tuple[bytes, Content]]:
     offset = 0
-    while offset + 8 <= len(content):
+    for _ in range(_MOST_BOXES):
+        if offset + 8 > len(content):
+            return
         (size,) = struct.unpack(">I", content[offset : offset + 4])
         start = offset + 8
         if size == 1:
             (size,) = struct.unpack(">Q", content[start : start + 8])
             start += 8
         stop = len(content) if size == 0 else offset + size
-        yield bytes(content[offset + 4 : offset + 8]), content[start:stop]
-        if stop <= offset:
+        if stop < start:  # damaged: a box is no smaller than its header
             return
+        yield bytes(content[offset + 4 : offset + 8]), content[start:stop]
         offset = stop
 
 
