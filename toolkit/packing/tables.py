@@ -414,6 +414,7 @@ def open_csv(table: TableFile) -> Iterator[csv.DictReader[str]]:
     """
     with table.open_text() as file:
         header = _header(table, file)
+        limit = csv.field_size_limit(_MOST_CHARACTERS)  # of the whole process
         # strict: an unclosed quote would swallow all rows after it.
         reader = csv.DictReader(file, strict=True, delimiter=_delimiter(header))
         try:
@@ -426,10 +427,12 @@ def open_csv(table: TableFile) -> Iterator[csv.DictReader[str]]:
             raise UserError(f"{table.location}:{line}: not CSV: {error}") from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(f"{table.location}: not gzip: {error}") from None
+        finally:
+            csv.field_size_limit(limit)
 
 
-csv.field_size_limit(2**24)
-"""Characters of a cell: Python's 131,072 are fewer than those of some documents."""
+_MOST_CHARACTERS = 2**24
+"""Characters of a cell: Python's limit of 131,072 is less than some documents have."""
 
 
 def _header(table: TableFile, file: IO[str]) -> str:
