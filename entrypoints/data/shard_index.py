@@ -223,7 +223,7 @@ class IndexWriter:
         self._totals["rejected"] += rejected
         for total in ("samples", "bytes"):
             self._totals[total] += pc.sum(rows[total]).as_py() or 0
-        self._colors.update(count_values(pc.list_flatten(rows["colors"])))
+        self._colors.update(count_values(pc.drop_null(pc.list_flatten(rows["colors"]))))
         if len(rows):
             self._writer.write_table(rows, row_group_size=len(rows))
 
@@ -251,8 +251,8 @@ class IndexWriter:
 
 
 def count_values(values: pa.Array | pa.ChunkedArray) -> dict[Any, int]:
-    """Return how often each value occurs; missing ones do not count."""
-    counted = pc.value_counts(pc.drop_null(values))
+    """Return how often each value occurs, None of missing ones."""
+    counted = pc.value_counts(values)
     found, counts = (counted.field(part).to_pylist() for part in ("values", "counts"))
     return dict(zip(found, counts, strict=True))
 

@@ -35,6 +35,8 @@ _EXTENSION_TYPES = (b"L", b"K", b"x", b"X", b"g")
 _MAGIC = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd")
 """How files begin that gzip, xz, bzip2 and zstd have compressed."""
 
+COMPRESSED_FAULT = "compressed; decompress it, as with gunzip"
+
 _LINK_TYPES = (b"1", b"2")
 """Hard links, which have no content of their own, and symbolic ones."""
 
@@ -410,7 +412,7 @@ class _Scanner:
     def _files(self) -> Iterator[_Member]:
         """Yield the files in order, past damage, up to the end mark or the end of the file."""
         if is_compressed(self._tar):
-            self._damage.append("compressed; decompress it, as with gunzip")
+            self._damage.append(COMPRESSED_FAULT)
             return
         offset = start = 0  # of this header, and of the first one that belongs to its file
         override = NO_OVERRIDE

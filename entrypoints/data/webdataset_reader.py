@@ -44,7 +44,13 @@ from sm_train.entrypoints.data.shard_catalog import (
 )
 from sm_train.entrypoints.data.shard_format import END_MARK, DataError, ShardError, find_shards
 from sm_train.entrypoints.data.shard_reader import BadSample, Submit
-from sm_train.entrypoints.data.tar_reader import FileBytes, is_compressed, is_skipped, split_name
+from sm_train.entrypoints.data.tar_reader import (
+    COMPRESSED_FAULT,
+    FileBytes,
+    is_compressed,
+    is_skipped,
+    split_name,
+)
 from sm_train.entrypoints.removal.removal_list import RemovalListError
 from sm_train.entrypoints.removal.removed_samples import (
     ChannelRemovals,
@@ -500,7 +506,7 @@ class _ReadErrors:
                 continue
             path = Path(shard["url"])
             if _is_compressed(path):
-                self.handle(tarfile.ReadError("compressed; decompress it, as with gunzip"))
+                self.handle(tarfile.ReadError(COMPRESSED_FAULT))
                 continue
             if _is_cut_short(path):
                 self.handle(tarfile.ReadError("unexpected end of data"))

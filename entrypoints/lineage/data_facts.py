@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from sm_train.entrypoints.common.index_location import is_streamed
 from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
 from sm_train.entrypoints.data.selection import Selection, select_samples
@@ -94,9 +93,7 @@ def data_facts(
         for name in names:
             column = group.columns[name]
             column = column if mask is None else column.filter(mask)
-            counted = pc.value_counts(column)
-            values, counts = (counted.field(part).to_pylist() for part in ("values", "counts"))
-            counters[name].update(dict(zip(values, counts, strict=True)))
+            counters[name].update(count_values(column))
     if SOURCE in counters:
         for source, count in counters.pop(SOURCE).items():
             origins[_origin(source or "")] += count
@@ -144,7 +141,7 @@ def _selected_colors(index: ShardIndex, selection: Selection) -> Mapping[str, in
         known = [row for row, length in zip(rows, lengths.tolist(), strict=True) if length]
         if known:
             mask = np.concatenate([selection.is_selected(row) for row in known])
-            counted.update(count_values(colors.filter(pa.array(mask))))
+            counted.update(count_values(colors.filter(pa.array(mask)).drop_null()))
         first += len(lengths)
     return counted
 

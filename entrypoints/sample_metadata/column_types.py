@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
+from sm_train.entrypoints.sample_metadata.dates import moment
 
 ColumnType: TypeAlias = Literal[
     "boolean", "integer", "unsigned", "single", "number", "decimal", "date", "timestamp", "text"
@@ -131,18 +132,15 @@ def as_type(value: Any, kind: ColumnType) -> Any:
         case "date":
             return date.fromisoformat(value[:10]) if isinstance(value, str) else value
         case "timestamp":
-            return _moment(value) if isinstance(value, str) else value
+            return _utc(value) if isinstance(value, str) else value
     if kind != "text" or isinstance(value, str):
         return value
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _moment(text: str) -> datetime:
-    """Return a time in UTC, without a zone; one without a zone is one of UTC."""
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is None:
-        return found
-    try:
-        return found.astimezone(UTC).replace(tzinfo=None)
-    except OverflowError:  # the last or the first day that can be stored: never, or always
-        return found.replace(tzinfo=None)
+def _utc(text: str) -> datetime:
+    """Return the moment of a text in UTC, without a zone."""
+    found = moment(text)
+    if found is None:
+        raise ValueError(f"{text!r} is neither a date nor a time")
+    return found.replace(tzinfo=None)

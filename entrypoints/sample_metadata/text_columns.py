@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from sm_train.entrypoints.sample_metadata.column_types import ColumnType, as_type
+from sm_train.entrypoints.sample_metadata.column_types import ColumnType
+from sm_train.entrypoints.sample_metadata.dates import moment
 
 _INTEGER = re.compile(r"[+-]?(0|[1-9]\d{0,17})", re.ASCII)
 _NUMBER = re.compile(r"(?=.*\d)[+-]?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
@@ -42,23 +43,15 @@ def fits(text: str, kind: ColumnType) -> bool:
     if kind == "number":
         return _NUMBER.fullmatch(text) is not None
     if kind == "date":
-        return _DATE.fullmatch(text) is not None and _is_moment(text)
+        return _DATE.fullmatch(text) is not None and moment(text) is not None
     if kind == "timestamp":
-        return _TIMESTAMP.fullmatch(text) is not None and _is_moment(text)
+        return _TIMESTAMP.fullmatch(text) is not None and moment(text) is not None
     return True
 
 
 def text_kind(text: str) -> ColumnType:
     """Return whether a text of a JSON file is a date, a time or another text."""
     return next((kind for kind in ("date", "timestamp") if fits(text, kind)), "text")
-
-
-def _is_moment(text: str) -> bool:
-    try:
-        as_type(text, "timestamp")
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass

@@ -8,15 +8,20 @@ from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sm_train.entrypoints.common.error import Error
-from sm_train.entrypoints.common.job_config import CaptionSource, DataConfig, ExtraConfig
+from sm_train.entrypoints.common.job_config import (
+    DEFAULT_COLOR,
+    CaptionSource,
+    DataConfig,
+    ExtraConfig,
+)
 
 _DEFAULTS = DataConfig(
     image_key="jpg;jpeg;png;webp",
     caption_key="txt",
     crop="center",
     decode="fast",
-    icc_profile="srgb",
-    hdr="reject",
+    icc_profile=DEFAULT_COLOR.icc_profile,
+    hdr=DEFAULT_COLOR.hdr,
     aspect_buckets=False,
     max_bad_fraction=0.01,
 )

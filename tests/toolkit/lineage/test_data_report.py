@@ -57,7 +57,7 @@ def test_facts_are_counted_by_every_column(cli: Cli, packed: Path) -> None:
     assert (contributor["first"], contributor["last"]) == ("1", "23")
     assert facts["columns"]["expiry"]["first"] == "2027-01-02"
     assert list(facts["removed"].values()) == [2]
-    assert facts["options"] == {"min_side": 8}
+    assert facts["options"] == {"min_side": 8, "icc_profile": "srgb", "hdr": "reject"}
 
 
 @pytest.mark.slow
