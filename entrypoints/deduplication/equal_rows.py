@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.deduplication.hamming import Positions
+from sm_train.entrypoints.deduplication.compared_images import Positions
 
 Words = NDArray[np.uint64]
 
@@ -22,9 +22,9 @@ def part_of(words: Words, parts: int) -> NDArray[np.uint64]:
 def equal_rows(words: Words) -> tuple[Positions, Positions]:
     """Return the rows of ``words`` (n, w) that equal an earlier one, and the first such row."""
     if not len(words):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return np.zeros(0, np.int32), np.zeros(0, np.int32)
     # lexsort is stable, so equal rows stay in order.
-    order = np.lexsort(words.T)
+    order = np.lexsort(words.T).astype(np.int32)
     ordered = words[order]
     is_first = np.concatenate([[True], (ordered[1:] != ordered[:-1]).any(axis=1)])
     firsts = order[is_first][np.cumsum(is_first) - 1]

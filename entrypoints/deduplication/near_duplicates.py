@@ -10,84 +10,81 @@ not (:func:`resolve`):
 3. The others are near an image that may be dropped itself, as the frames of a video are. They alone
    are visited in order: halves of the range are compared as a whole (:func:`visit_in_order`).
 
-Memory is proportional to the number of images, whatever their distribution. In a dense group only
-kept images are compared with, and these are far apart.
+In a dense group only kept images are compared with, and these are far apart. Memory holds the hash
+of each image and some positions; colors are read where they are compared.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from numpy.typing import NDArray
+from sm_train.entrypoints.deduplication.compared_images import NONE, HashDistance, Images, Positions
 from sm_train.entrypoints.deduplication.equal_rows import equal_rows
-from sm_train.entrypoints.deduplication.hamming import NONE, Images, Positions, Search
+from sm_train.entrypoints.deduplication.near_search import PART_ROWS, Search, all_near
 
 _LEAF_ROWS = 256
 
 
-@dataclass(frozen=True, eq=False)
-class DistinctImages:
-    """The images (m,) that differ in hash or color from all earlier ones of images (n,), in order.
+def equal_images(images: Images) -> tuple[Positions, Positions]:
+    """Return the images that equal an earlier one in hash and color, and the first such one."""
+    ordered = np.sort(images.hashes)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    rows = np.flatnonzero(np.isin(images.hashes, repeated)).astype(np.int32)
+    colors = np.ascontiguousarray(images.signatures[rows]).view(np.uint64)
+    equal, firsts = equal_rows(np.column_stack([images.hashes[rows], colors]))
+    return rows[equal], rows[firsts]
 
-    ``firsts`` (m,) are their rows, ``group`` (n,) is the distinct one that each image equals.
-    """
 
-    in_order: Images
-    firsts: Positions
-    group: Positions
-
-    @classmethod
-    def of(cls, images: Images) -> DistinctImages:
-        """Return the distinct ones of images (n,)."""
-        colors = np.ascontiguousarray(images.colors).view(np.uint64)
-        equal, first = equal_rows(np.column_stack([images.hashes, colors]))
-        first_row = np.arange(len(images))
-        first_row[equal] = first
-        firsts = np.flatnonzero(first_row == np.arange(len(images)))
-        rank = np.zeros(len(images), np.int64)
-        rank[firsts] = np.arange(len(firsts))
-        return cls(images.take(firsts), firsts, rank[first_row])
-
-    def name_all(self, duplicate_of: Positions) -> Positions:
-        """Return the result (n,) of all images from that of the distinct ones (m,).
-
-        Of equal images, the first decides for all: it is kept, or all are dropped for
-        the same reason.
-        """
-        is_kept = duplicate_of == NONE
-        named = self.firsts.copy()
-        named[~is_kept] = self.firsts[duplicate_of[~is_kept]]
-        result = named[self.group]
-        result[self.firsts[is_kept]] = NONE
-        return result
+def distinct_rows(count: int, equal: Positions) -> NDArray[np.bool_]:
+    """Return whether each of ``count`` images is none of the ``equal`` ones."""
+    is_distinct = np.ones(count, np.bool_)
+    is_distinct[equal] = False
+    return is_distinct
 
 
 def near_duplicates(images: Images, bits: int) -> Positions:
     """Return for each image (n,) the kept one that it duplicates; NONE if it is kept itself."""
-    if not len(images):
-        return np.zeros(0, np.int64)
-    distinct = DistinctImages.of(images)
-    every = np.ones(len(distinct.in_order), np.bool_)
-    earlier = Search(distinct.in_order, every, every, bits).first_earlier()
-    return distinct.name_all(resolve(distinct.in_order, earlier, bits))
+    equal, firsts = equal_images(images)
+    is_distinct = distinct_rows(len(images), equal)
+    earlier = Search(images, is_distinct, is_distinct, HashDistance(bits)).first_earlier()
+    return resolve(images, earlier, is_distinct, bits, equal=(equal, firsts))
 
 
-def resolve(images: Images, earlier: Positions, bits: int) -> Positions:
-    """Return :func:`near_duplicates` of distinct images (n,) in order.
+def resolve(
+    images: Images,
+    earlier: Positions,
+    is_distinct: NDArray[np.bool_],
+    bits: int,
+    *,
+    equal: tuple[Positions, Positions],
+) -> Positions:
+    """Return :func:`near_duplicates`; this changes ``earlier``.
 
-    ``earlier`` (n,) is the first earlier near image of each, or NONE.
+    ``earlier`` (n,) is the first earlier near image of each distinct image, or NONE. The others are
+    ``equal`` to one: of equal images, the first decides for all. It is kept, or all are dropped for
+    the same reason.
     """
-    is_root = earlier == NONE
-    has_earlier = np.flatnonzero(~is_root)
-    result = np.full(len(images), NONE)
-    by_root = has_earlier[is_root[earlier[has_earlier]]]
-    result[by_root] = earlier[by_root]
+    is_root = is_distinct & (earlier == NONE)
+    has_earlier = np.flatnonzero(earlier != NONE).astype(np.int32)
     open_rows = has_earlier[~is_root[earlier[has_earlier]]]
-    if not len(open_rows):
-        return result
+    del has_earlier
+    result = earlier
+    result[open_rows] = NONE
+    if len(open_rows):
+        _resolve_open(images, open_rows, is_root, bits, result)
+    rows, firsts = equal
+    named = result[firsts]
+    result[rows] = np.where(named == NONE, firsts, named)
+    return result
+
+
+def _resolve_open(
+    images: Images, open_rows: Positions, is_root: NDArray[np.bool_], bits: int, result: Positions
+) -> None:
+    """Decide the images whose first earlier near one may be dropped itself."""
     is_open = np.zeros(len(images), np.bool_)
     is_open[open_rows] = True
-    of_root = Search(images, is_open, is_root, bits).first_earlier()[open_rows]
+    of_root = Search(images, is_open, is_root, HashDistance(bits)).first_earlier()[open_rows]
     result[open_rows] = of_root
     unrooted = open_rows[of_root == NONE]
     duplicate_of = visit_in_order(images.take(unrooted), bits)
@@ -97,11 +94,10 @@ def resolve(images: Images, earlier: Positions, bits: int) -> Positions:
     rooted = open_rows[of_root != NONE]
     rows = np.sort(np.concatenate([rooted, unrooted[is_kept]]))
     is_query = result[rows] != NONE
-    found = Search(images.take(rows), is_query, ~is_query, bits).first_earlier()
+    found = Search(images.take(rows), is_query, ~is_query, HashDistance(bits)).first_earlier()
     has_found = found != NONE
     queries = rows[has_found]
     result[queries] = np.minimum(result[queries], rows[found[has_found]])
-    return result
 
 
 def visit_in_order(images: Images, bits: int) -> Positions:
@@ -110,18 +106,22 @@ def visit_in_order(images: Images, bits: int) -> Positions:
     The first half is decided first. What is near an image kept in it is dropped as a whole; the
     rest of the second half depends on no image of the first.
     """
+    if len(images) <= PART_ROWS:
+        images = images.loaded()
     if len(images) <= _LEAF_ROWS:
         return _visit_one_by_one(images, bits)
     middle = len(images) // 2
-    result = np.full(len(images), NONE)
+    result = np.full(len(images), NONE, np.int32)
     result[:middle] = visit_in_order(images.take(slice(middle)), bits)
-    kept = np.flatnonzero(result[:middle] == NONE)
-    rows = np.concatenate([kept, np.arange(middle, len(images))])
+    kept = np.flatnonzero(result[:middle] == NONE).astype(np.int32)
+    rows = np.concatenate([kept, np.arange(middle, len(images), dtype=np.int32)])
     is_query = rows >= middle
-    found = Search(images.take(rows), is_query, ~is_query, bits).first_earlier()[len(kept) :]
+    found = Search(images.take(rows), is_query, ~is_query, HashDistance(bits)).first_earlier()[
+        len(kept) :
+    ]
     has_found = found != NONE
     result[middle:][has_found] = kept[found[has_found]]
-    rest = middle + np.flatnonzero(~has_found)
+    rest = middle + np.flatnonzero(~has_found).astype(np.int32)
     inner = visit_in_order(images.take(rest), bits)
     is_dropped = inner != NONE
     result[rest[is_dropped]] = rest[inner[is_dropped]]
@@ -129,8 +129,8 @@ def visit_in_order(images: Images, bits: int) -> Positions:
 
 
 def _visit_one_by_one(images: Images, bits: int) -> Positions:
-    near = images.all_near(bits)
-    result = np.full(len(images), NONE)
+    near = all_near(images, bits)
+    result = np.full(len(images), NONE, np.int32)
     for row in np.flatnonzero(near.sum(axis=1) > 1).tolist():
         if result[row] == NONE:
             later = result[row + 1 :]

@@ -12,7 +12,8 @@ shard, which stay for a pack that extends this one, and until the pack is finish
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -21,26 +22,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.data.shard_index import RejectedInput
-from sm_train.entrypoints.deduplication.colors import SIGNATURE_BYTES
-from sm_train.entrypoints.deduplication.equal_rows import equal_rows, part_of
-from sm_train.entrypoints.deduplication.hamming import (
+from sm_train.entrypoints.deduplication.colors import SIGNATURE_BYTES, Signatures
+from sm_train.entrypoints.deduplication.compared_images import (
     NONE,
+    HashDistance,
+    Hashes,
     Images,
-    KeyTable,
     Positions,
-    Search,
-    choose_tables,
+    store_images,
 )
+from sm_train.entrypoints.deduplication.equal_rows import equal_rows, part_of
+from sm_train.entrypoints.deduplication.hamming import KeyTable, choose_tables
 from sm_train.entrypoints.deduplication.near_duplicates import (
-    DistinctImages,
+    distinct_rows,
+    equal_images,
     near_duplicates,
     resolve,
 )
+from sm_train.entrypoints.deduplication.near_search import PART_ROWS, Search, rows_of_part
 from sm_train.entrypoints.images.decoder_pool import Decoders
 from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import InputReader, read_metadata
+from sm_train.entrypoints.shared_work.plan_documents import PlanError
 from sm_train.entrypoints.shared_work.storage import Storage, write_file
 from sm_train.entrypoints.shared_work.work_stages import STATE_FOLDER
 from sm_train.entrypoints.shared_work.worker_pool import (
@@ -59,8 +64,8 @@ DIGEST = np.dtype(
         ("has_phash", "?"),
     ]
 )
-"""An image's digests: 90 bytes. Those of an unreadable image match no other. The colors are unknown
-if near-duplicates are kept, and in packs of earlier versions."""
+"""An image's digests: 90 bytes. Those of an unreadable image match no other. The colors are zeros
+if near-duplicates are kept."""
 
 DROPPED = np.dtype([("row", "<i8"), ("first", "<i8"), ("is_equal", "?")])
 """An image to leave out: its row among all inputs, that of the image that it duplicates, and
@@ -70,14 +75,12 @@ DUPLICATES_FOLDER = f"{STATE_FOLDER}/duplicates"
 
 DROPPED_NAME = f"{DUPLICATES_FOLDER}/dropped.npy"
 
-_PART_ROWS = 2**22
-"""Images of a part of the search: a process needs some hundred megabytes for it."""
-
 _SHARED_BYTES = 2**33
-"""Memory for the perceptual hashes and colors of all images in all processes of a node."""
+"""Memory for a search in all processes of a node."""
 
-_SEARCH_BYTES = 80
-"""Of these for each image: a hash, its colors and three positions."""
+_SEARCH_BYTES, _PART_BYTES = 16, 2**30
+"""Of these a process needs some for each image, its hash and some positions, and others for the
+part that it searches."""
 
 
 def digest_shards(
@@ -134,9 +137,17 @@ class DuplicateSearch:
     def of(
         cls, plans: Sequence[ShardPlan], destination: Storage, near_bits: int | None
     ) -> DuplicateSearch:
-        """Return the search among all inputs of ``plans``, in order."""
+        """Return the search among all inputs of ``plans``, in order.
+
+        Raises:
+            PlanError: there are too many.
+        """
         names = tuple(plan.digests for plan in plans)
         counts = tuple(len(plan.inputs) for plan in plans)
+        if sum(counts) >= NONE:
+            raise PlanError(
+                f"duplicates are found among fewer than {NONE:,} images, not {sum(counts):,}"
+            )
         return cls(destination, names, counts, near_bits)
 
     @property
@@ -145,39 +156,34 @@ class DuplicateSearch:
 
     def processes(self, workers: int) -> int:
         """Return how many processes have enough memory for the search."""
-        return max(1, min(workers, _SHARED_BYTES // (_SEARCH_BYTES * max(1, self.rows))))
+        needed = _SEARCH_BYTES * self.rows + min(_PART_BYTES, 512 * self.rows + 1)
+        return max(1, min(workers, _SHARED_BYTES // needed))
 
     @property
     def _num_parts(self) -> int:
-        return -(-self.rows // _PART_ROWS)
+        return -(-self.rows // PART_ROWS)
 
     def part_names(self) -> list[str]:
         """Return the files of the parts of the search; a small pack is searched at once."""
         parts = range(self._num_parts)
         if len(parts) <= 1:
             return []
-        names = [self._bytes_name(part) for part in parts]
+        names = [f"bytes-{part:06d}" for part in parts]
         if self.near_bits is not None:
+            names += [f"looks-{part:06d}" for part in parts]
             for table in range(len(_tables(self))):
-                names += [self._near_name(table, part) for part in parts]
-        return names
-
-    @staticmethod
-    def _bytes_name(part: int) -> str:
-        return f"{DUPLICATES_FOLDER}/bytes-{part:06d}.npy"
-
-    @staticmethod
-    def _near_name(table: int, part: int) -> str:
-        return f"{DUPLICATES_FOLDER}/near-{table:03d}-{part:06d}.npy"
+                names += [f"near-{table:03d}-{part:06d}" for part in parts]
+        return [f"{DUPLICATES_FOLDER}/{name}.npy" for name in names]
 
     def search_part(self, name: str, _: ProgressCallback, __: Decoders) -> None:
         """Search one part and store its result."""
         kind, *numbers = name.rpartition("/")[2].removesuffix(".npy").split("-")
-        if kind == "bytes":
-            found = self._equal_bytes(int(numbers[0]))
-        else:
-            found = self._near(int(numbers[0]), int(numbers[1]))
-        _save(self.destination, name, np.stack(found))
+        searches: dict[str, Callable[..., tuple[Positions, Positions]]] = {
+            "bytes": self._equal_bytes,
+            "looks": self._equal_looks,
+            "near": self._near,
+        }
+        _save(self.destination, name, np.stack(searches[kind](*map(int, numbers))))
 
     def _equal_bytes(self, part: int) -> tuple[Positions, Positions]:
         """Return the images of a part that have the bytes of an earlier one, and that one each."""
@@ -188,37 +194,47 @@ class DuplicateSearch:
                 part_of(sha256[:, 0], max(1, self._num_parts)) == part
             )
             words.append(sha256[is_of_part])
-            rows.append(first_row + np.flatnonzero(is_of_part))
+            rows.append(first_row + np.flatnonzero(is_of_part).astype(np.int32))
             first_row += len(digests)
         every = np.concatenate(rows)
         equal, firsts = equal_rows(np.concatenate(words))
         return every[equal], every[firsts]
 
+    def _equal_looks(self, part: int) -> tuple[Positions, Positions]:
+        """Return the images of a part that have hash and colors of an earlier one, and that one."""
+        rows, images = self._read_part(_WHOLE_HASH, part)
+        equal, firsts = equal_images(images)
+        return rows[equal], rows[firsts]
+
     def _near(self, table: int, part: int) -> tuple[Positions, Positions]:
-        """Return the hashes of a part with an earlier one nearby, and the first such one each."""
+        """Return the images of a part that are near an earlier one, and the first such one each.
+
+        Of images that are equal, only the first one is searched.
+        """
         assert self.near_bits is not None
-        images, chosen = _distinct_images(self).in_order, _tables(self)[table]
-        rows = np.flatnonzero(part_of(chosen.keys(images.hashes), self._num_parts) == part)
-        every, first = np.ones(len(rows), np.bool_), np.full(len(rows), NONE)
-        Search(images.take(rows), every, every, self.near_bits).search_table(chosen, first)
-        found = first != NONE
-        return rows[found], rows[first[found]]
+        chosen = _tables(self)[table]
+        rows, images = self._read_part(chosen, part)
+        is_distinct = distinct_rows(len(rows), equal_images(images)[0])
+        rows, images = rows[is_distinct], images.take(is_distinct)
+        every, first = np.ones(len(rows), np.bool_), np.full(len(rows), NONE, np.int32)
+        search = Search(images, every, every, HashDistance(self.near_bits))
+        search.search_table(chosen, first, table)
+        has_found = first != NONE
+        return rows[has_found], rows[first[has_found]]
+
+    def _read_part(self, table: KeyTable, part: int) -> tuple[Positions, Images]:
+        images, has_hash = _images(self)
+        rows = rows_of_part(images, table, part, self._num_parts)
+        rows = rows[has_hash[rows]]
+        return rows, images.take(rows).loaded()
 
     def find_dropped(self, _: str, __: ProgressCallback, ___: Decoders) -> None:
         """Store which images are left out. All parts must be stored."""
-        if names := self.part_names():
-            near_parts = [name for name in names if "/near-" in name]
-            rows, firsts = self._read_pairs([name for name in names if name not in near_parts])
-            near = self._resolve_near(near_parts) if self.near_bits is not None else None
-        else:
-            rows, firsts = self._equal_bytes(0)
-            near = None
-            if self.near_bits is not None:
-                near = near_duplicates(_hashed_images(self)[0], self.near_bits)
-        duplicate_of = np.full(self.rows, NONE)
-        if near is not None:
-            hashed, is_near = _hashed_images(self)[1], near != NONE
-            duplicate_of[hashed[is_near]] = hashed[near[is_near]]
+        names = self.part_names()
+        duplicate_of = np.full(self.rows, NONE, np.int32)
+        if self.near_bits is not None:
+            duplicate_of = self._near_parts(names) if names else self._near_at_once()
+        rows, firsts = self._read_pairs(names, "bytes") if names else self._equal_bytes(0)
         duplicate_of[rows] = firsts
         is_equal = np.zeros(self.rows, np.bool_)
         is_equal[rows] = True
@@ -228,62 +244,89 @@ class DuplicateSearch:
         result["is_equal"] = is_equal[dropped]
         _save(self.destination, DROPPED_NAME, result)
 
-    def _resolve_near(self, names: Sequence[str]) -> Positions:
+    def _near_at_once(self) -> Positions:
+        """Return for each image the kept one that it looks like, or NONE."""
         assert self.near_bits is not None
-        distinct = _distinct_images(self)
-        earlier = np.full(len(distinct.in_order), NONE)
-        for name in names:
-            rows, firsts = self._read_pairs([name])
-            earlier[rows] = np.minimum(earlier[rows], firsts)
-        return distinct.name_all(resolve(distinct.in_order, earlier, self.near_bits))
+        images, has_hash = _images(self)
+        rows = np.flatnonzero(has_hash).astype(np.int32)
+        near = near_duplicates(images.take(rows).loaded(), self.near_bits)
+        result = np.full(self.rows, NONE, np.int32)
+        result[rows[near != NONE]] = rows[near[near != NONE]]
+        return result
 
-    def _read_pairs(self, names: Sequence[str]) -> tuple[Positions, Positions]:
-        rows, firsts = np.concatenate([_load(self.destination, name) for name in names], axis=1)
+    def _near_parts(self, names: Sequence[str]) -> Positions:
+        """Return the same from the stored results of the parts."""
+        assert self.near_bits is not None
+        images, has_hash = _images(self)
+        equal = self._read_pairs(names, "looks")
+        is_distinct = has_hash & distinct_rows(self.rows, equal[0])
+        earlier = np.full(self.rows, NONE, np.int32)
+        for name in names:
+            if _kind(name) == "near":
+                rows, firsts = self._read_pairs([name], "near")
+                earlier[rows] = np.minimum(earlier[rows], firsts)
+        return resolve(images, earlier, is_distinct, self.near_bits, equal=equal)
+
+    def _read_pairs(self, names: Sequence[str], kind: str) -> tuple[Positions, Positions]:
+        pairs = [_load(self.destination, name) for name in names if _kind(name) == kind]
+        rows, firsts = np.concatenate(pairs, axis=1)
         return rows, firsts
 
     def read_digests(self) -> Iterator[NDArray[Any]]:
-        """Yield the digests of each shard."""
-        for name in self.digests:
-            stored = _load(self.destination, name)
-            if stored.dtype != DIGEST:  # of an earlier version
-                digests = np.zeros(len(stored), DIGEST)
-                for field in stored.dtype.names or ():
-                    digests[field] = stored[field]
-                stored = digests
-            yield stored
+        """Yield the digests of each shard.
 
+        Raises:
+            PlanError: they are of another version of sm-train.
+        """
+        for name in self.digests:
+            digests = _load(self.destination, name)
+            if digests.dtype != DIGEST:
+                raise PlanError(
+                    f"{self.destination.address(name)}: of another version of sm-train; "
+                    "sm-train pack without --append packs all images again"
+                )
+            yield digests
+
+
+def _kind(name: str) -> str:
+    """Return what a part searches: ``bytes``, ``looks`` or ``near``."""
+    return name.rpartition("/")[2].partition("-")[0]
+
+
+_WHOLE_HASH = KeyTable(tuple(range(64)))
 
 # Each process reads these once, whatever number of parts it searches.
 
 
 @lru_cache(maxsize=1)
-def _hashed_images(search: DuplicateSearch) -> tuple[Images, Positions]:
-    """Return all images that have a perceptual hash, and their rows."""
-    hashes, colors, rows, first_row = [], [], [], 0
-    for digests in search.read_digests():
-        with_hash = np.flatnonzero(digests["has_phash"])
-        hashes.append(digests["phash"][with_hash])
-        colors.append(digests["colors"][with_hash])
-        rows.append(first_row + with_hash)
-        first_row += len(digests)
-    return Images(np.concatenate(hashes), np.concatenate(colors)), np.concatenate(rows)
+def _images(search: DuplicateSearch) -> tuple[Images, NDArray[np.bool_]]:
+    """Return all images, and whether each has a perceptual hash."""
+    has_hash, first = np.zeros(search.rows, np.bool_), 0
 
+    def read() -> Iterator[tuple[Hashes, Signatures]]:
+        nonlocal first
+        for digests in search.read_digests():
+            has_hash[first : first + len(digests)] = digests["has_phash"]
+            first += len(digests)
+            yield digests["phash"], digests["colors"]
 
-@lru_cache(maxsize=1)
-def _distinct_images(search: DuplicateSearch) -> DistinctImages:
-    return DistinctImages.of(_hashed_images(search)[0])
+    # It has no name, and is gone with the process.
+    file = tempfile.TemporaryFile()  # noqa: SIM115
+    return store_images(read(), search.rows, file), has_hash
 
 
 @lru_cache(maxsize=1)
 def _tables(search: DuplicateSearch) -> list[KeyTable]:
     assert search.near_bits is not None
-    return choose_tables(_distinct_images(search).in_order.hashes, search.near_bits)
+    images, has_hash = _images(search)
+    hashes = images.hashes if has_hash.all() else images.hashes[has_hash]
+    return choose_tables(hashes, search.near_bits)
 
 
 def forget_hashes() -> None:
     """Free the memory of a search in this process."""
-    _hashed_images.cache_clear()
-    _distinct_images.cache_clear()
+    _images.cache_clear()
+    _tables.cache_clear()
 
 
 class DroppedInputs:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import io
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image, ImageCms, ImageDraw
 from sm_train.entrypoints.common.job_config import DEFAULT_COLOR as SRGB
 from sm_train.entrypoints.deduplication.colors import SIGNATURE_BYTES, are_alike
-from sm_train.entrypoints.deduplication.hamming import NONE, Images
+from sm_train.entrypoints.deduplication.compared_images import NONE, Images
 from sm_train.entrypoints.deduplication.near_duplicates import near_duplicates
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
+
+from tests.support.images.icc_profiles import rgb_profile
 
 BITS = 3
 
 
-def encoded(image: Image.Image, kind: str = "PNG", **options: int) -> bytes:
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
@@ -68,12 +71,12 @@ def scene(number: int, side: int = 400) -> Image.Image:
 
 
 def images(contents: list[bytes], *, colors: bool = True) -> Images:
-    """Return what is compared of images; without ``colors`` these are unknown."""
+    """Return what is compared of images; without ``colors`` all have the same ones."""
     found = [read_image_metadata(content, SRGB, colors=True) for content in contents]
     signatures = b"".join(image.colors or b"" for image in found)
     values = np.frombuffer(signatures, np.uint8).reshape(-1, SIGNATURE_BYTES)
     hashes = np.array([image.phash for image in found], np.uint64)
-    return Images(hashes, values if colors else np.zeros_like(values))
+    return Images(hashes, values if colors else np.full_like(values, 128))
 
 
 def dropped(contents: list[bytes], *, colors: bool = True) -> set[int]:
@@ -144,8 +147,28 @@ def test_plain_images_have_few_signatures() -> None:
     assert len(found) == 1
 
 
-def test_unknown_colors_are_alike_to_all() -> None:
-    known = images([encoded(logo(0)), encoded(logo(1))]).colors
+def test_no_pairs_are_no_answers() -> None:
+    known = images([encoded(logo(0)), encoded(logo(1))]).signatures
     assert not are_alike(known[:1], known[1:]).any()
-    assert are_alike(known, np.zeros_like(known)).all()
     assert are_alike(known[:0], known[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("name", ["Adobe RGB", "Display P3", "ProPhoto RGB"])
+def test_one_picture_in_two_profiles_is_found(name: str) -> None:
+    """An agency delivers a picture in sRGB, and in a larger space for print.
+
+    Eight bits of ProPhoto RGB are coarse: of one picture four bits differ, as with JPEG quality 60.
+    """
+    profile = rgb_profile(name)
+    opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+    transform = ImageCms.buildTransform(ImageCms.createProfile("sRGB"), opened, "RGB", "RGB")
+    contents = []
+    for number in range(13):
+        picture = scene(number)
+        converted = ImageCms.applyTransform(picture, transform)
+        assert converted is not None
+        contents += [
+            encoded(picture, "JPEG", quality=92),
+            encoded(converted, "JPEG", quality=92, icc_profile=profile),
+        ]
+    assert set(range(1, 26, 2)) - dropped(contents) <= {19}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sm_train.entrypoints.deduplication import near_duplicates, near_search
 from sm_train.entrypoints.deduplication.colors import are_alike
 from sm_train.entrypoints.images.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.packing import deduplicate
@@ -17,6 +18,7 @@ from sm_train.entrypoints.packing.deduplicate import (
     DuplicateSearch,
 )
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
+from sm_train.entrypoints.shared_work.plan_documents import PlanError
 from sm_train.entrypoints.shared_work.storage import LocalFolder
 
 BITS = 3
@@ -70,7 +72,8 @@ def by_definition(digests: Any) -> list[tuple[int, int, bool]]:
 def test_duplicates_are_those_of_the_definition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_rows: int
 ) -> None:
-    monkeypatch.setattr(deduplicate, "_PART_ROWS", part_rows)
+    for module in (deduplicate, near_search, near_duplicates):
+        monkeypatch.setattr(module, "PART_ROWS", part_rows)
     digests, destination = random_digests(400), LocalFolder(tmp_path)
     options = PackOptions(duplicates=True, near_bits=BITS)
     plans = []
@@ -103,26 +106,10 @@ def test_duplicates_are_those_of_the_definition(
     ]
 
 
-def test_digests_of_earlier_versions_have_unknown_colors(tmp_path: Path) -> None:
-    """Their images are compared by the hash alone."""
-    digests = np.zeros(4, DIGEST)
-    digests["phash"], digests["is_readable"], digests["has_phash"] = 7, True, True
-    digests["sha256"][:, 0] = range(4)
-    digests["colors"][2:, :] = [[9], [200]]
-    fields = [name for name in DIGEST.names or () if name != "colors"]
-    earlier = np.zeros(2, [(name, DIGEST[name]) for name in fields])
-    for name in fields:
-        earlier[name] = digests[name][:2]
-    plans = []
-    for number, stored in enumerate((earlier, digests[2:])):
-        np.save(tmp_path / f"{number}.npy", stored)
-        inputs = [PackInput(2 * number + row, f"{row}.jpg", "", 0) for row in range(2)]
-        options = PackOptions(duplicates=True, near_bits=BITS)
-        plans.append(
-            ShardPlan(number, f"{number}.tar", inputs, options, 2 * number, f"{number}.npy")
-        )
-    search = DuplicateSearch.of(plans, LocalFolder(tmp_path), BITS)
-    search.find_dropped(DROPPED_NAME, lambda *_: None, InProcessDecoders())
-    dropped = np.load(tmp_path / DROPPED_NAME)
-    assert dropped["row"].tolist() == [1, 2, 3]
-    assert dropped["first"].tolist() == [0, 0, 0]
+def test_digests_of_another_version_are_refused_in_one_line(tmp_path: Path) -> None:
+    np.save(tmp_path / "0.npy", np.zeros(1, [("phash", "<u8")]))
+    inputs = [PackInput(0, "0.jpg", "", 0)]
+    plan = ShardPlan(0, "0.tar", inputs, PackOptions(duplicates=True), 0, "0.npy")
+    search = DuplicateSearch.of([plan], LocalFolder(tmp_path), BITS)
+    with pytest.raises(PlanError, match=r"0\.npy: of another version .* packs all images again$"):
+        search.find_dropped(DROPPED_NAME, lambda *_: None, InProcessDecoders())
