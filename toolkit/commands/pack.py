@@ -52,7 +52,7 @@ _SIDE = click.IntRange(min=1)
 @click.option(
     "--captions",
     metavar="TABLE",
-    help="CSV, JSONL or Parquet table with image and caption columns, instead of .txt files.",
+    help="CSV, JSONL or Parquet table with image and caption columns, instead of caption files.",
 )
 @click.option(
     "--shard-size",
@@ -181,10 +181,10 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
 
     SRC is a folder of images (jpg, jpeg, png, webp), a pattern such as 'photos/**/*.jpg', an S3
     prefix or the manifest.json of an S3 Inventory; the caption of each image is a .txt file of the
-    same name. Or SRC is a table of images and captions, with s3:// URIs or paths relative to the
-    table: a file (also .gz), a folder of Parquet parts, or an image folder of Hugging Face. DST, a
-    folder or an S3 prefix, receives shards/, index.parquet and inputs/, the list of images; the
-    data channel is DST/shards.
+    same name, or else a .caption file. Or SRC is a table of images and captions, with s3:// URIs or
+    paths relative to the table: a file (also .gz), a folder of Parquet parts, or an image folder of
+    Hugging Face. DST, a folder or an S3 prefix, receives shards/, index.parquet and inputs/, the
+    list of images; the data channel is DST/shards.
 
     Corrupt images and invalid captions are rejected and listed in the index; -v prints each. Files
     of other formats are skipped, counted and named; --convert packs some of them. To resume an

@@ -32,6 +32,10 @@ CONVERTED_SUFFIXES = frozenset(_KINDS)
 HEIC_SUFFIXES = frozenset(suffix for suffix, kind in _KINDS.items() if kind == "heic")
 CONVERTED_KINDS = frozenset(_KINDS.values())
 
+CAPTION_SUFFIXES = (".txt", ".caption")
+"""The extensions of captions, first the one that is used if both are there. Trainers of kohya's
+sd-scripts write ``.caption``."""
+
 MAX_NAMED = 3
 
 _Entry = TypeVar("_Entry")
@@ -60,13 +64,14 @@ class FileSelection:
     def images(self, entries: Sequence[tuple[str, _Entry]]) -> Iterator[_Entry]:
         """Yield the entries of images; ``entries`` are names and what they stand for.
 
-        A ``.txt`` file next to any other file of its name is a caption, and not counted.
+        A caption next to any other file of its name is not counted, if no other is used.
         """
         described = {stem(name) for name, _ in entries if not is_text(name)}
+        names = {name for name, _ in entries}
         for name, entry in entries:
             if self.is_image(name):
                 yield entry
-            elif not is_text(name) or stem(name) not in described:
+            elif not is_text(name) or stem(name) not in described or _is_second(name, names):
                 self.skip(name)
 
     def is_image(self, name: str) -> bool:
@@ -78,10 +83,10 @@ class FileSelection:
         suffix = PurePosixPath(name).suffix.lower()
         self._count(_KINDS.get(suffix, suffix.removeprefix(".") or "no extension"), 1, [name])
 
-    def skip_texts(self, count: int, first: list[str]) -> None:
-        """Count ``.txt`` files that are no caption; ``first`` are the names of some."""
+    def skip_texts(self, suffix: str, count: int, first: list[str]) -> None:
+        """Count files that are the caption of no image; ``first`` are the names of some."""
         if count:
-            self._count("txt", count, first)
+            self._count(suffix.removeprefix("."), count, first)
 
     def _count(self, kind: str, count: int, names: list[str]) -> None:
         skipped = self._skipped.setdefault(kind, SkippedKind())
@@ -92,7 +97,13 @@ class FileSelection:
 
 def is_text(name: str) -> bool:
     """Return whether the file may be a caption."""
-    return PurePosixPath(name).suffix.lower() == ".txt"
+    return PurePosixPath(name).suffix.lower() in CAPTION_SUFFIXES
+
+
+def _is_second(name: str, names: set[str]) -> bool:
+    """Return whether the image of a caption has another one that is used."""
+    first, second = CAPTION_SUFFIXES
+    return name.endswith(second) and f"{stem(name)}{first}" in names
 
 
 def stem(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from sm_train.entrypoints.packing.plan_files import (
     encode,
     record_batch,
 )
-from sm_train.toolkit.packing.file_kinds import HEIC_SUFFIXES
+from sm_train.toolkit.packing.file_kinds import CAPTION_SUFFIXES, HEIC_SUFFIXES
 from sm_train.toolkit.packing.source_image import SourceImage
 
 REMOVED = "image-removed"
@@ -51,10 +51,10 @@ def connect(folder: Path) -> sqlite3.Connection:
 
 
 def _read(
-    connection: sqlite3.Connection, query: str, schema: pa.Schema
+    connection: sqlite3.Connection, query: str, schema: pa.Schema, values: dict[str, Any]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a query, some thousand at a time."""
-    cursor = connection.execute(query)
+    cursor = connection.execute(query, values)
     while rows := cursor.fetchmany(_ROWS):
         yield record_batch(rows, schema)
 
@@ -83,20 +83,28 @@ class _Table:
 _HEIC = tuple(HEIC_SUFFIXES)
 
 _IMAGES = (
-    "number, source, address, bytes, caption, caption_address, caption_bytes, text, table_fields"
+    "number, source, address, bytes, caption, caption_address, caption_bytes, stem, table_fields"
 )
-_TEXTS = "name, bytes, modified_ns"
+_TEXTS = "name, stem, suffix, bytes, modified_ns"
 _INDEXES = (
-    "CREATE INDEX described ON images (text) WHERE text IS NOT NULL",
-    "CREATE INDEX other ON others (text)",
-    "CREATE INDEX named ON texts (name)",
+    "CREATE INDEX described ON images (stem) WHERE stem IS NOT NULL",
+    "CREATE INDEX other ON others (stem)",
+    "CREATE INDEX named ON texts (stem, suffix)",
 )
 _SORTED = """
-    SELECT source, address, images.bytes, caption, caption_address,
-        coalesce(caption_bytes, texts.bytes), table_fields
-    FROM images LEFT JOIN texts ON images.text = texts.name
+    SELECT source, address, images.bytes, caption,
+        coalesce(
+            caption_address,
+            CASE WHEN first.stem IS NULL AND second.stem IS NOT NULL
+                THEN CAST(:root || second.stem || second.suffix AS BLOB) END
+        ),
+        coalesce(caption_bytes, first.bytes, second.bytes), table_fields
+    FROM images
+    LEFT JOIN texts first ON images.stem = first.stem AND first.suffix = :first
+    LEFT JOIN texts second ON images.stem = second.stem AND second.suffix = :second
     ORDER BY source, number
 """
+_SUFFIXES = dict(zip(("first", "second"), CAPTION_SUFFIXES, strict=True))
 _SORTED_SCHEMA = pa.schema(
     [
         pa.field("source", pa.binary()),
@@ -108,10 +116,15 @@ _SORTED_SCHEMA = pa.schema(
         pa.field("table_fields", pa.binary()),
     ]
 )
-_DESCRIBED = "EXISTS (SELECT 1 FROM images WHERE text = name)"
+_DESCRIBED = "EXISTS (SELECT 1 FROM images WHERE images.stem = texts.stem)"
 _STRAY = f"""
     FROM texts
-    WHERE NOT {_DESCRIBED} AND NOT EXISTS (SELECT 1 FROM others WHERE text = name)
+    WHERE suffix = :suffix AND (
+        NOT {_DESCRIBED} AND NOT EXISTS (SELECT 1 FROM others WHERE others.stem = texts.stem)
+        OR suffix = :second AND EXISTS (
+            SELECT 1 FROM texts first WHERE first.stem = texts.stem AND first.suffix = :first
+        )
+    )
 """
 
 
@@ -133,7 +146,7 @@ class InputSorter:
         self.connection = connect(folder)
         self._images = _Table(self.connection, "images", _IMAGES)
         self._texts = _Table(self.connection, "texts", _TEXTS)
-        self._others = _Table(self.connection, "others", "text")
+        self._others = _Table(self.connection, "others", "stem")
         self._rejected = _Table(self.connection, "rejected", "source, reason, detail")
 
     def __enter__(self) -> InputSorter:
@@ -142,12 +155,12 @@ class InputSorter:
     def __exit__(self, *_: object) -> None:
         self.connection.close()
 
-    def add(self, image: SourceImage, text: str | None = None) -> None:
-        """Add an image; ``text`` is the name of its caption, if that is added as well."""
+    def add(self, image: SourceImage, stem: str | None = None) -> None:
+        """Add an image; ``stem`` is the name of its captions, if these are added as well."""
         if image.source in self._removed:
             self.reject(RejectedInput(image.source, REMOVED, "see `sm-train remove`"))
-            if text is not None:
-                self.add_other(text)
+            if stem is not None:
+                self.add_other(stem)
             return
         address, caption_address = image.address, image.caption_address
         caption = None if image.caption is None else encode(image.caption)
@@ -162,7 +175,7 @@ class InputSorter:
                 if caption_address in (None, caption_next_to(address))
                 else encode(caption_address),
                 image.caption_bytes if caption is None else len(caption),
-                None if text is None else encode(text),
+                None if stem is None else encode(stem),
                 None if image.table_fields is None else encode(image.table_fields),
             )
         )
@@ -173,12 +186,15 @@ class InputSorter:
         self.has_heic = self.has_heic or image.source.lower().endswith(_HEIC)
 
     def add_text(self, name: str, size: int, modified_ns: int) -> None:
-        """Add a ``.txt`` file, which may be the caption of an image."""
-        self._texts.add((encode(name), size, modified_ns))
+        """Add a file that may be the caption of an image, by its extension."""
+        suffix = PurePosixPath(name).suffix
+        # One in capitals is of no image, and counted with the others.
+        stem = encode(name.removesuffix(suffix)) if suffix in CAPTION_SUFFIXES else None
+        self._texts.add((encode(name), stem, suffix.lower(), size, modified_ns))
 
-    def add_other(self, text: str) -> None:
-        """Add a file of another kind, of which ``text`` is a description."""
-        self._others.add((encode(text),))
+    def add_other(self, stem: str) -> None:
+        """Add a file of another kind, by its name without extension."""
+        self._others.add((encode(stem),))
 
     def reject(self, item: RejectedInput) -> None:
         """Add a rejected input."""
@@ -187,7 +203,8 @@ class InputSorter:
 
     def sorted_images(self) -> Iterator[pa.RecordBatch]:
         """Yield all images, sorted by source."""
-        yield from _read(self.connection, _SORTED, _SORTED_SCHEMA)
+        values = {"root": encode(self.root), **_SUFFIXES}
+        yield from _read(self.connection, _SORTED, _SORTED_SCHEMA, values)
 
     def flush(self) -> None:
         """Complete the tables: nothing is added after it."""
@@ -199,13 +216,19 @@ class InputSorter:
         [(newest_text,)] = self.connection.execute(query)
         self.newest_ns = max(self.newest_ns, newest_text or 0)
 
-    def stray_texts(self, most: int) -> tuple[int, list[str]]:
-        """Return how many texts describe no file, and the names of the first ``most``."""
-        [(count,)] = self.connection.execute(f"SELECT count(*) {_STRAY}")
-        names = self.connection.execute(f"SELECT name {_STRAY} ORDER BY name LIMIT {most}")
-        return count, [decode(name) for (name,) in names]
+    def stray_texts(self, most: int) -> Iterator[tuple[str, int, list[str]]]:
+        """Yield how many texts of each extension describe no file, and ``most`` of their names.
+
+        A second caption of an image is one of them.
+        """
+        for suffix in CAPTION_SUFFIXES:
+            values = {**_SUFFIXES, "suffix": suffix}
+            [(count,)] = self.connection.execute(f"SELECT count(*) {_STRAY}", values)
+            query = f"SELECT name {_STRAY} ORDER BY name LIMIT {most}"
+            names = self.connection.execute(query, values)
+            yield suffix, count, [decode(name) for (name,) in names]
 
     def sorted_rejected(self) -> Iterator[pa.RecordBatch]:
         """Yield all rejected inputs, sorted by source, reason and detail."""
         query = "SELECT source, reason, detail FROM rejected ORDER BY 1, 2, 3"
-        yield from _read(self.connection, query, REJECTED_SCHEMA)
+        yield from _read(self.connection, query, REJECTED_SCHEMA, {})

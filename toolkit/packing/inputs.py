@@ -165,7 +165,8 @@ def _find_inputs(
     with InputSorter(temporary, _root(source, tables), source.removed) as sorter:
         _collect(source, tables, sorter, selection)
         sorter.flush()
-        selection.skip_texts(*sorter.stray_texts(MAX_NAMED))
+        for stray in sorter.stray_texts(MAX_NAMED):
+            selection.skip_texts(*stray)
         if not sorter.images and not sorter.rejected:
             reasons = [f"{source.source}: no images in it (jpg, jpeg, png, webp)"]
             raise UserError("; ".join([*reasons, *describe_skipped(selection.skipped)]))

@@ -10,7 +10,7 @@ from typing import TypeVar
 from sm_train.entrypoints.object_store.store import S3Access, StoredObject, open_store
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
-from sm_train.toolkit.packing.file_kinds import FileSelection, is_text, stem
+from sm_train.toolkit.packing.file_kinds import CAPTION_SUFFIXES, FileSelection, is_text, stem
 from sm_train.toolkit.packing.input_sorter import InputSorter
 from sm_train.toolkit.packing.source_image import SourceImage
 
@@ -80,14 +80,13 @@ class ObjectCollector:
         if is_text(name):
             self._sorter.add_text(name, size, modified_ns)
             return
-        text = f"{stem(name)}.txt"
         if self._selection.is_image(name):
-            caption = f"{self._root}{text}"
+            caption = f"{self._root}{stem(name)}{CAPTION_SUFFIXES[0]}"
             image = SourceImage(name, address, size, modified_ns, caption_address=caption)
-            self._sorter.add(image, text)
+            self._sorter.add(image, stem(name))
         else:
             self._selection.skip(name)
-            self._sorter.add_other(text)
+            self._sorter.add_other(stem(name))
 
 
 def merge_in_threads(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm_train.toolkit.packing.file_kinds import CAPTION_SUFFIXES
+
 
 @dataclass(frozen=True)
 class SourceImage:
@@ -35,8 +37,13 @@ def local_image(
         return SourceImage(
             source, str(path), size or 0, modified, caption, table_fields=table_fields
         )
-    caption_path = path.with_suffix(".txt")
-    caption_bytes, caption_modified = _size_and_time(caption_path)
+    for suffix in CAPTION_SUFFIXES:
+        caption_path = path.with_suffix(suffix)
+        caption_bytes, caption_modified = _size_and_time(caption_path)
+        if caption_bytes is not None:
+            break
+    else:
+        caption_path = path.with_suffix(CAPTION_SUFFIXES[0])
     newest = max(modified, caption_modified)
     return SourceImage(source, str(path), size or 0, newest, None, str(caption_path), caption_bytes)
 

@@ -124,3 +124,33 @@ def test_objects_in_s3_are_selected_like_files(cli: Cli, aws: Aws, convert: bool
     document = json.loads(run.stdout)
     assert document["samples"] == (2 if convert else 1)
     assert list(document["skipped"]) == (["csv"] if convert else ["csv", "heic"])
+
+
+@pytest.mark.parametrize("where", ["folder", "s3"])
+def test_captions_of_kohya_are_packed(cli: Cli, tmp_path: Path, aws: Aws, where: str) -> None:
+    """Trainers of sd-scripts write `.caption`; next to a `.txt` file it is not used, but named."""
+    texts = {"a.caption": "a dog", "b.txt": "tags", "b.caption": "a cat", "c.txt": "a bird"}
+    files = {name: text.encode() for name, text in texts.items()}
+    files["stray.caption"] = b"none"
+    files |= {f"{name}.jpg": image_bytes(number) for number, name in enumerate("abc")}
+    source = "in" if where == "folder" else "s3://raw/photos/"
+    if where == "folder":
+        (tmp_path / "in").mkdir()
+        for name, content in files.items():
+            (tmp_path / "in" / name).write_bytes(content)
+    else:
+        aws.make_bucket("raw", **{f"photos/{name}": content for name, content in files.items()})
+    environment = {"network": "loopback", "env": aws.environment} if where == "s3" else {}
+    run = cli("--region", "us-east-1", "pack", source, "out", "--json", **environment)
+    assert run.returncode == 0, run.stderr
+    skipped = json.loads(run.stdout)["skipped"]
+    assert skipped == {"caption": {"count": 2, "first": ["b.caption", "stray.caption"]}}
+    assert set(packed_captions(tmp_path / "out").values()) == {"a bird", "a dog", "tags"}
+
+
+def packed_captions(destination: Path) -> dict[str, str]:
+    return {
+        sample["__key__"]: sample["txt"].decode()
+        for shard in sorted((destination / "shards").glob("*.tar"))
+        for sample in webdataset.WebDataset(str(shard), shardshuffle=False)
+    }
