@@ -49,6 +49,11 @@ def fits(text: str, kind: ColumnType) -> bool:
     return True
 
 
+def cell_kind(text: str) -> ColumnType:
+    """Return the narrowest type of a cell of CSV."""
+    return next((kind for kind in _KINDS if fits(text, kind)), "text")
+
+
 def text_kind(text: str) -> ColumnType:
     """Return whether a text of a JSON file is a date, a time or another text."""
     return next((kind for kind in ("date", "timestamp") if fits(text, kind)), "text")

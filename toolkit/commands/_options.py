@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +158,16 @@ def color_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] or value for name, value in vars(default).items()}
 
 
-def processing_options(verb: str, default_instance: str) -> Callable[..., Any]:
+_DRY_RUN = "Requires --on sagemaker. Show the request without sending it."
+
+
+def processing_options(
+    verb: str, default_instance: str, dry_run: str = _DRY_RUN
+) -> Callable[..., Any]:
     """Return a decorator that adds the options of a command that also runs on Processing.
 
-    ``verb`` says what it does there, and ``default_instance`` on what.
+    ``verb`` says what it does there, ``default_instance`` on what, and ``dry_run`` is the help of
+    that option.
     """
     options = (
         click.option(
@@ -181,11 +187,7 @@ def processing_options(verb: str, default_instance: str) -> Callable[..., Any]:
             metavar="TYPE",
             help=f"Requires --on sagemaker. Instance type; by default {default_instance}.",
         ),
-        click.option(
-            "--dry-run",
-            is_flag=True,
-            help="Requires --on sagemaker. Show the request without sending it.",
-        ),
+        click.option("--dry-run", is_flag=True, help=dry_run),
         click.option(
             "--yes", is_flag=True, help="Requires --on sagemaker. Do not ask for confirmation."
         ),
@@ -193,14 +195,18 @@ def processing_options(verb: str, default_instance: str) -> Callable[..., Any]:
     return lambda command: _add(options, command)
 
 
-def require_local(arguments: Mapping[str, Any], *more: str) -> None:
+def require_local(
+    arguments: Mapping[str, Any], *more: str, except_for: Collection[str] = ()
+) -> None:
     """Require that no option of Processing, nor one of ``more``, is given without --on sagemaker.
+
+    Those of ``except_for`` mean something without it.
 
     Raises:
         UserError: one is.
     """
     for name in (*_PROCESSING_NAMES, *more):
-        if arguments[name]:
+        if arguments[name] and name not in except_for:
             raise UserError(f"--{name.replace('_', '-')}: requires --on sagemaker")
 
 

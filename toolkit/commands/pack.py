@@ -26,6 +26,7 @@ _SIDE = click.IntRange(min=1)
 @sm_train_command(
     "sm-train pack photos/ packed/",
     "sm-train pack photos/ s3://photos/ --for run.yaml --drop-duplicates",
+    "sm-train pack captions.csv packed/ --dry-run",
     "sm-train pack captions.csv packed/ --min-side 512 --where 'aesthetic>5'",
     "sm-train pack photos/ packed/ --append",
     "sm-train pack s3://raw/ s3://photos/ --on sagemaker --for run.yaml --dry-run",
@@ -43,7 +44,7 @@ _SIDE = click.IntRange(min=1)
             *("--icc-profile", "--hdr"),
         ],
         "On SageMaker Processing": [
-            *("--on", "--instances", "--instance", "--dry-run", "--yes"),
+            *("--on", "--instances", "--instance", "--yes"),
         ],
     },
 )
@@ -174,7 +175,12 @@ _SIDE = click.IntRange(min=1)
     type=click.IntRange(min=1),
     help="Number of worker processes and threads; by default one per CPU.",
 )
-@processing_options("Pack", "ml.c7i.8xlarge, and ml.g5.2xlarge with --latents")
+@processing_options(
+    "Pack",
+    "ml.c7i.8xlarge, and ml.g5.2xlarge with --latents",
+    "Show the number of images and shards, and the columns of a table with their types and the "
+    "cells that do not fit; with --on sagemaker also the request. Pack nothing.",
+)
 @click.pass_obj
 def command(options: dict[str, Any], /, **arguments: Any) -> int:
     """Pack images and captions into WebDataset shards.
@@ -200,13 +206,26 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
     job = _job(options, arguments)
     if arguments["on"]:
         return _pack_on_sagemaker(job, options, arguments)
-    require_local(arguments)
+    require_local(arguments, except_for=("dry_run",))
+    if arguments["dry_run"]:
+        return _preview(job, as_json=arguments["as_json"])
     with progress_bar() as on_progress:
         result = pack(job, on_progress)
     print_pack_summary(result, list_rejected=bool(options.get("verbose")))
     if arguments["as_json"]:
         write_json(pack_document(result))
     return _exit_code(None if result.appended is None else result.appended.comparison)
+
+
+def _preview(job: PackJob, *, as_json: bool) -> int:
+    from sm_train.toolkit.packing.pack_preview import preview_pack, print_preview
+    from sm_train.toolkit.terminal.console import write_json
+
+    document, lines = preview_pack(job)
+    print_preview(lines)
+    if as_json:
+        write_json(document)
+    return 0
 
 
 def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[str, Any]) -> int:

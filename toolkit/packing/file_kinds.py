@@ -1,10 +1,10 @@
-"""Selects the files to pack by their extensions, and counts those that are skipped."""
+"""Selects the files to pack by pattern and extension, and counts those that are skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
@@ -37,6 +37,8 @@ CAPTION_SUFFIXES = (".txt", ".caption")
 sd-scripts write ``.caption``."""
 
 MAX_NAMED = 3
+
+_WILDCARDS = "*?["
 
 _Entry = TypeVar("_Entry")
 
@@ -117,3 +119,20 @@ def describe_skipped(skipped: dict[str, SkippedKind]) -> Iterable[str]:
         more = ", …" if files.count > len(files.first) else ""
         hint = "; --convert packs them" if kind in CONVERTED_KINDS else ""
         yield f"skipped {files.count:,}: {kind}: {', '.join(files.first)}{more}{hint}"
+
+
+def is_pattern(source: str) -> bool:
+    """Return whether a path has wildcards."""
+    return any(wildcard in source for wildcard in _WILDCARDS)
+
+
+def fixed_part(pattern: str) -> Path:
+    """Return the folder above the first wildcard of a pattern."""
+    parts = Path(pattern).parts
+    return Path(*parts[: next(number for number, part in enumerate(parts) if is_pattern(part))])
+
+
+def matching_files(pattern: str) -> Iterator[Path]:
+    """Yield the paths that match a pattern, in any order."""
+    root = fixed_part(pattern)
+    yield from root.glob(str(Path(pattern).relative_to(root)))

@@ -48,10 +48,12 @@ from sm_train.toolkit.packing.file_kinds import (
     FileSelection,
     SkippedKind,
     describe_skipped,
+    fixed_part,
+    is_pattern,
+    matching_files,
 )
 from sm_train.toolkit.packing.input_sorter import InputSorter
 from sm_train.toolkit.packing.links import SourceFolder, images_inside
-from sm_train.toolkit.packing.patterns import fixed_part, is_pattern, matching_files
 from sm_train.toolkit.packing.s3_inventory import MANIFEST_NAME, list_inventory, read_manifest
 from sm_train.toolkit.packing.s3_listing import collect_objects, listing_root
 from sm_train.toolkit.packing.source_image import SourceImage, local_image
@@ -61,6 +63,7 @@ from sm_train.toolkit.packing.table_files import (
     find_image_folder,
     find_tables,
 )
+from sm_train.toolkit.packing.table_preview import ColumnPreview, preview_tables
 from sm_train.toolkit.packing.tables import (
     ALL_COLUMNS,
     TableOptions,
@@ -89,6 +92,8 @@ class InputSource:
     convert: bool = False
     access: S3Access = field(default_factory=S3Access)
     removed: frozenset[str] = frozenset()
+    preview: bool = False
+    """Whether the columns of a table are described."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,8 @@ class PackInputs:
     comparison: Comparison | None = None
     made_columns: dict[str, MadeBy] = field(default_factory=dict)
     """The columns of the table that `sm-train enrich` has made, and what made each."""
+    preview: tuple[ColumnPreview, ...] = ()
+    """The columns of a table, if they are to be described."""
 
     @property
     def is_empty(self) -> bool:
@@ -174,7 +181,9 @@ def _find_inputs(
         new = None if packed is None else NewInputs(packed, sorter.root, source.removed)
         found = _write_inputs(sorter, folder, selection.skipped, new, types)
         made = [made_columns(table, source.table) for table in tables]
-        return replace(found, made_columns={name: by for part in made for name, by in part.items()})
+        made_by = {name: by for part in made for name, by in part.items()}
+        preview = preview_tables(tables) if source.preview else ()
+        return replace(found, made_columns=made_by, preview=preview)
 
 
 def _root(source: InputSource, tables: Sequence[TableFile]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sm_train.cost.prices import PriceTable
 from sm_train.entrypoints.models.components import component_files
@@ -34,7 +35,12 @@ from sm_train.toolkit.packing.pack import (
     require_not_extended,
     require_same_plan,
 )
-from sm_train.toolkit.packing.pack_report import describe_comparison, describe_filtered
+from sm_train.toolkit.packing.pack_report import (
+    COMPLETES_APPEND,
+    describe_comparison,
+    describe_filtered,
+)
+from sm_train.toolkit.packing.table_preview import describe_columns
 from sm_train.toolkit.processing.processing_cost import (
     CostDocument,
     ProcessingCost,
@@ -84,6 +90,7 @@ class ProcessingPackDocument(CostDocument):
     filtered: int
     shards: int
     bytes: int
+    columns: list[dict[str, Any]]
 
 
 def pack_on_sagemaker(
@@ -103,6 +110,7 @@ def pack_on_sagemaker(
         instance_type=options.instance or default,
         instances=options.instances,
         region=region,
+        preview=options.dry_run,
     ) as planned:
         cost = estimate_cost(planned.request, work_seconds(planned), prices, region)
         print_plan(planned, cost)
@@ -119,11 +127,17 @@ def pack_on_sagemaker(
 
 @contextmanager
 def plan_processing(
-    job: PackJob, config: RunConfig, *, instance_type: str, instances: int, region: str
+    job: PackJob,
+    config: RunConfig,
+    *,
+    instance_type: str,
+    instances: int,
+    region: str,
+    preview: bool = False,
 ) -> Iterator[ProcessingPack]:
     """Plan the pack and build the request, reading only the list of inputs.
 
-    The files of the plan are removed at the end.
+    ``preview`` describes the columns of a table. The files of the plan are removed at the end.
 
     Raises:
         UserError: an input or the destination is not in S3, there are more instances than shards,
@@ -141,7 +155,7 @@ def plan_processing(
             request = _request(job, config, instance_type, instances, region)
             yield ProcessingPack(request, unfinished, None, started_ns)
             return
-    with plan_pack(job, packed) as (inputs, pack):
+    with plan_pack(job, packed, preview=preview) as (inputs, pack):
         if inputs.local is not None:
             raise UserError(f"--on: {inputs.local} is a local file; SageMaker reads only from S3")
         if not inputs.is_empty:
@@ -167,11 +181,12 @@ def _request(
 def print_plan(planned: ProcessingPack, cost: ProcessingCost) -> None:
     """Print the plan and its cost on standard error."""
     inputs = planned.inputs
-    notes = ["completes an unfinished append; run the command again to add other new images"]
+    notes = [COMPLETES_APPEND]
     if inputs is not None:
         notes = [describe_filtered(inputs.filtered)] if inputs.filtered else []
         notes += describe_skipped(inputs.skipped)
         notes += describe_comparison(inputs.comparison) if inputs.comparison is not None else []
+        notes += ["columns:", *describe_columns(inputs.preview)] if inputs.preview else []
     for line in (
         f"{planned.pack.images:,} images, {planned.pack.image_bytes / 1e6:,.1f} MB → "
         f"{len(planned.pack.plans):,} shards in "
@@ -263,5 +278,8 @@ def dry_run_document(planned: ProcessingPack, cost: ProcessingCost) -> Processin
         "filtered": 0 if planned.inputs is None else planned.inputs.filtered,
         "shards": len(planned.pack.plans),
         "bytes": planned.pack.image_bytes,
+        "columns": []
+        if planned.inputs is None
+        else [asdict(column) for column in planned.inputs.preview],
         **cost_document(cost),
     }

@@ -218,8 +218,8 @@ def _pack(job: PackJob, on_progress: Callable[[WorkProgress], None]) -> PackResu
     started_ns = time.time_ns()
     destination = open_storage(job.destination, job.access)
     with plan_pack(job) as (inputs, plan):
-        _require_heic(inputs)
-        _require_folder(job.destination, destination)
+        require_heic(inputs)
+        require_folder(job.destination, destination)
         if (index := find_finished(job, plan, inputs.newest_ns, destination)) is not None:
             if destination.size(PLAN_NAME) is not None:
                 # Interrupted between the index and clean-up.
@@ -250,7 +250,7 @@ def _append(job: PackJob, on_progress: Callable[[WorkProgress], None]) -> PackRe
     with plan_pack(job, packed) as (inputs, plan):
         if inputs.is_empty:
             return _append_result(before, inputs, destination)
-        _require_heic(inputs)
+        require_heic(inputs)
         with lock_destination(destination):
             require_not_extended(job, plan, destination)
             _build(job, plan, started_ns, on_progress, new_inputs=inputs.folder)
@@ -309,7 +309,7 @@ def require_not_extended(job: PackJob, plan: PackPlan, destination: Storage) -> 
         raise UserError(f"{job.destination}: another command has added images to it; append again")
 
 
-def _require_heic(inputs: PackInputs) -> None:
+def require_heic(inputs: PackInputs) -> None:
     if inputs.has_heic:
         require_extra("heic", "pillow_heif", purpose="converting HEIC")
 
@@ -346,11 +346,12 @@ def _build(
 
 @contextmanager
 def plan_pack(
-    job: PackJob, packed: FinishedPack | None = None
+    job: PackJob, packed: FinishedPack | None = None, *, preview: bool = False
 ) -> Iterator[tuple[PackInputs, PackPlan]]:
     """Find the inputs and assign them to shards; their files are removed at the end.
 
-    The plan of an append has the inputs that are not in the pack ``packed``.
+    The plan of an append has the inputs that are not in the pack ``packed``. With ``preview``, the
+    inputs have the columns of a table.
 
     Raises:
         UserError: there is nothing to pack, or there are fewer inputs than instances.
@@ -362,6 +363,7 @@ def plan_pack(
         job.options.convert,
         job.access,
         _removed_sources(job),
+        preview,
     )
     with TemporaryDirectory(prefix="sm-train-plan-") as folder:
         inputs = find_inputs(source, Path(folder), None if packed is None else packed.inputs)
@@ -399,7 +401,7 @@ def _clean_up(plan: PackPlan, destination: Storage, started_ns: int) -> None:
     remove_state(plan, destination)
 
 
-def _require_folder(address: str, destination: Storage) -> None:
+def require_folder(address: str, destination: Storage) -> None:
     if isinstance(destination, LocalFolder):
         for path in (destination.path, *destination.path.parents):
             if path.exists() and not path.is_dir():

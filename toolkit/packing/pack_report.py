@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TypedDict
 
 from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR, ColorPolicy
-from sm_train.entrypoints.data.shard_index import IndexHeader
+from sm_train.entrypoints.data.shard_index import IndexHeader, RejectedInput
 from sm_train.entrypoints.sample_metadata.color_counts import ColorCounts
 from sm_train.entrypoints.shared_work.worker_pool import WorkProgress
 from sm_train.toolkit.packing.append import Comparison
-from sm_train.toolkit.packing.file_kinds import describe_skipped
+from sm_train.toolkit.packing.file_kinds import SkippedKind, describe_skipped
 from sm_train.toolkit.packing.index import IndexResult
 from sm_train.toolkit.packing.pack import Appended, PackResult
 from sm_train.toolkit.terminal.console import stderr_console
@@ -28,6 +28,9 @@ _MAX_NAMED_INPUTS = 2
 
 _MAX_NAMED_DAMAGE = 5
 """Damaged regions that are named; the index lists all of them."""
+
+
+COMPLETES_APPEND = "completes an unfinished append; run the command again to add other new images"
 
 
 class SkippedDocument(TypedDict):
@@ -161,7 +164,7 @@ def pack_summary(result: PackResult) -> list[str]:
     index = result.index
     lines = [_describe_pack(result)]
     if result.rejected_by_reason:
-        lines.append(_describe_rejected(result))
+        lines.append(describe_rejected(result.index.rejected(), result.index_path))
     if result.filtered:
         lines.append(describe_filtered(result.filtered))
     lines += describe_colors(index.header, ColorPolicy(*_color_options(index.header)))
@@ -233,11 +236,19 @@ def describe_filtered(count: int) -> str:
     return f"filtered {plural(count, 'row')} by --where"
 
 
-def _describe_rejected(result: PackResult) -> str:
-    """Return one line: the number of rejected inputs by reason, with the first of each."""
+def count_rejected(rejected: Iterable[RejectedInput]) -> dict[str, int]:
+    """Return the number of rejected inputs for each reason, most frequent first."""
+    return dict(Counter(item.reason for item in rejected).most_common())
+
+
+def describe_rejected(rejected: Iterable[RejectedInput], all_in: str | None = None) -> str:
+    """Return one line: the number of rejected inputs by reason, with the first of each.
+
+    ``all_in`` is the index that lists all of them.
+    """
     counts: Counter[str] = Counter()
     named: dict[str, list[str]] = {}
-    for item in result.index.rejected():
+    for item in rejected:
         counts[item.reason] += 1
         if counts[item.reason] <= _MAX_NAMED_INPUTS:
             named.setdefault(item.reason, []).append(item.source)
@@ -246,7 +257,7 @@ def _describe_rejected(result: PackResult) -> str:
         more = ", …" if counts[reason] > len(sources) else ""
         parts.append(f"{counts[reason]:,} {reason} ({', '.join(sources)}{more})")
     is_cut = any(count > _MAX_NAMED_INPUTS for count in counts.values())
-    where = f"; -v lists all, as does {result.index_path}" if is_cut else ""
+    where = f"; -v lists all, as does {all_in}" if is_cut and all_in else ""
     return f"rejected {counts.total():,}: {', '.join(parts)}{where}"
 
 
@@ -257,16 +268,18 @@ def pack_document(result: PackResult) -> PackDocument:
         "samples": result.samples,
         "bytes": result.bytes,
         "rejected": result.rejected_by_reason,
-        "skipped": {
-            kind: {"count": files.count, "first": files.first}
-            for kind, files in result.skipped.items()
-        },
+        "skipped": skipped_document(result.skipped),
         "filtered": result.filtered,
         "appended": _appended_document(result.appended),
         "colors": asdict(ColorCounts.of(result.index.header.colors)),
         "index": result.index_path,
         "shards_path": result.shards_path,
     }
+
+
+def skipped_document(skipped: Mapping[str, SkippedKind]) -> dict[str, SkippedDocument]:
+    """Return the files that are not packed, by kind."""
+    return {kind: {"count": files.count, "first": files.first} for kind, files in skipped.items()}
 
 
 def _appended_document(appended: Appended | None) -> AppendedDocument | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time
@@ -60,10 +59,12 @@ def json_value(column: str, value: Any) -> Any:
 class CsvTypes:
     """The types of columns of a CSV table, each that of all of its cells that are not empty."""
 
-    def __init__(self, reader: csv.DictReader[str], columns: Sequence[str]) -> None:
-        """Read all rows."""
+    def __init__(
+        self, rows: Iterable[tuple[int, Mapping[str, str]]], columns: Sequence[str]
+    ) -> None:
+        """Read all numbered rows."""
         self._columns = {name: TextColumn() for name in columns}
-        for number, row in enumerate(reader, start=1):
+        for number, row in rows:
             for name, column in self._columns.items():
                 column.add(number, row.get(name))
 

@@ -206,6 +206,8 @@ def _selected_rows(table: ImageTable, sorter: InputSorter) -> Iterator[ImageRow]
                 if row.number == wanted:
                     wanted = next(numbers, None)
                     yield row
+                elif row.fault is not None:
+                    yield row  # to be rejected
                 else:
                     sorter.filtered += 1
     except ConditionError as error:
@@ -231,11 +233,11 @@ def _matching_numbers(table: ImageTable, row_filter: RowFilter) -> Iterator[int]
     elif table.file.kind == ".csv":
         with open_csv(table.file) as reader:
             names = list(reader.fieldnames or ())
-            row_filter.use_texts(names, enumerate(reader, start=1))
+            row_filter.use_texts(names, well_formed(reader))
         yield from row_filter.matching(names)
     else:
         present: dict[str, None] = {}
-        row_filter.use_documents(_json_rows(table.file, present))
+        row_filter.use_documents(json_rows(table.file, present))
         yield from row_filter.matching(list(present))
 
 
@@ -393,16 +395,26 @@ def _read_csv(table: ImageTable) -> Iterator[ImageRow]:
         names = reader.fieldnames or ()
         _require_columns(table, names)
         kept = table.kept(names)
-        types = CsvTypes(reader, kept) if kept else None
+        types = CsvTypes(well_formed(reader), kept) if kept else None
     with open_csv(table.file) as reader:
         for number, row in enumerate(reader, start=1):
-            cells = {} if types is None else {name: types.cell(name, row[name]) for name in kept}
-            further = row.pop(None, None)
-            found = _row(table, number, row, cells)
-            if further is not None:
+            if (further := row.pop(None, None)) is not None:
                 count = f"{len(row) + len(further)} cells for {len(row)} columns"
-                found = replace(found, fault=f"{count}; quote the cells that contain a comma")
-            yield found
+                fault = f"{count}; quote the cells that contain a comma"
+                yield ImageRow(number, None, {}, None, {}, fault=fault)
+                continue
+            cells = {} if types is None else {name: types.cell(name, row[name]) for name in kept}
+            yield _row(table, number, row, cells)
+
+
+def well_formed(reader: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the numbered rows of a CSV table that have no more cells than columns.
+
+    The cells of the others, which are rejected, may be those of other columns.
+    """
+    for number, row in enumerate(reader, start=1):
+        if None not in row:
+            yield number, row
 
 
 @contextmanager
@@ -466,13 +478,13 @@ def _row(table: ImageTable, number: int, row: dict[str, Any], kept: dict[str, An
 def _read_jsonl(table: ImageTable) -> Iterator[ImageRow]:
     present: dict[str, None] = {}
     number = 0
-    for number, row in _json_rows(table.file, present):
+    for number, row in json_rows(table.file, present):
         yield _row(table, number, row, {name: row.get(name) for name in table.kept(row)})
     if number:
         _require_columns(table, present)
 
 
-def _json_rows(table: TableFile, present: dict[str, None]) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_rows(table: TableFile, present: dict[str, None]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the numbered objects of a JSONL table; add their keys to ``present``."""
     count, path = 0, table.location
     with table.open_text() as file:

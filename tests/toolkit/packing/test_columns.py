@@ -227,7 +227,7 @@ def test_columns_need_a_table_but_a_source_does_not(album: Path, tmp_path: Path,
 
 def test_cells_of_csv_that_are_no_numbers_stay_texts() -> None:
     lines = ["id,size,flag,mixed", "007,1,true,1", "12,,FALSE,x", "3,2.5e1,,"]
-    types = CsvTypes(csv.DictReader(lines), ["id", "size", "flag", "mixed"])
+    types = CsvTypes(enumerate(csv.DictReader(lines), 1), ["id", "size", "flag", "mixed"])
     rows = [[types.cell(name, row[name]) for name in row] for row in csv.DictReader(lines)]
     assert rows == [["007", 1.0, True, "1"], ["12", None, False, "x"], ["3", 25.0, None, None]]
 
@@ -235,5 +235,5 @@ def test_cells_of_csv_that_are_no_numbers_stay_texts() -> None:
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
 def test_numbers_of_csv_are_read_back_exactly(values: list[float]) -> None:
     lines = ["number", *map(repr, values)]
-    types = CsvTypes(csv.DictReader(lines), ["number"])
+    types = CsvTypes(enumerate(csv.DictReader(lines), 1), ["number"])
     assert [types.cell("number", repr(value)) for value in values] == values
