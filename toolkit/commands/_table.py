@@ -14,6 +14,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "remove": "Remove samples from shards, and never train on them again.",
         "lineage": "Show which shards, runs and checkpoints have an image.",
         "data-report": "Report what data sets consist of.",
+        "data-preview": "Write a page with what training sees of its data.",
         "fetch-model": "Copy a pretrained model from the Hugging Face Hub.",
     },
     "Plan": {

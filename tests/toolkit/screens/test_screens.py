@@ -29,6 +29,7 @@ SCREENS: dict[str, list[str]] = {
     "remove": ["remove", "photos-indexed", "0001", "0002", "--dry-run"],
     "lineage": ["lineage", "photos-indexed", "0001"],
     "data-report": ["data-report", "photos-indexed"],
+    "data-preview": ["data-preview", "photos-indexed", "--samples", "3"],
     "check": ["check", "owned.yaml", "--offline"],
     "cost": ["cost", "run.yaml"],
     "cost-explain": ["cost", "run.yaml", "--stage", "512px", "--explain"],
