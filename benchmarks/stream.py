@@ -48,7 +48,12 @@ from sm_train.entrypoints.streaming.lambda_handler import TARGET_BYTES
 from sm_train.entrypoints.streaming.sealing import Sealer
 from sm_train.entrypoints.streaming.staging import Stager
 from sm_train.entrypoints.streaming.stream_index import StreamIndexer
-from sm_train.entrypoints.streaming.stream_state import DONE, RECORDS, S3_REQUESTS
+from sm_train.entrypoints.streaming.stream_state import (
+    DONE,
+    S3_REQUESTS,
+    numbered,
+    record_name,
+)
 from sm_train.toolkit.streaming.streaming_price import MEMORY_GB, streaming_usd
 
 SIDE = 1024
@@ -258,8 +263,8 @@ def prepare_index(destination: S3Prefix, shards: int) -> None:
     shard = described(shards)
     shard = Shard(**(vars(shard) | {"columns": {"source": shard.keys}}))
     record = encode_record(shard, columns={"source": "text"})
-    write_file(destination, f"{RECORDS}/{shards:06d}", record)
-    destination.create_if_absent(f"{DONE}/{shards:06d}", b"")
+    write_file(destination, record_name(shards), record)
+    destination.create_if_absent(numbered(DONE, shards), b"")
 
 
 def described(number: int) -> Shard:

@@ -103,19 +103,26 @@ class ObjectStore:
 
     # ------------------------------------------------------------------ list
 
-    def pages(self, bucket: str, prefix: str, *, delimiter: str = "") -> Iterator[ListedPage]:
+    def pages(
+        self, bucket: str, prefix: str, *, delimiter: str = "", after: str | None = None
+    ) -> Iterator[ListedPage]:
         """Yield the objects below ``prefix`` in the order of their keys, a request at a time.
 
-        With a delimiter, keys that contain it after the prefix are summed up as folders.
+        With a delimiter, keys that contain it after the prefix are summed up as folders. Only keys
+        ``after`` one are listed.
         """
         options: dict[str, Any] = {"Delimiter": delimiter} if delimiter else {}
+        if after is not None:
+            options["StartAfter"] = after
         pages = self._client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=bucket, Prefix=prefix, **options):
             yield _page(page)
 
-    def objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
-        """Yield all objects below ``prefix``."""
-        for page in self.pages(bucket, prefix):
+    def objects(
+        self, bucket: str, prefix: str, *, after: str | None = None
+    ) -> Iterator[StoredObject]:
+        """Yield all objects below ``prefix``, or those whose keys come ``after`` one."""
+        for page in self.pages(bucket, prefix, after=after):
             yield from page.objects
 
     def folders(self, bucket: str, prefix: str) -> list[str]:

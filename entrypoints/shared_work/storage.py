@@ -297,10 +297,14 @@ class S3Prefix:
         key = self.prefix + name
         return self._store.put_if(self.bucket, key, content, etag=None) is not None
 
-    def objects(self, folder: str) -> Iterator[tuple[str, int]]:
-        """Yield the name below ``folder`` and the size in bytes of every object there, in order."""
+    def objects(self, folder: str, *, after: str | None = None) -> Iterator[tuple[str, int]]:
+        """Yield the name below ``folder`` and the size in bytes of every object there, in order.
+
+        With ``after``, only those whose names come after it.
+        """
         base = f"{self.prefix}{folder}/" if folder else self.prefix
-        for stored in self._store.objects(self.bucket, base):
+        start = None if after is None else base + after
+        for stored in self._store.objects(self.bucket, base, after=start):
             yield stored.key.removeprefix(base), stored.bytes
 
     def list_sizes(self, folder: str) -> dict[str, int]:

@@ -34,13 +34,14 @@ from sm_train.entrypoints.streaming.stream_state import (
     DONE,
     LEASES,
     MANIFESTS,
-    RECORDS,
     RESTORE,
     S3_REQUESTS,
     SEEN,
     STAGED,
+    advance_first,
     is_seen,
-    numbers_in,
+    numbered,
+    read_numbers,
     record_name,
     sample_key,
 )
@@ -70,12 +71,13 @@ class Sealer:
         holder = Holder.of_this_process()
         try:
             with Renewal() as renewal:
-                unfinished = self._numbers(MANIFESTS) - self._numbers(DONE)
-                for number in sorted(unfinished):
+                for number in sorted(read_numbers(self.destination).unfinished):
                     if may_continue():
                         finished += self._finish_alone(number, holder, renewal, problems)
                 while may_continue() and (claimed := self._claim(flush)) is not None:
                     finished += self._finish_alone(claimed, holder, renewal, problems)
+            if finished:
+                advance_first(self.destination)
         finally:
             holder.close()
         if problems:
@@ -94,7 +96,7 @@ class Sealer:
         The lease only saves work: a sealer that was suspended writes the same bytes. What makes the
         shard impossible is added to ``problems``.
         """
-        name = f"{LEASES}/{number:06d}.json"
+        name = f"{numbered(LEASES, number)}.json"
         lease = Lease(self.destination.lease_files, name, holder)
         try:
             lease.acquire()
@@ -102,7 +104,7 @@ class Sealer:
             return False
         renewal.add(name, lease)
         try:
-            if self.destination.size(f"{DONE}/{number:06d}") is not None:
+            if self.destination.size(numbered(DONE, number)) is not None:
                 return False  # since it was listed
             return self._finish(number)
         except PlanError as error:
@@ -112,27 +114,19 @@ class Sealer:
             renewal.discard(name)
             lease.release()
 
-    def _numbers(self, folder: str) -> set[int]:
-        return numbers_in(self.destination, folder)
-
     def _claim(self, flush: bool) -> int | None:
         """Claim the samples of the next shard; return its number, or None if too few are staged."""
         while True:
-            numbers = self._numbers(MANIFESTS)
+            numbers = read_numbers(self.destination)
             claimed = {
-                name
-                for number in numbers - self._numbers(DONE)
-                for name in self._read_manifest(number)
+                name for number in numbers.unfinished for name in self._read_manifest(number)
             }
             chosen, size = self._choose_unseen(claimed)
             if not chosen or (size < self.target_bytes and not flush):
                 return None
-            # A record whose manifest was deleted keeps its number.
-            taken = numbers | self._numbers(RECORDS) | self._numbers(DONE)
-            number = max(taken, default=-1) + 1
             manifest = json.dumps(chosen).encode()
-            if self.destination.create_if_absent(f"{MANIFESTS}/{number:06d}", manifest):
-                return number
+            if self.destination.create_if_absent(numbered(MANIFESTS, numbers.next), manifest):
+                return numbers.next
             # A concurrent sealer created this manifest: choose again without its samples.
 
     def _choose_unseen(self, claimed: set[str]) -> tuple[list[str], int]:
@@ -165,7 +159,7 @@ class Sealer:
         Raises:
             PlanError: what is stored is damaged.
         """
-        name = f"{MANIFESTS}/{number:06d}"
+        name = numbered(MANIFESTS, number)
         content = self.destination.read(name)
         try:
             return list_of(text)(json.loads(content))
@@ -190,7 +184,7 @@ class Sealer:
             write_file(self.destination, record, encode_record(shard, columns={SOURCE: "text"}))
         with ThreadPoolExecutor(S3_REQUESTS) as pool:
             list(pool.map(self._mark_seen, names))
-        self.destination.create_if_absent(f"{DONE}/{number:06d}", b"")
+        self.destination.create_if_absent(numbered(DONE, number), b"")
         return True
 
     def _mark_seen(self, name: str) -> None:

@@ -33,12 +33,11 @@ from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 from sm_train.entrypoints.streaming.arrivals import Arrival
 from sm_train.entrypoints.streaming.stream_state import (
-    RECORDS,
     REJECTED,
     S3_REQUESTS,
     STAGED,
     is_seen,
-    numbers_in,
+    read_numbers,
     record_name,
 )
 
@@ -261,6 +260,6 @@ def arriving_addresses(destination: S3Prefix) -> list[str]:
     with ThreadPoolExecutor(S3_REQUESTS) as pool:
         staged = pool.map(of_staged, [name for name, _ in destination.objects(STAGED)])
         found = {address for part in staged for address in part}
-        sealed = pool.map(of_record, numbers_in(destination, RECORDS))
+        sealed = pool.map(of_record, read_numbers(destination).records)
         found |= {address for part in sealed for address in part}
     return sorted(found)

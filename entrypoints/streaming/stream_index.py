@@ -38,14 +38,12 @@ from sm_train.entrypoints.shared_work.plan_documents import PlanError, one_line
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 from sm_train.entrypoints.streaming.arrivals import is_image
 from sm_train.entrypoints.streaming.stream_state import (
-    DONE,
     LEASES,
-    RECORDS,
     REJECTED,
     RESTORE,
     S3_REQUESTS,
     SEEN,
-    numbers_in,
+    read_numbers,
     read_rejected,
     record_name,
 )
@@ -116,9 +114,8 @@ class StreamIndexer:
     def _next_batch(self, damaged: dict[str, PlanError]) -> _Batch | None:
         """Return what is to be added next; None if there is nothing. Add what is ``damaged``."""
         read = self.destination.read
-        done = numbers_in(self.destination, DONE)
-        numbers = sorted(numbers_in(self.destination, RECORDS) & done)
-        numbers = [number for number in numbers if record_name(number) not in damaged]
+        sealed = read_numbers(self.destination).sealed
+        numbers = [number for number in sealed if record_name(number) not in damaged]
         listed = sorted(self.destination.list_sizes(REJECTED))
         names = [name for name in listed if f"{REJECTED}/{name}" not in damaged][:BATCH_REJECTED]
         records: dict[int, bytes] = {}

@@ -13,6 +13,9 @@
   ``leases/index``: one is writing the index.
 - ``records/NUMBER``: the shard is written; its own index. It is removed when the shard is in the
   index. ``done/NUMBER``: its samples are seen.
+- ``first-open``: a number below which every shard is done. Numbers are listed from there on, so a
+  claim takes as many requests after a million shards as after one. It may be behind, and only
+  saves requests.
 
 Three kinds of work change it, each of which any number of processes may do at the same time:
 staging (:mod:`~sm_train.entrypoints.streaming.staging`), sealing
@@ -34,7 +37,7 @@ from sm_train.entrypoints.common.index_location import (
 from sm_train.entrypoints.common.stored_fields import text
 from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex
 from sm_train.entrypoints.shared_work.plan_documents import read_checked
-from sm_train.entrypoints.shared_work.storage import S3Prefix
+from sm_train.entrypoints.shared_work.storage import S3Prefix, write_file
 
 STAGED = STAGED_FOLDER
 SEEN = f"{STREAM_STATE}/seen"
@@ -43,6 +46,7 @@ MANIFESTS = f"{STREAM_STATE}/manifests"
 RECORDS = RECORDS_FOLDER
 DONE = f"{STREAM_STATE}/done"
 LEASES = f"{STREAM_STATE}/leases"
+FIRST_OPEN = f"{STREAM_STATE}/first-open"
 
 S3_REQUESTS = 32
 """Objects that are requested at the same time."""
@@ -52,9 +56,18 @@ RESTORE = "restore an earlier version of the object"
 """What helps against a damaged object without which images would be lost."""
 
 
+def numbered(folder: str, shard: int) -> str:
+    """Return the object of a shard in a folder of the state; the names are in order."""
+    return f"{folder}/{_digits(shard)}"
+
+
+def _digits(shard: int) -> str:
+    return f"{shard:09d}"
+
+
 def record_name(shard: int) -> str:
     """Return the object that describes a sealed shard until the index does."""
-    return f"{RECORDS}/{shard:06d}"
+    return numbered(RECORDS, shard)
 
 
 def sample_key(shard: int, position: int) -> str:
@@ -65,12 +78,74 @@ def sample_key(shard: int, position: int) -> str:
     return f"s{shard:06d}-{position:06d}"
 
 
-def numbers_in(destination: S3Prefix, folder: str) -> set[int]:
-    """Return the numbers that are the names of the objects in a folder of the state.
+@dataclass(frozen=True)
+class ShardNumbers:
+    """The numbers of shards with each kind of object.
 
-    Other names are not ours.
+    Those of ``manifests`` and ``done`` are from ``first`` on; all shards below it are done.
     """
-    return {int(name) for name in destination.list_sizes(folder) if name.isdecimal()}
+
+    first: int
+    manifests: frozenset[int]
+    done: frozenset[int]
+    records: frozenset[int]
+
+    @property
+    def unfinished(self) -> frozenset[int]:
+        """Shards that were claimed and are not done."""
+        return self.manifests - self.done
+
+    @property
+    def sealed(self) -> list[int]:
+        """Shards that are done and wait for the index."""
+        return sorted(number for number in self.records if self._is_done(number))
+
+    @property
+    def next(self) -> int:
+        """The number of the next shard. One whose manifest was deleted keeps its number."""
+        return max(self.manifests | self.records | self.done, default=self.first - 1) + 1
+
+    @property
+    def next_first(self) -> int:
+        """The number below which all shards are done by now."""
+        is_open = {number for number in self.manifests | self.records if not self._is_done(number)}
+        return min(is_open, default=max(self.next, self.first))
+
+    def _is_done(self, number: int) -> bool:
+        return number < self.first or number in self.done
+
+
+def read_numbers(destination: S3Prefix) -> ShardNumbers:
+    """List the numbers of shards: some requests, however many there are."""
+    first = _read_first(destination)
+    after = _digits(first - 1) if first else None
+    return ShardNumbers(
+        first,
+        _numbers_in(destination, MANIFESTS, after),
+        _numbers_in(destination, DONE, after),
+        _numbers_in(destination, RECORDS, None),
+    )
+
+
+def _read_first(destination: S3Prefix) -> int:
+    try:
+        content = destination.read(FIRST_OPEN)
+    except FileNotFoundError:
+        return 0
+    return int(content) if content.isdigit() else 0
+
+
+def _numbers_in(destination: S3Prefix, folder: str, after: str | None) -> frozenset[int]:
+    """Return the numbers that are names of objects in a folder. Other names are not ours."""
+    names = (name for name, _ in destination.objects(folder, after=after))
+    return frozenset(int(name) for name in names if name.isdecimal())
+
+
+def advance_first(destination: S3Prefix) -> None:
+    """Store the number below which all shards are done."""
+    numbers = read_numbers(destination)
+    if numbers.next_first > numbers.first:
+        write_file(destination, FIRST_OPEN, str(numbers.next_first).encode())
 
 
 def is_seen(destination: S3Prefix, name: str) -> bool:
@@ -99,12 +174,12 @@ def count_stream(destination: S3Prefix) -> StreamCounts:
     for _, size in destination.objects(STAGED):
         samples += 1
         staged += size
-    done = numbers_in(destination, DONE)
+    numbers = read_numbers(destination)
     return StreamCounts(
         samples,
         staged,
-        len(numbers_in(destination, MANIFESTS) - done),
-        len(numbers_in(destination, RECORDS) & done),
+        len(numbers.unfinished),
+        len(numbers.sealed),
         sum(1 for _ in destination.objects(REJECTED)),
     )
 

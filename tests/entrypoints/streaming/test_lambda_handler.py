@@ -26,11 +26,13 @@ from sm_train.entrypoints.streaming import lambda_handler
 from sm_train.entrypoints.streaming.sealing import Sealer
 from sm_train.entrypoints.streaming.stream_state import (
     DONE,
+    FIRST_OPEN,
     MANIFESTS,
     RECORDS,
     REJECTED,
     STAGED,
     STREAM_STATE,
+    numbered,
 )
 
 from tests.conftest import Aws, Cli
@@ -464,7 +466,7 @@ def test_each_index_adds_what_is_new(deployment: Deployment, aws: Aws, tmp_path:
         aws.requests.clear()
         assert deployment.flush()["indexed"] == 1
         read = [path for method, path, _ in aws.requests if method == "GET" and "records" in path]
-        assert read == [f"/packed/set/{STREAM_STATE}/records/{number:06d}"]
+        assert read == [f"/packed/set/{STREAM_STATE}/records/{number:09d}"]
     index, _ = deployment.packed(tmp_path)
     assert [index.keys(number) for number in range(4)] == [
         [f"s{number:06d}-000000"] for number in range(4)
@@ -778,7 +780,7 @@ def test_a_damaged_rejection_or_record_does_not_stop_the_others(
 
 def test_foreign_names_in_the_state_are_left_alone(deployment: Deployment, tmp_path: Path) -> None:
     staged_six(deployment)
-    for name in (f"{MANIFESTS}/README.txt", f"{RECORDS}/000000.bak", f"{DONE}/"):
+    for name in (f"{MANIFESTS}/README.txt", f"{RECORDS}/000000000.bak", f"{DONE}/"):
         deployment.put(name, b"")
     deployment.flush()
     assert len(deployment.packed(tmp_path)[1]) == 6
@@ -822,7 +824,7 @@ def test_the_fix_of_a_damaged_manifest_loses_no_image(
         patch.setattr(Sealer, "_mark_seen", lambda *_: 1 / 0)  # it ends after shard and record
         with pytest.raises(ZeroDivisionError):
             sealer.seal(flush=True)
-    manifest = f"{MANIFESTS}/000000"
+    manifest = numbered(MANIFESTS, 0)
     content = deployment.destination.read(manifest)
     deployment.put(manifest, b'["x"')
     with pytest.raises(PlanError, match=rf"{manifest}: damaged.*; restore an earlier version"):
@@ -834,10 +836,58 @@ def test_the_fix_of_a_damaged_manifest_loses_no_image(
     for number in range(6, 9):
         deployment.arrive(f"{number}.jpg", image_bytes(number))
     assert deployment.drain() == set()
-    deployment.put(f"{MANIFESTS}/000001", b"[" * 100_000)
+    deployment.put(numbered(MANIFESTS, 1), b"[" * 100_000)
     with pytest.raises(PlanError, match="delete it, and its samples go into another shard"):
         deployment.flush()
-    deployment.s3.delete_object(Bucket="packed", Key=f"set/{MANIFESTS}/000001")
+    deployment.s3.delete_object(Bucket="packed", Key=f"set/{numbered(MANIFESTS, 1)}")
     deployment.flush()
     _, seen = deployment.packed(tmp_path / "deleted")
     assert seen == Counter({f"{number}.jpg": 1 for number in range(9)})
+
+
+def test_a_claim_takes_as_many_requests_however_many_shards_there_are(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    """Numbers are listed from the first shard on that is not done."""
+    sealer = Sealer(deployment.destination, 10**9)
+
+    def requests_of_a_shard(number: int) -> Counter[str]:
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+        assert deployment.drain() == set()
+        deployment.aws.requests.clear()
+        assert sealer.seal(flush=True) == 1
+        kinds = Counter(
+            "LIST" if "list-type" in query else method
+            for method, _, query in deployment.aws.requests
+        )
+        assert deployment.flush()["indexed"] == 1
+        return kinds
+
+    requests_of_a_shard(0)
+    few = requests_of_a_shard(1)
+    # As if 2,000 more shards had been sealed, which takes two pages of each list.
+    names = [numbered(folder, n) for folder in (MANIFESTS, DONE) for n in range(2, 2002)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: deployment.destination.create_if_absent(name, b"[]"), names))
+    requests_of_a_shard(2)
+    assert requests_of_a_shard(3) == few
+    index, seen = deployment.packed(tmp_path)
+    assert index.names[-2:] == ["streamed-002002.tar", "streamed-002003.tar"]
+    assert seen == Counter({f"{number}.jpg": 1 for number in range(4)})
+
+
+def test_a_shard_that_is_not_done_is_found_however_many_are(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sealer that ended early is followed by others; the first open shard stays known."""
+    monkeypatch.setenv("SM_TRAIN_SHARD_BYTES", "1")
+    staged_six(deployment)
+    sealer = Sealer(deployment.destination, 1)
+    finish = Sealer._finish
+    with monkeypatch.context() as patch:
+        patch.setattr(Sealer, "_finish", lambda self, n: n != 2 and finish(self, n))
+        sealer.seal(flush=True)
+    assert deployment.destination.read(FIRST_OPEN) == b"2"
+    deployment.flush()
+    assert len(deployment.packed(tmp_path)[1]) == 6
+    assert deployment.destination.read(FIRST_OPEN) == b"6"
