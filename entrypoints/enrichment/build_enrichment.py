@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -17,15 +18,22 @@ from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
 from sm_train.entrypoints.enrichment.column_maker import ColumnMaker
 from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.enrichment_plan import (
+    ENRICHED_SHARDS,
+    KEPT_RESULT,
     RESULT_NAME,
     TABLE_FOLDER,
     EnrichmentPlan,
     ShardSource,
+    encode_hashes,
     read_enrichment,
     remove_state,
     source_index,
 )
-from sm_train.entrypoints.enrichment.part_summary import EnrichmentResult, PartSummary
+from sm_train.entrypoints.enrichment.part_summary import (
+    RESULT_FIELDS,
+    EnrichmentResult,
+    PartSummary,
+)
 from sm_train.entrypoints.enrichment.shard_parts import enrich_shard
 from sm_train.entrypoints.enrichment.table_parts import enrich_part, read_summary
 from sm_train.entrypoints.images.decoder_pool import Decoders
@@ -34,6 +42,7 @@ from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.shard_builder import (
     BuiltShard,
     InputReader,
+    read_index,
     read_record,
     record_name,
 )
@@ -46,6 +55,7 @@ from sm_train.entrypoints.sample_metadata.column_types import (
     common_type,
     type_of,
 )
+from sm_train.entrypoints.shared_work.plan_documents import read_checked
 from sm_train.entrypoints.shared_work.state_files import StateFiles
 from sm_train.entrypoints.shared_work.storage import open_storage, store_file, write_file
 from sm_train.entrypoints.shared_work.work_stages import (
@@ -88,6 +98,8 @@ def make_parts(
         WorkerKilledError: a worker process was killed.
         WorkEndedError: another node has written the result.
     """
+    if not plan.parts:
+        return  # shards were added without any sample
     gpus = visible_gpus()
     processes = process_count(work, len(plan.parts), len(gpus) or work.workers)
     threads = thread_count(work, processes, uses_s3=True)
@@ -110,7 +122,7 @@ def make_parts(
         yield from run_tasks(task, parts, processes, work.decoders(processes), gpus)
 
     stage = Stage(split_parts("parts", plan.parts, shared.num_nodes), unfinished, run)
-    total = plan.origin.images
+    total = plan.images
     with shared.renewed():
         finished = _images_of(plan, {*plan.parts} - {*stage.unfinished(plan.parts)})
         for progress in shared.complete(stage):
@@ -195,7 +207,8 @@ def _read_summaries(plan: EnrichmentPlan) -> EnrichmentResult | None:
 def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
     """Write the index of the new shards."""
     assert isinstance(plan.origin, ShardSource)
-    types = _index_types(plan, plan.origin)
+    kept = read_index(plan.destination, INDEX_NAME) if plan.kept else None
+    types = _index_types(plan, plan.origin) if kept is None else kept.header.columns
     if types is None:
         return None
     source = source_index(plan)
@@ -206,9 +219,11 @@ def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
             target_bytes=source.header.target_bytes,
             inputs=source.header.inputs or plan.inputs,
             appended=source.header.appended,
-            options=source.header.options | {ENRICHED: _enrichments(plan, source)},
+            options=source.header.options | {ENRICHED: _enrichments(plan, source, kept)},
             columns=types,
         ) as writer:
+            for rows in () if kept is None else kept.shard_rows():
+                writer.add_rows(rows, dict.fromkeys({*rows["name"].to_pylist()} - {*plan.kept}))
             for built in _records(plan):
                 if built is None:
                     return None
@@ -222,12 +237,21 @@ def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
             fingerprints = source.header.fingerprints
             copy_packed_inputs(packed, plan.destination, plan.access, fingerprints)
         store_file(plan.destination, INDEX_NAME, file)
-    return EnrichmentResult.of(summaries, _NAMED_FAILURES)
+    write_file(plan.destination, ENRICHED_SHARDS, encode_hashes(source))
+    result = EnrichmentResult.of(summaries, _NAMED_FAILURES)
+    if kept is None:
+        return result
+    document = read_checked(plan.destination, KEPT_RESULT, RESULT_FIELDS, "use another destination")
+    return EnrichmentResult.from_dict(document).plus(result, _NAMED_FAILURES)
 
 
-def _enrichments(plan: EnrichmentPlan, source: ShardIndex) -> list[dict[str, Any]]:
+def _enrichments(
+    plan: EnrichmentPlan, source: ShardIndex, kept: ShardIndex | None
+) -> list[dict[str, Any]]:
     """Return all enrichments of the new shards, as their index records them."""
     columns: dict[str, None] = {}
+    if kept is not None:
+        columns = dict.fromkeys(kept.header.options[ENRICHED][-1]["columns"])
     for built in _records(plan):
         if built is not None:
             columns |= dict.fromkeys(PartSummary.from_dict(built.options).columns)
@@ -314,6 +338,8 @@ class EnrichmentWork:
 
     def remove_state(self) -> None:
         """Remove what the work is resumed from."""
-        is_shards = isinstance(self.plan.origin, ShardSource)
-        records = [record_name(part) for part in self.plan.parts] if is_shards else []
+        records = []
+        if isinstance(self.plan.origin, ShardSource):
+            with suppress(FileNotFoundError):  # an earlier command has begun with it
+                records = [record_name(part) for part in self.plan.parts]
         remove_state(self.plan, records)

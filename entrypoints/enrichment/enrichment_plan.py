@@ -3,18 +3,24 @@
 The images of a source, in the order of their paths, are divided into parts, each of which becomes a
 Parquet file of a table. Shards become shards of the same names. Either is stored as a whole, so a
 file that exists is finished, and each image has its columns exactly once.
+
+If shards were added to the source of a finished enrichment, only these are made: the shards that
+the destination has are kept.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyarrow import parquet
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.stored_fields import (
     anything,
@@ -57,6 +63,13 @@ INPUTS_FOLDER = f"{STATE_FOLDER}/inputs"
 SOURCE_INDEX = f"{STATE_FOLDER}/source-{INDEX_NAME}"
 SOURCE_REMOVALS = f"{STATE_FOLDER}/source-removals"
 """Copies of what describes the source, as it was when the work began."""
+
+KEPT_SHARDS = f"{STATE_FOLDER}/kept-shards.parquet"
+KEPT_RESULT = f"{STATE_FOLDER}/kept-result.json"
+"""Copies of what describes the finished enrichment to which shards are added."""
+
+ENRICHED_SHARDS = "enriched-shards.parquet"
+"""The shards of the source of a finished enrichment, with the BLAKE3 hashes of their bytes."""
 
 _MIN_ROWS, _MAX_ROWS = 1024, 8192
 """Images of a Parquet file. A file is made by one process; its rows are in memory."""
@@ -150,7 +163,24 @@ class EnrichmentPlan:
         """The names of the files that are made: Parquet files or shards."""
         if isinstance(self.origin, TableSource):
             return self.origin.parts
-        return source_index(self).names
+        return [name for name in source_index(self).names if name not in self.kept]
+
+    @cached_property
+    def kept(self) -> Collection[str]:
+        """The shards of the source that the destination has from an earlier enrichment."""
+        try:
+            return decode_hashes(self.destination.read(KEPT_SHARDS)).keys()
+        except FileNotFoundError:
+            return ()
+
+    @property
+    def images(self) -> int:
+        """The number of images of the parts that are made."""
+        if isinstance(self.origin, TableSource) or not self.kept:
+            return self.origin.images
+        index = source_index(self)
+        counts = zip(index.names, index.samples.tolist(), strict=True)
+        return sum(count for name, count in counts if name not in self.kept)
 
     @cached_property
     def removals(self) -> RemovalList:
@@ -159,9 +189,27 @@ class EnrichmentPlan:
         return decode_list(content, self.destination.address(SOURCE_REMOVALS))
 
 
+def encode_hashes(index: ShardIndex) -> bytes:
+    """Return the shards of an index with their hashes, as :data:`ENRICHED_SHARDS` stores them."""
+    content = io.BytesIO()
+    hashes = index.content_hashes().cast(pa.binary())
+    parquet.write_table(pa.table({"shard": index.name_column(), "blake3": hashes}), content)
+    return content.getvalue()
+
+
+def decode_hashes(content: bytes) -> dict[str, bytes]:
+    """Return the hash of each shard.
+
+    Raises:
+        ValueError: the content is damaged.
+    """
+    table = parquet.read_table(io.BytesIO(content), columns=["shard", "blake3"])
+    return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
 @lru_cache(maxsize=1)
 def _open_index(
-    address: str, access: S3Access
+    address: str, access: S3Access, _: str
 ) -> tuple[tempfile.TemporaryDirectory[str], ShardIndex]:
     folder = tempfile.TemporaryDirectory()
     path = Path(folder.name) / INDEX_NAME
@@ -171,7 +219,7 @@ def _open_index(
 
 def source_index(plan: EnrichmentPlan) -> ShardIndex:
     """Return the index of the shards, as it was when the work began; one copy in each process."""
-    return _open_index(plan.destination.address(""), plan.access)[1]
+    return _open_index(plan.destination.address(""), plan.access, plan.inputs)[1]
 
 
 def store_sources(plan: EnrichmentPlan, files: dict[str, bytes], folder: Path | None) -> None:
@@ -248,7 +296,7 @@ def remove_state(plan: EnrichmentPlan, records: Sequence[str]) -> None:
 
     Only the sign that the work has ended stays longer, for nodes that look for these files.
     """
-    for name in (*records, SOURCE_INDEX, SOURCE_REMOVALS):
+    for name in (*records, SOURCE_INDEX, SOURCE_REMOVALS, KEPT_SHARDS, KEPT_RESULT):
         plan.destination.remove(name)
     for folder in (INPUTS_FOLDER, LEASES_FOLDER):
         plan.destination.remove_folder(folder)

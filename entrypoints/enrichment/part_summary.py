@@ -94,6 +94,20 @@ class EnrichmentResult:
                 columns[name] = _common(columns.get(name), kind)
         return cls(images, parts, columns, dict(failed.most_common()), failures)
 
+    def plus(self, other: EnrichmentResult, max_failures: int) -> EnrichmentResult:
+        """Return the sum of both."""
+        failed = Counter(self.failed) + Counter(other.failed)
+        columns = dict(self.columns)
+        for name, kind in other.columns.items():
+            columns[name] = _common(columns.get(name), kind)
+        return EnrichmentResult(
+            self.images + other.images,
+            self.parts + other.parts,
+            columns,
+            dict(failed.most_common()),
+            [*self.failures, *other.failures][:max_failures],
+        )
+
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> EnrichmentResult:
         """Return the result in ``document``, which was read with :data:`RESULT_FIELDS`."""

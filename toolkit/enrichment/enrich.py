@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.common.job_config import ColorPolicy, Hdr, IccProfile, JobConfigError
 from sm_train.entrypoints.common.signals import interruption, raise_on_signals
@@ -29,6 +30,8 @@ from sm_train.entrypoints.enrichment.build_enrichment import (
 from sm_train.entrypoints.enrichment.column_maker import OPTION, ColumnMaker
 from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.enrichment_plan import (
+    KEPT_RESULT,
+    KEPT_SHARDS,
     PLAN_FIELDS,
     RESULT_NAME,
     SOURCE_INDEX,
@@ -37,6 +40,7 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
     EnrichmentPlan,
     ShardSource,
     TableSource,
+    decode_hashes,
     read_enrichment,
     store_plan,
     store_sources,
@@ -54,6 +58,7 @@ from sm_train.entrypoints.shared_work.worker_pool import (
     WorkProgress,
 )
 from sm_train.estimators.bundle.user_code import defined_names, module_paths
+from sm_train.toolkit.enrichment.kept_shards import find_kept, is_grown
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.shard_set import ShardSet, find_shard_set
@@ -109,16 +114,19 @@ class EnrichJob:
 class PlannedEnrichment:
     """A plan that is not stored yet, and what it refers to: files, or images in a folder.
 
-    ``parts`` is the number of files to make, ``image_bytes`` the size of all images or shards.
-    ``local`` is one of the images that are local files.
+    ``parts`` is the number of files to make, ``images`` and ``image_bytes`` are the number and the
+    size of their images. ``local`` is one of the images that are local files. ``grows`` if shards
+    are added to a finished enrichment.
     """
 
     plan: EnrichmentPlan
     files: dict[str, bytes]
     folder: Path | None
     parts: int
+    images: int
     image_bytes: int
     local: str | None
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,7 @@ def enrich(job: EnrichJob, on_progress: Callable[[WorkProgress], None]) -> Finis
     started_ns = time.time_ns()
     with raise_on_signals(), plan_enrichment(job) as planned:
         destination = planned.plan.destination
-        if (result := find_finished(planned.plan, job)) is not None:
+        if (result := find_finished(planned, job)) is not None:
             if destination.size(PLAN_NAME) is not None:
                 # Interrupted between the result and clean-up.
                 with lock_destination(destination):
@@ -151,7 +159,9 @@ def enrich(job: EnrichJob, on_progress: Callable[[WorkProgress], None]) -> Finis
         with lock_destination(destination):
             plan = store_or_resume(planned, job, started_ns)
             result = _make(plan, job, on_progress)
-    return FinishedEnrichment(job, plan, result, up_to_date=False)
+        is_whole = plan.inputs == planned.plan.inputs
+    # An interrupted command is completed with the shards of its time; the others come after it.
+    return FinishedEnrichment(job, plan, result, False) if is_whole else enrich(job, on_progress)
 
 
 def _make(
@@ -186,8 +196,9 @@ def _keep_finished(plan: EnrichmentPlan, job: EnrichJob) -> str:
     """Return how many parts are kept for the next command; without any, remove the plan."""
     done = sum(plan.destination.size(finished_name(plan, part)) is not None for part in plan.parts)
     if not done:
+        grows = bool(plan.kept)
         EnrichmentWork(plan, job.maker).remove_state()
-        for folder in (SHARDS_FOLDER, TABLE_FOLDER):
+        for folder in () if grows else (SHARDS_FOLDER, TABLE_FOLDER):
             plan.destination.remove_folder(folder)
         return ""
     return (
@@ -265,18 +276,31 @@ def _plan_shards(job: EnrichJob, code: str, shards: ShardSet) -> PlannedEnrichme
         content = Path(index.path).read_bytes()
         place = _absolute(shards.storage.address(""))
         origin = ShardSource(place, shards.name, index.header.samples, job.index_columns)
-        parts, image_bytes = len(index), index.header.bytes
-    removals = shards.read_list()
-    if removals.rewrites:
-        raise UserError(
-            f"{job.source}: samples are being removed from it; finish that with `sm-train remove`"
+        removals = shards.read_list()
+        if removals.rewrites:
+            raise UserError(
+                f"{job.source}: samples are being removed from it; finish that with "
+                "`sm-train remove`"
+            )
+        digest = hashlib.sha256(content)
+        digest.update(removals.encode())
+        files = {SOURCE_INDEX: content, SOURCE_REMOVALS: removals.encode()}
+        plan = _plan(job, code, digest.hexdigest(), origin)
+        kept = find_kept(plan, index, job.index_columns)
+        files |= kept
+        known = decode_hashes(kept[KEPT_SHARDS]) if kept else {}
+        is_new = np.array([name not in known for name in index.names], np.bool_)
+        local = None if job.source.startswith("s3://") else job.source
+        return PlannedEnrichment(
+            plan,
+            files,
+            None,
+            int(is_new.sum()),
+            int(index.samples[is_new].sum()),
+            int(index.bytes[is_new].sum()),
+            local,
+            grows=bool(kept),
         )
-    digest = hashlib.sha256(content)
-    digest.update(removals.encode())
-    files = {SOURCE_INDEX: content, SOURCE_REMOVALS: removals.encode()}
-    plan = _plan(job, code, digest.hexdigest(), origin)
-    local = None if job.source.startswith("s3://") else job.source
-    return PlannedEnrichment(plan, files, None, parts, image_bytes, local)
 
 
 def _plan_table(job: EnrichJob, code: str, folder: Path) -> PlannedEnrichment:
@@ -297,7 +321,8 @@ def _plan_table(job: EnrichJob, code: str, folder: Path) -> PlannedEnrichment:
     root = _absolute(inputs.root)
     origin = TableSource.of(inputs.images, root, job.image_column, inputs.made_columns)
     plan = _plan(job, code, inputs.fingerprint, origin)
-    return PlannedEnrichment(plan, {}, folder, len(origin.parts), inputs.image_bytes, inputs.local)
+    parts, size = len(origin.parts), inputs.image_bytes
+    return PlannedEnrichment(plan, {}, folder, parts, inputs.images, size, inputs.local)
 
 
 def _find_inputs(job: EnrichJob, table: TableOptions, folder: Path) -> PackInputs:
@@ -343,20 +368,22 @@ def _describe_model(folder: Path) -> str:
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
 
-def find_finished(plan: EnrichmentPlan, job: EnrichJob) -> EnrichmentResult | None:
-    """Return the result of the same work; None if the destination has none.
+def find_finished(planned: PlannedEnrichment, job: EnrichJob) -> EnrichmentResult | None:
+    """Return the result of the same work; None if the destination has none, or lacks shards.
 
     Raises:
         UserError: the destination contains something else.
     """
+    plan = planned.plan
     try:
         document = read_checked(plan.destination, RESULT_NAME, RESULT_FIELDS, _REBUILD)
     except (FileNotFoundError, NotADirectoryError):
         return None
     state = "was enriched"
-    _require_same(plan, document, job, state)
+    if not planned.grows:
+        _require_same(plan, document, job, state)
     _require_same_code(plan, document["code"], job, state)
-    return EnrichmentResult.from_dict(document)
+    return None if planned.grows else EnrichmentResult.from_dict(document)
 
 
 def store_or_resume(planned: PlannedEnrichment, job: EnrichJob, started_ns: int) -> EnrichmentPlan:
@@ -368,14 +395,27 @@ def store_or_resume(planned: PlannedEnrichment, job: EnrichJob, started_ns: int)
     destination = planned.plan.destination
     document = read_plan_document(destination)
     plan = planned.plan
+    if document is not None and planned.grows:
+        finished = json.loads(planned.files[KEPT_RESULT])
+        if document.get("inputs") == finished["inputs"]:
+            # Interrupted between the result and clean-up.
+            EnrichmentWork(read_enrichment(destination, job.access), job.maker).remove_state()
+            document = None
     if document is not None:
         state = "contains unfinished work"
-        _require_same(plan, document, job, state)
+        if not is_grown(plan, document):
+            _require_same(plan, document, job, state)
         stored = read_checked(destination, PLAN_NAME, PLAN_FIELDS, _REBUILD)
         known = tuple(stored["code"])
         _require_same_code(plan, known, job, state)
-        plan = replace(plan, code=known if plan.code[0] in known else (*known, *plan.code))
+        code = known if plan.code[0] in known else (*known, *plan.code)
+        # Of shards, those that were there when the work began.
+        plan = replace(read_enrichment(destination, job.access), code=code)
         started_ns = stored["started_ns"]
+    elif planned.grows:
+        known = tuple(json.loads(planned.files[KEPT_RESULT])["code"])
+        plan = replace(plan, code=known if plan.code[0] in known else (*known, *plan.code))
+        store_sources(plan, planned.files, None)
     elif _has_files(destination):
         raise UserError(f"{job.destination}: is not empty; {_CHOOSE_ANOTHER}")
     else:

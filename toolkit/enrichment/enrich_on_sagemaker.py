@@ -67,7 +67,6 @@ def enrich_on_sagemaker(
     code = _read_code(job.code)
     started_ns = time.time_ns()
     with plan_enrichment(job) as planned:
-        plan = planned.plan
         if planned.local is not None:
             raise UserError(f"--on: {planned.local} is a local file; SageMaker reads only from S3")
         require_parts(options.instances, planned.parts, "parts")
@@ -75,7 +74,7 @@ def enrich_on_sagemaker(
         seconds = (
             None
             if images_per_second is None
-            else plan.origin.images / images_per_second / options.instances
+            else planned.images / images_per_second / options.instances
         )
         cost = estimate_cost(request, seconds, prices, region)
         stderr_console().print(_plan_line(planned), markup=False, soft_wrap=True)
@@ -91,7 +90,7 @@ def enrich_on_sagemaker(
             job.destination,
             job.access,
             region=region,
-            is_finished=lambda: find_finished(plan, job) is not None,
+            is_finished=lambda: find_finished(planned, job) is not None,
             store_plan=lambda: _store(planned, job, started_ns),
             files=lambda: _files(job, config, code),
             yes=options.yes,
@@ -123,7 +122,7 @@ def _request(
 
 def _plan_line(planned: PlannedEnrichment) -> str:
     plan: EnrichmentPlan = planned.plan
-    size = f"{plan.origin.images:,} images, {planned.image_bytes / 1e6:,.1f} MB"
+    size = f"{planned.images:,} images, {planned.image_bytes / 1e6:,.1f} MB"
     return f"{size} → {planned.parts:,} parts in {plan.destination.address('')}"
 
 
@@ -152,7 +151,7 @@ def _document(
 ) -> EnrichmentRequestDocument:
     return {
         "request": request,
-        "images": planned.plan.origin.images,
+        "images": planned.images,
         "parts": planned.parts,
         "bytes": planned.image_bytes,
         **cost_document(cost),

@@ -342,3 +342,98 @@ def test_a_damaged_file_of_a_table_is_not_finished(cli: Cli, folder: Path, damag
     assert read_summary(plan, part.name) is not None
     part.write_bytes(DAMAGE[damage](part.read_bytes()))
     assert read_summary(plan, part.name) is None
+
+
+ENRICH = ("enrich", "packed", "out", "--index-column", "area", "--with")
+
+
+def grow(cli: Cli, folder: Path, first: int, count: int) -> None:
+    """Pack an album, or add more images to it."""
+    for number in range(first, first + count):
+        write_pair(folder / "in", f"new{number:03}.jpg", image_bytes(number), f"picture {number}")
+    packed = cli("pack", "in", "packed", *SIZE, *["--append"] * (folder / "packed").exists())
+    assert packed.returncode == 0, packed.stderr
+
+
+def names_of_calls(folder: Path) -> list[str]:
+    found = (folder / "calls.txt").read_text().split()
+    (folder / "calls.txt").unlink()
+    return found
+
+
+def test_only_added_shards_are_enriched(cli: Cli, folder: Path) -> None:
+    """The result equals that of all shards at once."""
+    grow(cli, folder, 0, 3)
+    first = cli(*ENRICH, "scores:facts", "--json")
+    assert first.returncode == 0, first.stderr
+    assert len(names_of_calls(folder)) == json.loads(first.stdout)["images"] == 11
+    grow(cli, folder, 3, 4)
+    grown = cli(*ENRICH, "scores:facts", "--json")
+    assert grown.returncode == 0, grown.stderr
+    assert len(names_of_calls(folder)) == 4
+    document = json.loads(grown.stdout)
+    assert (document["images"], document["up_to_date"]) == (15, False)
+    assert document["columns"] == json.loads(first.stdout)["columns"]
+    at_once = cli("enrich", "packed", "whole", *ENRICH[3:], "scores:facts", "--json")
+    assert at_once.returncode == 0, at_once.stderr
+    assert read_tree(folder / "out/shards") == read_tree(folder / "whole/shards")
+    out, whole = (ShardIndex(folder / name / "index.parquet") for name in ("out", "whole"))
+    assert out.header == whole.header
+    assert [out.shard(n) for n in range(len(out))] == [whole.shard(n) for n in range(len(whole))]
+    assert [*out.rejected()] == [*whole.rejected()]
+    assert not (folder / "out/.packing").exists()
+    again = cli(*ENRICH, "scores:facts", "--json")
+    assert json.loads(again.stdout)["up_to_date"] is True
+
+
+def test_growing_is_resumed_also_if_the_source_grows_meanwhile(cli: Cli, folder: Path) -> None:
+    grow(cli, folder, 0, 2)
+    assert cli(*ENRICH, "scores:facts_or_kill").returncode == 0
+    known = {*names_of_calls(folder)}
+    grow(cli, folder, 2, 30)
+    kept = read_tree(folder / "out/shards")
+    index = ShardIndex(folder / "packed/index.parquet")
+    (folder / "kill.txt").write_text(index.keys(len(index) - 1)[0])
+    killed = cli(*ENRICH, "scores:facts_or_kill", "--workers", "1")
+    assert killed.returncode == -signal.SIGKILL
+    made = names_of_calls(folder)
+    assert 0 < len(made) < 30
+    grow(cli, folder, 32, 2)
+    resumed = cli(*ENRICH, "scores:facts_or_kill", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["images"] == 42
+    packed = ShardIndex(folder / "packed/index.parquet")
+    keys = {key for number in range(len(packed)) for key in packed.keys(number)}
+    assert {*made, *names_of_calls(folder)} == keys - known
+    assert read_tree(folder / "out/shards").items() >= kept.items()
+    out = ShardIndex(folder / "out/index.parquet")
+    assert out.header.samples == 42
+    assert all("area" in found["columns"] for found in documents(folder / "out").values())
+
+
+def test_an_error_while_growing_keeps_what_was_finished(cli: Cli, folder: Path) -> None:
+    grow(cli, folder, 0, 2)
+    assert cli(*ENRICH, "scores:facts").returncode == 0
+    before = read_tree(folder / "out")
+    grow(cli, folder, 2, 2)
+    code = (folder / "scores.py").read_text()
+    (folder / "scores.py").write_text(
+        code.replace("def facts(batch):", "def facts(batch):\n    1 / 0")
+    )
+    refused = cli(*ENRICH, "scores:facts")
+    assert "was enriched with another version of scores:facts" in refused.stderr
+    failed = cli(*ENRICH, "scores:facts", "--accept-changed-code")
+    assert failed.returncode == 2
+    assert "division by zero" in failed.stderr
+    assert read_tree(folder / "out") == before
+
+
+def test_shards_that_were_replaced_are_named(cli: Cli, folder: Path) -> None:
+    grow(cli, folder, 0, 2)
+    assert cli(*ENRICH, "scores:facts").returncode == 0
+    assert cli("remove", "packed", "000000001", "--yes").returncode == 0
+    refused = cli(*ENRICH, "scores:facts")
+    assert refused.returncode == 2
+    [line] = refused.stderr.splitlines()
+    assert "was enriched from shards that" in line
+    assert "such as shard-000000.tar; enrich into another folder" in line

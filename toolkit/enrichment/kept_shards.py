@@ -1,0 +1,83 @@
+"""Finds the shards that a finished enrichment has already, when others were added to its source."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sm_train.entrypoints.common.index_location import INDEX_NAME, removal_list
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.enrichment.enrichment_plan import (
+    ENRICHED_SHARDS,
+    KEPT_RESULT,
+    KEPT_SHARDS,
+    RESULT_NAME,
+    EnrichmentPlan,
+    ShardSource,
+    decode_hashes,
+)
+from sm_train.entrypoints.packing.shard_builder import read_index
+from sm_train.entrypoints.shared_work.storage import Storage
+from sm_train.toolkit.errors import UserError
+
+_ANOTHER = "enrich into another folder"
+_OF_SOURCE = ("inputs", "images")
+"""What changes when shards are added to the source."""
+
+
+def is_grown(plan: EnrichmentPlan, document: dict[str, Any]) -> bool:
+    """Return whether a stored document is of the same work on earlier shards of the source."""
+    if not isinstance(plan.origin, ShardSource) or document.get("inputs") == plan.inputs:
+        return False
+    own, stored = (
+        {name: value for name, value in _flat(described).items() if name not in _OF_SOURCE}
+        for described in (json.loads(json.dumps(plan.identity)), document)
+    )
+    return all(stored.get(name) == value for name, value in own.items())
+
+
+def _flat(document: dict[str, Any]) -> dict[str, Any]:
+    origin = document.get("origin")
+    return document | (origin if isinstance(origin, dict) else {}) | {"origin": None}
+
+
+def find_kept(
+    plan: EnrichmentPlan, index: ShardIndex, index_columns: tuple[str, ...]
+) -> dict[str, bytes]:
+    """Return the files on the finished enrichment that the plan extends, by their names in a plan.
+
+    ``index`` is that of the source. They are none if the destination has none of the same work.
+
+    Raises:
+        UserError: shards that it has are not in the source any more, or samples were removed.
+    """
+    try:
+        content = plan.destination.read(RESULT_NAME)
+        document = json.loads(content)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}  # a damaged one is reported when it is read
+    if not isinstance(document, dict) or not is_grown(plan, document):
+        return {}
+    hashes = _read_hashes(plan.destination)
+    present = dict(zip(index.names, index.content_hashes().to_pylist(), strict=True))
+    address = plan.destination.address("")
+    gone = [name for name, content_hash in hashes.items() if present.get(name) != content_hash]
+    if gone:
+        raise UserError(
+            f"{address}: was enriched from shards that {plan.source} no longer has, such as "
+            f"{gone[0]}; {_ANOTHER}"
+        )
+    if plan.destination.size(removal_list(INDEX_NAME)) is not None:
+        raise UserError(f"{address}: samples were removed from it; {_ANOTHER}")
+    columns = read_index(plan.destination, INDEX_NAME).header.columns
+    before = {name: kind for name, kind in columns.items() if name not in index_columns}
+    if before != dict(index.header.columns):
+        raise UserError(f"{address}: was enriched from an index with other columns; {_ANOTHER}")
+    return {KEPT_SHARDS: plan.destination.read(ENRICHED_SHARDS), KEPT_RESULT: content}
+
+
+def _read_hashes(destination: Storage) -> dict[str, bytes]:
+    try:
+        return decode_hashes(destination.read(ENRICHED_SHARDS))
+    except (FileNotFoundError, ValueError):
+        raise UserError(f"{destination.address(ENRICHED_SHARDS)}: damaged; {_ANOTHER}") from None
