@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 from sm_train.entrypoints.sample_metadata.dates import moment
@@ -15,6 +15,12 @@ ColumnType: TypeAlias = Literal[
 ]
 """``single`` and ``number`` are floats of 32 and 64 bits, ``decimal`` has at most nine digits after
 the point, and a ``timestamp`` is one of UTC."""
+
+COLUMN_TYPES = frozenset(get_args(ColumnType))
+
+MISSING = frozenset(("", "nan"))
+"""Texts that hold nothing, in lower case: pandas writes a missing number as an empty cell, and
+NumPy as nan."""
 
 SOURCE = "source"
 """The column with the path or address of each image, which needs no table."""
@@ -122,7 +128,9 @@ def common_type(left: ColumnType | None, right: ColumnType | None) -> ColumnType
 
 def as_type(value: Any, kind: ColumnType) -> Any:
     """Return a JSON value as a column of this type holds it; None stays None."""
-    if value is None:
+    if value is None or (
+        kind in ("date", "timestamp") and isinstance(value, str) and value.lower() in MISSING
+    ):
         return None
     match kind:
         case "number" | "single":

@@ -415,8 +415,12 @@ def _overloads(connection: duckdb.DuckDBPyConnection) -> Overloads:
 
 
 def _cast(name: str, kind: ColumnType) -> str:
-    """Return the SQL of a column of texts in a type; times are those of UTC, without a zone."""
-    cell = f"CAST({_quoted(name)} AS {_SQL[kind]})"
+    """Return the SQL of a column of texts in a type; times are those of UTC, without a zone.
+
+    What :func:`is_missing` says of a text holds here, too.
+    """
+    text = f"CASE WHEN lower({_quoted(name)}) IN ('', 'nan') THEN NULL ELSE {_quoted(name)} END"
+    cell = f"CAST({text} AS {_SQL[kind]})"
     return f"{f'CAST({cell} AS TIMESTAMP)' if kind == 'timestamp' else cell} AS {_quoted(name)}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from sm_train.entrypoints.sample_metadata.column_types import ColumnType
+from sm_train.entrypoints.sample_metadata.column_types import MISSING, ColumnType
 from sm_train.entrypoints.sample_metadata.dates import moment
 
 _INTEGER = re.compile(r"[+-]?(0|[1-9]\d{0,17})", re.ASCII)
@@ -18,17 +18,13 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIMESTAMP = re.compile(
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII
 )
-_MISSING = frozenset(("", "nan"))
-"""Cells that hold nothing, in lower case: pandas writes a missing number as an empty cell, and
-NumPy as nan."""
-
 _KINDS: tuple[ColumnType, ...] = ("boolean", "integer", "number", "date", "timestamp")
 """What the cells of a column may be, from the narrowest on; everything is a text."""
 
 
 def is_missing(text: str | None) -> bool:
     """Return whether a cell holds nothing."""
-    return text is None or text.lower() in _MISSING
+    return text is None or text.lower() in MISSING
 
 
 def fits(text: str, kind: ColumnType) -> bool:

@@ -221,11 +221,11 @@ def _preview(job: PackJob, *, as_json: bool) -> int:
     from sm_train.toolkit.packing.pack_preview import preview_pack, print_preview
     from sm_train.toolkit.terminal.console import write_json
 
-    document, lines = preview_pack(job)
-    print_preview(lines)
+    preview = preview_pack(job)
+    print_preview(preview.lines)
     if as_json:
-        write_json(document)
-    return 0
+        write_json(preview.document)
+    return _exit_code(preview.comparison)
 
 
 def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[str, Any]) -> int:

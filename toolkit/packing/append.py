@@ -31,8 +31,9 @@ from sm_train.toolkit.packing.file_kinds import MAX_NAMED
 
 _BATCH_ROWS = 2**14
 
-_PACKED = ("source", "bytes", "caption", "packed_bytes", "table_fields")
-"""Columns of a packed image that identify it; ``packed_bytes`` includes the size of its caption."""
+_PACKED = ("source", "bytes", "caption", "packed_bytes", "table_fields", "caption_address")
+"""Columns of a packed image that identify it; ``packed_bytes`` includes the size of its caption. Of
+the address of a caption the extension counts, if it is not the usual one."""
 
 _Row = tuple[Any, ...]
 
@@ -144,9 +145,13 @@ def _below(root: bytes, streamed: Iterator[_Row]) -> Iterator[_Row]:
 
 def _identity(image: _Row) -> _Row:
     """Return what :data:`_PACKED` is for an image of a sorter."""
-    source, _, size, caption, _, caption_bytes, fields = image
+    source, _, size, caption, address, caption_bytes, fields = image
     sample_bytes = packed_bytes(size or 0, caption_bytes or 0, len(fields or b""))
-    return source, size, caption, sample_bytes, fields
+    return source, size, caption, sample_bytes, fields, _extension(address)
+
+
+def _extension(address: bytes | None) -> bytes | None:
+    return None if address is None else address.rpartition(b".")[2]
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:

@@ -13,8 +13,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,7 @@ from sm_train.entrypoints.packing.plan_files import (
 )
 from sm_train.entrypoints.packing.stored_plan import PackedInputs
 from sm_train.entrypoints.sample_metadata.column_types import (
+    COLUMN_TYPES,
     SOURCE,
     ColumnType,
     MadeBy,
@@ -177,13 +179,29 @@ def _find_inputs(
         if not sorter.images and not sorter.rejected:
             reasons = [f"{source.source}: no images in it (jpg, jpeg, png, webp)"]
             raise UserError("; ".join([*reasons, *describe_skipped(selection.skipped)]))
-        types = _IndexTypes(declared_types(tables, source.table))
+        preview = preview_tables(tables) if source.preview or source.table.index_columns else ()
+        types = _IndexTypes(_column_types(tables, source.table, preview))
         new = None if packed is None else NewInputs(packed, sorter.root, source.removed)
         found = _write_inputs(sorter, folder, selection.skipped, new, types)
         made = [made_columns(table, source.table) for table in tables]
         made_by = {name: by for part in made for name, by in part.items()}
-        preview = preview_tables(tables) if source.preview else ()
-        return replace(found, made_columns=made_by, preview=preview)
+        shown = preview if source.preview else ()
+        return replace(found, made_columns=made_by, preview=shown)
+
+
+def _column_types(
+    tables: Sequence[TableFile], options: TableOptions, preview: Sequence[ColumnPreview]
+) -> dict[str, ColumnType | None]:
+    """Return the types of the columns of the index, of all rows, also of those that are not packed.
+
+    None is the type of a column whose values have to be looked at.
+    """
+    declared = declared_types(tables, options)
+    shown = {column.name: column for column in preview if column.values}
+    for name in declared:
+        if declared[name] is None and name in shown and shown[name].type in COLUMN_TYPES:
+            declared[name] = cast("ColumnType", shown[name].type)
+    return declared
 
 
 def _root(source: InputSource, tables: Sequence[TableFile]) -> str:
@@ -317,9 +335,10 @@ def _write_inputs(
 def _describe(batch: pa.RecordBatch) -> bytes:
     """Return the images of a batch as the fingerprint takes them.
 
-    That is source, size, caption and, if there are any, the fields of a table.
+    That is source, size, caption and, if there are any, the fields of a table; of a caption in a
+    file its size, and its extension if that is not the usual one.
     """
-    columns = ("source", "bytes", "caption", "caption_bytes", "table_fields")
+    columns = ("source", "bytes", "caption", "caption_bytes", "table_fields", "caption_address")
     cells = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
     return "".join(
         json.dumps(
@@ -328,9 +347,10 @@ def _describe(batch: pa.RecordBatch) -> bytes:
                 size,
                 length if caption is None else decode(caption),
                 *([] if fields is None else [decode(fields)]),
+                *([] if address is None else [PurePosixPath(decode(address)).suffix]),
             ]
         )
-        for source, size, caption, length, fields in cells
+        for source, size, caption, length, fields, address in cells
     ).encode()
 
 

@@ -340,7 +340,7 @@ def _build(
         raise UserError(f"{job.destination}: a finished shard was removed; pack again")
     if not totals.samples:
         remove_plan(plan, destination)
-        raise UserError(_nothing_accepted(job.source, totals.rejected))
+        raise UserError(nothing_accepted(job.source, totals.rejected))
     _clean_up(plan, destination, started_ns)
 
 
@@ -537,9 +537,11 @@ def index_options(job: PackJob) -> dict[str, Any]:
     return options
 
 
-def _nothing_accepted(source: str, rejected: Counter[str]) -> str:
-    reasons = ", ".join(f"{reason} {count}" for reason, count in rejected.most_common())
-    return f"{source}: nothing to pack, all {rejected.total()} inputs were rejected: {reasons}"
+def nothing_accepted(source: str, rejected: Mapping[str, int]) -> str:
+    """Return the message on a source of which no input is packed."""
+    counts = Counter(rejected)
+    reasons = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+    return f"{source}: nothing to pack, all {counts.total()} inputs were rejected: {reasons}"
 
 
 def _read_index(destination: Storage) -> ShardIndex:

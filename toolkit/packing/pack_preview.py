@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
 from sm_train.entrypoints.packing.stored_plan import PackPlan
 from sm_train.entrypoints.shared_work.storage import open_storage
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.packing.append import Comparison
 from sm_train.toolkit.packing.file_kinds import describe_skipped
 from sm_train.toolkit.packing.inputs import PackInputs
 from sm_train.toolkit.packing.pack import (
     FinishedPack,
     PackJob,
     find_finished,
+    nothing_accepted,
     open_finished,
     plan_pack,
     read_unfinished_append,
@@ -35,6 +38,7 @@ from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import plural
 
 _ALREADY_PACKED = "already packed: nothing would be written"
+_NOTHING_NEW = "nothing to append: no image would be packed"
 
 
 class PackPreviewDocument(TypedDict):
@@ -54,8 +58,17 @@ class PackPreviewDocument(TypedDict):
     is_packed: bool
 
 
-def preview_pack(job: PackJob) -> tuple[PackPreviewDocument, list[str]]:
-    """Plan a pack without reading an image or writing anything; return the document and its lines.
+@dataclass(frozen=True)
+class PackPreview:
+    """What a pack would do: its document, its lines, and how an append compares with the pack."""
+
+    document: PackPreviewDocument
+    lines: list[str]
+    comparison: Comparison | None = None
+
+
+def preview_pack(job: PackJob) -> PackPreview:
+    """Plan a pack without reading an image or writing anything.
 
     Raises:
         UserError: there is nothing to pack, or the destination holds another pack.
@@ -67,7 +80,7 @@ def preview_pack(job: PackJob) -> tuple[PackPreviewDocument, list[str]]:
         unfinished = read_unfinished_append(job, packed.index, destination)
         if unfinished is not None:
             document = _document(unfinished, None, is_packed=False)
-            return document, [_described(job, unfinished), COMPLETES_APPEND]
+            return PackPreview(document, [_described(job, unfinished), COMPLETES_APPEND])
     with plan_pack(job, packed, preview=True) as (inputs, plan):
         require_heic(inputs)
         require_folder(job.destination, destination)
@@ -76,9 +89,15 @@ def preview_pack(job: PackJob) -> tuple[PackPreviewDocument, list[str]]:
             is_packed = find_finished(job, plan, inputs.newest_ns, destination) is not None
             if not is_packed:
                 require_same_plan(job, plan, inputs.newest_ns, destination)
+        if not plan.images and not job.append:
+            raise UserError(nothing_accepted(job.source, count_rejected(plan.rejected)))
         document = _document(plan, inputs, is_packed=is_packed)
-        lines = [_ALREADY_PACKED] if is_packed else [_described(job, plan)]
-        return document, [*lines, *_notes(plan, inputs)]
+        lines = [*_notes(plan, inputs)]
+        if job.append and not plan.images:
+            lines.insert(0, _NOTHING_NEW)
+        else:
+            lines.insert(0, _ALREADY_PACKED if is_packed else _described(job, plan))
+        return PackPreview(document, lines, inputs.comparison)
 
 
 def _described(job: PackJob, plan: PackPlan) -> str:

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from sm_train.entrypoints.sample_metadata.column_types import (
+    COLUMN_TYPES,
     ColumnType,
     common_type,
     declared_type,
@@ -18,6 +21,9 @@ from sm_train.entrypoints.sample_metadata.text_columns import cell_kind, is_miss
 from sm_train.toolkit.packing.table_files import TableFile
 from sm_train.toolkit.packing.tables import json_rows, open_csv, open_parquet, well_formed
 from sm_train.toolkit.terminal.formatting import plural
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 _MAX_CELLS, _MAX_CHARACTERS = 3, 60
 """Odd cells that are named of each column, and characters of each."""
@@ -67,6 +73,11 @@ class _Cells:
             named.append(
                 OddCell(file, row, f"{value:.60}" if isinstance(value, str) else repr(value)[:60])
             )
+
+    @property
+    def total(self) -> int:
+        """The number of cells."""
+        return self.counts.total() + self.missing
 
     def preview(self, name: str) -> ColumnPreview:
         values = self.counts.total()
@@ -124,11 +135,20 @@ def preview_tables(files: Sequence[TableFile]) -> tuple[ColumnPreview, ...]:
                 declared[found.name] = found if before is None else _added(before, found)
             continue
         is_text = file.kind == ".csv"
-        for row, cells in readers[file.kind](file):
-            for name, value in cells.items():
+        rows = 0
+        totals = {name: cells.total for name, cells in columns.items()}
+        for row, row_cells in readers[file.kind](file):
+            rows += 1
+            for name, value in row_cells.items():
                 kind = _kind_of_text(value) if is_text else _kind_of_json(value)
                 columns.setdefault(name, _Cells()).add(kind, file.name, row, value)
-    return (*declared.values(), *(cells.preview(name) for name, cells in columns.items()))
+        for name, cells in columns.items():
+            # Keys that a row of JSONL lacks, and columns that a file lacks.
+            cells.missing += rows - (cells.total - totals.get(name, 0))
+    for name, cells in columns.items():
+        found = cells.preview(name)
+        declared[name] = found if name not in declared else _added(declared[name], found)
+    return tuple(declared.values())
 
 
 def _csv_rows(file: TableFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -143,6 +163,8 @@ def _kind_of_text(text: str | None) -> str | None:
 def _kind_of_json(value: Any) -> str | None:
     if isinstance(value, list | dict):
         return "list" if isinstance(value, list) else "object"
+    if isinstance(value, str) and is_missing(value):
+        return None
     if isinstance(value, float) and value != value:
         return None
     try:
@@ -152,27 +174,49 @@ def _kind_of_json(value: Any) -> str | None:
 
 
 def _parquet_columns(file: TableFile) -> Iterator[ColumnPreview]:
-    """Yield the columns of a Parquet table, which declares their types."""
+    """Yield the columns of a Parquet table, which declares their types; NaN is a missing value."""
     with open_parquet(file) as parquet:
-        schema, metadata = parquet.schema_arrow, parquet.metadata
-    missing: Counter[str] = Counter()
-    for group in range(metadata.num_row_groups):
-        for number in range(metadata.num_columns):
-            column = metadata.row_group(group).column(number)
-            if column.is_stats_set and column.statistics.has_null_count:
-                missing[column.path_in_schema] += column.statistics.null_count
+        schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
+        missing = _count_missing(parquet, schema)
     for column in schema:
         try:
             kind: ColumnType | None = declared_type(column.type)
         except ValueError:
             kind = None
         count = missing[column.name]
-        yield ColumnPreview(column.name, kind or str(column.type), metadata.num_rows - count, count)
+        yield ColumnPreview(column.name, kind or str(column.type), rows - count, count)
+
+
+def _count_missing(file: ParquetFile, schema: pa.Schema) -> Counter[str]:
+    """Return the missing values of each column: by the statistics, or else by reading it."""
+    missing: Counter[str] = Counter()
+    unknown: set[str] = {
+        column.name
+        for column in schema
+        if pa.types.is_floating(column.type) or pa.types.is_nested(column.type)
+    }
+    for group in range(file.metadata.num_row_groups):
+        for number in range(file.metadata.num_columns):
+            column = file.metadata.row_group(group).column(number)
+            if column.is_stats_set and column.statistics.has_null_count:
+                missing[column.path_in_schema] += column.statistics.null_count
+            elif column.path_in_schema in schema.names:
+                unknown.add(column.path_in_schema)
+    for name in unknown:
+        missing[name] = 0
+        for batch in file.iter_batches(columns=[name], use_threads=False):
+            cells = batch.column(batch.schema.get_field_index(name))
+            is_float = pa.types.is_floating(cells.type)
+            missing[name] += pc.sum(pc.is_null(cells, nan_is_null=is_float)).as_py() or 0
+    return missing
 
 
 def _added(left: ColumnPreview, right: ColumnPreview) -> ColumnPreview:
-    kind = left.type if left.type == right.type else f"{left.type} and {right.type}"
-    return ColumnPreview(left.name, kind, left.values + right.values, left.missing + right.missing)
+    """Return a column of several files, of the type that all of them together have."""
+    kinds = [column.type for column in (left, right) if column.values]
+    kind = _common(kinds) if {*kinds} <= COLUMN_TYPES else " and ".join(dict.fromkeys(kinds))
+    values, missing = left.values + right.values, left.missing + right.missing
+    return ColumnPreview(left.name, kind or left.type, values, missing)
 
 
 def describe_columns(columns: Sequence[ColumnPreview]) -> Iterator[str]:
@@ -180,11 +224,12 @@ def describe_columns(columns: Sequence[ColumnPreview]) -> Iterator[str]:
     width = max((len(column.name) for column in columns), default=0)
     for column in columns:
         missing = f", {column.missing:,} empty" if column.missing else ""
-        yield f"  {column.name:{width}}  {column.type}: {column.values:,} values{missing}"
+        yield f"  {column.name:{width}}  {column.type}: {plural(column.values, 'value')}{missing}"
         if column.most is not None:
             cells = ", ".join(f"{cell.file} row {cell.row}: {cell.text!r}" for cell in column.first)
             more = ", …" if column.odd > len(column.first) else ""
             yield (
                 f"  {'':{width}}  warning: text, not {column.most}, because of "
-                f"{plural(column.odd, 'cell')}: {cells}{more}; empty or correct them"
+                f"{plural(column.odd, 'cell')}: {cells}{more}; empty or correct them if they "
+                "should be"
             )

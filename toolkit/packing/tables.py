@@ -595,7 +595,7 @@ def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:
         kept, image = table.kept(names), table.images(names)
         embedded = _embedded_column(schema.field(image))
         wanted = unique([*table.captions(names), *kept, SIZE_COLUMN, *_paths(schema.field(image))])
-        columns = [name for name in wanted if name.partition(".")[0] in names]
+        columns = [name for name in wanted if {name, name.partition(".")[0]} & {*names}]
         for group in range(file.num_row_groups):
             sizes = None if embedded is None else _embedded_sizes(file, group, embedded)
             first = number

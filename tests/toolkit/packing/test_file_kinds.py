@@ -154,3 +154,17 @@ def packed_captions(destination: Path) -> dict[str, str]:
         for shard in sorted((destination / "shards").glob("*.tar"))
         for sample in webdataset.WebDataset(str(shard), shardshuffle=False)
     }
+
+
+def test_another_caption_file_is_another_input(cli: Cli, tmp_path: Path) -> None:
+    """Both have the same size, and the file that is left is older than the pack."""
+    write_pair(tmp_path / "in", "a.jpg", image_bytes(0), "text A")
+    (tmp_path / "in/a.caption").write_text("text B")
+    assert cli("pack", "in", "packed").returncode == 0
+    (tmp_path / "in/a.txt").unlink()
+    refused = cli("pack", "in", "packed")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("sm-train: packed: ")
+    appended = cli("pack", "in", "packed", "--append")
+    assert appended.returncode == 3
+    assert "1 image not packed" in appended.stderr

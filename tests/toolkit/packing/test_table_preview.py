@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from sm_train.entrypoints.data.shard_index import ShardIndex
 
 from tests.conftest import Cli
 from tests.support.image_files import image_bytes, write_album
@@ -114,3 +115,87 @@ def test_a_finished_pack_and_a_folder_are_previewed(cli: Cli, tmp_path: Path) ->
     assert refused.stderr.startswith("sm-train: out:")
     appended = cli("pack", "in", "out", "--append", "--dry-run", "--json")
     assert json.loads(appended.stdout)["images"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "condition"),
+    [
+        (
+            "rejected.csv",
+            "image,caption,d\n0.jpg,a,2027-01-01\n1.jpg,b,2027-11-02\n,c,n/a\n",
+            "text",
+            "d > '2027-6-03'",
+        ),
+        (
+            "rejected.jsonl",
+            '{"image": "0.jpg", "caption": "a", "d": 1}\n{"image": "1.jpg", "caption": "b", '
+            '"d": 2.5}\n{"image": "", "caption": "c", "d": "z"}\n',
+            "text",
+            "d > '10'",
+        ),
+        (
+            "empty.jsonl",
+            '{"image": "0.jpg", "caption": "a", "d": "2027-01-01"}\n'
+            '{"image": "1.jpg", "caption": "b", "d": ""}\n',
+            "date",
+            "d > DATE '2026-01-01'",
+        ),
+    ],
+)
+def test_a_column_has_one_type_in_the_preview_a_condition_and_the_index(
+    cli: Cli, photos: Path, name: str, text: str, kind: str, condition: str
+) -> None:
+    """All rows of a table count, also those that are not packed."""
+    (photos / name).write_text(text)
+    shown = json.loads(cli("pack", name, "out", "--dry-run", "--json").stdout)["columns"]
+    assert {column["name"]: column["type"] for column in shown}["d"] == kind
+    selected = cli("pack", name, "out", "--dry-run", "--json", "--where", condition)
+    images = json.loads(selected.stdout)["images"] if selected.returncode == 0 else 0
+    assert cli("pack", name, "packed", "--index-column", "d").returncode == 0
+    assert ShardIndex(photos / "packed/index.parquet").header.columns == {"d": kind}
+    removed = cli("remove", "packed", "--where", condition, "--dry-run", "--json")
+    found = json.loads(removed.stdout)["samples"] if removed.returncode == 0 else []
+    assert (len(found) if isinstance(found, list) else found) == images
+
+
+def test_what_a_table_lacks_is_counted(cli: Cli, photos: Path) -> None:
+    (photos / "list.jsonl").write_text(
+        '{"image": "0.jpg", "caption": "a", "y": 1}\n{"image": "1.jpg", "caption": "b"}\n'
+    )
+    table = pa.table(
+        {
+            "image": ["0.jpg", "1.jpg", "2.jpg"],
+            "caption": ["a", "b", "c"],
+            "score": [1.0, float("nan"), None],
+            "a.b": [1, 2, None],
+            "place": [{"x": 1}, None, None],
+        }
+    )
+    parquet.write_table(table, photos / "list.parquet", write_statistics=False)
+    for name, expected in (
+        ("list.jsonl", {"y": (1, 1)}),
+        ("list.parquet", {"score": (1, 2), "a.b": (2, 1), "place": (1, 2)}),
+    ):
+        run = cli("pack", name, "out", "--dry-run", "--json", "--keep", "*")
+        assert run.returncode == 0, run.stderr
+        shown = {
+            column["name"]: (column["values"], column["missing"])
+            for column in json.loads(run.stdout)["columns"]
+        }
+        assert expected.items() <= shown.items()
+    packed = cli("pack", "list.parquet", "packed", "--index-column", "a.b")
+    assert packed.returncode == 0, packed.stderr
+    assert ShardIndex(photos / "packed/index.parquet").header.columns == {"a.b": "integer"}
+
+
+def test_the_exit_code_is_that_of_the_pack(cli: Cli, photos: Path) -> None:
+    (photos / "none.csv").write_text("image,caption\n0.jpg,a,b,c\n")
+    refused = cli("pack", "none.csv", "out", "--dry-run")
+    assert refused.returncode == 2
+    assert "nothing to pack, all 1 inputs were rejected: row-malformed 1" in refused.stderr
+    (photos / "list.csv").write_text("image,caption\n0.jpg,a\n")
+    assert cli("pack", "list.csv", "packed").returncode == 0
+    (photos / "list.csv").write_text("image,caption\n0.jpg,another\n")
+    changed = cli("pack", "list.csv", "packed", "--append", "--dry-run")
+    assert changed.returncode == 3
+    assert changed.stderr.startswith("nothing to append: no image would be packed\nerror: 1 image")
