@@ -33,6 +33,7 @@ from sm_train.toolkit.checks.components import (
     named_components_findings,
     stored_components_findings,
 )
+from sm_train.toolkit.checks.decoding import decoding_findings
 from sm_train.toolkit.checks.disk import disk_findings
 from sm_train.toolkit.checks.entry import entry_findings
 from sm_train.toolkit.checks.finding import LEVELS, Finding, Subject, found_at
@@ -292,12 +293,11 @@ def _partition_findings(subject: Subject, shards: Shards) -> Iterator[Finding]:
     yield from augmentation_findings(shards, config)
     if shards.header is not None:
         yield from color_findings(shards.location, shards.header, config)
+    document = as_document(subject.estimate)
     yield from shard_findings(
-        shards,
-        as_document(subject.estimate),
-        config.training.decode_workers,
-        sharded=config.train_sharded,
+        shards, document, config.training.decode_workers, sharded=config.train_sharded
     )
+    yield from decoding_findings(shards, document, config)
 
 
 def _s3_findings(
