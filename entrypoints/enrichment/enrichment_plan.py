@@ -43,7 +43,7 @@ from sm_train.entrypoints.packing.plan_files import (
 )
 from sm_train.entrypoints.packing.stored_plan import copy_partitions
 from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
-from sm_train.entrypoints.sample_metadata.column_types import MadeBy
+from sm_train.entrypoints.sample_metadata.column_types import COLUMN_TYPES, ColumnType, MadeBy
 from sm_train.entrypoints.shared_work.plan_documents import read_checked
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage, write_file
 from sm_train.entrypoints.shared_work.work_stages import (
@@ -83,7 +83,8 @@ class TableSource:
     """Images of a source, in files of a plan below ``root``; the table has their column ``image``.
 
     ``part_rows`` are the images of a part, and ``made`` the columns of the source that functions
-    have made before, with what made each.
+    have made before, with what made each. ``types`` are those of the columns of a table, as
+    conditions on it have them.
     """
 
     images: int
@@ -91,12 +92,20 @@ class TableSource:
     image_column: str
     part_rows: int
     made: dict[str, MadeBy] = field(default_factory=dict)
+    types: dict[str, ColumnType] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, images: int, root: str, image_column: str, made: dict[str, MadeBy]) -> TableSource:
+    def of(
+        cls,
+        images: int,
+        root: str,
+        image_column: str,
+        made: dict[str, MadeBy],
+        types: dict[str, ColumnType],
+    ) -> TableSource:
         """Return the source with a sensible number of parts."""
         rows = min(max(-(-images // _MAX_FILES), _MIN_ROWS), _MAX_ROWS)
-        return cls(images, root, image_column, rows, made)
+        return cls(images, root, image_column, rows, made, types)
 
     @property
     def parts(self) -> list[str]:
@@ -276,6 +285,7 @@ _TABLE_FIELDS = {
     "image_column": text,
     "part_rows": positive,
     "made": mapping_of(mapping_of(text)),
+    "types": mapping_of(one_of(*COLUMN_TYPES)),
 }
 _SHARD_FIELDS = {"address": text, "name": text, "images": size, "index_columns": list_of(text)}
 

@@ -23,6 +23,7 @@ from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.packing.plan import PackInput
 from sm_train.entrypoints.packing.reencode import decode_upright
 from sm_train.entrypoints.packing.shard_builder import InputReader, read_caption, read_input
+from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes, arrow_type, as_type
 from sm_train.entrypoints.shared_work.storage import store_file
 from sm_train.entrypoints.shared_work.worker_pool import ProgressCallback
 
@@ -53,7 +54,8 @@ def enrich_part(
             summary.add(item, item.item.source)
             rows.append(_row(item, plan.origin.image_column))
         on_progress(len(batch), 0, sum(item.error is not None for item in batch))
-    table = _table(rows, [*summary.columns], maker.function).replace_schema_metadata(
+    made = [*summary.columns]
+    table = _table(rows, made, maker.function, plan.origin.types).replace_schema_metadata(
         {
             SUMMARY_KEY: json.dumps(
                 summary.as_dict()
@@ -116,8 +118,12 @@ def _row(enriched: EnrichedItem[PackInput], image_column: str) -> dict[str, Any]
     return row | _known(item) | enriched.known | enriched.columns
 
 
-def _table(rows: Sequence[dict[str, Any]], new: Sequence[str], function: str) -> pa.Table:
+def _table(
+    rows: Sequence[dict[str, Any]], new: Sequence[str], function: str, types: ColumnTypes
+) -> pa.Table:
     """Return rows as a table, with the ``new`` columns last; vectors hold 32-bit floats.
+
+    Columns in ``types`` have these in all parts, as the table has that they come from.
 
     Raises:
         EnrichmentError: a column has values of several types.
@@ -126,6 +132,10 @@ def _table(rows: Sequence[dict[str, Any]], new: Sequence[str], function: str) ->
     columns = {}
     for name in (*known, *new):
         values = [row.get(name) for row in rows]
+        if name in types and name not in new:
+            cells = [as_type(value, types[name]) for value in values]
+            columns[name] = pa.array(cells, arrow_type(types[name]))
+            continue
         try:
             columns[name] = _array([_cell(value) for value in values])
         except (pa.ArrowInvalid, pa.ArrowTypeError):

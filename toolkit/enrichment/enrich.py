@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
@@ -49,6 +49,7 @@ from sm_train.entrypoints.enrichment.part_summary import RESULT_FIELDS, Enrichme
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.embedded_images import file_of, is_embedded
 from sm_train.entrypoints.packing.plan_files import PlannedInputs
+from sm_train.entrypoints.sample_metadata.column_types import COLUMN_TYPES, ColumnType
 from sm_train.entrypoints.shared_work.plan_documents import read_checked, read_plan_document
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage
 from sm_train.entrypoints.shared_work.work_stages import PLAN_NAME, SharedWork
@@ -319,14 +320,21 @@ def _plan_table(job: EnrichJob, code: str, folder: Path) -> PlannedEnrichment:
             ) from None
         raise error
     root = _absolute(inputs.root)
-    origin = TableSource.of(inputs.images, root, job.image_column, inputs.made_columns)
+    types = {
+        column.name: cast("ColumnType", column.type)
+        for column in inputs.preview
+        if column.type in COLUMN_TYPES and column.name != job.image_column
+    }
+    origin = TableSource.of(inputs.images, root, job.image_column, inputs.made_columns, types)
     plan = _plan(job, code, inputs.fingerprint, origin)
     parts, size = len(origin.parts), inputs.image_bytes
     return PlannedEnrichment(plan, {}, folder, parts, inputs.images, size, inputs.local)
 
 
 def _find_inputs(job: EnrichJob, table: TableOptions, folder: Path) -> PackInputs:
-    source = InputSource(job.source, job.captions, table, convert=True, access=job.access)
+    source = InputSource(
+        job.source, job.captions, table, convert=True, access=job.access, preview=True
+    )
     inputs = find_inputs(source, folder)
     if not inputs.images:
         raise UserError(f"{job.source}: all {inputs.rejected} rows were rejected: no image in them")

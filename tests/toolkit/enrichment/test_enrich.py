@@ -170,6 +170,37 @@ def test_a_table_keeps_its_columns_and_a_condition_selects_rows(cli: Cli, folder
 
 
 @pytest.mark.integration
+def test_columns_of_a_table_keep_their_types(cli: Cli, folder: Path) -> None:
+    """A condition on the new table selects the rows that it selects on the old one."""
+    names = sorted(path.name for path in (folder / "in").rglob("*.jpg"))
+    lines = [
+        "image,caption,expiry,score,code",
+        *(
+            f"{path.relative_to(folder / 'in').as_posix()},text,2027-0{1 + row}-01,{row},0{row}"
+            for row, path in enumerate(sorted((folder / "in").rglob("*.jpg")))
+            if row < 8
+        ),
+    ]
+    assert len(names) >= 8
+    (folder / "list.csv").write_text("\n".join([*lines[:-1], lines[-1].replace(",7,", ",7.5,")]))
+    done = cli("enrich", "in", "out", "--captions", "list.csv", "--with", "scores:facts")
+    assert done.returncode == 0, done.stderr
+    [part] = (folder / "out/table").iterdir()
+    schema = pq.read_schema(part)
+    found = [str(schema.field(name).type) for name in ("expiry", "score", "code", "caption")]
+    assert found == ["date32[day]", "double", "string", "string"]
+    condition = "expiry >= DATE '2027-06-01' and score < 7"
+    counts = [
+        json.loads(
+            cli(
+                "pack", "in", "x", "--captions", table, "--where", condition, "--dry-run", "--json"
+            ).stdout
+        )["images"]
+        for table in ("list.csv", "out/table")
+    ]
+    assert counts == [2, 2]
+
+
 def test_shards_keep_their_samples_and_get_columns(cli: Cli, folder: Path) -> None:
     assert cli("pack", "in", "packed", *SIZE).returncode == 0
     assert cli("remove", "packed", "001.jpg", "--yes").returncode == 0
@@ -298,7 +329,7 @@ def test_invalid_arguments_are_one_line(cli: Cli, folder: Path) -> None:
 
 @given(st.integers(1, 10**9))
 def test_parts_cover_all_images_once(images: int) -> None:
-    source = TableSource.of(images, "", "image", {})
+    source = TableSource.of(images, "", "image", {}, {})
     assert 1024 <= source.part_rows <= 8192
     last = f"part-{-(-images // source.part_rows) - 1:06d}.parquet"
     files = enrichment_plan.PlanFiles("")
