@@ -265,6 +265,19 @@ def _schema(columns: ColumnTypes) -> pa.Schema:
     return pa.schema([*_SCHEMA, *added])
 
 
+def rows_with_types(rows: pa.Table, columns: ColumnTypes) -> pa.Table:
+    """Return rows of an index with its columns of samples in these types.
+
+    The values of a column of another type must all be null.
+    """
+    for name, kind in columns.items():
+        field = pa.field(_COLUMN_PREFIX + name, pa.list_(arrow_type(kind)))
+        number = rows.schema.get_field_index(field.name)
+        if rows.schema.field(number).type != field.type:
+            rows = rows.set_column(number, field, rows.column(number).cast(field.type))
+    return rows
+
+
 def _replace(rows: pa.Table, replaced: Mapping[str, Shard | None], schema: pa.Schema) -> pa.Table:
     """Return ``rows`` with other shards in place of those in ``replaced``."""
     rows = rows.select(schema.names).cast(schema)

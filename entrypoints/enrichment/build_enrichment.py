@@ -14,7 +14,7 @@ from typing import Any
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.job_config import ColorPolicy
 from sm_train.entrypoints.data.shard_format import Shard
-from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex
+from sm_train.entrypoints.data.shard_index import IndexWriter, ShardIndex, rows_with_types
 from sm_train.entrypoints.enrichment.column_maker import ColumnMaker
 from sm_train.entrypoints.enrichment.enrichment_batch import EnrichmentError
 from sm_train.entrypoints.enrichment.enrichment_plan import (
@@ -208,7 +208,7 @@ def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
     """Write the index of the new shards."""
     assert isinstance(plan.origin, ShardSource)
     kept = read_index(plan.destination, INDEX_NAME) if plan.kept else None
-    types = _index_types(plan, plan.origin) if kept is None else kept.header.columns
+    types = _index_types(plan, plan.origin, kept)
     if types is None:
         return None
     source = source_index(plan)
@@ -223,7 +223,8 @@ def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
             columns=types,
         ) as writer:
             for rows in () if kept is None else kept.shard_rows():
-                writer.add_rows(rows, dict.fromkeys({*rows["name"].to_pylist()} - {*plan.kept}))
+                others = dict.fromkeys({*rows["name"].to_pylist()} - {*plan.kept})
+                writer.add_rows(rows_with_types(rows, types), others)
             for built in _records(plan):
                 if built is None:
                     return None
@@ -266,13 +267,18 @@ def _records(plan: EnrichmentPlan) -> Iterator[BuiltShard | None]:
             yield from pool.map(partial(read_record, destination=plan.destination), group)
 
 
-def _index_types(plan: EnrichmentPlan, origin: ShardSource) -> dict[str, ColumnType] | None:
+def _index_types(
+    plan: EnrichmentPlan, origin: ShardSource, kept: ShardIndex | None
+) -> dict[str, ColumnType] | None:
     """Return the types of the columns of the index; None if a record is missing.
 
-    Shards in which a new column holds nothing say nothing of its type.
+    Shards in which a new column holds nothing say nothing of its type, nor do ``kept`` ones.
     """
     types: dict[str, ColumnType] = dict(source_index(plan).header.columns)
     unknown = set(origin.index_columns)
+    if kept is not None:
+        types = dict(kept.header.columns)
+        unknown = {name for name in unknown if not _has_values(kept, name)}
     for built in _records(plan) if unknown else ():
         if built is None:
             return None
@@ -283,6 +289,11 @@ def _index_types(plan: EnrichmentPlan, origin: ShardSource) -> dict[str, ColumnT
         if not unknown:
             break
     return types | dict.fromkeys(unknown, "text")
+
+
+def _has_values(index: ShardIndex, column: str) -> bool:
+    parts = (values for _, _, values in index.values_by_group(column))
+    return any(len(values) > values.null_count for values in parts)
 
 
 def _stored_type(shard: Shard | None, column: str) -> ColumnType | None:

@@ -41,9 +41,15 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 @click.option(
     "--where",
     metavar="SQL",
-    help="Draw samples that fulfil this condition, as `data.where` does.",
+    help="Draw samples that fulfil this condition, too, as `data.where` does.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draw.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the draw.",
+)
 @click.pass_obj
 def command(
     options: dict[str, Any],

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from sm_train.entrypoints.common.error import Error
 from sm_train.entrypoints.common.job_config import ColorPolicy, DataConfig
+from sm_train.entrypoints.data.shard_format import DataError, ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.sample_metadata.color_counts import ColorCounts
@@ -29,6 +30,9 @@ from sm_train.toolkit.packing.shard_set import find_shard_set
 from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
 
 _TRAIN = "train"
+_OF_CHANNELS = frozenset(("CMYK", "gray", "Lab"))
+"""Names of profiles that only images of these channels can have."""
+
 _RESOLUTION = 512
 """Pixels of a crop without a run file."""
 
@@ -123,7 +127,9 @@ def _sources_of_run(path: Path, stage: str | None, where: str | None) -> list[Pr
         channel = _TRAIN if source is None else source.channel
         place: Any = config.data if channel == _TRAIN else config.channels[channel]
         own = None if source is None else source.where
-        condition = where or own or data.where
+        conditions = [text for text in (own or data.where, where) if text]
+        both = " and ".join(f"({text})" for text in conditions)
+        condition = both if len(conditions) > 1 else next(iter(conditions), None)
         local = None if place.local is None else path.parent / place.local
         address = str(local) if local is not None and local.exists() else place.uri
         if address is None:
@@ -154,7 +160,7 @@ def preview_set(source: PreviewSource, count: int, seed: int, access: S3Access) 
             where = source.config.where
             total, chosen = draw_samples(index, shards.read_list(), where, count, seed)
         except ConditionError as error:
-            raise UserError(str(error)) from None
+            raise UserError(f"{source.address}: {error}") from None
         drawn = {
             (item.shard, item.key): item for item in copy_samples(shards, index, chosen, copies)
         }
@@ -178,9 +184,17 @@ def _load(
                 seen.append(SeenSample(item, _conversion(code, source.config.color), columns))
     except Error:
         raise
-    except (RuntimeError, ValueError) as error:
-        if not unusable:
-            raise UserError(f"{source.address}: {error}") from None
+    except ShardError as error:
+        raise UserError(f"{source.address}: {error}") from None
+    except DataError as error:
+        # Of all samples that are left none can be used; the page still has the counts.
+        shown = {(item.crop.shard, item.crop.key) for item in seen}
+        shown |= {(bad.shard, bad.key) for bad in unusable}
+        unusable += [
+            UnusableSample(shard, key, "unusable", str(error))
+            for shard, key in drawn
+            if (shard, key) not in shown
+        ]
     return seen, unusable
 
 
@@ -201,17 +215,22 @@ def _conversion(code: str | None, policy: ColorPolicy) -> str:
     """Return what becomes of the colors that an image states."""
     if code is None:
         return "unknown colors"
+    profile, channels, *_ = code.split("/")
     counts = ColorCounts.of({code: 1})
-    [profile] = counts.profiles
-    stated = "no profile, taken as sRGB" if profile == "none" else profile
+    stated = "no profile" if profile == "none" else profile
+    if channels == "CMYK" and profile != "CMYK":
+        return f"CMYK, {stated}"
     if counts.hdr:
         return f"{stated}, HDR, levels as stored"
     if counts.unconverted:
         [signal] = counts.unconverted
         return f"{stated}; {signal} is not converted"
     if profile in ("none", "sRGB"):
-        return stated
-    return f"{stated} → sRGB" if policy.icc_profile == "srgb" else f"{stated}, levels as stored"
+        return "no profile, taken as sRGB" if profile == "none" else profile
+    fits = profile == channels if profile in _OF_CHANNELS else profile != "other"
+    if policy.icc_profile == "srgb" and fits:
+        return f"{stated} → sRGB"
+    return f"{stated}, levels as stored"
 
 
 def _described(
@@ -226,6 +245,7 @@ def _described(
     enlarged = 0
     for _, widths, heights in index.image_sizes_by_group(np.arange(len(index))):
         shorter = np.minimum(widths, heights)
+        shorter = shorter[shorter > 0]  # of an image that cannot be read
         enlarged += int((shorter < source.resolution).sum())
         numbers, found = np.unique(np.searchsorted(_SIDES, shorter, "right"), return_counts=True)
         sides.update(dict(zip(numbers.tolist(), found.tolist(), strict=True)))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.data.selection import Selection, select_samples
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.data.shard_index import ShardIndex, write_index
 from sm_train.entrypoints.removal.removal_list import RemovalList
+from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_set import ShardSet
 
 _END_OF_ARCHIVE = bytes(1024)
@@ -76,23 +80,61 @@ def copy_samples(
     index: ShardIndex,
     drawn: list[tuple[int, NDArray[np.int64]]],
     folder: Path,
-) -> Iterator[DrawnSample]:
-    """Copy samples into shards of the same names in ``folder``; yield what is known of each.
+) -> list[DrawnSample]:
+    """Copy samples into shards of the same names in ``folder``, with an index next to it.
 
-    Only their bytes are read.
+    Return what is known of each. Only their bytes are read; what a shard that was cut short lacks
+    is filled with zeros, so that the loader finds it damaged.
+
+    Raises:
+        UserError: a shard is missing.
     """
+    copies, samples = [], []
     for number, rows in drawn:
         shard = index.shard(number)
         path = folder / shard.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with shards.storage.open(shards.shard_file(shard.name)) as file, path.open("wb") as copy:
+        offsets = [0]
+        with _opened(shards, shard.name) as file, path.open("wb") as copy:
             for row in rows.tolist():
                 file.seek(shard.offsets[row])
-                copy.write(_read(file, shard.offsets[row + 1] - shard.offsets[row]))
+                length = shard.offsets[row + 1] - shard.offsets[row]
+                copy.write(_read(file, length).ljust(length, b"\0"))
+                offsets.append(offsets[-1] + length)
                 columns = {name: values[row] for name, values in shard.columns.items()}
                 color = shard.colors[row] if shard.colors else None
-                yield DrawnSample(shard.name, shard.keys[row], color, columns)
+                samples.append(DrawnSample(shard.name, shard.keys[row], color, columns))
             copy.write(_END_OF_ARCHIVE)
+        copies.append(_copied(shard, rows.tolist(), offsets))
+    write_index(index_path(folder), copies)
+    return samples
+
+
+def _copied(shard: Shard, rows: list[int], offsets: list[int]) -> Shard:
+    """Return the description of a copy with some of the samples of a shard."""
+    return Shard(
+        shard.name,
+        offsets[-1] + len(_END_OF_ARCHIVE),
+        shard.blake3,
+        tuple(shard.keys[row] for row in rows),
+        tuple(offsets),
+        tuple(shard.widths[row] for row in rows if shard.widths),
+        tuple(shard.heights[row] for row in rows if shard.heights),
+        tuple(shard.colors[row] for row in rows if shard.colors),
+    )
+
+
+@contextmanager
+def _opened(shards: ShardSet, name: str) -> Iterator[Any]:
+    try:
+        file = shards.storage.open(shards.shard_file(name))
+    except FileNotFoundError:
+        raise UserError(
+            f"{shards.storage.address(shards.shard_file(name))}: does not exist, but the index "
+            f"lists it; `sm-train index {shards.address}` writes it anew"
+        ) from None
+    with file:
+        yield file
 
 
 def _read(file: Any, length: int) -> bytes:

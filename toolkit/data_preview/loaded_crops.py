@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.index_location import removal_list
+from sm_train.entrypoints.common.index_location import index_path, removal_list
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.toolkit.extras import require_extra
 
@@ -65,8 +65,9 @@ def load_crops(
         synthetic_samples=0,
     )
     rank = DataRank(("localhost",), 0, 0, 1)
-    removals = removal_list(str(folder))
-    channel = ShardChannel("train", folder, None, None, folder.parent / ".scans", removals)
+    index = index_path(folder)
+    scans = folder.parent / ".scans"
+    channel = ShardChannel("train", folder, index, None, scans, removal_list(str(index)))
     shards = list_channels([channel], config, rank, lambda value: [value])
     loader = open_loader(
         shards, rank, config, resolution=resolution, batch_size=1, seed=seed, decode_workers=0

@@ -59,7 +59,7 @@ def _card(sample: SeenSample) -> dict[str, Any]:
         "name": f"{PurePosixPath(crop.shard).name} {crop.key}",
         "caption": crop.caption,
         "size": f"{crop.width} × {crop.height} → {width} × {height}",
-        "corner": f"left {crop.left}, top {crop.top}",
+        "corner": f"left {crop.left}, top {crop.top} of the scaled image",
         "conversion": sample.conversion,
         "columns": {
             name: "" if value is None else str(value) for name, value in sample.columns.items()

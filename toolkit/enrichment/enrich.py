@@ -172,8 +172,12 @@ def _make(
     shared = SharedWork(plan.destination, is_shared=False)
     try:
         make_parts(plan, job.maker, work, shared, on_progress)
-        result = finalize(plan)
+        result = _finalized(plan, job)
     except (EnrichmentError, JobConfigError, ShardError) as error:
+        if plan.kept and isinstance(error, ShardError):
+            # Its shards are not those of the source any more: the next command plans anew.
+            EnrichmentWork(plan, job.maker).remove_state()
+            raise UserError(f"{error}; run the same command again") from None
         raise UserError(f"{_option(error)}{error}{_keep_finished(plan, job)}") from None
     except WorkerKilledError as error:
         message = f"{error}{_keep_finished(plan, job)}"
@@ -186,6 +190,21 @@ def _make(
         raise UserError(f"{job.destination}: a finished part was removed; run the command again")
     EnrichmentWork(plan, job.maker).remove_state()
     return result
+
+
+def _finalized(plan: EnrichmentPlan, job: EnrichJob) -> EnrichmentResult | None:
+    """Write the result; None if a part is missing.
+
+    Raises:
+        UserError: a column has other types in the added shards, which are then made again.
+    """
+    try:
+        return finalize(plan)
+    except EnrichmentError as error:
+        if not plan.kept:
+            raise
+        EnrichmentWork(plan, job.maker).remove_state()
+        raise UserError(f"{error}; the columns of the added shards are made again") from None
 
 
 def _option(error: Exception) -> str:
@@ -286,8 +305,8 @@ def _plan_shards(job: EnrichJob, code: str, shards: ShardSet) -> PlannedEnrichme
         digest = hashlib.sha256(content)
         digest.update(removals.encode())
         files = {SOURCE_INDEX: content, SOURCE_REMOVALS: removals.encode()}
-        plan = _plan(job, code, digest.hexdigest(), origin)
-        kept = find_kept(plan, index, job.index_columns)
+        plan = _plan(job, code, digest.hexdigest(), origin, shards.address)
+        kept = find_kept(plan, index, removals, job.index_columns)
         files |= kept
         known = decode_hashes(kept[KEPT_SHARDS]) if kept else {}
         is_new = np.array([name not in known for name in index.names], np.bool_)
@@ -348,10 +367,15 @@ def _find_inputs(job: EnrichJob, table: TableOptions, folder: Path) -> PackInput
 
 
 def _plan(
-    job: EnrichJob, code: str, inputs: str, origin: TableSource | ShardSource
+    job: EnrichJob,
+    code: str,
+    inputs: str,
+    origin: TableSource | ShardSource,
+    source: str | None = None,
 ) -> EnrichmentPlan:
+    """Return the plan; ``source`` is the address of shards, whatever the user has named."""
     return EnrichmentPlan(
-        _absolute(job.source),
+        _absolute(source or job.source),
         inputs,
         job.maker.as_dict(),
         (code,),

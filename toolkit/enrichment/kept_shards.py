@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
-from sm_train.entrypoints.common.index_location import INDEX_NAME, removal_list
-from sm_train.entrypoints.data.shard_index import ShardIndex
+import pyarrow as pa
+from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER, removal_list
+from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
 from sm_train.entrypoints.enrichment.enrichment_plan import (
     ENRICHED_SHARDS,
     KEPT_RESULT,
@@ -17,6 +20,8 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
     decode_hashes,
 )
 from sm_train.entrypoints.packing.shard_builder import read_index
+from sm_train.entrypoints.removal.removal_list import RemovalList
+from sm_train.entrypoints.sample_metadata.column_types import ENRICHED
 from sm_train.entrypoints.shared_work.storage import Storage
 from sm_train.toolkit.errors import UserError
 
@@ -42,11 +47,15 @@ def _flat(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_kept(
-    plan: EnrichmentPlan, index: ShardIndex, index_columns: tuple[str, ...]
+    plan: EnrichmentPlan,
+    index: ShardIndex,
+    removals: RemovalList,
+    index_columns: tuple[str, ...],
 ) -> dict[str, bytes]:
     """Return the files on the finished enrichment that the plan extends, by their names in a plan.
 
-    ``index`` is that of the source. They are none if the destination has none of the same work.
+    ``index`` and ``removals`` are those of the source. There are no files if the destination has
+    no finished enrichment of the same work.
 
     Raises:
         UserError: shards that it has are not in the source any more, or samples were removed.
@@ -67,17 +76,46 @@ def find_kept(
             f"{address}: was enriched from shards that {plan.source} no longer has, such as "
             f"{gone[0]}; {_ANOTHER}"
         )
+    if removals.keys_by_shard(pa.array(hashes, pa.string())):
+        raise UserError(
+            f"{plan.source}: samples were removed from it since {address} was enriched; {_ANOTHER}"
+        )
     if plan.destination.size(removal_list(INDEX_NAME)) is not None:
         raise UserError(f"{address}: samples were removed from it; {_ANOTHER}")
-    columns = read_index(plan.destination, INDEX_NAME).header.columns
-    before = {name: kind for name, kind in columns.items() if name not in index_columns}
+    header = _read_header(plan.destination)
+    _require_shards(plan.destination, hashes)
+    before = {name: kind for name, kind in header.columns.items() if name not in index_columns}
     if before != dict(index.header.columns):
         raise UserError(f"{address}: was enriched from an index with other columns; {_ANOTHER}")
     return {KEPT_SHARDS: plan.destination.read(ENRICHED_SHARDS), KEPT_RESULT: content}
 
 
+def _read_header(destination: Storage) -> IndexHeader:
+    address = destination.address(INDEX_NAME)
+    try:
+        header = read_index(destination, INDEX_NAME).header
+    except (FileNotFoundError, ShardError):
+        raise UserError(f"{address}: missing or damaged; {_ANOTHER}") from None
+    if not header.options.get(ENRICHED):
+        raise UserError(f"{address}: not the index that `sm-train enrich` wrote; {_ANOTHER}")
+    return header
+
+
+def _require_shards(destination: Storage, hashes: Collection[str]) -> None:
+    """Require that the shards of the enrichment are as its index says, by their sizes."""
+    index = read_index(destination, INDEX_NAME)
+    expected = dict(zip(index.names, index.bytes.tolist(), strict=True))
+    stored = destination.list_sizes(SHARDS_FOLDER)
+    for name in hashes:
+        if name in expected and stored.get(name) != expected[name]:
+            address = destination.address(f"{SHARDS_FOLDER}/{name}")
+            raise UserError(f"{address}: missing, or not as in the index; {_ANOTHER}")
+
+
 def _read_hashes(destination: Storage) -> dict[str, bytes]:
     try:
         return decode_hashes(destination.read(ENRICHED_SHARDS))
-    except (FileNotFoundError, ValueError):
-        raise UserError(f"{destination.address(ENRICHED_SHARDS)}: damaged; {_ANOTHER}") from None
+    # PyArrow raises OSError for some kinds of damage.
+    except (OSError, ValueError):
+        address = destination.address(ENRICHED_SHARDS)
+        raise UserError(f"{address}: missing or damaged; {_ANOTHER}") from None

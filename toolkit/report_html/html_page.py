@@ -60,7 +60,7 @@ def write_html(path: Path, page: str) -> None:
         UserError: the folder does not exist, or the file cannot be written.
     """
     try:
-        write_atomic(path, page.encode())
+        write_atomic(path, page.encode(errors="replace"))  # names of files may be no Unicode
     except FileNotFoundError:
         raise UserError(f"--html: {path.parent}: no such folder; create it first") from None
     except OSError as error:

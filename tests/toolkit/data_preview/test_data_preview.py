@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from sm_train import ShardDataset
+from sm_train.entrypoints.common.job_config import ColorPolicy
+from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.toolkit.data_preview.data_preview import preview_set, preview_sources
+from sm_train.toolkit.data_preview.data_preview import _conversion, preview_set, preview_sources
 
 from tests.conftest import Cli
 from tests.support.image_files import write_album, write_pair
@@ -130,6 +132,50 @@ def test_removed_and_unusable_samples(cli: Cli, packed: Path, tmp_path: Path) ->
     assert left_out["reason"] == "image-corrupt"
     assert len(shown["seen"]) == 11
     assert "Left out by training" in (tmp_path / "data-preview.html").read_text()
+
+
+def test_buckets_and_shards_that_were_cut_short(cli: Cli, packed: Path, tmp_path: Path) -> None:
+    text = RUN.replace("uri: DATA", "uri: s3://none/set, local: packed/shards")
+    bucketed = text.replace("flip: true", "aspect_buckets: true")
+    (tmp_path / "run.yaml").write_text(bucketed.replace("64", "256"))
+    [shown] = document(cli, "run.yaml")["sets"]
+    assert len(shown["seen"]) == 14
+    assert len({tuple(sample["shape"]) for sample in shown["seen"]}) > 1
+    shard = sorted((packed / "shards").glob("*.tar"))[0]
+    samples = ShardIndex(packed / "index.parquet").samples[0]
+    shard.write_bytes(b"")
+    [shown] = document(cli, "packed", "--resolution", "64")["sets"]
+    assert len(shown["unusable"]) == samples
+    assert len({(sample["shard"], sample["key"]) for sample in shown["seen"]}) == 14 - samples
+    assert len(shown["seen"]) == 14 - samples
+    shard.unlink()
+    missing = cli("data-preview", "packed")
+    assert missing.returncode == 2
+    assert "does not exist, but the index lists it" in missing.stderr
+
+
+def test_a_page_is_written_if_no_sample_can_be_used(cli: Cli, packed: Path) -> None:
+    for shard in (packed / "shards").glob("*.tar"):
+        shard.write_bytes(bytes(shard.stat().st_size))
+    [shown] = document(cli, "packed", "--resolution", "64")["sets"]
+    assert (len(shown["seen"]), len(shown["unusable"])) == (0, 14)
+
+
+@pytest.mark.parametrize(
+    ("code", "policy", "expected"),
+    [
+        ("Adobe RGB/RGB/8", "srgb", "Adobe RGB → sRGB"),
+        ("Adobe RGB/gray/8", "srgb", "Adobe RGB → sRGB"),
+        ("Adobe RGB/RGB/8", "ignore", "Adobe RGB, levels as stored"),
+        ("CMYK/RGB/8", "srgb", "CMYK, levels as stored"),
+        ("CMYK/CMYK/8", "srgb", "CMYK → sRGB"),
+        ("none/CMYK/8", "srgb", "CMYK, no profile"),
+        ("other/RGB/8", "srgb", "other, levels as stored"),
+        ("none/RGB/8/gAMA", "srgb", "no profile; gAMA is not converted"),
+    ],
+)
+def test_what_becomes_of_colors(code: str, policy: Any, expected: str) -> None:
+    assert _conversion(code, ColorPolicy(icc_profile=policy)) == expected
 
 
 def test_samples_in_s3_are_read_without_their_shards(

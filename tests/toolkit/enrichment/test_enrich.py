@@ -468,3 +468,50 @@ def test_shards_that_were_replaced_are_named(cli: Cli, folder: Path) -> None:
     [line] = refused.stderr.splitlines()
     assert "was enriched from shards that" in line
     assert "such as shard-000000.tar; enrich into another folder" in line
+
+
+def test_a_column_without_values_gets_the_type_of_the_added_ones(cli: Cli, folder: Path) -> None:
+    command = ("enrich", "packed", "out", "--index-column", "score", "--with", "scores:sometimes")
+    code = (folder / "scores.py").read_text()
+    for added, value in ((0, "None"), (2, "7")):
+        made = f"{{'score': [{value}] * len(batch)}}"
+        (folder / "scores.py").write_text(f"{code}\n\ndef sometimes(batch):\n    return {made}\n")
+        grow(cli, folder, added, 2)
+        assert cli(*command, "--accept-changed-code").returncode == 0
+    out = ShardIndex(folder / "out/index.parquet")
+    assert out.header.columns == {"score": "integer"}
+    values = [value for n in range(len(out)) for value in out.shard(n).columns["score"]]
+    assert (values.count(None), values.count(7)) == (10, 2)
+    # A column of another type is refused, and the shards that are there stay.
+    made = "{'score': ['high'] * len(batch)}"
+    (folder / "scores.py").write_text(f"{code}\n\ndef sometimes(batch):\n    return {made}\n")
+    grow(cli, folder, 4, 2)
+    refused = cli(*command, "--accept-changed-code")
+    assert refused.returncode == 2
+    assert "return one type; the columns of the added shards are made again" in refused.stderr
+    made = "{'score': [8] * len(batch)}"
+    (folder / "scores.py").write_text(f"{code}\n\ndef sometimes(batch):\n    return {made}\n")
+    assert cli(*command, "--accept-changed-code").returncode == 0
+    assert ShardIndex(folder / "out/index.parquet").header.samples == 14
+
+
+def test_a_destination_that_was_changed_is_refused_in_one_line(cli: Cli, folder: Path) -> None:
+    grow(cli, folder, 0, 2)
+    assert cli(*ENRICH, "scores:facts").returncode == 0
+    assert cli("enrich", "packed/", *ENRICH[2:], "scores:facts").returncode == 0
+    grow(cli, folder, 2, 2)
+    for name, damage in (
+        ("index.parquet", b"PAR1"),
+        ("enriched-shards.parquet", b"PAR1"),
+        ("shards/shard-000000.tar", b""),
+    ):
+        path = folder / "out" / name
+        content = path.read_bytes()
+        path.write_bytes(damage)
+        refused = cli(*ENRICH, "scores:facts")
+        assert refused.returncode == 2
+        [line] = refused.stderr.splitlines()
+        assert name in line
+        assert line.endswith("enrich into another folder")
+        path.write_bytes(content)
+    assert cli(*ENRICH, "scores:facts").returncode == 0
