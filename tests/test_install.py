@@ -90,6 +90,7 @@ LOCAL = {
     "doctor": ["doctor", "run.yaml", "--local", "--nodes", "1", "--json"],
     "sample": ["sample", "logs", "--prompts", "prompts.txt"],
     "compare": ["compare", "logs", "logs", "--prompts", "prompts.txt"],
+    "data-preview": ["data-preview", "packed"],
     "export": ["export", "logs", "model"],
     "local": ["submit", "run.yaml", "--local", "--yes"],
 }
