@@ -265,6 +265,11 @@ def _schema(columns: ColumnTypes) -> pa.Schema:
     return pa.schema([*_SCHEMA, *added])
 
 
+def count_rejected(rejected: Iterable[RejectedInput]) -> dict[str, int]:
+    """Return the number of rejected inputs for each reason, most frequent first."""
+    return dict(Counter(item.reason for item in rejected).most_common())
+
+
 def rows_with_types(rows: pa.Table, columns: ColumnTypes) -> pa.Table:
     """Return rows of an index with its columns of samples in these types.
 

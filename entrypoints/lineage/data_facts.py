@@ -16,7 +16,12 @@ import pyarrow as pa
 from sm_train.entrypoints.common.index_location import is_streamed
 from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
 from sm_train.entrypoints.data.selection import Selection, select_samples
-from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex, count_values
+from sm_train.entrypoints.data.shard_index import (
+    IndexHeader,
+    ShardIndex,
+    count_rejected,
+    count_values,
+)
 from sm_train.entrypoints.removal.removal_list import RemovalList
 from sm_train.entrypoints.sample_metadata.color_counts import ColorCounts, recorded_color
 from sm_train.entrypoints.sample_metadata.column_types import ENRICHED, MADE_CAPTIONS, SOURCE
@@ -107,7 +112,7 @@ def data_facts(
         {name: _column(counter) for name, counter in counters.items()},
         dict(origins.most_common()) if SOURCE in names else None,
         {name: value for name, value in header.options.items() if name not in _INTERNAL},
-        dict(Counter(item.reason for item in index.rejected()).most_common()),
+        count_rejected(index.rejected()),
         removals.days,
         {
             column: _maker(made, header)

@@ -218,11 +218,12 @@ def command(options: dict[str, Any], /, **arguments: Any) -> int:
 
 
 def _preview(job: PackJob, *, as_json: bool) -> int:
-    from sm_train.toolkit.packing.pack_preview import preview_pack, print_preview
+    from sm_train.toolkit.packing.pack_preview import preview_pack
+    from sm_train.toolkit.packing.pack_report import print_lines
     from sm_train.toolkit.terminal.console import write_json
 
     preview = preview_pack(job)
-    print_preview(preview.lines)
+    print_lines(preview.lines)
     if as_json:
         write_json(preview.document)
     return _exit_code(preview.comparison)

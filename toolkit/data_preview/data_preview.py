@@ -15,7 +15,7 @@ import numpy as np
 from sm_train.entrypoints.common.error import Error
 from sm_train.entrypoints.common.job_config import ColorPolicy, DataConfig
 from sm_train.entrypoints.data.shard_format import DataError, ShardError
-from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_index import ShardIndex, count_rejected
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.sample_metadata.color_counts import ColorCounts
 from sm_train.entrypoints.sample_metadata.row_filter import ConditionError
@@ -268,7 +268,7 @@ def _described(
         {f"{bits} bits": number for bits, number in counts.depths.items()},
         {_side_name(number): sides[number] for number in sorted(sides)},
         dict(shapes.most_common()),
-        dict(Counter(item.reason for item in index.rejected()).most_common()),
+        count_rejected(index.rejected()),
         enlarged,
         warnings,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER, removal_list
 from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
+from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.enrichment.enrichment_plan import (
     ENRICHED_SHARDS,
     KEPT_RESULT,
@@ -82,28 +82,29 @@ def find_kept(
         )
     if plan.destination.size(removal_list(INDEX_NAME)) is not None:
         raise UserError(f"{address}: samples were removed from it; {_ANOTHER}")
-    header = _read_header(plan.destination)
-    _require_shards(plan.destination, hashes)
-    before = {name: kind for name, kind in header.columns.items() if name not in index_columns}
+    enriched = _read_enriched(plan.destination)
+    _require_shards(plan.destination, enriched, hashes)
+    columns = enriched.header.columns
+    before = {name: kind for name, kind in columns.items() if name not in index_columns}
     if before != dict(index.header.columns):
         raise UserError(f"{address}: was enriched from an index with other columns; {_ANOTHER}")
     return {KEPT_SHARDS: plan.destination.read(ENRICHED_SHARDS), KEPT_RESULT: content}
 
 
-def _read_header(destination: Storage) -> IndexHeader:
+def _read_enriched(destination: Storage) -> ShardIndex:
+    """Return the index of the finished enrichment."""
     address = destination.address(INDEX_NAME)
     try:
-        header = read_index(destination, INDEX_NAME).header
+        index = read_index(destination, INDEX_NAME)
     except (FileNotFoundError, ShardError):
         raise UserError(f"{address}: missing or damaged; {_ANOTHER}") from None
-    if not header.options.get(ENRICHED):
+    if not index.header.options.get(ENRICHED):
         raise UserError(f"{address}: not the index that `sm-train enrich` wrote; {_ANOTHER}")
-    return header
+    return index
 
 
-def _require_shards(destination: Storage, hashes: Collection[str]) -> None:
+def _require_shards(destination: Storage, index: ShardIndex, hashes: Collection[str]) -> None:
     """Require that the shards of the enrichment are as its index says, by their sizes."""
-    index = read_index(destination, INDEX_NAME)
     expected = dict(zip(index.names, index.bytes.tolist(), strict=True))
     stored = destination.list_sizes(SHARDS_FOLDER)
     for name in hashes:

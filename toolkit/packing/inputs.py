@@ -179,8 +179,11 @@ def _find_inputs(
         if not sorter.images and not sorter.rejected:
             reasons = [f"{source.source}: no images in it (jpg, jpeg, png, webp)"]
             raise UserError("; ".join([*reasons, *describe_skipped(selection.skipped)]))
-        preview = preview_tables(tables) if source.preview or source.table.index_columns else ()
-        types = _IndexTypes(_column_types(tables, source.table, preview))
+        declared = declared_types(tables, source.table)
+        # Of a table that declares its types no cell has to be read for them.
+        reads_cells = source.preview or None in declared.values()
+        preview = preview_tables(tables) if reads_cells else ()
+        types = _IndexTypes(_column_types(declared, preview))
         new = None if packed is None else NewInputs(packed, sorter.root, source.removed)
         found = _write_inputs(sorter, folder, selection.skipped, new, types)
         made = [made_columns(table, source.table) for table in tables]
@@ -190,18 +193,18 @@ def _find_inputs(
 
 
 def _column_types(
-    tables: Sequence[TableFile], options: TableOptions, preview: Sequence[ColumnPreview]
+    declared: Mapping[str, ColumnType | None], preview: Sequence[ColumnPreview]
 ) -> dict[str, ColumnType | None]:
     """Return the types of the columns of the index, of all rows, also of those that are not packed.
 
     None is the type of a column whose values have to be looked at.
     """
-    declared = declared_types(tables, options)
-    shown = {column.name: column for column in preview if column.values}
-    for name in declared:
-        if declared[name] is None and name in shown and shown[name].type in COLUMN_TYPES:
-            declared[name] = cast("ColumnType", shown[name].type)
-    return declared
+    shown = {
+        column.name: cast("ColumnType", column.type)
+        for column in preview
+        if column.values and column.type in COLUMN_TYPES
+    }
+    return {name: kind or shown.get(name) for name, kind in declared.items()}
 
 
 def _root(source: InputSource, tables: Sequence[TableFile]) -> str:

@@ -23,7 +23,7 @@ from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.common.job_config import UNRECORDED_COLOR
 from sm_train.entrypoints.common.signals import interruption, raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex
+from sm_train.entrypoints.data.shard_index import IndexHeader, ShardIndex, count_rejected
 from sm_train.entrypoints.indexing.index_plan import INDEX_OPTIONS
 from sm_train.entrypoints.models.components import describe_latents
 from sm_train.entrypoints.object_store.store import S3Access
@@ -172,7 +172,7 @@ class PackResult:
     @property
     def rejected_by_reason(self) -> dict[str, int]:
         """Number of rejected inputs for each reason, most frequent first."""
-        return dict(Counter(item.reason for item in self.index.rejected()).most_common())
+        return count_rejected(self.index.rejected())
 
     def __repr__(self) -> str:
         return (

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
+from sm_train.entrypoints.data.shard_index import count_rejected
 from sm_train.entrypoints.packing.stored_plan import PackPlan
 from sm_train.entrypoints.shared_work.storage import open_storage
 from sm_train.toolkit.errors import UserError
@@ -27,14 +28,12 @@ from sm_train.toolkit.packing.pack import (
 from sm_train.toolkit.packing.pack_report import (
     COMPLETES_APPEND,
     SkippedDocument,
-    count_rejected,
     describe_comparison,
     describe_filtered,
     describe_rejected,
     skipped_document,
 )
 from sm_train.toolkit.packing.table_preview import describe_columns
-from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import plural
 
 _ALREADY_PACKED = "already packed: nothing would be written"
@@ -130,9 +129,3 @@ def _document(plan: PackPlan, inputs: PackInputs | None, *, is_packed: bool) -> 
         "columns": [] if inputs is None else [asdict(column) for column in inputs.preview],
         "is_packed": is_packed,
     }
-
-
-def print_preview(lines: list[str]) -> None:
-    """Print what a pack would do on standard error."""
-    for line in lines:
-        stderr_console().print(line, markup=False, soft_wrap=True)

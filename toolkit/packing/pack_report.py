@@ -151,9 +151,9 @@ def print_pack_summary(result: PackResult, *, list_rejected: bool = False) -> No
 
     ``list_rejected`` adds a line for each rejected input.
     """
-    _print_lines(pack_summary(result))
+    print_lines(pack_summary(result))
     if list_rejected:
-        _print_lines(
+        print_lines(
             f"rejected: {item.source}: {item.reason}: {item.detail}"
             for item in result.index.rejected()
         )
@@ -236,11 +236,6 @@ def describe_filtered(count: int) -> str:
     return f"filtered {plural(count, 'row')} by --where"
 
 
-def count_rejected(rejected: Iterable[RejectedInput]) -> dict[str, int]:
-    """Return the number of rejected inputs for each reason, most frequent first."""
-    return dict(Counter(item.reason for item in rejected).most_common())
-
-
 def describe_rejected(rejected: Iterable[RejectedInput], all_in: str | None = None) -> str:
     """Return one line: the number of rejected inputs by reason, with the first of each.
 
@@ -318,7 +313,7 @@ def print_index_summary(result: IndexResult, policy: ColorPolicy) -> None:
         f"{_UNUSABLE_FIXES[reason]}"
         for reason, samples in result.unusable.items()
     ]
-    _print_lines(lines)
+    print_lines(lines)
 
 
 def index_document(result: IndexResult) -> IndexDocument:
@@ -364,7 +359,8 @@ _UNUSABLE_FIXES = {
 }
 
 
-def _print_lines(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines on standard error, as they are."""
     console = stderr_console(shows_results=True)
     for line in lines:
         # Paths may contain brackets, which must not be read as markup.

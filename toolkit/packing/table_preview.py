@@ -70,9 +70,8 @@ class _Cells:
         self.counts[kind] += 1
         named = self.first.setdefault(kind, [])
         if len(named) < _MAX_CELLS:
-            named.append(
-                OddCell(file, row, f"{value:.60}" if isinstance(value, str) else repr(value)[:60])
-            )
+            text = value if isinstance(value, str) else repr(value)
+            named.append(OddCell(file, row, text[:_MAX_CHARACTERS]))
 
     @property
     def total(self) -> int:
