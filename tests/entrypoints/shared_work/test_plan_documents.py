@@ -53,6 +53,7 @@ TABLE = {
     "image_column": "image",
     "part_rows": 1024,
     "made": {"caption": {"function": "m:caption", "icc_profile": "srgb", "hdr": "reject"}},
+    "types": {"day": "date"},
 }
 PACK = {
     "inputs": "f1",
