@@ -271,16 +271,27 @@ def count_rejected(rejected: Iterable[RejectedInput]) -> dict[str, int]:
 
 
 def rows_with_types(rows: pa.Table, columns: ColumnTypes) -> pa.Table:
-    """Return rows of an index with its columns of samples in these types.
+    """Return rows of an index with these columns of samples, in these types.
 
-    The values of a column of another type must all be null.
+    Each type must hold the values of a column that there is; those of others are null.
     """
     for name, kind in columns.items():
         field = pa.field(_COLUMN_PREFIX + name, pa.list_(arrow_type(kind)))
         number = rows.schema.get_field_index(field.name)
-        if rows.schema.field(number).type != field.type:
+        if number < 0:
+            rows = rows.append_column(field, _nulls(rows["samples"], field.type))
+        elif rows.schema.field(number).type != field.type:
             rows = rows.set_column(number, field, rows.column(number).cast(field.type))
     return rows
+
+
+def _nulls(samples: pa.ChunkedArray, kind: pa.ListType) -> pa.Array:
+    """Return a list of nulls for each row, as many as it has samples; null for a rejected input."""
+    counts = np.asarray(samples.fill_null(0).to_numpy(), np.int64)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    starts = pa.array(offsets, pa.int32(), mask=np.append(samples.is_null().to_numpy(), False))
+    values = pa.nulls(int(offsets[-1]), kind.value_type)
+    return pa.ListArray.from_arrays(starts, values, type=kind)
 
 
 def _replace(rows: pa.Table, replaced: Mapping[str, Shard | None], schema: pa.Schema) -> pa.Table:
@@ -518,10 +529,12 @@ class ShardIndex:
         file: _File,
         appended: Sequence[str] = (),
         options: dict[str, Any] | None = None,
+        columns: ColumnTypes | None = None,
     ) -> IndexWriter:
         """Return the writer of an index with the same columns and parameters of packing.
 
-        ``appended`` are digests of inputs that are added; ``options`` replace the present ones.
+        ``appended`` are digests of inputs that are added; ``options`` and ``columns`` replace the
+        present ones.
         """
         header = self.header
         return IndexWriter(
@@ -531,7 +544,7 @@ class ShardIndex:
             options=header.options if options is None else options,
             appended=[*header.appended, *appended],
             prefix=header.prefix,
-            columns=header.columns,
+            columns=header.columns if columns is None else columns,
         )
 
     def shard_rows(self) -> Iterator[pa.Table]:

@@ -27,6 +27,9 @@ from sm_train.entrypoints.sample_metadata.column_types import ColumnTypes, arrow
 from sm_train.entrypoints.shared_work.storage import store_file
 from sm_train.entrypoints.shared_work.worker_pool import ProgressCallback
 
+_CAPTION = "caption"
+"""The column with the caption that an image has."""
+
 _SIZE_COLUMN = "bytes"
 """Column with the sizes of images in S3: with it `sm-train pack` need not ask for them."""
 
@@ -94,9 +97,9 @@ def _load(reader: InputReader, maker: ColumnMaker, item: PackInput) -> LoadedIma
     content = read_input("image", item.address, item.bytes, reader.access)
     row = _known(item)
     try:
-        row["caption"] = row.get("caption") or read_caption(item, reader)
+        row[_CAPTION] = row.get(_CAPTION) or read_caption(item, reader.access)
     except DecodeError:
-        row.pop("caption", None)
+        row.pop(_CAPTION, None)
     pixels = decode_upright(content, maker.max_side, reader.decoders, maker.color)
     return LoadedImage(item.source, pixels, row)
 
@@ -123,13 +126,17 @@ def _table(
 ) -> pa.Table:
     """Return rows as a table, with the ``new`` columns last; vectors hold 32-bit floats.
 
-    Columns in ``types`` have these in all parts, as the table has that they come from.
+    Columns in ``types`` have these in all parts, as the table has that they come from. Each part
+    has the column of captions, so that `sm-train pack` finds it also if no image had one.
 
     Raises:
         EnrichmentError: a column has values of several types.
     """
     known = dict.fromkeys(name for row in rows for name in row if name not in new)
     columns = {}
+    if _CAPTION not in new:
+        known[_CAPTION] = None
+        types = {_CAPTION: "text", **types}
     for name in (*known, *new):
         values = [row.get(name) for row in rows]
         if name in types and name not in new:

@@ -158,6 +158,18 @@ class ObjectStore:
             head.get("SSEKMSKeyId"),
         )
 
+    def tags(self, bucket: str, key: str) -> dict[str, str] | None:
+        """Return the tags of an object; None if it does not exist."""
+        from botocore.exceptions import ClientError
+
+        try:
+            found = self._client.get_object_tagging(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if is_missing(error):
+                return None
+            raise
+        return {tag["Key"]: tag["Value"] for tag in found["TagSet"]}
+
     def get(self, bucket: str, key: str) -> bytes:
         """Return an object's content, in one request.
 

@@ -24,6 +24,13 @@ from sm_train.entrypoints.common.job_config import (
 )
 from sm_train.entrypoints.sample_metadata.column_types import ColumnType
 
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+"""The extensions of images that are packed as they are."""
+
+CAPTION_SUFFIXES = (".txt", ".caption")
+"""The extensions of captions, first the one that is used if both are there. Trainers of kohya's
+sd-scripts write ``.caption``."""
+
 METADATA_BYTES = 512
 """Size of a sample's metadata JSON with padding, in nearly all cases, without fields of a table."""
 
@@ -122,6 +129,11 @@ class ShardPlan:
     options: PackOptions = field(default_factory=PackOptions)
     first: int = 0
     digests: str = ""
+
+
+def next_to(address: str, suffix: str = CAPTION_SUFFIXES[0]) -> str:
+    """Return the address of a file of an image's name, by default of its caption."""
+    return address.rpartition(".")[0] + suffix
 
 
 def sample_key(number: int) -> str:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.object_store.store import S3Access
-from sm_train.entrypoints.packing.plan import PackInput
+from sm_train.entrypoints.packing.plan import PackInput, next_to
 from sm_train.entrypoints.shared_work.plan_documents import PlanError, one_line
 from sm_train.entrypoints.shared_work.storage import read_uri
 
@@ -196,7 +196,7 @@ class PlannedInputs:
                 path = self.root + name if address is None else decode(address)
                 text = None
                 if caption is None:
-                    text = decode(caption_address) if caption_address else caption_next_to(path)
+                    text = decode(caption_address) if caption_address else next_to(path)
                 yield PackInput(
                     number,
                     name,
@@ -238,11 +238,6 @@ def record_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Recor
 def batch_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a batch."""
     yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def caption_next_to(address: str) -> str:
-    """Return the address of the ``.txt`` file of an image."""
-    return address.rpartition(".")[0] + ".txt"
 
 
 def encode(text: str) -> bytes:

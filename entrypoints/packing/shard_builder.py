@@ -264,7 +264,7 @@ def _prepare(
 
 def _make_sample(item: PackInput, key: str, options: PackOptions, reader: InputReader) -> _Sample:
     content, metadata = read_metadata(item, options, reader)
-    caption = read_caption(item, reader)
+    caption = read_caption(item, reader.access)
     document = _metadata_document(item, metadata, caption)
     latents = _encode_latents(options, content, caption, reader.decoders)
     encoded = json.dumps(document).encode()
@@ -392,7 +392,7 @@ def _aspect_bucket(width: int, height: int) -> str:
     return f"{bucket_width}x{bucket_height}"
 
 
-def read_caption(item: PackInput, reader: InputReader) -> str:
+def read_caption(item: PackInput, access: S3Access) -> str:
     """Return the caption without surrounding white space and without a byte order mark.
 
     Raises:
@@ -402,7 +402,7 @@ def read_caption(item: PackInput, reader: InputReader) -> str:
     if item.caption is None:
         if item.caption_address is None:
             raise DecodeError("caption-missing", f"no caption for {item.source}")
-        raw = bytes(read_input("caption", item.caption_address, 0, reader.access))
+        raw = bytes(read_input("caption", item.caption_address, 0, access))
     try:
         if item.caption is not None:
             raw = item.caption.encode("utf-8", "surrogateescape")  # the bytes of the table

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
+from sm_train.entrypoints.packing.plan import IMAGE_SUFFIXES
+
 
 class InvalidMessageError(Exception):
     """A message, or one of its records, is not an S3 event."""
@@ -41,7 +43,7 @@ class Arrival:
 
 def is_image(key: str) -> bool:
     """Return whether an object's key has the extension of an image."""
-    return Path(key).suffix.lower() in {".jpg", ".jpeg", ".png", ".webp"}
+    return Path(key).suffix.lower() in IMAGE_SUFFIXES
 
 
 def parse_records(body: str) -> list[Any]:

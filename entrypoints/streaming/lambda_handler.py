@@ -3,9 +3,10 @@
 One function receives messages, which are S3 event notifications, and stages their images. Another
 one runs on schedules and seals staged samples into shards, or writes the index.
 
-A message that cannot be packed *yet* (its caption is missing, S3 is slow, the time is up) is
-reported in ``batchItemFailures``: SQS delivers it again, and after several attempts moves it to the
-dead-letter queue. So a message that fails always does not hold up those that were received with it.
+A message that cannot be packed *yet* (a caption or a column is missing, S3 is slow, the time is up)
+is reported in ``batchItemFailures``: SQS delivers it again, and after several attempts moves it to
+the dead-letter queue. So a message that fails always does not hold up those that were received with
+it.
 A message that can never be packed (not an image, not an S3 event) is rejected with a reason and not
 delivered again. For the exactly-once protocol see
 :mod:`sm_train.entrypoints.streaming.stream_state`.
@@ -34,6 +35,7 @@ from sm_train.entrypoints.streaming.arrivals import (
     parse_arrival,
     parse_records,
 )
+from sm_train.entrypoints.streaming.companions import COMPANION_SUFFIXES, DeclaredColumns
 from sm_train.entrypoints.streaming.sealing import Sealer
 from sm_train.entrypoints.streaming.staging import (
     PackedImages,
@@ -74,6 +76,7 @@ def stage(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
         decoders=_decoders(),
         removed=RemovedImages(destination),
         packed=PackedImages(destination),
+        columns=DeclaredColumns.of_function(),
     )
     pool = ThreadPoolExecutor(S3_REQUESTS)
     staged = {pool.submit(_pack_message, stager, message): message for message in messages}
@@ -114,7 +117,7 @@ def seal(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
             indexer = StreamIndexer(destination, target_bytes)
             later.callback(lambda: result.update(indexed=indexer.update(may_continue)))
         if not event.get("index"):
-            sealer = Sealer(destination, target_bytes)
+            sealer = Sealer(destination, target_bytes, DeclaredColumns.of_function().types)
             flush = bool(event.get("flush"))
             result["sealed"] = sealer.seal(flush=flush, may_continue=may_continue)
             if flush:
@@ -184,7 +187,7 @@ def _pack_record(stager: Stager, name: str, record: Any) -> None:
     else:
         if arrival is not None and is_image(arrival.key):
             _log(f"{stager.stage(arrival)}: {arrival.address}")
-        elif arrival is not None and not arrival.key.endswith(".txt"):
+        elif arrival is not None and not arrival.key.endswith(COMPANION_SUFFIXES):
             _log(f"skipped: not a JPEG, PNG or WebP: {arrival.key}")
 
 

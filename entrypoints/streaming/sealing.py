@@ -13,9 +13,10 @@ import json
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
+from typing import Any
 
 from sm_train.entrypoints.common.index_location import SHARDS_FOLDER, streamed_shard
 from sm_train.entrypoints.common.stored_fields import list_of, record_of, text
@@ -27,9 +28,10 @@ from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
 from sm_train.entrypoints.object_store.stream_upload import BytesLike
 from sm_train.entrypoints.packing.shard_builder import encode_record
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, member_parts
-from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+from sm_train.entrypoints.sample_metadata.column_types import SOURCE, ColumnTypes, as_type
 from sm_train.entrypoints.shared_work.plan_documents import PlanError, one_line
 from sm_train.entrypoints.shared_work.storage import S3Prefix, write_file
+from sm_train.entrypoints.streaming.companions import DeclaredColumns, NotYetError
 from sm_train.entrypoints.streaming.stream_state import (
     DONE,
     LEASES,
@@ -52,10 +54,11 @@ ABANDONED_AFTER = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Sealer:
-    """Builds shards of at least ``target_bytes`` in ``destination``."""
+    """Builds shards of at least ``target_bytes`` in ``destination``; samples have ``columns``."""
 
     destination: S3Prefix
     target_bytes: int
+    columns: ColumnTypes = field(default_factory=dict)
 
     def seal(self, *, flush: bool = False, may_continue: Callable[[], bool] = lambda: True) -> int:
         """Finish interrupted shards, then build shards while enough samples are staged.
@@ -181,7 +184,7 @@ class Sealer:
             except FileNotFoundError:
                 # A concurrent sealer has finished the shard and removed the staged samples.
                 return False
-            write_file(self.destination, record, encode_record(shard, columns={SOURCE: "text"}))
+            write_file(self.destination, record, encode_record(shard, columns=self._types))
         with ThreadPoolExecutor(S3_REQUESTS) as pool:
             list(pool.map(self._mark_seen, names))
         self.destination.create_if_absent(numbered(DONE, number), b"")
@@ -193,36 +196,50 @@ class Sealer:
 
     def _write_shard(self, number: int, names: Sequence[str]) -> Shard:
         file_name = streamed_shard(number)
-        widths, heights, sources = [], [], []
+        widths, heights = [], []
         colors: list[str | None] = []
+        columns: dict[str, list[Any]] = {name: [] for name in self._types}
         with (
             self.destination.atomic_writer(f"{SHARDS_FOLDER}/{file_name}") as sink,
             ShardWriter(sink, file_name) as writer,
         ):
             for position, encoded in enumerate(self._read_staged(names)):
-                members, source = self._parse(names[position], encoded)
+                members, values = self._parse(names[position], encoded)
                 key = sample_key(number, position)
                 writer.append(key, *_with_key(key, members))
                 (height, width), color = image_facts(next(iter(members.values())))
                 colors.append(color)
                 heights.append(height)
                 widths.append(width)
-                sources.append(source)
-            return writer.finish(widths, heights, colors, {SOURCE: sources})
+                for column, value in values.items():
+                    columns[column].append(value)
+            return writer.finish(widths, heights, colors, columns)
 
-    def _parse(self, name: str, encoded: bytes) -> tuple[dict[str, memoryview], str]:
-        """Return the files of a staged sample, and the address of its image.
+    @property
+    def _types(self) -> ColumnTypes:
+        """The columns of a shard's record."""
+        return {SOURCE: "text", **self.columns}
+
+    def _parse(self, name: str, encoded: bytes) -> tuple[dict[str, memoryview], dict[str, Any]]:
+        """Return the files of a staged sample, and its values of the columns.
 
         Raises:
-            PlanError: it is damaged.
+            PlanError: it is damaged, or was staged with columns of other types.
         """
+        address = self.destination.address(f"{STAGED}/{name}")
         try:
             _, members = sample_members(memoryview(encoded))
-            document = record_of({"source": text})(json.loads(bytes(members["json"])))
-        except (tarfile.TarError, ValueError, LookupError, RecursionError) as error:
-            address = self.destination.address(f"{STAGED}/{name}")
+            content = json.loads(bytes(members["json"]))
+            document = record_of({SOURCE: text})(content)
+            found = content.get("columns", {})
+            cells = DeclaredColumns(self.columns).cells(found, address)
+        except NotYetError as error:
+            fix = "set the Columns that the stack had, flush it, and change them then"
+            raise PlanError(f"{error}; {fix}") from None
+        except (tarfile.TarError, ValueError, LookupError, RecursionError, AttributeError) as error:
             raise PlanError(f"{address}: damaged: {one_line(error)}; {RESTORE}") from None
-        return members, document["source"]
+        values = {column: as_type(cell, self.columns[column]) for column, cell in cells.items()}
+        return members, {SOURCE: document[SOURCE], **values}
 
     def _read_staged(self, names: Sequence[str]) -> Iterator[bytes]:
         """Yield the staged samples in order; groups of them are read in parallel."""

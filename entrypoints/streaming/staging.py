@@ -18,6 +18,7 @@ from sm_train.entrypoints.common.index_location import INDEX_NAME, removal_list
 from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex, read_header
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.images.decoder_pool import Decoders, InProcessDecoders
+from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.object_store.store import ObjectHead, open_store
 from sm_train.entrypoints.packing.packed_sources import PackedSources, rows_with_samples
 from sm_train.entrypoints.packing.plan import DEFAULT_OPTIONS, PackInput, PackOptions
@@ -32,6 +33,11 @@ from sm_train.entrypoints.removal.removal_list import RemovalList, decode_list
 from sm_train.entrypoints.sample_metadata.column_types import SOURCE
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 from sm_train.entrypoints.streaming.arrivals import Arrival
+from sm_train.entrypoints.streaming.companions import (
+    DeclaredColumns,
+    NotYetError,
+    read_companions,
+)
 from sm_train.entrypoints.streaming.stream_state import (
     REJECTED,
     S3_REQUESTS,
@@ -50,7 +56,7 @@ class RetryLaterError(Exception):
 class Stager:
     """Stages arrivals in ``destination``, but for images that were ``removed`` from it.
 
-    ``packed`` are those that `sm-train pack` has put there.
+    ``packed`` are those that `sm-train pack` has put there, ``columns`` what each must have.
     """
 
     destination: S3Prefix
@@ -58,6 +64,7 @@ class Stager:
     decoders: Decoders = field(default_factory=InProcessDecoders)
     removed: Container[str] = ()
     packed: PackedImages | None = None
+    columns: DeclaredColumns = field(default_factory=DeclaredColumns)
 
     def stage(self, arrival: Arrival) -> str:
         """Stage an image as a sample, or reject it.
@@ -65,7 +72,7 @@ class Stager:
         Return ``staged``, ``rejected``, ``known``, ``overwritten`` or ``removed``.
 
         Raises:
-            RetryLaterError: the caption is missing, or access is denied.
+            RetryLaterError: the caption or a column is missing, or access is denied.
         """
         if arrival.address in self.removed:
             return "removed"
@@ -73,23 +80,35 @@ class Stager:
             arrival = replace(arrival, version=_version(head), bytes=head.bytes)
         if is_seen(self.destination, arrival.id) or self._is_packed(arrival):
             return "known"
-        caption = f"{arrival.address.rpartition('.')[0]}.txt"
-        item = PackInput(
-            0, arrival.address, arrival.address, arrival.bytes, caption_address=caption
-        )
-        reader = InputReader(self.destination.access, self.decoders)
-        result = encode_input(item, arrival.id, self.options, reader)
+        try:
+            result = self._encode(arrival)
+        except NotYetError as error:
+            if self._head(arrival) is not None:
+                raise RetryLaterError(f"{arrival.address}: {error}") from None
+            result = RejectedInput(arrival.address, "image-missing", f"no object {arrival.key}")
         missing = isinstance(result, RejectedInput) and result.reason == "image-missing"
         if not missing and not self._is_current(arrival):
             return "overwritten"  # another version was read, which has its own message
         if isinstance(result, RejectedInput):
-            if result.reason == "caption-missing":
-                raise RetryLaterError(f"{arrival.address}: no caption yet")
             if result.reason.endswith("-unreadable"):  # a role or a KMS key that is not set up yet
                 raise RetryLaterError(f"{arrival.address}: {result.detail}")
             return "rejected" if self.reject(arrival.id, result) else "known"
         created = self.destination.create_if_absent(f"{STAGED}/{arrival.id}", result)
         return "staged" if created else "known"
+
+    def _encode(self, arrival: Arrival) -> bytes | RejectedInput:
+        """Return the sample of an image, or why it is rejected.
+
+        Raises:
+            NotYetError: its caption or its columns are missing.
+        """
+        address, access = arrival.address, self.destination.access
+        try:
+            caption, fields = read_companions(arrival, self.columns, access)
+        except DecodeError as error:
+            return RejectedInput(address, error.reason, error.detail)
+        item = PackInput(0, address, address, arrival.bytes, caption, table_fields=fields)
+        return encode_input(item, arrival.id, self.options, InputReader(access, self.decoders))
 
     def _is_packed(self, arrival: Arrival) -> bool:
         """Return whether `sm-train pack` has packed this version of an image.

@@ -15,17 +15,23 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import pyarrow as pa
 from sm_train.entrypoints.common.index_location import INDEX_NAME, replaced_index, streamed_shard
-from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
+from sm_train.entrypoints.data.shard_format import Shard, ShardError
+from sm_train.entrypoints.data.shard_index import (
+    IndexHeader,
+    IndexWriter,
+    RejectedInput,
+    ShardIndex,
+    rows_with_types,
+)
 from sm_train.entrypoints.leases.holder import Holder
 from sm_train.entrypoints.leases.lease import Lease, LeaseHeldError, Renewal
 from sm_train.entrypoints.packing.build_pack import merge_rejected, rejected_order
@@ -33,7 +39,13 @@ from sm_train.entrypoints.packing.plan import DEFAULT_OPTIONS
 from sm_train.entrypoints.packing.plan_files import STREAMED, STREAMED_SCHEMA, PartitionWriter
 from sm_train.entrypoints.packing.shard_builder import open_index, read_index
 from sm_train.entrypoints.packing.stored_plan import store_streamed, streamed_fingerprint
-from sm_train.entrypoints.sample_metadata.column_types import SOURCE
+from sm_train.entrypoints.sample_metadata.column_types import (
+    SOURCE,
+    ColumnType,
+    ColumnTypes,
+    arrow_type,
+    common_type,
+)
 from sm_train.entrypoints.shared_work.plan_documents import PlanError, one_line
 from sm_train.entrypoints.shared_work.storage import S3Prefix
 from sm_train.entrypoints.streaming.arrivals import is_image
@@ -217,22 +229,21 @@ class StreamIndexer:
                 new = [item for item in new if item not in present]
                 if not added and not new and _has_names(current, batch):
                     return 0  # an earlier process ended after it had written the index
+            # Each is opened again where it is needed: an open one keeps what was read of it.
+            opened = (self._open(number, batch.records[number]) for number in added)
+            columns = _columns(current, (record.header for record in opened))
             with (
                 self.destination.writer_if(INDEX_NAME, version) as file,
-                self._writer(cast("BinaryIO", file), current, batch.fingerprint) as writer,
+                self._writer(cast("BinaryIO", file), current, batch.fingerprint, columns) as writer,
             ):
                 for rows in current.shard_rows() if current is not None else ():
-                    writer.add_rows(rows)
+                    writer.add_rows(rows_with_types(rows, columns))
+                packed_now: set[str] = set()
                 for number in added:
-                    shard = self._open(number, batch.records[number]).shard(0)
-                    writer.add(shard.with_columns(writer.columns))
-                packed_now = {
-                    source
-                    for number in added
-                    for source in self._open(number, batch.records[number])
-                    .shard(0)
-                    .columns.get(SOURCE, ())
-                }
+                    record = self._open(number, batch.records[number])
+                    shard = record.shard(0)
+                    writer.add(_with_types(shard, record.header.columns, columns))
+                    packed_now.update(shard.columns.get(SOURCE, ()))
                 of_current = (
                     item
                     for item in (() if current is None else current.rejected())
@@ -260,16 +271,55 @@ class StreamIndexer:
             index = ShardIndex(path)
             yield index, known | {*index.names}
 
-    def _writer(self, file: BinaryIO, current: ShardIndex | None, fingerprint: str) -> IndexWriter:
+    def _writer(
+        self, file: BinaryIO, current: ShardIndex | None, fingerprint: str, columns: ColumnTypes
+    ) -> IndexWriter:
         """Return the writer of the new index."""
+        header = IndexHeader() if current is None else current.header
+        options = DEFAULT_OPTIONS.non_defaults() if current is None else header.options
+        named = list(dict.fromkeys([*options.get(_INDEX_COLUMNS, ()), *columns]))
+        options = options | ({_INDEX_COLUMNS: named} if named else {})
         if current is None:
-            options = DEFAULT_OPTIONS.non_defaults()
             return IndexWriter(
-                file, target_bytes=self.target_bytes, inputs=fingerprint, options=options
+                file,
+                target_bytes=self.target_bytes,
+                inputs=fingerprint,
+                options=options,
+                columns=columns,
             )
-        if current.header.inputs is None:  # the names of its images are not known
-            return current.rewriter(file)
-        return current.rewriter(file, [fingerprint])
+        # Without inputs the names of its images are not known.
+        appended = [] if header.inputs is None else [fingerprint]
+        return current.rewriter(file, appended, options, columns)
+
+
+_INDEX_COLUMNS = "index_columns"
+"""Option of an index: the names of its columns, which `sm-train pack --append` compares."""
+
+
+def _columns(current: ShardIndex | None, records: Iterable[IndexHeader]) -> dict[str, ColumnType]:
+    """Return the columns of the index with records, in types that hold the values of all.
+
+    Images that arrived before a column was declared have no value of it.
+    """
+    types = {} if current is None else dict(current.header.columns)
+    without = {SOURCE} - {*types}
+    for record in records:
+        for name, kind in record.columns.items():
+            if name not in without:
+                types[name] = common_type(types.get(name), kind) or kind
+    return types
+
+
+def _with_types(shard: Shard, present: ColumnTypes, columns: ColumnTypes) -> Shard:
+    """Return a shard, whose columns have the types ``present``, with the columns of the index."""
+    shard = shard.with_columns(columns)
+    converted = {
+        name: pa.array(shard.columns[name], arrow_type(present[name])).cast(arrow_type(kind))
+        for name, kind in columns.items()
+        if present.get(name, kind) != kind
+    }
+    values = {name: tuple(cells.to_pylist()) for name, cells in converted.items()}
+    return replace(shard, columns={**shard.columns, **values})
 
 
 def _has_names(index: ShardIndex, batch: _Batch) -> bool:

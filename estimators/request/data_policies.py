@@ -110,7 +110,7 @@ def data_policies(
         "enrich": [*read, *indexes, *read_set, *_writing(scope, "Destination", target), locks],
         "remove": [*write, *_versions(scope, data_set), *readers, *records, locks],
         "lineage": [*read_set, *records],
-        "stream": [*read, *read_set, *_stream(scope)],
+        "stream": [*read, *read_set, *_companions(scope, sources), *_stream(scope)],
     }
     if processing_image is not None:
         jobs = [f"{config.name}-{work}-*" for work in PROCESSING_WORKS]
@@ -170,6 +170,18 @@ def _versions(scope: RunScope, place: _Place) -> list[Permission]:
     return [
         allow("DeleteVersions", ["s3:DeleteObjectVersion"], [_objects(scope, place)]),
         allow("ListVersions", listing, [_bucket(scope, place)], _below(place)),
+    ]
+
+
+def _companions(scope: RunScope, sources: Sequence[str]) -> list[Permission]:
+    """Return what writes captions and columns next to arriving images, and reads their tags."""
+    objects = [_objects(scope, _Place.of(uri)) for uri in sources]
+    if not objects:
+        return []
+    files = [f"{name}{suffix}" for name in objects for suffix in (".txt", ".json")]
+    return [
+        allow("WriteCaptions", ["s3:PutObject"], files),
+        allow("ReadTags", ["s3:GetObjectTagging"], objects),
     ]
 
 

@@ -57,13 +57,20 @@ class Deployment:
             Attributes={"VisibilityTimeout": "0", "RedrivePolicy": json.dumps(redrive)},
         )["QueueUrl"]
 
-    def arrive(self, name: str, content: bytes, caption: str | None = "a caption") -> None:
+    def arrive(
+        self, name: str, content: bytes, caption: str | None = "a caption", tags: str = ""
+    ) -> None:
         """Put an image and its caption in the bucket, and S3's notification in the queue."""
         if caption is not None:
             key = f"{name.rpartition('.')[0]}.txt"
             self.s3.put_object(Bucket="raw", Key=key, Body=caption.encode())
-        response = self.s3.put_object(Bucket="raw", Key=name, Body=content)
-        self.send(notification(name, response["ETag"].strip('"'), len(content)))
+        self.s3.put_object(Bucket="raw", Key=name, Body=content, Tagging=tags)
+        self.announce(name)
+
+    def announce(self, name: str) -> None:
+        """Send S3's notification of an object, of any kind."""
+        head = self.s3.head_object(Bucket="raw", Key=name)
+        self.send(notification(name, head["ETag"].strip('"'), head["ContentLength"]))
 
     def send(self, body: str) -> None:
         self.sqs.send_message(QueueUrl=self.queue, MessageBody=body)
@@ -120,19 +127,27 @@ class Deployment:
 
     def packed(self, folder: Path) -> tuple[ShardIndex, Counter[str]]:
         """Verify every shard; return the index and the number of occurrences of each image."""
+        index, documents = self._verified(folder)
+        return index, Counter(
+            document["source"].removeprefix("s3://raw/") for document in documents
+        )
+
+    def documents(self, folder: Path) -> dict[str, dict[str, Any]]:
+        """Return the JSON files of all samples by the addresses of their images."""
+        return {document["source"]: document for document in self._verified(folder)[1]}
+
+    def _verified(self, folder: Path) -> tuple[ShardIndex, list[dict[str, Any]]]:
         folder.mkdir(parents=True, exist_ok=True)
         self.s3.download_file("packed", "set/index.parquet", str(folder / "index.parquet"))
         index = ShardIndex(folder / "index.parquet")
         assert {f"shards/{name}" for name in index.names} == set(self.keys("shards/"))
-        seen: Counter[str] = Counter()
+        documents = []
         for number, name in enumerate(index.names):
             self.s3.download_file("packed", f"set/shards/{name}", str(folder / name))
             verify_shard(folder / name, index.shard(number))
             samples = webdataset.WebDataset(str(folder / name), shardshuffle=False)
-            seen.update(
-                json.loads(sample["json"])["source"].removeprefix("s3://raw/") for sample in samples
-            )
-        return index, seen
+            documents += [json.loads(sample["json"]) for sample in samples]
+        return index, documents
 
 
 def notification(key: str, etag: str, size: int) -> str:

@@ -9,12 +9,14 @@ from sm_train.toolkit.commands._command import command as sm_train_command
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.object_store.store import S3Access
+    from sm_train.toolkit.streaming.given_metadata import MetadataTable
     from sm_train.toolkit.streaming.stack import StreamStack
 
 
 @sm_train_command(
     "sm-train stream photo-pack",
     "sm-train stream photo-pack --add s3://photos/2025/",
+    "sm-train stream photo-pack --add s3://photos/ --captions s3://scores/table",
     "sm-train stream photo-pack --flush",
     "sm-train stream photo-pack --dead",
     "sm-train stream photo-pack --redrive",
@@ -26,6 +28,27 @@ if TYPE_CHECKING:
     metavar="SRC",
     help="Pack the images that were in the bucket before: an S3 prefix, or the manifest.json of an "
     "S3 inventory.",
+)
+@click.option(
+    "--captions",
+    metavar="TABLE",
+    help="--add: write the captions, and the columns that the stack takes from files, of a CSV, "
+    "JSONL or Parquet table next to the images that have none.",
+)
+@click.option(
+    "--image-column",
+    metavar="NAME",
+    default="image",
+    show_default=True,
+    help="--captions: column with the images.",
+)
+@click.option(
+    "--caption-column",
+    "caption_columns",
+    metavar="NAME",
+    multiple=True,
+    help="--captions: column with the captions; by default `caption`, if the table has it. Of "
+    "several, the first that is not blank.",
 )
 @click.option(
     "--flush", is_flag=True, help="Seal all staged samples now, and add them to the index."
@@ -44,6 +67,9 @@ def command(
     options: dict[str, Any],
     stack_name: str,
     source: str | None,
+    captions: str | None,
+    image_column: str,
+    caption_columns: tuple[str, ...],
     flush: bool,
     redrive: bool,
     dead: bool,
@@ -59,12 +85,14 @@ def command(
     shards and the rejected inputs.
 
     --add sends a notification for each image that the pack does not have. It can be repeated at any
-    time: an image that was staged or packed is skipped. A message with an image that has no .txt
-    file next to it becomes a dead letter after eight attempts; its other images are packed.
+    time: an image that was staged or packed is skipped. A message with an image that lacks its
+    caption, a .txt or .caption file next to it, or its columns becomes a dead letter after eight
+    attempts; its other images are packed.
     """
     from sm_train.entrypoints.object_store.store import S3Access
     from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.errors import ExitCode, UsageError
+    from sm_train.toolkit.streaming.given_metadata import MetadataTable
     from sm_train.toolkit.streaming.stack import find_stack
     from sm_train.toolkit.streaming.stream_status import (
         read_status,
@@ -76,8 +104,10 @@ def command(
 
     if (source is not None) + flush + redrive + dead + rejected > 1:
         raise UsageError("--add, --flush, --redrive, --dead and --rejected exclude each other")
-    if (dry_run or yes) and source is None:
-        raise UsageError("--dry-run and --yes require --add")
+    if (dry_run or yes or captions is not None) and source is None:
+        raise UsageError("--captions, --dry-run and --yes require --add")
+    if caption_columns and captions is None:
+        raise UsageError("--caption-column requires --captions")
     region = resolve_region(options["region"], None, options["profile"])
     stack = find_stack(open_session(options["profile"], region), stack_name)
     access = S3Access(options["profile"], region)
@@ -85,7 +115,8 @@ def command(
         _list_problems(stack, access, dead=dead, as_json=as_json)
         return ExitCode.OK
     if source is not None:
-        _add(stack, source, access, dry_run=dry_run, yes=yes)
+        table = None if captions is None else MetadataTable(captions, image_column, caption_columns)
+        _add(stack, source, access, table, dry_run=dry_run, yes=yes)
     elif flush:
         note("sealing staged samples; this takes a minute for each 2 GB")
         answer = stack.flush()
@@ -130,23 +161,37 @@ def _list_problems(stack: StreamStack, access: S3Access, *, dead: bool, as_json:
             write_line(line)
 
 
-def _add(stack: StreamStack, source: str, access: S3Access, *, dry_run: bool, yes: bool) -> None:
+def _add(
+    stack: StreamStack,
+    source: str,
+    access: S3Access,
+    table: MetadataTable | None,
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> None:
     """Send notifications for the images of ``source`` after showing their price."""
     from sm_train.entrypoints.common.signals import raise_on_signals
     from sm_train.toolkit.packing.pack_report import progress_bar
+    from sm_train.toolkit.streaming.given_metadata import write_given
     from sm_train.toolkit.streaming.notifications import plan_notifications, send_notifications
-    from sm_train.toolkit.streaming.stream_status import plan_lines
+    from sm_train.toolkit.streaming.stream_status import plan_lines, written_lines
     from sm_train.toolkit.terminal.confirmation import ask
     from sm_train.toolkit.terminal.console import note
     from sm_train.toolkit.terminal.formatting import plural
 
-    with plan_notifications(stack, source, access) as notifications:
+    with plan_notifications(stack, source, access, table) as notifications:
         for line in plan_lines(notifications):
             note(line)
         if notifications.inputs.images == 0 or dry_run:
             return
         if not yes:
             ask("Pack them?")
+        if (given := notifications.given) is not None:
+            with raise_on_signals(), progress_bar() as on_progress:
+                written = write_given(given, notifications.inputs.images, on_progress)
+            for line in written_lines(written, notifications.inputs.images):
+                note(line)
         with raise_on_signals(), progress_bar() as on_progress:
             sent = send_notifications(stack, notifications, on_progress)
     images = plural(sent, "image")

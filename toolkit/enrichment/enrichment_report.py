@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -14,7 +15,11 @@ from sm_train.entrypoints.enrichment.enrichment_plan import (
     TableSource,
 )
 from sm_train.toolkit.enrichment.enrich import EnrichJob, FinishedEnrichment
+from sm_train.toolkit.packing.tables import TableOptions
 from sm_train.toolkit.terminal.formatting import plural
+
+_CAPTION = TableOptions.caption_columns[0]
+"""The column of captions, and a part of the name of each column that holds some."""
 
 _MAX_NAMED = 2
 """Images without columns that are named; ``-v`` names those of the result."""
@@ -51,19 +56,34 @@ def enrichment_lines(enriched: FinishedEnrichment, *, names_all: bool) -> list[s
         lines.append(f"without columns: {reason} {count:,}")
         shown = named if names_all else named[:_MAX_NAMED]
         lines += [f"  {failure.source}: {failure.detail}" for failure in shown]
-    return [*lines, f"next: {next_step(job, enriched.plan)}"]
+    return [*lines, *next_steps(job, enriched.plan, result.columns)]
 
 
-def next_step(job: EnrichJob, plan: EnrichmentPlan) -> str:
-    """Return the command that packs the table, or the setting that reads the shards."""
+def next_steps(
+    job: EnrichJob, plan: EnrichmentPlan, columns: Mapping[str, str | None]
+) -> list[str]:
+    """Return the command that packs the table, or the setting that reads the shards.
+
+    ``columns`` are the new ones with their types. Captions of images in S3 may also be those of a
+    stream, which `sm-train stream` fills in.
+    """
     if isinstance(plan.origin, ShardSource):
-        return f"set data: {_location(plan)} in the run file"
+        return [f"next: set data: {_location(plan)} in the run file"]
     table = _location(plan)
-    column = "" if job.image_column == "image" else f" --image-column {job.image_column}"
-    if not plan.origin.root:  # addresses in S3
-        return f"sm-train pack {table} PACK{column} --keep '*'"
-    folder = job.source if Path(job.source).is_dir() else plan.origin.root
-    return f"sm-train pack {folder} PACK --captions {table}{column} --keep '*'"
+    options = "" if job.image_column == "image" else f" --image-column {job.image_column}"
+    captions = [name for name, kind in columns.items() if _CAPTION in name and kind == "text"]
+    if {*captions} - {_CAPTION}:
+        named = dict.fromkeys([_CAPTION, *captions])
+        options += "".join(f" --caption-column {name}" for name in named)
+    root = plan.origin.root
+    if not root or root.startswith("s3://"):
+        steps = [f"next: sm-train pack {table} PACK{options} --keep '*'"]
+        if root and captions:
+            fill = f"sm-train stream STACK --add {root} --captions {table}{options}"
+            steps.append(f"  or, if a stream packs {root}: {fill}")
+        return steps
+    folder = job.source if Path(job.source).is_dir() else root
+    return [f"next: sm-train pack {folder} PACK --captions {table}{options} --keep '*'"]
 
 
 def _location(plan: EnrichmentPlan) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+from sm_train.entrypoints.packing.plan import CAPTION_SUFFIXES, IMAGE_SUFFIXES
 
 _KINDS = {
     ".avif": "avif",
@@ -31,10 +31,6 @@ _KINDS = {
 CONVERTED_SUFFIXES = frozenset(_KINDS)
 HEIC_SUFFIXES = frozenset(suffix for suffix, kind in _KINDS.items() if kind == "heic")
 CONVERTED_KINDS = frozenset(_KINDS.values())
-
-CAPTION_SUFFIXES = (".txt", ".caption")
-"""The extensions of captions, first the one that is used if both are there. Trainers of kohya's
-sd-scripts write ``.caption``."""
 
 MAX_NAMED = 3
 

@@ -14,14 +14,14 @@ from typing import Any
 import pyarrow as pa
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.embedded_images import file_of
+from sm_train.entrypoints.packing.plan import CAPTION_SUFFIXES, next_to
 from sm_train.entrypoints.packing.plan_files import (
     REJECTED_SCHEMA,
-    caption_next_to,
     decode,
     encode,
     record_batch,
 )
-from sm_train.toolkit.packing.file_kinds import CAPTION_SUFFIXES, HEIC_SUFFIXES
+from sm_train.toolkit.packing.file_kinds import HEIC_SUFFIXES
 from sm_train.toolkit.packing.source_image import SourceImage
 
 REMOVED = "image-removed"
@@ -171,9 +171,7 @@ class InputSorter:
                 None if address == self.root + image.source else encode(address),
                 image.bytes,
                 caption,
-                None
-                if caption_address in (None, caption_next_to(address))
-                else encode(caption_address),
+                None if caption_address in (None, next_to(address)) else encode(caption_address),
                 image.caption_bytes if caption is None else len(caption),
                 None if stem is None else encode(stem),
                 None if image.table_fields is None else encode(image.table_fields),

@@ -8,9 +8,10 @@ from threading import Event, Lock, Thread
 from typing import TypeVar
 
 from sm_train.entrypoints.object_store.store import S3Access, StoredObject, open_store
+from sm_train.entrypoints.packing.plan import CAPTION_SUFFIXES
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
-from sm_train.toolkit.packing.file_kinds import CAPTION_SUFFIXES, FileSelection, is_text, stem
+from sm_train.toolkit.packing.file_kinds import FileSelection, is_text, stem
 from sm_train.toolkit.packing.input_sorter import InputSorter
 from sm_train.toolkit.packing.source_image import SourceImage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.toolkit.packing.file_kinds import CAPTION_SUFFIXES
+from sm_train.entrypoints.packing.plan import CAPTION_SUFFIXES
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from typing import IO, Any, cast
 
 from sm_train.entrypoints.object_store.object_file import open_object
 from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, open_store
+from sm_train.entrypoints.packing.plan import IMAGE_SUFFIXES
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing.file_kinds import IMAGE_SUFFIXES, is_pattern, matching_files
+from sm_train.toolkit.packing.file_kinds import is_pattern, matching_files
 
 KINDS = (".csv", ".jsonl", ".parquet")
 _COMPRESSED = ".gz"

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from sm_train.entrypoints.images.image_header import DecodeError
 from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.shared_work.storage import S3Prefix, open_storage
 from sm_train.entrypoints.streaming.arrivals import (
@@ -15,6 +16,11 @@ from sm_train.entrypoints.streaming.arrivals import (
     is_image,
     parse_arrival,
     parse_records,
+)
+from sm_train.entrypoints.streaming.companions import (
+    DeclaredColumns,
+    NotYetError,
+    read_companions,
 )
 from sm_train.entrypoints.streaming.staging import PackedImages, RemovedImages
 from sm_train.entrypoints.streaming.stream_state import S3_REQUESTS, STAGED, is_seen
@@ -42,7 +48,9 @@ def read_dead_letters(stack: StreamStack, access: S3Access) -> list[DeadLetter]:
     with translate_aws_errors(stack.destination):
         destination = open_storage(stack.destination, access)
         assert isinstance(destination, S3Prefix)
-        observer = _Observer(destination, RemovedImages(destination), PackedImages(destination))
+        observer = _Observer(
+            destination, RemovedImages(destination), PackedImages(destination), stack.columns
+        )
         arrivals: dict[str, Arrival] = {}
         found = []
         for message_id, body in stack.peek_dead_letters():
@@ -81,6 +89,7 @@ class _Observer:
     destination: S3Prefix
     removed: RemovedImages
     packed: PackedImages
+    columns: DeclaredColumns
 
     def reason(self, arrival: Arrival) -> str:
         store = open_store(self.destination.access)
@@ -101,9 +110,12 @@ class _Observer:
                 return "it is staged"
         if listed:
             return "`sm-train pack --append`, which adds it, has not finished"
-        caption = f"{arrival.key.rpartition('.')[0]}.txt"
-        if store.head(arrival.bucket, caption) is None:
-            return f"no caption: s3://{arrival.bucket}/{caption} does not exist"
+        try:
+            read_companions(arrival, self.columns, self.destination.access)
+        except NotYetError as error:
+            return str(error)
+        except DecodeError as error:
+            return f"{error.reason}: {error.detail}"
         return "nothing is missing now: --redrive delivers it again"
 
 

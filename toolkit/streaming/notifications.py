@@ -33,6 +33,7 @@ from sm_train.toolkit.packing.inputs import InputSource, PackInputs, find_inputs
 from sm_train.toolkit.packing.s3_listing import listing_root
 from sm_train.toolkit.packing.shard_set import ShardSet
 from sm_train.toolkit.packing.tables import TableOptions
+from sm_train.toolkit.streaming.given_metadata import GivenImages, MetadataTable
 from sm_train.toolkit.streaming.stack import StreamStack
 from sm_train.toolkit.streaming.streaming_price import streaming_usd
 
@@ -51,41 +52,61 @@ class Notifications:
     """What to send: a notification for each image, which is iterated over.
 
     ``known`` images of the source are in the pack already. ``usd`` is the price of packing the
-    others.
+    others. ``given`` are the images of a table, whose captions and columns are written before.
     """
 
     inputs: PackInputs
     known: int
     usd: Decimal
+    given: GivenImages | None = None
 
     def __iter__(self) -> Iterator[PackInput]:
-        found = self.inputs
-        return iter(PlannedInputs(found.files, found.root, 0, found.images))
+        return iter(_planned(self.inputs)) if self.given is None else self.given.present()
+
+
+def _planned(inputs: PackInputs) -> PlannedInputs:
+    return PlannedInputs(inputs.files, inputs.root, 0, inputs.images)
 
 
 @contextmanager
 def plan_notifications(
-    stack: StreamStack, source: str, access: S3Access
+    stack: StreamStack, source: str, access: S3Access, table: MetadataTable | None = None
 ) -> Iterator[Notifications]:
     """List the images of ``source``, an S3 prefix or the manifest of an S3 inventory.
 
+    With a ``table``, those that it names below the prefix.
+
     Raises:
-        UserError: there are none, or they are not in the bucket whose images the stack packs.
+        UserError: there are none, they are not in the bucket whose images the stack packs, or the
+            table is not valid.
     """
     destination = open_storage(stack.destination, access)
     with translate_aws_errors(source), TemporaryDirectory(prefix="sm-train-plan-") as folder:
         packed = _read_packed(destination, access)
         removed = _removed_below(ShardSet(destination, SHARDS_FOLDER, access), source)
-        images = InputSource(source, None, TableOptions(), False, access, removed)
+        options, location = TableOptions(), None
+        if table is not None:
+            options, location = table.options(stack.columns, access), table.location
+        images = InputSource(source, location, options, False, access, removed)
         inputs = find_inputs(images, Path(folder), packed)
-        if not inputs.root.startswith(f"s3://{stack.raw_bucket}/"):
+        if table is None and not inputs.root.startswith(f"s3://{stack.raw_bucket}/"):
             raise UserError(
                 f"--add: {source}: the stack {stack.name} packs images of "
                 f"s3://{stack.raw_bucket}/; name a prefix of it or an inventory of it"
             )
-        usd = streaming_usd(inputs.images, inputs.image_bytes, stack.shard_bytes)
+        given = None
+        if table is not None:
+            given = GivenImages(_planned(inputs), stack.raw_bucket, stack.columns, access)
+            given.require_valid()
+        usd = streaming_usd(
+            inputs.images,
+            inputs.image_bytes,
+            stack.shard_bytes,
+            has_columns=bool(stack.columns.types),
+            given_files=bool(options.caption_columns) + bool(options.keep) if given else 0,
+        )
         known = 0 if inputs.comparison is None else inputs.comparison.known
-        yield Notifications(inputs, known, usd)
+        yield Notifications(inputs, known, usd, given)
 
 
 def _read_packed(destination: Storage, access: S3Access) -> PackedInputs | None:

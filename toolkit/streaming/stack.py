@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.shared_work.work_stages import in_groups
+from sm_train.entrypoints.streaming.companions import DeclaredColumns
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     import boto3
 
+_PARAMETERS = ("RawBucket", "ShardBytes", "Columns", "ColumnsFrom")
 _OUTPUTS = ("QueueUrl", "Rejected", "RejectedArn", "SealerName", "Destination")
 
 _PEEK_SECONDS = 600
@@ -27,7 +29,8 @@ INVOCATION_SECONDS = 900
 class StreamStack:
     """The parts of a stack: queues, by their addresses, and the function that seals shards.
 
-    ``raw_bucket`` is where images arrive, ``destination`` the prefix of the pack.
+    ``raw_bucket`` is where images arrive, ``destination`` the prefix of the pack, and ``columns``
+    what each image must have.
     """
 
     name: str
@@ -39,6 +42,7 @@ class StreamStack:
     dead_letters: str
     dead_letters_arn: str
     sealer: str
+    columns: DeclaredColumns = field(default_factory=DeclaredColumns)
 
     def messages(self) -> tuple[int, int, int]:
         """Return how many messages wait, are in flight and are dead letters, as SQS estimates.
@@ -134,11 +138,16 @@ def find_stack(session: boto3.Session, name: str) -> StreamStack:
     parameters = {
         entry["ParameterKey"]: entry["ParameterValue"] for entry in stack.get("Parameters", [])
     }
-    if missing := [key for key in _OUTPUTS if key not in outputs]:
+    missing = [f"output {key}" for key in _OUTPUTS if key not in outputs]
+    missing += [f"parameter {key}" for key in _PARAMETERS if key not in parameters]
+    if missing:
         raise UserError(
-            f"stack {name}: has no output {missing[0]}; deploy it from `sm-train template "
-            "pack-lambda`"
+            f"stack {name}: has no {missing[0]}; deploy it from `sm-train template pack-lambda`"
         )
+    try:
+        columns = DeclaredColumns.of(*(parameters[key] for key in ("Columns", "ColumnsFrom")))
+    except ValueError as error:
+        raise UserError(f"stack {name}: {error}") from None
     return StreamStack(
         name,
         session,
@@ -149,4 +158,5 @@ def find_stack(session: boto3.Session, name: str) -> StreamStack:
         outputs["Rejected"],
         outputs["RejectedArn"],
         outputs["SealerName"],
+        columns,
     )

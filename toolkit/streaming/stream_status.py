@@ -13,6 +13,7 @@ from sm_train.entrypoints.shared_work.storage import S3Prefix, open_storage
 from sm_train.entrypoints.streaming.stream_state import StreamCounts, count_stream, rejected_inputs
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.packing.file_kinds import describe_skipped
+from sm_train.toolkit.streaming.given_metadata import WrittenFiles
 from sm_train.toolkit.streaming.notifications import Notifications
 from sm_train.toolkit.streaming.stack import StreamStack
 from sm_train.toolkit.terminal.formatting import format_bytes, format_usd, plural
@@ -106,6 +107,10 @@ def status_lines(status: StreamStatus) -> Iterator[str]:
         f"  staged        {plural(counts.staged, 'sample')}, {format_bytes(counts.staged_bytes)}; "
         f"a shard takes {format_bytes(status.stack.shard_bytes)}"
     )
+    if types := status.stack.columns.types:
+        named = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+        origins = {"sidecar": ".json files next to the images", "tags": "tags of the objects"}
+        yield f"  columns       {named} of {origins[status.stack.columns.origin]}"
     if counts.claimed:
         yield f"  sealing       {plural(counts.claimed, 'shard')}"
     missing = f"; {plural(counts.sealed, 'shard')} not yet" if counts.sealed else ""
@@ -135,6 +140,21 @@ def status_document(status: StreamStatus) -> StreamDocument:
         "indexed_samples": index.samples,
         "indexed_rejected": index.rejected,
     }
+
+
+def written_lines(written: WrittenFiles, images: int) -> Iterator[str]:
+    """Yield the lines that say what was written next to images, of a table of ``images``."""
+    counts = written.counts
+    made = [plural(counts["caption"], "caption")] if counts["caption"] else []
+    if number := counts["file of columns"]:
+        made.append(f"{plural(number, 'file')} of columns")
+    kept = f"; kept {plural(counts['kept'], 'file')} already there" if counts["kept"] else ""
+    yield f"wrote {' and '.join(made) or 'no file'} for {plural(written.images, 'image')}{kept}"
+    if absent := images - written.images:
+        yield (
+            f"{plural(absent, 'image')} of the table skipped: no such JPEG, PNG or WebP object; "
+            "repeat the command once they have arrived"
+        )
 
 
 def plan_lines(notifications: Notifications) -> Iterator[str]:

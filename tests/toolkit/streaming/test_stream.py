@@ -3,122 +3,34 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cfnlint.decode import cfn_yaml
 from sm_train.entrypoints.streaming import lambda_handler
 from sm_train.entrypoints.streaming.stream_state import STREAM_STATE
-from sm_train.toolkit.streaming.streaming_price import PUTS, SEALING_GETS, STAGING_GETS
+from sm_train.toolkit.streaming.streaming_price import (
+    COLUMN_GETS,
+    PUTS,
+    SEALING_GETS,
+    STAGING_GETS,
+)
 
 from tests.conftest import Aws, Cli
-from tests.support.aws.policy_enforcement import Permission
-from tests.support.background_server import serve_in_background
 from tests.support.image_files import image_bytes
 from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
-from tests.support.stream_deployment import Deployment, FakeContext, deploy, notification
+from tests.support.stream_deployment import FakeContext, notification
+from tests.support.stream_stack import SEALER, Stack, stream_stack
 
 pytestmark = pytest.mark.integration
-
-SEALER = "photo-pack-Sealer-1"
-
-
-class _Functions(BaseHTTPRequestHandler):
-    """Lambda's API for invocations of the function that seals shards."""
-
-    server: FunctionServer
-
-    def do_POST(self) -> None:
-        assert self.path == f"/2015-03-31/functions/{SEALER}/invocations"
-        event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        function = f"arn:aws:lambda:us-east-1:{ACCOUNT}:function:{SEALER}"
-        aws = self.server.aws
-        if aws.missing({}, [Permission("lambda:InvokeFunction", function)]):
-            self.send_error(403)
-            return
-        self.send_response(200)
-        if self.server.error is None:
-            # The function has a role of its own.
-            policy, aws.policy = aws.policy, None
-            answer = lambda_handler.seal(event, FakeContext())
-            aws.policy = policy
-        else:
-            self.send_header("X-Amz-Function-Error", "Unhandled")
-            answer = {"errorMessage": self.server.error, "errorType": "Runtime.ExitError"}
-        content = json.dumps(answer).encode()
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None: ...
-
-
-class FunctionServer(ThreadingHTTPServer):
-    error: str | None = None
-
-    def __init__(self, aws: Aws) -> None:
-        super().__init__(("127.0.0.1", 0), _Functions)
-        self.aws = aws
-
-
-class Stack:
-    """The stack ``photo-pack`` of the template, without its functions, which this process runs."""
-
-    def __init__(self, deployment: Deployment, cli: Cli, functions: FunctionServer) -> None:
-        self.deployment, self._cli, self.functions = deployment, cli, functions
-        # Parsed with CloudFormation's short forms of functions, such as !Sub.
-        document = cfn_yaml.loads(cli("template", "pack-lambda").stdout)
-        template = json.loads(json.dumps(document))
-        for key in ("Transform", "Globals"):
-            del template[key]
-        for name in ("Stager", "Sealer", "PackedAccess", "ArrivalsPolicy"):
-            del template["Resources"][name]
-        template["Outputs"]["SealerName"]["Value"] = SEALER
-        values = {"RawBucket": "raw", "PackedBucket": "packed", "PackedPrefix": "set"}
-        values |= {"ImageUri": "image", "ShardBytes": "20000"}
-        deployment.aws.client("cloudformation").create_stack(
-            StackName="photo-pack",
-            TemplateBody=json.dumps(template),
-            Parameters=[
-                {"ParameterKey": key, "ParameterValue": value} for key, value in values.items()
-            ],
-        )
-        [stack] = deployment.aws.client("cloudformation").describe_stacks()["Stacks"]
-        outputs = {entry["OutputKey"]: entry["OutputValue"] for entry in stack["Outputs"]}
-        deployment.queue, deployment.dead_letters = outputs["QueueUrl"], outputs["Rejected"]
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self._cli(
-            *("--region", "us-east-1", "stream", "photo-pack", *arguments),
-            network="loopback",
-            env=self.deployment.aws.environment
-            | {"AWS_ENDPOINT_URL_LAMBDA": f"http://127.0.0.1:{self.functions.server_port}"},
-        )
-
-    def status(self) -> dict[str, Any]:
-        run = self.run("--json")
-        assert run.returncode == 0, run.stderr
-        document: dict[str, Any] = json.loads(run.stdout)
-        return document
-
-    def put_unannounced(self, key: str, content: bytes) -> None:
-        """Put an image that was in the bucket before its notifications."""
-        self.deployment.s3.put_object(Bucket="raw", Key=key, Body=content)
-        caption = f"{key.rpartition('.')[0]}.txt"
-        self.deployment.s3.put_object(Bucket="raw", Key=caption, Body=b"a caption")
 
 
 @pytest.fixture
 def stack(aws: Aws, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    functions = FunctionServer(aws)
-    with serve_in_background(functions):
-        yield Stack(deploy(aws, monkeypatch), cli, functions)
+    with stream_stack(aws, cli, monkeypatch) as running:
+        yield running
 
 
 def test_the_state_is_counted(stack: Stack) -> None:
@@ -339,20 +251,25 @@ def test_a_stack_of_another_template_is_refused(stack: Stack) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("origin", [None, "sidecar", "tags"])
 def test_the_price_counts_the_requests_that_are_sent(
-    stack: Stack, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, aws: Aws, monkeypatch: pytest.MonkeyPatch, origin: str | None
 ) -> None:
     monkeypatch.setenv("SM_TRAIN_SHARD_BYTES", str(10**9))
+    if origin is not None:
+        monkeypatch.setenv("SM_TRAIN_COLUMNS", "license text")
+        monkeypatch.setenv("SM_TRAIN_COLUMNS_FROM", origin)
     images = 40
     for number in range(images):
         stack.deployment.arrive(f"{number}.jpg", image_bytes(number))
+        stack.deployment.s3.put_object(Bucket="raw", Key=f"{number}.json", Body=b"{}")
     aws.requests.clear()
     assert stack.deployment.drain() == set()
     staging = count_requests(aws)
     aws.requests.clear()
     lambda_handler.seal({"flush": True}, FakeContext())
     sealing = count_requests(aws)
-    assert staging["GET"] == STAGING_GETS * images
+    assert staging["GET"] == (STAGING_GETS + (COLUMN_GETS if origin else 0)) * images
     assert sealing["GET"] == SEALING_GETS * images
     assert staging["PUT"] + sealing["PUT"] == PUTS * images
 
