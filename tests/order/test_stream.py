@@ -13,12 +13,12 @@ from sm_train.entrypoints.streaming.stream_state import DONE, RECORDS, SEEN, STA
 from tests.conftest import Aws
 from tests.support.image_files import image_bytes
 from tests.support.order.traced import Call, Program, read_trace
-from tests.support.stream_deployment import Deployment, FakeContext, deploy
+from tests.support.streaming.deployment import Deployment, FakeContext, deploy
 
 NAMES = [f"{number}.jpg" for number in range(4)]
 FLUSH = """
 from sm_train.entrypoints.streaming import lambda_handler
-from tests.support.stream_deployment import FakeContext
+from tests.support.streaming.deployment import FakeContext
 lambda_handler.seal({"flush": True}, FakeContext())
 """
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from sm_train.entrypoints.streaming.companions import DeclaredColumns, NotYetErr
 
 from tests.conftest import Aws
 from tests.support.image_files import image_bytes
-from tests.support.stream_deployment import Deployment, FakeContext, deploy
+from tests.support.streaming.deployment import Deployment, FakeContext, deploy
 
 COLUMNS = "license text, expiry date, price number, is_model_released boolean"
 

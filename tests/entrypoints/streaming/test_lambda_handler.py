@@ -39,7 +39,7 @@ from tests.conftest import Aws, Cli
 from tests.support.deadline import DEADLINE, wait_until
 from tests.support.image_files import image_bytes
 from tests.support.restricted_imports import RESTRICT_IMPORTS, lambda_packages
-from tests.support.stream_deployment import (
+from tests.support.streaming.deployment import (
     Deployment,
     FakeContext,
     deploy,

@@ -14,7 +14,7 @@ from tests.conftest import Aws, Cli
 from tests.support.image_files import image_bytes
 from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
-from tests.support.stream_stack import Stack, stream_stack
+from tests.support.streaming.stack import Stack, stream_stack
 
 pytestmark = pytest.mark.integration
 

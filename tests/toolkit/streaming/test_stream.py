@@ -21,8 +21,8 @@ from tests.conftest import Aws, Cli
 from tests.support.image_files import image_bytes
 from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
-from tests.support.stream_deployment import FakeContext, notification
-from tests.support.stream_stack import SEALER, Stack, stream_stack
+from tests.support.streaming.deployment import FakeContext, notification
+from tests.support.streaming.stack import SEALER, Stack, stream_stack
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from tests.conftest import Aws, Cli
 from tests.support.aws.policy_enforcement import Permission
 from tests.support.background_server import serve_in_background
 from tests.support.moto_server import ACCOUNT
-from tests.support.stream_deployment import Deployment, FakeContext, deploy
+from tests.support.streaming.deployment import Deployment, FakeContext, deploy
 
 SEALER = "photo-pack-Sealer-1"
 
