@@ -40,8 +40,8 @@ DOCUMENT_SCHEMA = pa.schema([pa.field(NUMBER, pa.int64()), pa.field("document", 
 def comparable(cells: pa.Array) -> pa.Array:
     """Return cells of a table as conditions compare them, in every format alike.
 
-    NaN is NULL, also in a struct: a missing score fulfills no condition. Times with a zone are
-    those of UTC, and nanoseconds are cut off.
+    NaN is NULL, also in a struct or a list: a missing score fulfills no condition. Times with a
+    zone are those of UTC, and nanoseconds are cut off.
     """
     kind = cells.type
     if pa.types.is_dictionary(kind):
@@ -56,6 +56,13 @@ def comparable(cells: pa.Array) -> pa.Array:
         parts = [comparable(pc.struct_field(cells, [number])) for number in range(len(fields))]
         named = [field.with_type(part.type) for field, part in zip(fields, parts, strict=True)]
         return pa.StructArray.from_arrays(parts, fields=named, mask=cells.is_null())
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        lengths = np.asarray(pc.list_value_length(cells).fill_null(0).to_numpy(), np.int32)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        is_null = np.append(np.asarray(cells.is_null()), False)
+        starts = pa.array(offsets, pa.int32(), mask=is_null)
+        return pa.ListArray.from_arrays(starts, comparable(cells.flatten()))
     return cells
 
 
@@ -292,7 +299,8 @@ def _json(row: dict[str, Any]) -> str:
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        text = json.dumps({name: value for name, value in row.items() if value == value})
+        without = json.loads(json.dumps(row), parse_constant=lambda _: None)
+        text = json.dumps(without, ensure_ascii=False)
     return _text(text) or ""
 
 

@@ -592,7 +592,9 @@ def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:
         schema = file.schema_arrow
         names = schema.names
         _require_columns(table, names)
-        kept, image = table.kept(names), table.images(names)
+        # Of all columns those that JSON can hold: thumbnails and the like stay in the table.
+        kept = table.kept([field.name for field in schema if not _is_binary(field.type)])
+        image = table.images(names)
         embedded = _embedded_column(schema.field(image))
         wanted = unique([*table.captions(names), *kept, SIZE_COLUMN, *_paths(schema.field(image))])
         columns = [name for name in wanted if {name, name.partition(".")[0]} & {*names}]
@@ -614,6 +616,16 @@ def _read_parquet(table: ImageTable) -> Iterator[ImageRow]:
                         address = embedded_address(table.file.location, embedded, number - 1)
                         found = replace(found, size=size, embedded=address)
                     yield found
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    checks = (
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+        pa.types.is_fixed_size_binary,
+    )
+    return any(check(kind) for check in checks)
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
