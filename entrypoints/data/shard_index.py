@@ -281,7 +281,9 @@ def rows_with_types(rows: pa.Table, columns: ColumnTypes) -> pa.Table:
         if number < 0:
             rows = rows.append_column(field, _nulls(rows["samples"], field.type))
         elif rows.schema.field(number).type != field.type:
-            rows = rows.set_column(number, field, rows.column(number).cast(field.type))
+            # A whole number of more than 53 bits becomes the nearest float, as in `as_type`.
+            cells = rows.column(number).cast(field.type, safe=False)
+            rows = rows.set_column(number, field, cells)
     return rows
 
 

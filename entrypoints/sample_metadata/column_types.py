@@ -92,6 +92,11 @@ _WIDER: dict[frozenset[str], ColumnType] = {
     frozenset(("integer", "number")): "number",
     frozenset(("unsigned", "number")): "number",
     frozenset(("single", "number")): "number",
+    frozenset(("single", "integer")): "number",
+    frozenset(("decimal", "number")): "number",
+    frozenset(("decimal", "single")): "number",
+    frozenset(("decimal", "integer")): "decimal",
+    frozenset(("decimal", "unsigned")): "decimal",
     frozenset(("integer", "unsigned")): "number",
     frozenset(("date", "timestamp")): "timestamp",
 }

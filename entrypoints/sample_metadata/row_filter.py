@@ -311,6 +311,7 @@ def _text(value: str | None) -> str | None:
 _SQL: dict[str, str] = {
     "boolean": "BOOLEAN",
     "integer": "BIGINT",
+    "unsigned": "HUGEINT",
     "number": "DOUBLE",
     "date": "DATE",
     "timestamp": "TIMESTAMPTZ",

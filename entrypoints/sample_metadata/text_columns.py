@@ -12,14 +12,19 @@ from dataclasses import dataclass, field
 from sm_train.entrypoints.sample_metadata.column_types import MISSING, ColumnType
 from sm_train.entrypoints.sample_metadata.dates import moment
 
-_INTEGER = re.compile(r"[+-]?(0|[1-9]\d{0,17})", re.ASCII)
-_NUMBER = re.compile(r"(?=.*\d)[+-]?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+_INTEGER = re.compile(r"[+-]?(0|[1-9]\d{0,19})", re.ASCII)
+_NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIMESTAMP = re.compile(
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII
 )
-_KINDS: tuple[ColumnType, ...] = ("boolean", "integer", "number", "date", "timestamp")
+_KINDS: tuple[ColumnType, ...] = (
+    *("boolean", "integer", "unsigned", "number", "date", "timestamp"),
+)
 """What the cells of a column may be, from the narrowest on; everything is a text."""
+
+_RANGES = {"integer": range(-(2**63), 2**63), "unsigned": range(2**64)}
+"""Whole numbers of 64 bits, with and without a sign."""
 
 
 def is_missing(text: str | None) -> bool:
@@ -34,8 +39,8 @@ def fits(text: str, kind: ColumnType) -> bool:
     """
     if kind == "boolean":
         return text.lower() in ("true", "false")
-    if kind == "integer":
-        return _INTEGER.fullmatch(text) is not None
+    if kind in _RANGES:
+        return _INTEGER.fullmatch(text) is not None and int(text) in _RANGES[kind]
     if kind == "number":
         return _NUMBER.fullmatch(text) is not None
     if kind == "date":

@@ -8,13 +8,16 @@ image, or the tags of its object.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from botocore.exceptions import ClientError
 from sm_train.entrypoints.images.image_header import DecodeError
+from sm_train.entrypoints.object_store.s3_errors import is_missing as is_missing_object
 from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.packing.plan import CAPTION_SUFFIXES, PackInput, next_to
 from sm_train.entrypoints.packing.shard_builder import read_caption
@@ -40,6 +43,9 @@ Origin = Literal["sidecar", "tags"]
 _TYPES: tuple[ColumnType, ...] = ("text", "integer", "number", "boolean", "date", "timestamp")
 _COLUMN = re.compile(rf"([A-Za-z_][A-Za-z0-9_]*) ({'|'.join(_TYPES)})")
 _RESERVED = (SOURCE, "caption")
+
+_MOST_BYTES = 1_000_000
+"""Size of a file of columns, of which several are in memory at a time."""
 
 
 class NotYetError(Exception):
@@ -68,8 +74,9 @@ class DeclaredColumns:
             if found is None:
                 raise ValueError(f"Columns: {part!r}: write NAME TYPE, of {', '.join(_TYPES)}")
             name, kind = found.groups()
-            if name in _RESERVED or name.lower() in map(str.lower, types):
-                taken = "is a name of sm-train's" if name in _RESERVED else "is there twice"
+            is_reserved = name.lower() in _RESERVED
+            if is_reserved or name.lower() in map(str.lower, types):
+                taken = "is a name of sm-train's" if is_reserved else "is there twice"
                 raise ValueError(f"Columns: {name} {taken}; choose another name")
             types[name] = cast("ColumnType", kind)
         return cls(types, cast("Origin", origin))
@@ -115,10 +122,17 @@ def _cell(value: Any, kind: ColumnType) -> Any:
             return value
         if kind == "boolean":
             return value.lower() == "true"
-        return int(value) if kind == "integer" else float(value)
+        return int(value) if kind == "integer" else _finite(float(value))
     if common_type(kind, type_of(value)) != kind:
         raise ValueError(value)
-    return as_type(value, kind)
+    found = as_type(value, kind)
+    return _finite(found) if isinstance(found, float) else found
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):  # JSON has no infinity
+        raise ValueError(value)
+    return value
 
 
 def read_companions(
@@ -155,17 +169,29 @@ def _find_caption(arrival: Arrival, access: S3Access) -> str:
 def _read_sidecar(arrival: Arrival, access: S3Access) -> tuple[str, Mapping[str, Any]]:
     key = next_to(arrival.key, SIDECAR_SUFFIX)
     address = f"s3://{arrival.bucket}/{key}"
-    found = open_store(access).get_if_exists(arrival.bucket, key)
-    if found is None:
+    content = _read_start(arrival.bucket, key, access)
+    if content is None:
         raise NotYetError(f"no columns: {address} does not exist")
+    if len(content) > _MOST_BYTES:
+        raise NotYetError(f"no columns: {address} has more than {_MOST_BYTES:,} bytes")
     try:
         # JSON has no NaN, but Python writes it for a missing number.
-        document = json.loads(found.content.decode("utf-8-sig"), parse_constant=lambda _: None)
+        document = json.loads(content.decode("utf-8-sig"), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise NotYetError(f"no columns: {address} is not a JSON object")
     return address, document
+
+
+def _read_start(bucket: str, key: str, access: S3Access) -> bytes | None:
+    """Return an object, of a large one its first bytes; None if it does not exist."""
+    try:
+        return open_store(access).stream(bucket, key).read(_MOST_BYTES + 1)
+    except ClientError as error:
+        if is_missing_object(error):
+            return None
+        raise
 
 
 def _read_tags(arrival: Arrival, access: S3Access) -> tuple[str, Mapping[str, Any]]:

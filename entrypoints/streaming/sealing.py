@@ -233,8 +233,10 @@ class Sealer:
             document = record_of({SOURCE: text})(content)
             found = content.get("columns", {})
             cells = DeclaredColumns(self.columns).cells(found, address)
+            if removed := [name for name in found.keys() - self.columns if found[name] is not None]:
+                raise NotYetError(f"{address}: {min(removed)}: the stack declares no such column")
         except NotYetError as error:
-            fix = "set the Columns that the stack had, flush it, and change them then"
+            fix = "declare it as it was, or as text, flush the stack, and change it then"
             raise PlanError(f"{error}; {fix}") from None
         except (tarfile.TarError, ValueError, LookupError, RecursionError, AttributeError) as error:
             raise PlanError(f"{address}: damaged: {one_line(error)}; {RESTORE}") from None

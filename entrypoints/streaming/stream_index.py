@@ -299,27 +299,33 @@ _INDEX_COLUMNS = "index_columns"
 def _columns(current: ShardIndex | None, records: Iterable[IndexHeader]) -> dict[str, ColumnType]:
     """Return the columns of the index with records, in types that hold the values of all.
 
-    Images that arrived before a column was declared have no value of it.
+    Images that arrived before a column was declared have no value of it. SQL does not tell names
+    apart that differ in case, so they are one column.
     """
     types = {} if current is None else dict(current.header.columns)
     without = {SOURCE} - {*types}
     for record in records:
         for name, kind in record.columns.items():
             if name not in without:
-                types[name] = common_type(types.get(name), kind) or kind
+                known = _same_name(name, types)
+                types[known] = common_type(types.get(known), kind) or kind
     return types
+
+
+def _same_name(name: str, columns: Iterable[str]) -> str:
+    """Return the column that SQL takes for the one of this name; itself if there is none."""
+    return next((column for column in columns if column.lower() == name.lower()), name)
 
 
 def _with_types(shard: Shard, present: ColumnTypes, columns: ColumnTypes) -> Shard:
     """Return a shard, whose columns have the types ``present``, with the columns of the index."""
-    shard = shard.with_columns(columns)
-    converted = {
-        name: pa.array(shard.columns[name], arrow_type(present[name])).cast(arrow_type(kind))
-        for name, kind in columns.items()
-        if present.get(name, kind) != kind
-    }
-    values = {name: tuple(cells.to_pylist()) for name, cells in converted.items()}
-    return replace(shard, columns={**shard.columns, **values})
+    values = {}
+    for name, kind in present.items():
+        known = _same_name(name, columns)
+        if known in columns:
+            cells = pa.array(shard.columns[name], arrow_type(kind))
+            values[known] = tuple(cells.cast(arrow_type(columns[known]), safe=False).to_pylist())
+    return replace(shard, columns=values).with_columns(columns)
 
 
 def _has_names(index: ShardIndex, batch: _Batch) -> bool:

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--image-column",
     metavar="NAME",
-    default="image",
-    show_default=True,
-    help="--captions: column with the images.",
+    help="--captions: column with the images; by default `image`.",
 )
 @click.option(
     "--caption-column",
@@ -68,7 +66,7 @@ def command(
     stack_name: str,
     source: str | None,
     captions: str | None,
-    image_column: str,
+    image_column: str | None,
     caption_columns: tuple[str, ...],
     flush: bool,
     redrive: bool,
@@ -106,8 +104,8 @@ def command(
         raise UsageError("--add, --flush, --redrive, --dead and --rejected exclude each other")
     if (dry_run or yes or captions is not None) and source is None:
         raise UsageError("--captions, --dry-run and --yes require --add")
-    if caption_columns and captions is None:
-        raise UsageError("--caption-column requires --captions")
+    if (caption_columns or image_column) and captions is None:
+        raise UsageError("--image-column and --caption-column require --captions")
     region = resolve_region(options["region"], None, options["profile"])
     stack = find_stack(open_session(options["profile"], region), stack_name)
     access = S3Access(options["profile"], region)
@@ -115,7 +113,9 @@ def command(
         _list_problems(stack, access, dead=dead, as_json=as_json)
         return ExitCode.OK
     if source is not None:
-        table = None if captions is None else MetadataTable(captions, image_column, caption_columns)
+        table = None
+        if captions is not None:
+            table = MetadataTable(captions, image_column or "image", caption_columns)
         _add(stack, source, access, table, dry_run=dry_run, yes=yes)
     elif flush:
         note("sealing staged samples; this takes a minute for each 2 GB")

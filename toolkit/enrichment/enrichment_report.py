@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TypedDict
 
 from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
@@ -19,7 +20,7 @@ from sm_train.toolkit.packing.tables import TableOptions
 from sm_train.toolkit.terminal.formatting import plural
 
 _CAPTION = TableOptions.caption_columns[0]
-"""The column of captions, and a part of the name of each column that holds some."""
+"""The column of captions, and the last word in the name of each column that holds some."""
 
 _MAX_NAMED = 2
 """Images without columns that are named; ``-v`` names those of the result."""
@@ -71,19 +72,25 @@ def next_steps(
         return [f"next: set data: {_location(plan)} in the run file"]
     table = _location(plan)
     options = "" if job.image_column == "image" else f" --image-column {job.image_column}"
-    captions = [name for name, kind in columns.items() if _CAPTION in name and kind == "text"]
+    captions = [name for name, kind in columns.items() if _is_caption(name) and kind == "text"]
     if {*captions} - {_CAPTION}:
         named = dict.fromkeys([_CAPTION, *captions])
         options += "".join(f" --caption-column {name}" for name in named)
     root = plan.origin.root
+    table = quote(table)
     if not root or root.startswith("s3://"):
         steps = [f"next: sm-train pack {table} PACK{options} --keep '*'"]
         if root and captions:
-            fill = f"sm-train stream STACK --add {root} --captions {table}{options}"
+            fill = f"sm-train stream STACK --add {quote(root)} --captions {table}{options}"
             steps.append(f"  or, if a stream packs {root}: {fill}")
         return steps
     folder = job.source if Path(job.source).is_dir() else root
-    return [f"next: sm-train pack {folder} PACK --captions {table}{options} --keep '*'"]
+    return [f"next: sm-train pack {quote(folder)} PACK --captions {table}{options} --keep '*'"]
+
+
+def _is_caption(column: str) -> bool:
+    """Return whether a new column has captions, by its name: `caption`, `generated_caption`."""
+    return column == _CAPTION or column.endswith(f"_{_CAPTION}")
 
 
 def _location(plan: EnrichmentPlan) -> str:

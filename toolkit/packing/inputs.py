@@ -64,6 +64,7 @@ from sm_train.toolkit.packing.table_files import (
     TableFile,
     find_image_folder,
     find_tables,
+    no_table,
 )
 from sm_train.toolkit.packing.table_preview import ColumnPreview, preview_tables
 from sm_train.toolkit.packing.tables import (
@@ -96,6 +97,8 @@ class InputSource:
     removed: frozenset[str] = frozenset()
     preview: bool = False
     """Whether the columns of a table are described."""
+    is_partial: bool = False
+    """Whether the table adds to what images have (:class:`ImageTable`)."""
 
 
 @dataclass(frozen=True)
@@ -233,9 +236,7 @@ def _find_tables(source: InputSource, folder: Path) -> list[TableFile]:
             raise UserError(f"{name}: with --captions, SRC must be the folder of the images")
         tables = find_tables(source.captions, access, folder)
         if not tables:
-            exists = source.captions.startswith("s3://") or Path(source.captions).exists()
-            reason = f"not a table ({', '.join(KINDS)})" if exists else "no such table"
-            raise UserError(f"{source.captions}: {reason}")
+            raise UserError(no_table(source.captions))
         return tables
     if name.endswith(MANIFEST_NAME) and name.startswith("s3://"):
         return []
@@ -252,7 +253,9 @@ def _collect(
     if tables:
         is_below_source = source.captions is not None or tables[0].of_image_folder
         root = name if is_below_source else None
-        collect_tables(source.table, tables, root, source.access, sorter)
+        collect_tables(
+            source.table, tables, root, source.access, sorter, is_partial=source.is_partial
+        )
         return
     table = source.table
     for option, value in (

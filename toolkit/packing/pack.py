@@ -655,11 +655,16 @@ def _require_same_options(job: PackJob, header: IndexHeader) -> None:
     differing = [
         _describe_option(name, packed.get(name))
         for name in names
-        if packed.get(name) != new.get(name)
+        if _comparable(name, packed.get(name)) != _comparable(name, new.get(name))
     ]
     if differing:
         how = ", ".join(differing)
         raise UserError(f"--append: {job.destination} was packed {how}; use the same options")
+
+
+def _comparable(name: str, value: Any) -> Any:
+    """Return the value of an option; the order of kept columns says nothing."""
+    return sorted(value) if name in ("keep", "index_columns") and value else value
 
 
 def _describe_option(name: str, value: Any) -> str:

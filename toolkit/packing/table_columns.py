@@ -75,7 +75,7 @@ class CsvTypes:
         match self._columns[column].kind:
             case "boolean":
                 return text.lower() == "true"
-            case "integer":
+            case "integer" | "unsigned":
                 return int(text)
             case "number":
                 return float(text)

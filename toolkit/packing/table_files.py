@@ -85,6 +85,12 @@ def table_kind(name: str) -> str | None:
     return suffix if suffix in KINDS else None
 
 
+def no_table(address: str) -> str:
+    """Return the message on an address at which there is no table."""
+    exists = address.startswith("s3://") or Path(address).exists()
+    return f"{address}: " + (f"not a table ({', '.join(KINDS)})" if exists else "no such table")
+
+
 def find_tables(address: str, access: S3Access, folder: Path) -> list[TableFile]:
     """Return the files of the table at ``address``; none if there is no table.
 

@@ -36,6 +36,7 @@ from sm_train.entrypoints.sample_metadata.row_filter import (
     RowFilter,
     comparable,
 )
+from sm_train.entrypoints.sample_metadata.text_columns import is_missing
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
@@ -85,9 +86,14 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class ImageTable(TableOptions):
-    """A file of a CSV, JSONL or Parquet table of images and captions."""
+    """A file of a CSV, JSONL or Parquet table of images and captions.
+
+    Of one that ``is_partial`` a row may lack its caption, and cells of CSV stay texts: what it
+    lacks, and the types of its columns, are known elsewhere.
+    """
 
     file: TableFile = field(kw_only=True)
+    is_partial: bool = field(default=False, kw_only=True)
 
     def images(self, present: Iterable[str]) -> str:
         """Return the column of images of a table with the columns ``present``."""
@@ -138,18 +144,20 @@ def collect_tables(
     root: str | None,
     access: S3Access,
     sorter: InputSorter,
+    *,
+    is_partial: bool = False,
 ) -> None:
     """Add the images of a table of several files, ``s3://`` URIs or relative to ``root``.
 
     Without one they are relative to the folder of their file. An object whose size is not in the
-    table costs one HEAD request.
+    table costs one HEAD request. ``is_partial`` is that of :class:`ImageTable`.
 
     Raises:
         UserError: the table or its condition is invalid, or no row is left.
     """
     is_empty = True
     for file in files:
-        table = ImageTable(**vars(options), file=file)
+        table = ImageTable(**vars(options), file=file, is_partial=is_partial)
         found = _collect_table(table, root or file.parent, access, sorter)
         is_empty = is_empty and not found
     if not is_empty:
@@ -296,7 +304,7 @@ def _found(
     """Return an image with its caption; None if the row has none."""
     present = {name: words for name, words in row.captions.items() if words is not None}
     not_text = [value for value in present.values() if not _is_caption(value)]
-    if row.captions and not present:
+    if row.captions and not present and not table.is_partial:
         reject(RejectedInput(source, "caption-missing", f"{row_name} has no caption"))
         return None
     if not_text:
@@ -395,7 +403,7 @@ def _read_csv(table: ImageTable) -> Iterator[ImageRow]:
         names = reader.fieldnames or ()
         _require_columns(table, names)
         kept = table.kept(names)
-        types = CsvTypes(well_formed(reader), kept) if kept else None
+        types = CsvTypes(well_formed(reader), kept) if kept and not table.is_partial else None
     with open_csv(table.file) as reader:
         for number, row in enumerate(reader, start=1):
             if (further := row.pop(None, None)) is not None:
@@ -403,8 +411,15 @@ def _read_csv(table: ImageTable) -> Iterator[ImageRow]:
                 fault = f"{count}; quote the cells that contain a comma"
                 yield ImageRow(number, None, {}, None, {}, fault=fault)
                 continue
-            cells = {} if types is None else {name: types.cell(name, row[name]) for name in kept}
+            cells = {
+                name: _text_cell(row[name]) if types is None else types.cell(name, row[name])
+                for name in kept
+            }
             yield _row(table, number, row, cells)
+
+
+def _text_cell(text: str | None) -> str | None:
+    return None if is_missing(text) else text
 
 
 def well_formed(reader: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, str]]]:

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.packing.plan import CAPTION_SUFFIXES, PackInput, next_to
@@ -29,7 +30,7 @@ from sm_train.entrypoints.streaming.stream_state import S3_REQUESTS
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing.table_files import KINDS, find_tables
+from sm_train.toolkit.packing.table_files import find_tables, no_table
 from sm_train.toolkit.packing.table_preview import preview_tables
 from sm_train.toolkit.packing.tables import TableOptions
 
@@ -52,8 +53,12 @@ class MetadataTable:
     image_column: str = TableOptions.image_column
     caption_columns: tuple[str, ...] = ()
 
-    def options(self, declared: DeclaredColumns, access: S3Access) -> TableOptions:
+    def options(
+        self, declared: DeclaredColumns, access: S3Access
+    ) -> tuple[TableOptions, tuple[str, ...]]:
         """Return which columns of the table are read: captions, and those that are ``declared``.
+
+        Also return those of them that the stack takes from tags.
 
         Raises:
             UserError: there is no such table, or it lacks some of the columns.
@@ -61,7 +66,7 @@ class MetadataTable:
         with TemporaryDirectory(prefix="sm-train-table-") as folder:
             tables = find_tables(self.location, access, Path(folder))
             if not tables:
-                raise UserError(f"{OPTION}: {self.location}: not a table ({', '.join(KINDS)})")
+                raise UserError(f"{OPTION}: {no_table(self.location)}")
             names = [column.name for column in preview_tables(tables)]
         captions = self.caption_columns or tuple({_CAPTION_COLUMN} & {*names})
         is_sidecar = declared.origin == "sidecar"
@@ -78,45 +83,88 @@ class MetadataTable:
                 f"{OPTION}: {self.location}: has no column {' and no column '.join(wanted)}; it "
                 f"has {', '.join(names)}; name one with --caption-column"
             )
-        return TableOptions(self.image_column, captions, tuple(keep))
+        unused = () if is_sidecar else tuple(name for name in declared.types if name in names)
+        return TableOptions(self.image_column, captions, tuple(keep)), unused
 
 
 @dataclass(frozen=True)
 class GivenImages:
-    """The images of a table, as they were planned, in the bucket ``bucket``."""
+    """The images of a table, as they were planned, which must be below ``root``."""
 
     planned: Iterable[PackInput]
-    bucket: str
+    root: str
     declared: DeclaredColumns
     access: S3Access
 
     def require_valid(self) -> None:
-        """Require that all images are in the bucket, and that columns have the declared types.
+        """Require that all images are below the root, and that their files can be written.
 
         Raises:
-            UserError: that is not so.
+            UserError: a column has another type than the declared one, a caption is not UTF-8, or
+                two rows give a file different contents.
         """
-        for item in self.planned:
-            if not item.address.startswith(f"s3://{self.bucket}/"):
-                raise UserError(
-                    f"{OPTION}: {item.address}: the stack packs images of s3://{self.bucket}/"
-                )
-            if columns := _columns(item):
-                try:
-                    self.declared.cells(columns, item.address)
-                except NotYetError as error:
-                    raise UserError(f"{OPTION}: {error}, as the stack declares it") from None
+        for _, group in groupby(self.planned, _name_start):
+            files: dict[str, tuple[bytes, str]] = {}
+            for item in group:
+                if not item.address.startswith(self.root):
+                    raise UserError(f"{OPTION}: {item.address}: is not below {self.root}")
+                for address, content in self._files(item).items():
+                    other, owner = files.setdefault(address, (content, item.address))
+                    if other != content:
+                        both = f"{owner} and {item.address}" if owner != item.address else owner
+                        raise UserError(
+                            f"{OPTION}: {both}: two rows give {address} different contents; keep "
+                            "one of them"
+                        )
+
+    def _files(self, item: PackInput) -> dict[str, bytes]:
+        """Return what is written next to an image, by address.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        files = {}
+        if item.caption is not None and item.caption.strip():
+            try:
+                files[next_to(item.address)] = item.caption.encode()
+            except UnicodeEncodeError:
+                raise UserError(f"{OPTION}: {item.address}: the caption is not UTF-8") from None
+        document = {} if item.table_fields is None else json.loads(item.table_fields)
+        if columns := document.get("columns", {}):
+            try:
+                cells = self.declared.cells(columns, item.address)
+            except NotYetError as error:
+                raise UserError(f"{OPTION}: {error}, as the stack declares it") from None
+            content = json.dumps(cells, ensure_ascii=False).encode()
+            files[next_to(item.address, SIDECAR_SUFFIX)] = content
+        return files
+
+    def write(self, item: PackInput) -> list[Outcome]:
+        """Write what an image lacks; return what became of each of its files."""
+        return [self._write(*file, item.address) for file in self._files(item).items()]
+
+    def _write(self, address: str, content: bytes, image: str) -> Outcome:
+        store = open_store(self.access)
+        is_caption = not address.endswith(SIDECAR_SUFFIX)
+        for suffix in CAPTION_SUFFIXES[1:] if is_caption else ():
+            if store.head(*split_uri(next_to(image, suffix))) is not None:
+                return "kept"
+        if store.put_if(*split_uri(address), content, etag=None) is None:
+            return "kept"
+        return "caption" if is_caption else "file of columns"
 
     def present(self) -> Iterator[PackInput]:
         """Yield the images that exist, of the kinds that a stream packs."""
         return (item for item in self.planned if item.bytes and is_image(item.address))
 
 
-def _columns(item: PackInput) -> dict[str, Any]:
-    """Return the columns that the table has of an image."""
-    document = {} if item.table_fields is None else json.loads(item.table_fields)
-    columns: dict[str, Any] = document.get("columns", {})
-    return columns
+def _name_start(item: PackInput) -> str:
+    """Return what the names of images have in common that share a file, up to the first dot.
+
+    Images are sorted by name, so those with the same start follow each other.
+    """
+    folder, slash, name = item.address.rpartition("/")
+    return folder + slash + name.partition(".")[0]
 
 
 @dataclass
@@ -136,43 +184,11 @@ def write_given(
         UserError: access is denied.
     """
     written = WrittenFiles()
-
-    def write(item: PackInput) -> list[Outcome]:
-        return [*_write_caption(item, given.access), *_write_sidecar(item, given)]
-
-    place = f"s3://{given.bucket}/"
-    with translate_aws_errors(place), ThreadPoolExecutor(S3_REQUESTS) as pool:
+    with translate_aws_errors(given.root), ThreadPoolExecutor(S3_REQUESTS) as pool:
         for group in in_groups(given.present(), S3_REQUESTS * 8):
-            for outcomes in pool.map(write, group):
+            for outcomes in pool.map(given.write, group):
                 written.counts.update(outcomes)
             written.images += len(group)
             done = WorkProgress(written.images, total, 0, 0, "writing captions and columns")
             on_progress(done)
     return written
-
-
-def _write_caption(item: PackInput, access: S3Access) -> list[Outcome]:
-    """Write the caption of an image that has none; return what became of it."""
-    if item.caption is None or not item.caption.strip():
-        return []
-    store = open_store(access)
-    for suffix in CAPTION_SUFFIXES[1:]:
-        if store.head(*split_uri(next_to(item.address, suffix))) is not None:
-            return ["kept"]
-    content = item.caption.encode(errors="replace")
-    return ["caption" if _create(next_to(item.address), content, access) else "kept"]
-
-
-def _write_sidecar(item: PackInput, given: GivenImages) -> list[Outcome]:
-    columns = _columns(item)
-    if not columns:
-        return []
-    content = json.dumps(given.declared.cells(columns, item.address), ensure_ascii=False).encode()
-    created = _create(next_to(item.address, SIDECAR_SUFFIX), content, given.access)
-    return ["file of columns" if created else "kept"]
-
-
-def _create(address: str, content: bytes, access: S3Access) -> bool:
-    """Write an object unless it exists; return whether it was written."""
-    bucket, key = split_uri(address)
-    return open_store(access).put_if(bucket, key, content, etag=None) is not None

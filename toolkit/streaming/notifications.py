@@ -21,7 +21,7 @@ from urllib.parse import quote
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packing.plan import PackInput
-from sm_train.entrypoints.packing.plan_files import PlannedInputs
+from sm_train.entrypoints.packing.plan_files import PlannedInputs, PlannedRejections
 from sm_train.entrypoints.packing.shard_builder import read_index
 from sm_train.entrypoints.packing.stored_plan import PackedInputs, read_packed_inputs
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage
@@ -53,12 +53,19 @@ class Notifications:
 
     ``known`` images of the source are in the pack already. ``usd`` is the price of packing the
     others. ``given`` are the images of a table, whose captions and columns are written before.
+    ``unused`` are columns of the table that the stack takes from elsewhere.
     """
 
     inputs: PackInputs
     known: int
     usd: Decimal
     given: GivenImages | None = None
+    unused: tuple[str, ...] = ()
+
+    @property
+    def rejected(self) -> PlannedRejections:
+        """The rows of the table that cannot be read."""
+        return PlannedRejections(self.inputs.files, self.inputs.rejected)
 
     def __iter__(self) -> Iterator[PackInput]:
         return iter(_planned(self.inputs)) if self.given is None else self.given.present()
@@ -85,18 +92,24 @@ def plan_notifications(
         packed = _read_packed(destination, access)
         removed = _removed_below(ShardSet(destination, SHARDS_FOLDER, access), source)
         options, location = TableOptions(), None
+        unused: tuple[str, ...] = ()
         if table is not None:
-            options, location = table.options(stack.columns, access), table.location
-        images = InputSource(source, location, options, False, access, removed)
+            options, unused = table.options(stack.columns, access)
+            location = table.location
+        is_partial = table is not None
+        images = InputSource(
+            source, location, options, access=access, removed=removed, is_partial=is_partial
+        )
         inputs = find_inputs(images, Path(folder), packed)
-        if table is None and not inputs.root.startswith(f"s3://{stack.raw_bucket}/"):
+        root = inputs.root if table is None else listing_root(source)
+        if not root.startswith(f"s3://{stack.raw_bucket}/"):
             raise UserError(
                 f"--add: {source}: the stack {stack.name} packs images of "
                 f"s3://{stack.raw_bucket}/; name a prefix of it or an inventory of it"
             )
         given = None
         if table is not None:
-            given = GivenImages(_planned(inputs), stack.raw_bucket, stack.columns, access)
+            given = GivenImages(_planned(inputs), root, stack.columns, access)
             given.require_valid()
         usd = streaming_usd(
             inputs.images,
@@ -106,7 +119,7 @@ def plan_notifications(
             given_files=bool(options.caption_columns) + bool(options.keep) if given else 0,
         )
         known = 0 if inputs.comparison is None else inputs.comparison.known
-        yield Notifications(inputs, known, usd, given)
+        yield Notifications(inputs, known, usd, given, unused)
 
 
 def _read_packed(destination: Storage, access: S3Access) -> PackedInputs | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypedDict
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME
@@ -161,6 +162,12 @@ def plan_lines(notifications: Notifications) -> Iterator[str]:
     """Yield the lines that say which images will be packed, and what that costs."""
     found = notifications.inputs
     known = f"; {notifications.known:,} are packed already" if notifications.known else ""
+    for item in islice(notifications.rejected, 1):
+        rows = plural(len(notifications.rejected), "row")
+        yield f"{rows} of the table rejected: {item.source}: {item.reason}: {item.detail}"
+    if notifications.unused:
+        unused = ", ".join(notifications.unused)
+        yield f"not used of the table: {unused}, which the stack takes from tags"
     yield f"{plural(found.images, 'image')} to pack, {format_bytes(found.image_bytes)}{known}"
     yield from describe_skipped(found.skipped)
     if found.images:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import sm_train
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.shared_work.plan_documents import PlanError
 from sm_train.entrypoints.streaming import lambda_handler
@@ -53,6 +57,7 @@ def values(index: ShardIndex, *names: str) -> dict[str, list[Any]]:
         ("a-b text", "Columns: 'a-b text': write NAME TYPE"),
         ("expiry day", "Columns: 'expiry day': write NAME TYPE"),
         ("source text", "Columns: source is a name of sm-train's; choose another name"),
+        ("Source text", "Columns: Source is a name of sm-train's; choose another name"),
         ("a text, A date", "Columns: A is there twice; choose another name"),
     ],
 )
@@ -73,7 +78,7 @@ def test_an_invalid_declaration_is_one_line(text: str, error: str) -> None:
         ("text", True, "true"),
         ("integer", "12", 12),
         ("integer", 123456789012345678, 123456789012345678),
-        ("integer", "123456789012345678", 123456789012345678),
+        ("integer", "-9223372036854775808", -(2**63)),
         ("number", "1e3", 1000.0),
         ("number", 12, 12.0),
         ("number", "NaN", None),
@@ -98,6 +103,10 @@ def test_a_value_has_the_type_of_its_column(kind: str, value: Any, cell: Any) ->
         ("integer", "007"),
         ("integer", 1.5),
         ("integer", 2**63),
+        ("integer", "9223372036854775808"),
+        ("number", "1e400"),
+        ("number", "E100"),
+        ("number", float("inf")),
         ("number", "much"),
         ("number", True),
         ("boolean", 1),
@@ -228,6 +237,67 @@ def test_columns_that_are_declared_later_are_added_to_the_index(
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "found"),
+    [
+        (("id integer", 2**60 + 1), ("id number", 1.5), "number", [float(2**60), 1.5]),
+        (("id date", "2027-06-01"), ("id timestamp", "2027-06-01T10:00:00Z"), "timestamp", None),
+        (("id text", "a"), ("ID text", "b"), "text", ["a", "b"]),
+    ],
+)
+def test_a_declaration_that_changes_keeps_the_index_going(
+    deployment: Deployment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: tuple[str, Any],
+    after: tuple[str, Any],
+    kind: str,
+    found: list[Any] | None,
+) -> None:
+    """Names that differ in case are one column, as SQL has it."""
+    for number, (columns, value) in enumerate((before, after)):
+        declare(monkeypatch, columns)
+        put(deployment, f"{number}.json", {columns.partition(" ")[0]: value})
+        deployment.arrive(f"{number}.jpg", image_bytes(number))
+        assert deployment.drain() == set()
+        deployment.flush()
+    index = read_index(deployment, tmp_path / "index.parquet")
+    assert index.header.columns == {"id": kind}
+    moments = [datetime(2027, 6, 1), datetime(2027, 6, 1, 10)]
+    assert values(index, "id")["id"] == (moments if found is None else found)
+
+
+@pytest.mark.integration
+def test_a_decimal_of_a_pack_and_a_number_of_a_stream_are_numbers(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "0.jpg").write_bytes(image_bytes(0))
+    table = {"image": ["0.jpg"], "caption": ["a"], "price": pa.array([Decimal("9.50")])}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    source, target = str(tmp_path / "t.parquet"), "s3://packed/set"
+    sm_train.pack(source, target, index_column="price", region="us-east-1", shard_size="20000")
+    declare(monkeypatch, "price number")
+    put(deployment, "1.json", {"price": 12.5})
+    deployment.arrive("1.jpg", image_bytes(1))
+    assert deployment.drain() == set()
+    deployment.flush()
+    index = read_index(deployment, tmp_path / "index.parquet")
+    assert index.header.columns == {"price": "number"}
+    assert values(index, "price")["price"] == [9.5, 12.5]
+
+
+@pytest.mark.integration
+def test_a_large_sidecar_is_not_read(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    declare(monkeypatch, "license text")
+    put(deployment, "0.json", {"license": "x" * 1_000_000})
+    deployment.arrive("0.jpg", image_bytes(0))
+    assert len(deployment.drain()) == 1
+    assert "0.json has more than 1,000,000 bytes" in capfd.readouterr().out
+
+
+@pytest.mark.integration
 def test_staged_samples_of_other_types_name_the_remedy(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,9 +306,11 @@ def test_staged_samples_of_other_types_name_the_remedy(
     deployment.arrive("0.jpg", image_bytes(0))
     assert deployment.drain() == set()
     declare(monkeypatch, "expiry date")
-    with pytest.raises(PlanError) as raised:
+    with pytest.raises(PlanError, match='expiry: "soon" is no date; declare it as it was, or as'):
         deployment.flush()
-    assert 'expiry: "soon" is no date; set the Columns that the stack had' in str(raised.value)
+    declare(monkeypatch, "license text")
+    with pytest.raises(PlanError, match="expiry: the stack declares no such column; declare it as"):
+        deployment.flush()
     declare(monkeypatch, "expiry text")
     deployment.flush()
     index = read_index(deployment, tmp_path / "index.parquet")

@@ -160,8 +160,20 @@ def test_what_is_wrong_with_a_table_is_one_line_and_writes_nothing(
         ),
         (
             "elsewhere",
-            [ROWS[0] | {"image": "s3://other/0.jpg", "bytes": 5}],
-            "s3://other/0.jpg: the stack packs images of s3://raw/",
+            [ROWS[0] | {"image": "s3://raw/other/0.jpg", "bytes": 5}],
+            "s3://raw/other/0.jpg: is not below s3://raw/photos/",
+        ),
+        (
+            "twice",
+            [ROWS[0], ROWS[0] | {"license": "own"}],
+            "s3://raw/photos/0.jpg: two rows give s3://raw/photos/0.json different contents; keep "
+            "one of them",
+        ),
+        (
+            "stem",
+            [ROWS[0], ROWS[1] | {"image": "0.png", "bytes": 5}],
+            "s3://raw/photos/0.jpg and s3://raw/photos/0.png: two rows give s3://raw/photos/0.txt "
+            "different contents; keep one of them",
         ),
         (
             "lacking",
@@ -184,6 +196,45 @@ def test_what_is_wrong_with_a_table_is_one_line_and_writes_nothing(
     assert [entry["Key"] for entry in listing] == [f"photos/{number}.jpg" for number in range(3)]
     assert stack.status()["waiting"] == 0
     assert "--captions, --dry-run and --yes require --add" in stack.run("--captions", "x").stderr
+
+
+def test_cells_of_csv_are_the_texts_that_the_table_has(
+    aws: Aws, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A row without a caption has columns all the same: the image may have a caption."""
+    columns = "id text, version text, code text, count integer, is_own boolean, expiry date"
+    with stream_stack(aws, cli, monkeypatch, Columns=columns) as stack:
+        put_images(stack, 2)
+        stack.deployment.s3.put_object(Bucket="raw", Key="photos/1.txt", Body=b"by its author")
+        table = tmp_path / "t.csv"
+        table.write_text(
+            "image,caption,id,version,code,count,is_own,expiry\n"
+            "0.jpg,a,1234567890123456789,1.10,E100,9007199254740993,TRUE,2027-06-01\n"
+            "1.jpg,,1234567890123456790,2.00,1e5,,false,\n"
+            "../2.jpg,a,1,1,1,1,true,\n"
+        )
+        done = stack.run("--add", "s3://raw/photos/", "--captions", str(table), "--yes")
+        assert done.returncode == 0, done.stderr
+        assert "1 row of the table rejected: ../2.jpg: outside-source" in done.stderr
+        assert "wrote 1 caption and 2 files of columns for 2 images" in done.stderr
+        assert [json.loads(text(stack, f"photos/{number}.json")) for number in range(2)] == [
+            {
+                "id": "1234567890123456789",
+                "version": "1.10",
+                "code": "E100",
+                "count": 9007199254740993,
+                "is_own": True,
+                "expiry": "2027-06-01",
+            },
+            {
+                "id": "1234567890123456790",
+                "version": "2.00",
+                "code": "1e5",
+                "count": None,
+                "is_own": False,
+                "expiry": None,
+            },
+        ]
 
 
 def test_dead_letters_name_the_column_that_is_wrong(stack: Stack) -> None:
@@ -213,7 +264,7 @@ def test_append_takes_the_columns_of_the_stream(stack: Stack, tmp_path: Path) ->
     other(
         stack,
         *("pack", "s3://raw/photos/", "s3://packed/set", "--append", "--captions", table),
-        *("--shard-size", "20000", "--index-column", "expiry", "--index-column", "license"),
+        *("--shard-size", "20000", "--index-column", "license", "--index-column", "expiry"),
     )
     stack.deployment.s3.download_file("packed", "set/index.parquet", str(tmp_path / "index"))
     index = ShardIndex(tmp_path / "index")
@@ -247,6 +298,9 @@ def test_the_printed_policy_suffices_for_tags_and_tables(
         ):
             done = stack.run(*arguments)
             assert (aws.denied, done.returncode) == ([], 0), done.stderr
+            if "--captions" in arguments:
+                unused = "not used of the table: license, expiry, which the stack takes from tags"
+                assert unused in done.stderr
         stack.deployment.s3.put_object(Bucket="raw", Key="photos/1.txt", Body=b"late")
         done = stack.run("--dead")
         assert (aws.denied, done.returncode) == ([], 0), done.stderr
