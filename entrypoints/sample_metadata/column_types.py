@@ -97,7 +97,7 @@ _WIDER: dict[frozenset[str], ColumnType] = {
     frozenset(("decimal", "single")): "number",
     frozenset(("decimal", "integer")): "decimal",
     frozenset(("decimal", "unsigned")): "decimal",
-    frozenset(("integer", "unsigned")): "number",
+    frozenset(("integer", "unsigned")): "decimal",
     frozenset(("date", "timestamp")): "timestamp",
 }
 

@@ -99,7 +99,7 @@ class _Cells:
 
 
 _FAMILIES: tuple[frozenset[str], ...] = (
-    frozenset(("integer", "unsigned", "number")),
+    frozenset(("integer", "unsigned", "decimal", "number")),
     frozenset(("date", "timestamp")),
     frozenset(("boolean",)),
     frozenset(("text",)),

@@ -271,7 +271,7 @@ def of_index(shards: ShardSet, where: str) -> dict[str, list[int] | int]:
         return found
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tables())
 def test_six_commands_select_the_rows_that_duckdb_selects(table: DrawnTable) -> None:
     with TemporaryDirectory() as name:
