@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -200,13 +200,14 @@ def _load(
 
 @contextmanager
 def _importable(code: Path | None) -> Iterator[None]:
-    """Let ``data.transform`` import the run's own code."""
+    """Let ``data.transform`` import the run's own code; it prints to stderr."""
     if code is None:
         yield
         return
     sys.path.insert(0, str(code))
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         sys.path.remove(str(code))
 

@@ -63,7 +63,7 @@ def find_kept(
     try:
         content = plan.destination.read(RESULT_NAME)
         document = json.loads(content)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}  # a damaged one is reported when it is read
     if not isinstance(document, dict) or not is_grown(plan, document):
         return {}

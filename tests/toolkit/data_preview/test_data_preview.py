@@ -117,6 +117,21 @@ def test_a_run_file_states_how_samples_are_read(cli: Cli, packed: Path, tmp_path
     assert refused.stderr == "sm-train: --stage: 1024px: no such stage; the run has 64px, 96px\n"
 
 
+def test_a_transform_prints_next_to_the_document(cli: Cli, packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/samples.py").write_text(
+        "def prepare(sample):\n    print('seen', flush=True)\n    return sample\n"
+    )
+    text = RUN.replace(
+        "uri: DATA", "uri: s3://none/set, local: packed/shards, transform: 'samples:prepare'"
+    )
+    (tmp_path / "run.yaml").write_text(f"{text}code: code\n")
+    run = cli("data-preview", "run.yaml", "--json")
+    assert run.returncode == 0, run.stderr
+    assert len(json.loads(run.stdout)["sets"]) == 1
+    assert "seen" in run.stderr
+
+
 def test_removed_and_unusable_samples(cli: Cli, packed: Path, tmp_path: Path) -> None:
     assert cli("remove", "packed", "--where", "license = 'CC0'", "--yes").returncode == 0
     [shown] = document(cli, "packed", "--resolution", "64", "--samples", "1000")["sets"]

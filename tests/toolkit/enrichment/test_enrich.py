@@ -501,6 +501,7 @@ def test_a_destination_that_was_changed_is_refused_in_one_line(cli: Cli, folder:
     assert cli("enrich", "packed/", *ENRICH[2:], "scores:facts").returncode == 0
     grow(cli, folder, 2, 2)
     for name, damage in (
+        ("enriched.json", b"[" * 100_000),
         ("index.parquet", b"PAR1"),
         ("enriched-shards.parquet", b"PAR1"),
         ("shards/shard-000000.tar", b""),
