@@ -39,10 +39,7 @@ from sm_train.entrypoints.sample_metadata.column_types import (
     SOURCE,
     ColumnType,
     MadeBy,
-    common_type,
-    type_of,
 )
-from sm_train.entrypoints.sample_metadata.text_columns import text_kind
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.append import Comparison, NewInputs
 from sm_train.toolkit.packing.file_kinds import (
@@ -186,7 +183,7 @@ def _find_inputs(
         # Of a table that declares its types no cell has to be read for them.
         reads_cells = source.preview or None in declared.values()
         preview = preview_tables(tables) if reads_cells else ()
-        types = _IndexTypes(_column_types(declared, preview))
+        types = _column_types(declared, preview)
         new = None if packed is None else NewInputs(packed, sorter.root, source.removed)
         found = _write_inputs(sorter, folder, selection.skipped, new, types)
         made = [made_columns(table, source.table) for table in tables]
@@ -200,14 +197,28 @@ def _column_types(
 ) -> dict[str, ColumnType | None]:
     """Return the types of the columns of the index, of all rows, also of those that are not packed.
 
-    None is the type of a column whose values have to be looked at.
+    None is the type of a column without any value.
+
+    Raises:
+        UserError: a column holds what an index cannot.
     """
-    shown = {
-        column.name: cast("ColumnType", column.type)
-        for column in preview
-        if column.values and column.type in COLUMN_TYPES
-    }
-    return {name: kind or shown.get(name) for name, kind in declared.items()}
+    types = dict(declared)
+    for column in preview:
+        if column.values and types.get(column.name, "") is None:
+            if column.type not in COLUMN_TYPES:
+                raise UserError(not_in_index(column.name, _nouns(column.type)))
+            types[column.name] = cast("ColumnType", column.type)
+    return types
+
+
+def _nouns(kind: str) -> str:
+    """Return what the values of a column are that an index cannot hold."""
+    name = kind.partition("<")[0]
+    if "list" in name:
+        return "lists"
+    if name in ("object", "struct", "map"):
+        return "objects"
+    return "values of several types" if kind == "mixed" else f"values of the type {kind}"
 
 
 def _root(source: InputSource, tables: Sequence[TableFile]) -> str:
@@ -293,7 +304,7 @@ def _write_inputs(
     folder: Path,
     skipped: dict[str, SkippedKind],
     new: NewInputs | None,
-    types: _IndexTypes,
+    types: dict[str, ColumnType | None],
 ) -> PackInputs:
     """Write all inputs, or the ``new`` ones, in order; compute their digest and their size."""
     images, rejected = sorter.sorted_images(), sorter.sorted_rejected()
@@ -305,7 +316,6 @@ def _write_inputs(
         for batch in images:
             digest.update(_describe(batch))
             fields = batch.column("table_fields")
-            types.add(fields)
             columns = batch.column("bytes"), batch.column("caption_bytes"), pc.binary_length(fields)
             sizes, text_sizes, field_sizes = (
                 column.fill_null(0).to_numpy().astype(np.int64) for column in columns
@@ -333,7 +343,7 @@ def _write_inputs(
         sorter.local,
         sorter.has_heic,
         sorter.filtered,
-        types.by_column(),
+        types,
         None if new is None else new.comparison,
     )
 
@@ -358,37 +368,6 @@ def _describe(batch: pa.RecordBatch) -> bytes:
         )
         for source, size, caption, length, fields, address in cells
     ).encode()
-
-
-class _IndexTypes:
-    """Finds the types of the columns that the index keeps."""
-
-    def __init__(self, declared: Mapping[str, ColumnType | None]) -> None:
-        """Take the columns with the types that their table declares, None if it declares none."""
-        self._types = dict(declared)
-        self._untyped = [name for name, kind in declared.items() if kind is None]
-
-    def add(self, fields: pa.Array) -> None:
-        """Take the fields of the next images.
-
-        Raises:
-            UserError: a column holds what an index cannot.
-        """
-        if not self._untyped:
-            return
-        for content in fields.to_pylist():
-            values = {} if content is None else json.loads(content).get("columns", {})
-            for name in self._untyped:
-                value = values.get(name)
-                try:
-                    kind = text_kind(value) if isinstance(value, str) else type_of(value)
-                except ValueError as error:
-                    raise UserError(not_in_index(name, error)) from None
-                self._types[name] = common_type(self._types[name], kind)
-
-    def by_column(self) -> dict[str, ColumnType | None]:
-        """Return the types; None for a column without any value."""
-        return self._types
 
 
 def _walk_images(

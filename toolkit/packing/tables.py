@@ -565,15 +565,15 @@ def declared_types(
             try:
                 declared = declared_type(schema.field(name).type)
             except ValueError as error:
-                raise UserError(not_in_index(name, error)) from None
+                raise UserError(not_in_index(name, str(error))) from None
             types[name] = common_type(types[name], declared)
     return types
 
 
-def not_in_index(column: str, error: ValueError) -> str:
-    """Return the message on a column whose values an index cannot hold."""
+def not_in_index(column: str, nouns: str) -> str:
+    """Return the message on a column whose values, these ``nouns``, an index cannot hold."""
     return (
-        f"--index-column: {column} holds {error}; the index takes texts, numbers, booleans, dates "
+        f"--index-column: {column} holds {nouns}; the index takes texts, numbers, booleans, dates "
         "and timestamps: use --keep"
     )
 
