@@ -230,7 +230,7 @@ def _finalize_shards(plan: EnrichmentPlan) -> EnrichmentResult | None:
                     return None
                 summaries.append(PartSummary.from_dict(built.options))
                 if built.shard is not None:
-                    writer.add(_with_columns(built.shard, types, plan.function["function"]))
+                    writer.add(_with_columns(built.shard, types, plan))
             for item in source.rejected():
                 writer.reject(item)
         if source.header.inputs is not None:
@@ -274,10 +274,10 @@ def _index_types(
 
     Shards in which a new column holds nothing say nothing of its type, nor do ``kept`` ones.
     """
-    types: dict[str, ColumnType] = dict(source_index(plan).header.columns)
+    types: dict[str, ColumnType] = {} if kept is None else dict(kept.header.columns)
+    types |= source_index(plan).header.columns
     unknown = set(origin.index_columns)
     if kept is not None:
-        types = dict(kept.header.columns)
         unknown = {name for name in unknown if not _has_values(kept, name)}
     for built in _records(plan) if unknown else ():
         if built is None:
@@ -301,23 +301,24 @@ def _stored_type(shard: Shard | None, column: str) -> ColumnType | None:
     return next((type_of(value) for value in values if value is not None), None)
 
 
-def _with_columns(shard: Shard, types: ColumnTypes, function: str) -> Shard:
-    """Return a shard with all columns of the index.
+def _with_columns(shard: Shard, types: ColumnTypes, plan: EnrichmentPlan) -> Shard:
+    """Return a shard with all columns of the index; those of the source have their types.
 
     Raises:
-        EnrichmentError: a column holds values of another type.
+        EnrichmentError: a new column holds values of another type.
     """
-    columns = {}
-    for name, kind in types.items():
-        values = shard.columns.get(name, (None,) * shard.samples)
-        stored = _stored_type(shard, name)
+    assert isinstance(plan.origin, ShardSource)
+    shard = shard.with_columns(types)
+    made = {}
+    for name in plan.origin.index_columns:
+        kind, stored = types[name], _stored_type(shard, name)
         if common_type(kind, stored) != kind:
             raise EnrichmentError(
-                f"--index-column: column {name} of {function} is {stored} in {shard.name} and "
-                f"{kind} in others; return one type"
+                f"--index-column: column {name} of {plan.function['function']} is {stored} in "
+                f"{shard.name} and {kind} in others; return one type"
             )
-        columns[name] = tuple(as_type(value, kind) for value in values)
-    return replace(shard, columns=columns)
+        made[name] = tuple(as_type(value, kind) for value in shard.columns[name])
+    return replace(shard, columns={**shard.columns, **made})
 
 
 @dataclass(frozen=True)

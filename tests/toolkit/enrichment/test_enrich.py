@@ -7,6 +7,8 @@ import signal
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,6 +227,30 @@ def test_shards_keep_their_samples_and_get_columns(cli: Cli, folder: Path) -> No
 
 
 @pytest.mark.integration
+def test_columns_of_an_index_keep_their_types(cli: Cli, folder: Path) -> None:
+    values: dict[str, Any] = {
+        "day": pa.array([date(2027, 6, 1), None]),
+        "time": pa.array([datetime(2027, 6, 1, 10), None]),
+        "price": pa.array([Decimal("9.50"), None]),
+        "score": pa.array([0.1, None], pa.float32()),
+        "hash": pa.array([2**64 - 1, 3], pa.uint64()),
+        "flag": pa.array([True, None]),
+        "license": pa.array(["CC0", None]),
+    }
+    images = sorted(path.name for path in (folder / "in").glob("*.jpg"))[:2]
+    table = pa.table({"image": images, "caption": ["a", "b"], **values})
+    pq.write_table(table, folder / "rights.parquet")
+    columns = [part for name in values for part in ("--index-column", name)]
+    packed = cli("pack", "in", "packed", "--captions", "rights.parquet", *columns)
+    assert packed.returncode == 0, packed.stderr
+    done = cli(*ENRICH, "scores:facts")
+    assert done.returncode == 0, done.stderr
+    before, after = (ShardIndex(folder / name / "index.parquet") for name in ("packed", "out"))
+    assert after.header.columns == before.header.columns | {"area": "integer"}
+    kept = {name: cells for name, cells in after.shard(0).columns.items() if name in values}
+    assert kept == before.shard(0).columns
+
+
 def test_a_killed_command_resumes_and_each_image_has_its_columns_once(
     cli: Cli, folder: Path
 ) -> None:
