@@ -32,6 +32,7 @@ STAGED_FOLDER, RECORDS_FOLDER = f"{STREAM_STATE}/staged", f"{STREAM_STATE}/recor
 """Folders of images that are in no shard yet, and of numbers of shards that are in no index yet."""
 
 _STREAMED = re.compile(r"streamed-(\d{6,})\.tar")
+_REWRITTEN = re.compile(r"streamed-\d{6,}-r\d+\.tar")
 
 
 def index_channel(channel: str) -> str:
@@ -126,6 +127,11 @@ def streamed_shard(number: int) -> str:
 def is_streamed(name: str) -> bool:
     """Return whether a streaming pack has written the shard: the index may not have it yet."""
     return _STREAMED.fullmatch(name) is not None
+
+
+def holds_streamed(name: str) -> bool:
+    """Return whether a shard has images that arrived, also one that a removal has rewritten."""
+    return is_streamed(name) or _REWRITTEN.fullmatch(name) is not None
 
 
 def index_uri(shards_uri: str) -> str | None:

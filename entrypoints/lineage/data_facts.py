@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sm_train.entrypoints.common.index_location import is_streamed
+from sm_train.entrypoints.common.index_location import holds_streamed
 from sm_train.entrypoints.common.job_config import DEFAULT_COLOR
 from sm_train.entrypoints.data.selection import Selection, select_samples
 from sm_train.entrypoints.data.shard_index import (
@@ -154,7 +154,9 @@ def _selected_colors(index: ShardIndex, selection: Selection) -> Mapping[str, in
 def _streamed_samples(index: ShardIndex, selection: Selection | None) -> int:
     counts = index.samples if selection is None else selection.counts
     return sum(
-        count for name, count in zip(index.names, counts.tolist(), strict=True) if is_streamed(name)
+        count
+        for name, count in zip(index.names, counts.tolist(), strict=True)
+        if holds_streamed(name)
     )
 
 

@@ -244,7 +244,7 @@ class RowFilter:
         if not types:
             return ConditionError(
                 f"{self._option}: {name}() returns another value each time, so {self._fix}; use "
-                "columns of the table"
+                "columns of the table, and a date as in DATE '2027-06-01'"
             )
         return ConditionError(
             f"{self._option}: {name}({', '.join(types)}) depends on the settings of the session, "

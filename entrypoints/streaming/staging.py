@@ -83,9 +83,10 @@ class Stager:
         try:
             result = self._encode(arrival)
         except NotYetError as error:
-            if self._head(arrival) is not None:
+            # An image that can never be packed does not wait.
+            result = self._encoded(arrival, caption="none yet", fields=None)
+            if not isinstance(result, RejectedInput):
                 raise RetryLaterError(f"{arrival.address}: {error}") from None
-            result = RejectedInput(arrival.address, "image-missing", f"no object {arrival.key}")
         missing = isinstance(result, RejectedInput) and result.reason == "image-missing"
         if not missing and not self._is_current(arrival):
             return "overwritten"  # another version was read, which has its own message
@@ -102,13 +103,17 @@ class Stager:
         Raises:
             NotYetError: its caption or its columns are missing.
         """
-        address, access = arrival.address, self.destination.access
         try:
-            caption, fields = read_companions(arrival, self.columns, access)
+            caption, fields = read_companions(arrival, self.columns, self.destination.access)
         except DecodeError as error:
-            return RejectedInput(address, error.reason, error.detail)
+            return RejectedInput(arrival.address, error.reason, error.detail)
+        return self._encoded(arrival, caption, fields)
+
+    def _encoded(self, arrival: Arrival, caption: str, fields: str | None) -> bytes | RejectedInput:
+        address = arrival.address
         item = PackInput(0, address, address, arrival.bytes, caption, table_fields=fields)
-        return encode_input(item, arrival.id, self.options, InputReader(access, self.decoders))
+        reader = InputReader(self.destination.access, self.decoders)
+        return encode_input(item, arrival.id, self.options, reader)
 
     def _is_packed(self, arrival: Arrival) -> bool:
         """Return whether `sm-train pack` has packed this version of an image.

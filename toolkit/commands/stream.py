@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @sm_train_command(
     "sm-train stream photo-pack",
     "sm-train stream photo-pack --add s3://photos/2025/",
-    "sm-train stream photo-pack --add s3://photos/ --captions s3://scores/table",
+    "sm-train stream photo-pack --add s3://photos/ --captions rights.csv",
     "sm-train stream photo-pack --flush",
     "sm-train stream photo-pack --dead",
     "sm-train stream photo-pack --redrive",
@@ -175,7 +175,7 @@ def _add(
     from sm_train.toolkit.packing.pack_report import progress_bar
     from sm_train.toolkit.streaming.given_metadata import write_given
     from sm_train.toolkit.streaming.notifications import plan_notifications, send_notifications
-    from sm_train.toolkit.streaming.stream_status import plan_lines, written_lines
+    from sm_train.toolkit.streaming.stream_status import plan_lines, written_line
     from sm_train.toolkit.terminal.confirmation import ask
     from sm_train.toolkit.terminal.console import note
     from sm_train.toolkit.terminal.formatting import plural
@@ -183,15 +183,14 @@ def _add(
     with plan_notifications(stack, source, access, table) as notifications:
         for line in plan_lines(notifications):
             note(line)
-        if notifications.inputs.images == 0 or dry_run:
+        if notifications.images == 0 or dry_run:
             return
         if not yes:
             ask("Pack them?")
         if (given := notifications.given) is not None:
             with raise_on_signals(), progress_bar() as on_progress:
-                written = write_given(given, notifications.inputs.images, on_progress)
-            for line in written_lines(written, notifications.inputs.images):
-                note(line)
+                written = write_given(given, notifications.images, on_progress)
+            note(written_line(written))
         with raise_on_signals(), progress_bar() as on_progress:
             sent = send_notifications(stack, notifications, on_progress)
     images = plural(sent, "image")

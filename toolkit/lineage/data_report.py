@@ -175,6 +175,11 @@ def _removals(reported: ReportedSet) -> str:
 
 def _synthetic(reported: ReportedSet) -> str:
     made = reported.facts.made_captions
+    if not made and reported.facts.streamed:
+        return (
+            f"{reported.address}: captions of images that arrived are those next to them; whether "
+            "a program made them is not known."
+        )
     if not made:
         return (
             f"{reported.address}: no captions of `sm-train enrich`; where others come from is not "

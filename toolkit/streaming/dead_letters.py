@@ -27,6 +27,8 @@ from sm_train.entrypoints.streaming.stream_state import S3_REQUESTS, STAGED, is_
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.streaming.stack import StreamStack
 
+_DONE = "; --redrive lets its message go"
+
 
 @dataclass(frozen=True)
 class DeadLetter:
@@ -102,12 +104,12 @@ class _Observer:
             image for image in self.packed.find(arrival.address) if image.listed >= head.modified
         ]
         if any(image.is_finished for image in listed):
-            return "it is packed: `sm-train pack --append` has added it"
+            return f"it is packed: `sm-train pack --append` has added it{_DONE}"
         if arrival.version is not None:
             if is_seen(self.destination, arrival.id):
-                return "it is packed, or its rejection is in the index"
+                return f"it is packed, or its rejection is in the index{_DONE}"
             if self.destination.size(f"{STAGED}/{arrival.id}") is not None:
-                return "it is staged"
+                return f"it is staged{_DONE}"
         if listed:
             return "`sm-train pack --append`, which adds it, has not finished"
         try:

@@ -81,7 +81,7 @@ class MetadataTable:
             wanted = [_CAPTION_COLUMN, *(declared.types if is_sidecar else ())]
             raise UserError(
                 f"{OPTION}: {self.location}: has no column {' and no column '.join(wanted)}; it "
-                f"has {', '.join(names)}; name one with --caption-column"
+                f"has {', '.join(names)}; name the captions with --caption-column"
             )
         unused = () if is_sidecar else tuple(name for name in declared.types if name in names)
         return TableOptions(self.image_column, captions, tuple(keep)), unused
@@ -96,16 +96,21 @@ class GivenImages:
     declared: DeclaredColumns
     access: S3Access
 
-    def require_valid(self) -> None:
-        """Require that all images are below the root, and that their files can be written.
+    def absent(self) -> list[str]:
+        """Return the images that are no objects of the kinds that a stream packs.
+
+        Require that all are below the root, and that their files can be written.
 
         Raises:
             UserError: a column has another type than the declared one, a caption is not UTF-8, or
                 two rows give a file different contents.
         """
+        absent = []
         for _, group in groupby(self.planned, _name_start):
             files: dict[str, tuple[bytes, str]] = {}
             for item in group:
+                if not _is_present(item):
+                    absent.append(item.address)
                 if not item.address.startswith(self.root):
                     raise UserError(f"{OPTION}: {item.address}: is not below {self.root}")
                 for address, content in self._files(item).items():
@@ -116,6 +121,7 @@ class GivenImages:
                             f"{OPTION}: {both}: two rows give {address} different contents; keep "
                             "one of them"
                         )
+        return absent
 
     def _files(self, item: PackInput) -> dict[str, bytes]:
         """Return what is written next to an image, by address.
@@ -154,8 +160,12 @@ class GivenImages:
         return "caption" if is_caption else "file of columns"
 
     def present(self) -> Iterator[PackInput]:
-        """Yield the images that exist, of the kinds that a stream packs."""
-        return (item for item in self.planned if item.bytes and is_image(item.address))
+        """Yield the other images."""
+        return filter(_is_present, self.planned)
+
+
+def _is_present(item: PackInput) -> bool:
+    return item.bytes > 0 and is_image(item.address)
 
 
 def _name_start(item: PackInput) -> str:

@@ -8,10 +8,10 @@ twice, whatever is sent again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +53,8 @@ class Notifications:
 
     ``known`` images of the source are in the pack already. ``usd`` is the price of packing the
     others. ``given`` are the images of a table, whose captions and columns are written before.
-    ``unused`` are columns of the table that the stack takes from elsewhere.
+    ``unused`` are columns of the table that the stack takes from elsewhere, ``absent`` its images
+    that are no objects yet.
     """
 
     inputs: PackInputs
@@ -61,6 +62,12 @@ class Notifications:
     usd: Decimal
     given: GivenImages | None = None
     unused: tuple[str, ...] = ()
+    absent: Sequence[str] = ()
+
+    @property
+    def images(self) -> int:
+        """The number of images to pack."""
+        return self.inputs.images - len(self.absent)
 
     @property
     def rejected(self) -> PlannedRejections:
@@ -107,19 +114,22 @@ def plan_notifications(
                 f"--add: {source}: the stack {stack.name} packs images of "
                 f"s3://{stack.raw_bucket}/; name a prefix of it or an inventory of it"
             )
-        given = None
+        given, absent = None, list[str]()
         if table is not None:
             given = GivenImages(_planned(inputs), root, stack.columns, access)
-            given.require_valid()
+            absent = given.absent()
         usd = streaming_usd(
-            inputs.images,
+            inputs.images - len(absent),
             inputs.image_bytes,
             stack.shard_bytes,
             has_columns=bool(stack.columns.types),
             given_files=bool(options.caption_columns) + bool(options.keep) if given else 0,
         )
         known = 0 if inputs.comparison is None else inputs.comparison.known
-        yield Notifications(inputs, known, usd, given, unused)
+        if stack.columns.types and stack.columns.origin == "sidecar":
+            skipped = {kind: files for kind, files in inputs.skipped.items() if kind != "json"}
+            inputs = replace(inputs, skipped=skipped)
+        yield Notifications(inputs, known, usd, given, unused, absent)
 
 
 def _read_packed(destination: Storage, access: S3Access) -> PackedInputs | None:
@@ -153,7 +163,7 @@ def send_notifications(
     Raises:
         UserError: SQS denies access or rejects a message.
     """
-    total, done = notifications.inputs.images, 0
+    total, done = notifications.images, 0
     messages = (_message(group) for group in in_groups(notifications, MESSAGE_IMAGES))
     with translate_aws_errors(stack.queue), ThreadPoolExecutor(_SENDERS) as pool:
         sqs: Any = stack.session.client("sqs")

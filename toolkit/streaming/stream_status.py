@@ -143,19 +143,14 @@ def status_document(status: StreamStatus) -> StreamDocument:
     }
 
 
-def written_lines(written: WrittenFiles, images: int) -> Iterator[str]:
-    """Yield the lines that say what was written next to images, of a table of ``images``."""
+def written_line(written: WrittenFiles) -> str:
+    """Return the line that says what was written next to images."""
     counts = written.counts
     made = [plural(counts["caption"], "caption")] if counts["caption"] else []
     if number := counts["file of columns"]:
         made.append(f"{plural(number, 'file')} of columns")
     kept = f"; kept {plural(counts['kept'], 'file')} already there" if counts["kept"] else ""
-    yield f"wrote {' and '.join(made) or 'no file'} for {plural(written.images, 'image')}{kept}"
-    if absent := images - written.images:
-        yield (
-            f"{plural(absent, 'image')} of the table skipped: no such JPEG, PNG or WebP object; "
-            "repeat the command once they have arrived"
-        )
+    return f"wrote {' and '.join(made) or 'no file'} for {plural(written.images, 'image')}{kept}"
 
 
 def plan_lines(notifications: Notifications) -> Iterator[str]:
@@ -163,14 +158,20 @@ def plan_lines(notifications: Notifications) -> Iterator[str]:
     found = notifications.inputs
     known = f"; {notifications.known:,} are packed already" if notifications.known else ""
     for item in islice(notifications.rejected, 1):
-        rows = plural(len(notifications.rejected), "row")
-        yield f"{rows} of the table rejected: {item.source}: {item.reason}: {item.detail}"
+        inputs = plural(len(notifications.rejected), "input")
+        yield f"{inputs} left out, the first: {item.source}: {item.reason}: {item.detail}"
     if notifications.unused:
         unused = ", ".join(notifications.unused)
         yield f"not used of the table: {unused}, which the stack takes from tags"
-    yield f"{plural(found.images, 'image')} to pack, {format_bytes(found.image_bytes)}{known}"
+    if absent := notifications.absent:
+        yield (
+            f"{plural(len(absent), 'image')} of the table without a JPEG, PNG or WebP object, the "
+            f"first: {absent[0]}; repeat the command when it has arrived"
+        )
+    images = plural(notifications.images, "image")
+    yield f"{images} to pack, {format_bytes(found.image_bytes)}{known}"
     yield from describe_skipped(found.skipped)
-    if found.images:
+    if notifications.images:
         yield (
             f"about {format_usd(float(notifications.usd))} for S3 requests, SQS and Lambda "
             "(us-east-1)"

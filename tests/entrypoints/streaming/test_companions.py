@@ -167,6 +167,25 @@ def test_columns_of_sidecars_are_in_samples_and_index(
 
 
 @pytest.mark.integration
+def test_a_damaged_image_does_not_wait_for_its_files(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(monkeypatch, COLUMNS)
+    deployment.arrive("0.jpg", image_bytes(0)[:300], caption=None)
+    deployment.arrive("1.jpg", image_bytes(1)[:300])
+    assert deployment.drain() == set()
+    put(deployment, "2.json", {})
+    deployment.arrive("2.jpg", image_bytes(2))
+    assert deployment.drain() == set()
+    deployment.flush()
+    index = read_index(deployment, tmp_path / "index.parquet")
+    assert {(item.source, item.reason) for item in index.rejected()} == {
+        ("s3://raw/0.jpg", "image-corrupt"),
+        ("s3://raw/1.jpg", "image-corrupt"),
+    }
+
+
+@pytest.mark.integration
 def test_columns_of_tags_are_texts_of_the_declared_types(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ def test_a_table_fills_in_what_images_lack_and_conditions_work_on_the_pack(
     table = write_table(tmp_path / "rights.jsonl", [*ROWS, absent])
     add = ("--add", "s3://raw/photos/", "--captions", table)
     planned = stack.run(*add, "--dry-run")
-    assert (planned.returncode, "4 images to pack" in planned.stderr) == (0, True), planned.stderr
+    assert (planned.returncode, "3 images to pack" in planned.stderr) == (0, True), planned.stderr
     assert stack.status()["waiting"] == 0
     done = stack.run(*add, "--yes")
     assert done.returncode == 0, done.stderr
@@ -78,7 +78,10 @@ def test_a_table_fills_in_what_images_lack_and_conditions_work_on_the_pack(
         "wrote 1 caption and 3 files of columns for 3 images; kept 2 files already there"
         in done.stderr
     )
-    assert "1 image of the table skipped: no such JPEG, PNG or WebP object" in done.stderr
+    assert (
+        "1 image of the table without a JPEG, PNG or WebP object, the first: "
+        "s3://raw/photos/later.jpg; repeat the command when it has arrived"
+    ) in done.stderr
     assert [text(stack, f"photos/{name}") for name in ("0.txt", "1.txt", "2.caption")] == [
         "a cat",
         "by its author",
@@ -89,6 +92,7 @@ def test_a_table_fills_in_what_images_lack_and_conditions_work_on_the_pack(
     stack.deployment.flush()
     again = stack.run(*add, "--yes")
     assert "3 are packed already" in again.stderr
+    assert "sent" not in again.stderr
     assert "columns       license (text), expiry (date) of .json files" in stack.run().stdout
     report = json.loads(
         other(stack, "data-report", "s3://packed/set", "--where", "license = 'CC'", "--json").stdout
@@ -98,6 +102,9 @@ def test_a_table_fills_in_what_images_lack_and_conditions_work_on_the_pack(
     assert found["columns"]["expiry"]["last"] == "2027-06-01"
     condition = "expiry < DATE '2026-12-01'"
     other(stack, "remove", "s3://packed/set", "--where", condition, "--yes")
+    report = other(stack, "data-report", "s3://packed/set").stdout
+    assert "2 samples" in report.partition("packed as they arrived")[2].splitlines()[0]
+    assert "whether a program made them is not known" in report
     sources = {*stack.deployment.documents(tmp_path / "after")}
     assert sources == {"s3://raw/photos/1.jpg", "s3://raw/photos/2.jpg"}
 
@@ -184,7 +191,7 @@ def test_what_is_wrong_with_a_table_is_one_line_and_writes_nothing(
             "other",
             [{"image": ROWS[0]["image"], "alt": "x"}],
             "has no column caption and no column license and no column expiry; it has image, alt; "
-            "name one with --caption-column",
+            "name the captions with --caption-column",
         ),
     ):
         table = write_table(tmp_path / f"{name}.jsonl", rows)
@@ -215,7 +222,7 @@ def test_cells_of_csv_are_the_texts_that_the_table_has(
         )
         done = stack.run("--add", "s3://raw/photos/", "--captions", str(table), "--yes")
         assert done.returncode == 0, done.stderr
-        assert "1 row of the table rejected: ../2.jpg: outside-source" in done.stderr
+        assert "1 input left out, the first: ../2.jpg: outside-source" in done.stderr
         assert "wrote 1 caption and 2 files of columns for 2 images" in done.stderr
         assert [json.loads(text(stack, f"photos/{number}.json")) for number in range(2)] == [
             {
