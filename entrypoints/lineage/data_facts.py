@@ -204,7 +204,8 @@ def _extremes(values: Sequence[Any]) -> tuple[str | None, str | None]:
 def fact_rows(facts: DataFacts) -> list[tuple[str, str]]:
     """Return the facts as rows of a table: a name and a text each."""
     size = f"{facts.bytes / 1e9:,.3f} GB"
-    rows = [("samples", f"{facts.samples:,} in {facts.shards:,} shards, {size}")]
+    shards = f"{facts.shards:,} shard{'s' * (facts.shards != 1)}"
+    rows = [("samples", f"{facts.samples:,} in {shards}, {size}")]
     if facts.where is not None:
         rows.append(("selected by", _inline(facts.where)))
     if facts.origins is not None:
