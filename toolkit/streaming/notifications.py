@@ -71,7 +71,7 @@ class Notifications:
 
     @property
     def rejected(self) -> PlannedRejections:
-        """The rows of the table that cannot be read."""
+        """The inputs that are left out: removed images, and rows that cannot be read."""
         return PlannedRejections(self.inputs.files, self.inputs.rejected)
 
     def __iter__(self) -> Iterator[PackInput]:
