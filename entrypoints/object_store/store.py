@@ -198,6 +198,17 @@ class ObjectStore:
         age = max(0.0, (now - modified).total_seconds())
         return ObjectContent(content, response["ETag"], modified.timestamp(), age)
 
+    def start(self, bucket: str, key: str, length: int) -> bytes | None:
+        """Return up to ``length`` bytes of an object from its start; None if it does not exist."""
+        from botocore.exceptions import ClientError
+
+        try:
+            return self.stream(bucket, key).read(length)
+        except ClientError as error:
+            if is_missing(error):
+                return None
+            raise
+
     def get_range(self, bucket: str, key: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of an object from ``start`` on; fewer at its end.
 

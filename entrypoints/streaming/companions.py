@@ -15,9 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from botocore.exceptions import ClientError
 from sm_train.entrypoints.images.image_header import DecodeError
-from sm_train.entrypoints.object_store.s3_errors import is_missing as is_missing_object
 from sm_train.entrypoints.object_store.store import S3Access, open_store
 from sm_train.entrypoints.packing.plan import CAPTION_SUFFIXES, PackInput, next_to
 from sm_train.entrypoints.packing.shard_builder import read_caption
@@ -169,7 +167,7 @@ def _find_caption(arrival: Arrival, access: S3Access) -> str:
 def _read_sidecar(arrival: Arrival, access: S3Access) -> tuple[str, Mapping[str, Any]]:
     key = next_to(arrival.key, SIDECAR_SUFFIX)
     address = f"s3://{arrival.bucket}/{key}"
-    content = _read_start(arrival.bucket, key, access)
+    content = open_store(access).start(arrival.bucket, key, _MOST_BYTES + 1)
     if content is None:
         raise NotYetError(f"no columns: {address} does not exist")
     if len(content) > _MOST_BYTES:
@@ -182,16 +180,6 @@ def _read_sidecar(arrival: Arrival, access: S3Access) -> tuple[str, Mapping[str,
     if not isinstance(document, dict):
         raise NotYetError(f"no columns: {address} is not a JSON object")
     return address, document
-
-
-def _read_start(bucket: str, key: str, access: S3Access) -> bytes | None:
-    """Return an object, of a large one its first bytes; None if it does not exist."""
-    try:
-        return open_store(access).stream(bucket, key).read(_MOST_BYTES + 1)
-    except ClientError as error:
-        if is_missing_object(error):
-            return None
-        raise
 
 
 def _read_tags(arrival: Arrival, access: S3Access) -> tuple[str, Mapping[str, Any]]:
