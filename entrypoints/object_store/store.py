@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from sm_train.entrypoints.object_store.aws_session import prepare_session
 from sm_train.entrypoints.object_store.conditional_upload import ConditionalUpload, upload_if
@@ -95,6 +95,21 @@ class ObjectContent:
     age: float
 
 
+_Answer = TypeVar("_Answer")
+
+
+def _if_exists(request: Callable[[], _Answer]) -> _Answer | None:
+    """Return the answer to a request; None if its object does not exist."""
+    from botocore.exceptions import ClientError
+
+    try:
+        return request()
+    except ClientError as error:
+        if is_missing(error):
+            return None
+        raise
+
+
 class ObjectStore:
     """S3 as one session and region reach it. Threads may share it."""
 
@@ -140,14 +155,9 @@ class ObjectStore:
 
     def head(self, bucket: str, key: str) -> ObjectHead | None:
         """Return what S3 knows of an object; None if it does not exist."""
-        from botocore.exceptions import ClientError
-
-        try:
-            head = self._client.head_object(Bucket=bucket, Key=key)
-        except ClientError as error:
-            if is_missing(error):
-                return None
-            raise
+        head = _if_exists(lambda: self._client.head_object(Bucket=bucket, Key=key))
+        if head is None:
+            return None
         return ObjectHead(
             head["ContentLength"],
             head["ETag"],
@@ -160,14 +170,9 @@ class ObjectStore:
 
     def tags(self, bucket: str, key: str) -> dict[str, str] | None:
         """Return the tags of an object; None if it does not exist."""
-        from botocore.exceptions import ClientError
-
-        try:
-            found = self._client.get_object_tagging(Bucket=bucket, Key=key)
-        except ClientError as error:
-            if is_missing(error):
-                return None
-            raise
+        found = _if_exists(lambda: self._client.get_object_tagging(Bucket=bucket, Key=key))
+        if found is None:
+            return None
         return {tag["Key"]: tag["Value"] for tag in found["TagSet"]}
 
     def get(self, bucket: str, key: str) -> bytes:
@@ -184,14 +189,10 @@ class ObjectStore:
         Raises:
             OSError: its body is cut again and again.
         """
-        from botocore.exceptions import ClientError
-
-        try:
-            response, content = self._whole(bucket, key)
-        except ClientError as error:
-            if is_missing(error):
-                return None
-            raise
+        found = _if_exists(lambda: self._whole(bucket, key))
+        if found is None:
+            return None
+        response, content = found
         date = response["ResponseMetadata"]["HTTPHeaders"].get("date")
         now = parsedate_to_datetime(date) if date else datetime.now(UTC)
         modified = response["LastModified"]
@@ -200,14 +201,7 @@ class ObjectStore:
 
     def start(self, bucket: str, key: str, length: int) -> bytes | None:
         """Return up to ``length`` bytes of an object from its start; None if it does not exist."""
-        from botocore.exceptions import ClientError
-
-        try:
-            return self.stream(bucket, key).read(length)
-        except ClientError as error:
-            if is_missing(error):
-                return None
-            raise
+        return _if_exists(lambda: self.stream(bucket, key).read(length))
 
     def get_range(self, bucket: str, key: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of an object from ``start`` on; fewer at its end.

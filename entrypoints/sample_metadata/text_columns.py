@@ -50,6 +50,15 @@ def fits(text: str, kind: ColumnType) -> bool:
     return True
 
 
+def typed(text: str, kind: ColumnType) -> bool | int | float | str:
+    """Return a text that fits a type as a value of JSON, which has no dates."""
+    if kind == "boolean":
+        return text.lower() == "true"
+    if kind in _RANGES:
+        return int(text)
+    return float(text) if kind == "number" else text
+
+
 def cell_kind(text: str) -> ColumnType:
     """Return the narrowest type of a cell of CSV."""
     return next((kind for kind in _KINDS if fits(text, kind)), "text")

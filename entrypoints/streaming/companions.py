@@ -27,7 +27,7 @@ from sm_train.entrypoints.sample_metadata.column_types import (
     common_type,
     type_of,
 )
-from sm_train.entrypoints.sample_metadata.text_columns import fits, is_missing
+from sm_train.entrypoints.sample_metadata.text_columns import fits, is_missing, typed
 from sm_train.entrypoints.streaming.arrivals import Arrival
 
 SIDECAR_SUFFIX = ".json"
@@ -47,7 +47,7 @@ _MOST_BYTES = 1_000_000
 
 
 class NotYetError(Exception):
-    """A file of an image is missing, or a column holds what it must not: that can be mended."""
+    """A file of an image is missing, or a column has a wrong value; either may be fixed later."""
 
 
 @dataclass(frozen=True)
@@ -116,21 +116,14 @@ def _cell(value: Any, kind: ColumnType) -> Any:
     if isinstance(value, str) and kind != "text":
         if not fits(value, kind):
             raise ValueError(value)
-        if kind in ("date", "timestamp"):
-            return value
-        if kind == "boolean":
-            return value.lower() == "true"
-        return int(value) if kind == "integer" else _finite(float(value))
-    if common_type(kind, type_of(value)) != kind:
+        found = typed(value, kind)
+    elif common_type(kind, type_of(value)) != kind:
         raise ValueError(value)
-    found = as_type(value, kind)
-    return _finite(found) if isinstance(found, float) else found
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):  # JSON has no infinity
+    else:
+        found = as_type(value, kind)
+    if isinstance(found, float) and not math.isfinite(found):  # JSON has no infinity
         raise ValueError(value)
-    return value
+    return found
 
 
 def read_companions(

@@ -5,11 +5,9 @@ one runs on schedules and seals staged samples into shards, or writes the index.
 
 A message that cannot be packed *yet* (a caption or a column is missing, S3 is slow, the time is up)
 is reported in ``batchItemFailures``: SQS delivers it again, and after several attempts moves it to
-the dead-letter queue. So a message that fails always does not hold up those that were received with
-it.
-A message that can never be packed (not an image, not an S3 event) is rejected with a reason and not
-delivered again. For the exactly-once protocol see
-:mod:`sm_train.entrypoints.streaming.stream_state`.
+the dead-letter queue. So a message that fails always does not hold up the others. A message that
+can never be packed (not an image, not an S3 event) is rejected with a reason and not delivered
+again. For the exactly-once protocol see :mod:`sm_train.entrypoints.streaming.stream_state`.
 """
 
 from __future__ import annotations
@@ -117,7 +115,7 @@ def seal(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
             indexer = StreamIndexer(destination, target_bytes)
             later.callback(lambda: result.update(indexed=indexer.update(may_continue)))
         if not event.get("index"):
-            sealer = Sealer(destination, target_bytes, DeclaredColumns.of_function().types)
+            sealer = Sealer(destination, target_bytes, DeclaredColumns.of_function())
             flush = bool(event.get("flush"))
             result["sealed"] = sealer.seal(flush=flush, may_continue=may_continue)
             if flush:

@@ -58,7 +58,7 @@ class Sealer:
 
     destination: S3Prefix
     target_bytes: int
-    columns: ColumnTypes = field(default_factory=dict)
+    columns: DeclaredColumns = field(default_factory=DeclaredColumns)
 
     def seal(self, *, flush: bool = False, may_continue: Callable[[], bool] = lambda: True) -> int:
         """Finish interrupted shards, then build shards while enough samples are staged.
@@ -218,7 +218,7 @@ class Sealer:
     @property
     def _types(self) -> ColumnTypes:
         """The columns of a shard's record."""
-        return {SOURCE: "text", **self.columns}
+        return {SOURCE: "text", **self.columns.types}
 
     def _parse(self, name: str, encoded: bytes) -> tuple[dict[str, memoryview], dict[str, Any]]:
         """Return the files of a staged sample, and its values of the columns.
@@ -232,16 +232,17 @@ class Sealer:
             content = json.loads(bytes(members["json"]))
             document = record_of({SOURCE: text})(content)
             found = content.get("columns", {})
-            cells = DeclaredColumns(self.columns).cells(found, address)
-            if removed := [name for name in found.keys() - self.columns if found[name] is not None]:
+            cells = self.columns.cells(found, address)
+            others = found.keys() - cells
+            if removed := [name for name in others if found[name] is not None]:
                 raise NotYetError(f"{address}: {min(removed)}: the stack declares no such column")
         except NotYetError as error:
             fix = "declare it as it was, or as text, flush the stack, and change it then"
             raise PlanError(f"{error}; {fix}") from None
         except (tarfile.TarError, ValueError, LookupError, RecursionError, AttributeError) as error:
             raise PlanError(f"{address}: damaged: {one_line(error)}; {RESTORE}") from None
-        values = {column: as_type(cell, self.columns[column]) for column, cell in cells.items()}
-        return members, {SOURCE: document[SOURCE], **values}
+        values = {SOURCE: document[SOURCE], **cells}
+        return members, {name: as_type(values[name], kind) for name, kind in self._types.items()}
 
     def _read_staged(self, names: Sequence[str]) -> Iterator[bytes]:
         """Yield the staged samples in order; groups of them are read in parallel."""

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from sm_train.entrypoints.sample_metadata.text_columns import TextColumn, is_missing
+from sm_train.entrypoints.sample_metadata.text_columns import TextColumn, is_missing, typed
 from sm_train.toolkit.errors import UserError
 
 
@@ -72,14 +72,7 @@ class CsvTypes:
         """Return a cell in the type of its column; None if it is empty. Dates stay texts."""
         if text is None or is_missing(text):
             return None
-        match self._columns[column].kind:
-            case "boolean":
-                return text.lower() == "true"
-            case "integer" | "unsigned":
-                return int(text)
-            case "number":
-                return float(text)
-        return text
+        return typed(text, self._columns[column].kind)
 
 
 def unique(names: Iterable[str]) -> tuple[str, ...]:

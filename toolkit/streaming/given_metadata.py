@@ -160,7 +160,7 @@ class GivenImages:
         return "caption" if is_caption else "file of columns"
 
     def present(self) -> Iterator[PackInput]:
-        """Yield the other images."""
+        """Yield the images that are objects of these kinds."""
         return filter(_is_present, self.planned)
 
 
