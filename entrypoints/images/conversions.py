@@ -1,9 +1,10 @@
-"""Converts stored pixels to sRGB: at the speed of table lookups where a profile allows it.
+"""Converts stored pixels to sRGB.
 
-A profile of curves and a matrix becomes three tables, one for each channel, of its share in linear
-sRGB as 16-bit integers; their sum is looked up in a table of sRGB's curve. A pixel is off by at
-most a level (tests/entrypoints/images/test_color.py), in two thirds of the time of Little CMS,
-which converts everything else and confirms each such table when it is made.
+OpenColorIO converts RGB: by the curves and the matrix of a profile, or by a table of colors that
+Little CMS makes of any other profile. Curves and a matrix are exact to rounding; by a table, fewer
+colors are off than by Little CMS itself, whose own table has 33 steps
+(tests/entrypoints/images/test_color.py), in a third of its time. Gray is looked up, and CMYK, for
+which OpenColorIO has no table, is left to Little CMS.
 """
 
 from __future__ import annotations
@@ -15,6 +16,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PyOpenColorIO import (
+    BIT_DEPTH_UINT8,
+    CHANNEL_ORDERING_RGB,
+    INTERP_TETRAHEDRAL,
+    OPTIMIZATION_DEFAULT,
+    Config,
+    GroupTransform,
+    Lut1DTransform,
+    Lut3DTransform,
+    MatrixTransform,
+    PackedImageDesc,
+)
 from sm_train.entrypoints.images.color_spaces import (
     Matrix,
     linear_levels,
@@ -38,26 +51,26 @@ _SPACES = {"L": (b"GRAY", b"RGB "), "RGB": (b"RGB ",), "CMYK": (b"CMYK",)}
 """Pillow's modes, and the spaces of the profiles that apply to them. Browsers apply an RGB profile
 to a gray picture (Chromium 156), which Adobe's programs write."""
 
-_LEAST_STEPS, _MOST_STEPS = 2**13, 2**14
-"""Steps of linear light in the table of sRGB's curve. Each is less than half a level, the table
-stays in the cache, and the largest sum fits in 16 bits with all usual primaries."""
+_CURVE_STEPS = 2**14
+"""Steps of linear light in the table of sRGB's curve."""
 
-_BLOCK = 2**14
-"""Pixels that are converted at once, so that intermediate results stay in the cache."""
+_TABLE_STEPS = 65
+"""Colors along each axis of a table: 4 MB, which 86 would double for half as many colors off."""
+
+_SLOPE_OF_ALL = 1.0
+"""Output levels for each level that are added to the slope of the grays, so that no part of an axis
+is without steps."""
 
 _CUBE_STEPS = 9
 """Colors along each axis on which two conversions are compared."""
-
-_LCMS_LEVELS = 2
-"""By how much Little CMS may differ from a table: its own fixed-point numbers are off by up to 1.5
-levels (2.16, ProPhoto RGB)."""
 
 
 @lru_cache(maxsize=64)
 def profile_conversion(profile: bytes, mode: str) -> Conversion | None:
     """Return the conversion of pixels of one of Pillow's modes L, RGB and CMYK.
 
-    None if the profile is sRGB, is damaged, or is of another color space.
+    None if the profile is sRGB, is damaged, or is of another color space. Making a table takes
+    0.1 s.
     """
     if profile_space(profile) not in _SPACES.get(mode, ()):
         return None
@@ -75,10 +88,11 @@ def profile_conversion(profile: bytes, mode: str) -> Conversion | None:
     if _largest_difference(converted, cube) <= 1:
         return None
     matrix = read_matrix_profile(profile)
-    table = None if matrix is None else _matrix_conversion(matrix.curves, matrix.to_xyz)
-    if table is None or _largest_difference(table(cube), converted) > _LCMS_LEVELS:
-        return cms
-    return table
+    if matrix is not None:
+        conversion = _matrix_conversion(matrix.curves, matrix.to_xyz)
+        if _largest_difference(conversion(cube), converted) <= 1:
+            return conversion
+    return _table_conversion(cms)
 
 
 @lru_cache(maxsize=16)
@@ -101,7 +115,12 @@ class _CmsConversion:
 
         srgb = ImageCms.createProfile("sRGB")
         self._mode = mode
-        self._transform: Any = ImageCms.buildTransform(io.BytesIO(profile), srgb, mode, "RGB")
+        # RGB is converted once for each step of a table, and is compared: exactly, by the profile's
+        # own tables instead of one of 33 steps.
+        flags = ImageCms.Flags.NOOPTIMIZE if mode == "RGB" else ImageCms.Flags.NONE
+        self._transform: Any = ImageCms.buildTransform(
+            io.BytesIO(profile), srgb, mode, "RGB", flags=flags
+        )
 
     def __call__(self, pixels: Pixels, out: Pixels | None = None) -> Pixels:
         height, width = pixels.shape[:2]
@@ -138,43 +157,72 @@ def _level_conversion(cms: Conversion, channels: int) -> Conversion | None:
     return convert
 
 
-def _matrix_conversion(curves: NDArray[np.float64], to_profile_xyz: Matrix) -> Conversion | None:
-    """Return the conversion by curves, float64 (3, 256), and a matrix; None if a sum overflows."""
-    to_srgb = np.linalg.solve(to_xyz("sRGB"), to_profile_xyz)
-    most = max(np.clip(sign * to_srgb, 0, None).sum(axis=1).max() for sign in (1, -1))
-    if most == 0:
-        return None
-    steps = min(_MOST_STEPS, int(np.iinfo(np.int16).max / most))
-    if steps < _LEAST_STEPS:
-        return None
-    # Four numbers of 16 bits for each level, so that one lookup of 64 bits takes all of them.
-    shares = np.zeros((3, 256, 4), np.int16)
-    for channel in range(3):
-        share = curves[channel, :, None] * to_srgb[None, :, channel]
-        shares[channel, :, :3] = np.rint(share * (steps - 1))
-    packed = shares.view(np.int64)[..., 0]
-    encoded = np.rint(255 * srgb_levels(np.arange(steps) / (steps - 1))).astype(np.uint8)
+def _matrix_conversion(curves: NDArray[np.float64], to_profile_xyz: Matrix) -> Conversion:
+    """Return the conversion by curves, float64 (3, 256), and a matrix."""
+    matrix = np.eye(4)
+    matrix[:3, :3] = np.linalg.solve(to_xyz("sRGB"), to_profile_xyz)
+    encoded = srgb_levels(np.linspace(0, 1, _CURVE_STEPS))
+    return _OcioConversion(
+        _curves(curves),
+        MatrixTransform(matrix.reshape(-1).tolist()),
+        # Colors outside of sRGB are clipped to it.
+        _curves(np.stack([encoded] * 3)),
+    )
 
-    def convert(pixels: Pixels, out: Pixels | None = None) -> Pixels:
-        flat = pixels.reshape(-1, 3)
-        out = np.empty_like(pixels) if out is None else out
-        result = out.reshape(-1, 3)
-        total, share = np.empty((2, min(_BLOCK, len(flat))), np.int64)
-        for start in range(0, len(flat), _BLOCK):
-            block = flat[start : start + _BLOCK]
-            size = len(block)
-            sums, added = (memory[:size].view(np.int16) for memory in (total, share))
-            packed[0].take(block[:, 0], mode="clip", out=total[:size])
-            for channel in (1, 2):
-                packed[channel].take(block[:, channel], mode="clip", out=share[:size])
-                np.add(sums, added, out=sums)
-            # Colors outside of sRGB are clipped to it.
-            encoded.take(
-                sums.reshape(-1, 4)[:, :3], mode="clip", out=result[start : start + _BLOCK]
-            )
+
+def _table_conversion(cms: Conversion) -> Conversion:
+    """Return the conversion by a table of what Little CMS makes of a grid of colors.
+
+    Grays decide where the grid is fine: their levels are often steep where they are dark.
+    """
+    levels = np.arange(256, dtype=np.uint8)
+    grays = cms(levels[None, :, None].repeat(3, axis=2))[0].astype(np.float64)
+    slopes = np.abs(np.diff(grays, axis=0)).max(axis=1) + _SLOPE_OF_ALL
+    ends = np.concatenate([[0], slopes.cumsum()]) / slopes.sum()
+    steps = np.rint(np.interp(np.linspace(0, 1, _TABLE_STEPS), ends, levels))
+    steps = np.unique(steps).astype(np.uint8)
+    grid = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), axis=-1)
+    colors = cms(grid.reshape(1, -1, 3)).astype(np.float32) / 255
+    table = Lut3DTransform(len(steps))
+    table.setInterpolation(INTERP_TETRAHEDRAL)
+    table.setData(colors.reshape(-1))
+    positions = np.interp(levels, steps, np.linspace(0, 1, len(steps)))
+    return _OcioConversion(_curves(np.stack([positions] * 3)), table)
+
+
+def _curves(levels: NDArray[np.float64]) -> Any:
+    """Return a transform that looks each channel up in its curve: float64 (3, n), from 0 to 1."""
+    transform = Lut1DTransform(levels.shape[1], inputHalfDomain=False)
+    transform.setData(np.ascontiguousarray(levels.T, np.float32).reshape(-1))
+    return transform
+
+
+class _OcioConversion:
+    """OpenColorIO's transforms, one after the other."""
+
+    def __init__(self, *transforms: Any) -> None:
+        processor = Config.CreateRaw().getProcessor(GroupTransform(list(transforms)))
+        depth = BIT_DEPTH_UINT8
+        self._processor: Any = processor.getOptimizedCPUProcessor(
+            depth, depth, OPTIMIZATION_DEFAULT
+        )
+
+    def __call__(self, pixels: Pixels, out: Pixels | None = None) -> Pixels:
+        stored = np.ascontiguousarray(pixels)
+        is_direct = out is not None and out.flags.c_contiguous
+        converted = out if out is not None and is_direct else np.empty_like(stored)
+        self._processor.apply(_described(stored), _described(converted))
+        if out is None or is_direct:
+            return converted
+        out[:] = converted
         return out
 
-    return convert
+
+def _described(pixels: Pixels) -> Any:
+    """Return what OpenColorIO has to know of pixels (H, W, 3)."""
+    height, width = pixels.shape[:2]
+    order, depth = CHANNEL_ORDERING_RGB, BIT_DEPTH_UINT8
+    return PackedImageDesc(pixels, width, height, order, depth, 1, 3, 3 * width)
 
 
 def _cube() -> Pixels:
