@@ -86,7 +86,7 @@ def difference(content: bytes, profile: bytes | None) -> str:
         return ""
     scaled = Image.fromarray(decode(content, UNRECORDED_COLOR))
     exact = little_cms(scaled, profile, ImageCms.Flags.NOOPTIMIZE)
-    results = {
+    results: dict[str, np.ndarray[Any, Any]] = {
         "": decode(content, DEFAULT_COLOR),
         "Little CMS ": little_cms(scaled, profile, ImageCms.Flags.NONE),
     }
