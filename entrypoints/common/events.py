@@ -39,7 +39,9 @@ FIELDS: dict[str, frozenset[str]] = {
     # Size of an epoch: samples read, repeated to give all processes equally many batches, and not
     # visible to any instance.
     "epoch": frozenset({"epoch", "samples", "batches", "repeated", "unseen"}),
-    # Logged for each node by its watchdog process, about the rank with the oldest heartbeat.
+    # Logged for each node by its watchdog process, about the rank with the oldest heartbeat. If its
+    # checkpoints are copied to storage: `saves`, the newest with their age ([[step, seconds]]), and
+    # `unstored_seconds`, for how long its notes show storage behind them (null: it is not).
     "heartbeat": frozenset({"step", "seconds_since_step"}),
     # Activity of a node's network, disks, GPUs and ranks since the previous "node" event. Each of
     # `ranks` holds rank, steps, p50 … max (seconds of a whole step, equal on all ranks: they wait

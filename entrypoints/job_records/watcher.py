@@ -23,6 +23,7 @@ from sm_train.entrypoints.common.job_config import (
 from sm_train.entrypoints.common.node_description import NodeDescription
 from sm_train.entrypoints.job_records.alert_outbox import Delivery, deliver, read_alerts
 from sm_train.entrypoints.job_records.attempts import clock_findings, newest_attempt
+from sm_train.entrypoints.job_records.budget import enforced_usd, is_spent
 from sm_train.entrypoints.job_records.node_record import (
     StopRequest,
     StoredNode,
@@ -89,7 +90,7 @@ def stop_at_budget(
         OSError: the storage cannot be read or written.
     """
     live = [node for node in nodes if node.is_live(now)]
-    if spent_usd < budget_usd or not live:
+    if not is_spent(budget_usd, spent_usd) or not live:
         return []
     request = read_stop_request(stage.storage)
     started = max(node.started for node in live)
@@ -206,8 +207,9 @@ def _stage(bundle: Path, root: str, name: str) -> WatchedStage:
 def _budget(run_file: dict[str, Any]) -> float | None:
     """Return the dollars at which a run stops; None without a limit that stops it."""
     budget = run_file.get("budget")
-    stops = budget is not None and budget.get("on_exceed", "stop") == "stop"
-    return float(budget["usd"]) if budget is not None and stops else None
+    if budget is None:
+        return None
+    return enforced_usd(float(budget["usd"]), budget.get("on_exceed", "stop"))
 
 
 def _spent(

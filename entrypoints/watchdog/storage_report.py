@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
 from sm_train.entrypoints.common.events import EventLog
@@ -15,6 +17,7 @@ from sm_train.entrypoints.uploads.lag import MAX_LAG_SECONDS, is_behind
 from sm_train.entrypoints.uploads.notes import UploadedSteps, read_uploads
 
 STORAGE_CHECK_SECONDS = 30.0
+_REPORTED_SAVES = 3
 _DISK_TIMEOUT = 5.0
 
 
@@ -36,6 +39,7 @@ class StorageReport:
         self._interval, self._checkpoints = config.checkpoint.every_steps, checkpoints
         self._node = node
         self._events, self._dispatcher, self._formatter = events, dispatcher, formatter
+        self._saves = deque[tuple[int, float]](maxlen=_REPORTED_SAVES)
         self._restored: int | None = None
         self._is_started = False
         self._behind_since: float | None = None
@@ -52,6 +56,9 @@ class StorageReport:
         if not self._is_started:
             # What the folder holds before the first step was restored from storage.
             self._restored, self._is_started = uploads.newest, True
+        newest_known = self._saves[-1][0] if self._saves else self._restored
+        if uploads.newest is not None and uploads.newest != newest_known:
+            self._saves.append((uploads.newest, now))
         stored = max((*uploads.uploaded, self._restored or 0))
         if uploads.newest is None or not is_behind(uploads.newest, stored, self._interval):
             self._resolve(stored)
@@ -63,6 +70,16 @@ class StorageReport:
         if self._reported is None or now - self._reported >= REPEAT_SECONDS:
             self._reported = now
             self._warn(uploads, stored, now - self._behind_since)
+
+    def fields(self, now: float) -> dict[str, Any]:
+        """Return what a heartbeat says of it: the newest saves with their age in seconds, and for
+        how long this node's notes show storage behind them, None if it is not.
+        """
+        since = self._behind_since
+        return {
+            "saves": [[step, round(now - saved, 1)] for step, saved in self._saves],
+            "unstored_seconds": None if since is None else round(now - since, 1),
+        }
 
     def _warn(self, uploads: UploadedSteps, stored: int, seconds: float) -> None:
         saved = uploads.newest

@@ -157,6 +157,7 @@ class Watchdog:
             limit_seconds=round(self._detector.timeout(worst), 1),
             worst_rank=worst.rank,
             processes=len(samples),
+            **({} if self._storage is None else self._storage.fields(now)),
         )
 
     def _compare_ranks(self, samples: Sequence[HeartbeatSample], now: float) -> None:

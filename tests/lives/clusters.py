@@ -53,11 +53,11 @@ from sm_train.toolkit.jobs.live_events import Progress
 from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.jobs.stage_state import stage_state
 from sm_train.toolkit.runs.cluster_state import node_warnings
-from sm_train.toolkit.runs.remediation import Finish, StopJob
+from sm_train.toolkit.runs.remediation import Finish, NoAction, StopJob
 from sm_train.toolkit.runs.run_state import RunState
 from sm_train.toolkit.submit.run_bundle import bundle_of
 from sm_train.toolkit.watch.cluster_watch import check_state
-from sm_train.toolkit.watch.controller import WatchResult
+from sm_train.toolkit.watch.controller import WatchResult, once_exit_code
 
 from tests.support.run_documents import config, stage
 
@@ -689,7 +689,9 @@ class Life:
             assert isinstance(action, Finish), action
             assert action.exit_code == ExitCode.OK, action
             assert result.state.current is None, action
-        return action.exit_code.name if isinstance(action, Finish) else "NO_ACTION"
+        if isinstance(action, NoAction) and action.exit_code is ExitCode.OK:
+            return "NO_ACTION"
+        return once_exit_code(action, dry_run=False).name
 
     def _note(self, text: str) -> None:
         self.script.append(f"{self.now - BEGIN:12.0f} s  {text}")

@@ -21,8 +21,8 @@ from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import counted_usd
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.live_events import Progress
-from sm_train.toolkit.jobs.stage_state import LOG_DELAY_SECONDS, StageState, stage_state
-from sm_train.toolkit.jobs.training_job import STOPPED_TAG, TrainingJob
+from sm_train.toolkit.jobs.stage_state import StageState, stage_state
+from sm_train.toolkit.jobs.training_job import SAGEMAKER, STOPPED_TAG, TrainingJob
 from sm_train.toolkit.runs.remediation import (
     Action,
     Cause,
@@ -125,7 +125,7 @@ class Draw:
             backoff=draw.choice((60.0, 600.0)),
             polls=tuple(draw.choice((300.0, 900.0, 1800.0)) for _ in range(draw.choice((1, 1, 2)))),
             sleeps=draw.random() < 0.3,
-            clock_error=draw.uniform(-LOG_DELAY_SECONDS, LOG_DELAY_SECONDS),
+            clock_error=draw.uniform(-SAGEMAKER.log_delay, SAGEMAKER.log_delay),
             log_interval=draw.choice((10.0, 300.0, STALL_AFTER - 10)),
         )
 
@@ -208,7 +208,10 @@ class Life:
             job.last_sign, job.silent_since, job.moves = None, self.now, []
             return
         left = (self.draw.max_steps - job.step) / self.draw.speed
-        job.moves = [(self.now + left + self.draw.upload_lag, "Completed", "")]
+        done, upload = self.now + left, self.draw.upload_lag
+        if not self.draw.is_calm and self._rng.random() < 0.1:
+            upload = self._rng.uniform(3600, 30 * 3600)  # sagemaker-python-sdk#3062
+        job.moves = [(done, "Uploading", ""), (done + upload, "Completed", "")]
         at = self.now + self._rng.expovariate(1 / (3600 * self.draw.hours_to_disturbance))
         if self.plan_ends < min(at, job.moves[0][0]):
             job.moves = [
@@ -327,7 +330,7 @@ class Life:
         tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
         if job.stopped_for is not None:
             tags[STOPPED_TAG] = job.stopped_for
-        return TrainingJob(name, "demo", STAGE, job.status, tags, description)
+        return TrainingJob.of(name, "demo", STAGE, job.status, tags, description)
 
     def views(self) -> list[TrainingJob]:
         return [self._job_view(name, job) for name, job in self.jobs.items()]
@@ -412,8 +415,12 @@ class Life:
                 assert self.jobs[action.job.name].silent_since is not None, "it was not silent"
             self._note(f"stops {action.job.name} for {action.cause}: {action.message}")
             assert not self._goes_as_planned(action), "an accepted run was stopped"
+            assert not self._is_uploading(action.job.name), "its results are lost"
             self._stop(action.job.name, action.cause)
         self.observed = max(self.observed, state.stored.step or 0)
+
+    def _is_uploading(self, name: str) -> bool:
+        return self.jobs[name].phases[-1][0] == "Uploading"
 
     def _fruitless(self) -> int:
         """Return how many of the newest jobs in a row left no checkpoint newer than their first."""
@@ -460,19 +467,38 @@ class Life:
     def _check(self) -> None:
         live = [name for name, job in self.jobs.items() if job.ended is None]
         assert len(live) <= 1, f"two live jobs: {live}"
-        patience = STALL_AFTER + 2 * LOG_DELAY_SECONDS + self.draw.log_interval
+        patience = STALL_AFTER + 2 * SAGEMAKER.log_delay + self.draw.log_interval
         for name in live:
             since, stopping = self.jobs[name].silent_since, self.jobs[name].stopping_at
             if since is not None and stopping is None:
                 most = patience + self.longest_gap + max(self.draw.polls)
+                if self.jobs[name].last_sign is None:  # it may still prepare to train
+                    limit = SAGEMAKER.phase("Training").limit
+                    assert limit is not None
+                    most += limit.total_seconds()
                 assert self.now - since <= most, f"{name} is silent for {self.now - since:.0f} s"
         if self.policy.budget_usd is not None:
             most = self.policy.budget_usd + (self.longest_gap + SAVE_SECONDS + 1) * self.rate
+            most += self._uploading_seconds() * self.rate  # which nobody stops
             assert self.billed() <= most, f"billed ${self.billed():.0f}, at most ${most:.0f}"
+
+    def _uploading_seconds(self) -> float:
+        return sum(
+            (self.now if job.ended is None else job.ended) - begin
+            for job in self.jobs.values()
+            for phase, begin in job.phases
+            if phase == "Uploading"
+        )
 
     def _ended(self, action: Finish) -> Finish:
         self._note(f"ends with {action.exit_code.name}: {action.message}")
-        assert not any(job.ended is None for job in self.jobs.values()), "a live job is left"
+        live = [name for name, job in self.jobs.items() if job.ended is None]
+        if action.exit_code.name == "STALLED":
+            [name] = live
+            assert self._is_uploading(name), "a live job is left"
+            assert self.now - self.jobs[name].phases[-1][1] > 6 * 3600, "it may still end by itself"
+        else:
+            assert not live, "a live job is left"
         if self.draw.is_calm and not (self.draw.budget_share or 9) < 1.0:
             assert action.exit_code == 0, action
             assert self.final

@@ -70,9 +70,7 @@ def live_jobs(session: boto3.Session, run: str) -> list[MonitoredJob]:
 
 def monitored_job(job: TrainingJob) -> MonitoredJob:
     """Return ``job`` with its instances, if SageMaker has already chosen among alternatives."""
-    resources = job.description["ResourceConfig"]
-    undecided = "InstancePreferences" in resources and "SelectedInstanceType" not in resources
-    return MonitoredJob(job.name, None if undecided else job.instances)
+    return MonitoredJob(job.name, job.instances if job.are_instances_chosen else None)
 
 
 def find_rule(session: boto3.Session, run: str) -> StoredRule | None:

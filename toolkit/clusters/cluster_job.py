@@ -1,39 +1,53 @@
 """Attempts of a stage on Kubernetes or Slurm, from what their nodes stored: pure functions.
 
-An attempt has the facts of a training job, so that state, cost and reviews are computed alike.
+An attempt is a job, so that state, cost and reviews are computed as on SageMaker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from functools import cache
 
 from sm_train.entrypoints.common.node_description import FAILED_AFTER_PROGRESS, STOPPED
 from sm_train.entrypoints.job_records.attempts import attempts, failed, named
 from sm_train.entrypoints.job_records.node_record import NodeRecord, StopRequest, StoredNode
-from sm_train.toolkit.jobs.training_job import LOST, TRAINING, TrainingJob
+from sm_train.toolkit.jobs.platform import LOST, JobPhase, Platform, phase_table
+from sm_train.toolkit.jobs.run_job import RunJob
+
+_RECORDS = "records that the nodes store (job_records/node_record.py)"
+_PHASES = phase_table(
+    [
+        JobPhase(
+            "Starting",
+            "prepares",
+            is_billed=True,
+            source=f"{_RECORDS}: packages and data are copied to the nodes",
+            usual=timedelta(hours=1),
+        ),
+        JobPhase(
+            "Training", "trains", is_billed=True, source=_RECORDS, usual=timedelta(minutes=30)
+        ),
+        *(
+            JobPhase(name, "ended", is_billed=False, source=_RECORDS)
+            for name in ("Completed", "Failed", "Stopped", LOST)
+        ),
+    ]
+)
+
+
+@cache
+def cluster_platform(name: str) -> Platform:
+    """Return the platform that records name."""
+    return Platform(name, name.capitalize(), _PHASES, restarts="platform", log_delay=300.0)
 
 
 @dataclass(frozen=True)
-class ClusterJob(TrainingJob):
-    """One attempt: its ``starts`` of nodes. ``home`` is the region whose prices apply."""
+class ClusterJob(RunJob):
+    """One attempt: its ``starts`` of nodes."""
 
     starts: tuple[StoredNode, ...] = ()
-    home: str = ""
-
-    @property
-    def region(self) -> str:
-        return self.home
-
-    @property
-    def platform(self) -> str:
-        return self.records[0].platform
-
-    @property
-    def nodes(self) -> list[str]:
-        return [record.node for record in self.records]
 
     @property
     def records(self) -> list[NodeRecord]:
@@ -72,28 +86,33 @@ def _job(
     first = starts[0].record
     live = [] if now is None else [start for start in starts if start.is_live(now)]
     begin = min(start.started for start in starts)
-    description: dict[str, Any] = {
-        "CreationTime": _time(begin),
-        "TrainingStartTime": _time(begin),
-        "ResourceConfig": {"InstanceType": first.instance_type, "InstanceCount": len(starts)},
-        "CheckpointConfig": {"S3Uri": checkpoints},
-        # Nodes start and end at different times: the mean of their times is that of each.
-        "BillableTimeInSeconds": sum(start.record.ran for start in starts) / len(starts),
-    }
+    ended, reason = None, ""
     if live:
-        status = "InProgress"
+        status, secondary = "InProgress", _phase(live, first.nodes)
         if stop is not None and stop.applies_to(min(start.started for start in live)):
             status = "Stopping"
-        description["SecondaryStatus"] = _phase(live, first.nodes)
     else:
         status, secondary, reason = _end(starts)
-        description["SecondaryStatus"] = secondary
-        description["TrainingEndTime"] = _time(max(start.seen for start in starts))
-        if reason:
-            description["FailureReason"] = reason
-    name = f"{first.run}--{first.stage}-{first.platform}-{number:04d}"
+        ended = _time(max(start.seen for start in starts))
     return ClusterJob(
-        name, first.run, first.stage, status, {}, description, starts=tuple(starts), home=region
+        f"{first.run}--{first.stage}-{first.platform}-{number:04d}",
+        first.run,
+        first.stage,
+        status,
+        platform=cluster_platform(first.platform),
+        region=region,
+        created=_time(begin),
+        instances=(first.instance_type, len(starts)),
+        nodes=tuple(start.record.node for start in starts),
+        stop_command=first.commands.get("stop"),
+        checkpoint_uri=checkpoints.rstrip("/"),
+        secondary_status=secondary,
+        started=_time(begin),
+        ended=ended,
+        failure_reason=reason,
+        # Nodes start and end at different times: the mean of their times is that of each.
+        reported_seconds=sum(start.record.ran for start in starts) / len(starts),
+        starts=tuple(starts),
     )
 
 
@@ -101,7 +120,7 @@ def _phase(live: Sequence[StoredNode], nodes: int) -> str:
     """Return the secondary status of an attempt with live nodes."""
     if len(live) < nodes:
         return f"{len(live)} of {nodes} nodes"
-    return TRAINING if all(start.record.state == "training" for start in live) else "Starting"
+    return "Training" if all(start.record.state == "training" for start in live) else "Starting"
 
 
 def _end(starts: Sequence[StoredNode]) -> tuple[str, str, str]:

@@ -1,8 +1,9 @@
 """Projects a run's cost: what is spent, what remains, and their sum, for every command.
 
-What remains is an estimate of the steps that are left, at the speed that the stage's newest job has
-shown. A live job continues at its step; any other stage starts at its newest stored checkpoint, as
-the steps after it are lost, and pays a start-up.
+What remains is an estimate of the steps that are left, at the newest speed that the stage's jobs
+have shown, else at one that `sm-train measure` recorded, else at the plan's. A live job continues
+at its step; any other stage starts at its newest stored checkpoint, as the steps after it are lost,
+and pays a start-up.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sm_train.toolkit.costing.spent import (
     spent_usd,
     sum_if_known,
 )
+from sm_train.toolkit.jobs.live_events import ShownSpeed
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.terminal.formatting import format_projection, format_usd
 
@@ -94,7 +96,7 @@ def project(
     """Project the cost of a run whose stages are in these states.
 
     ``now`` is the time by AWS's clock, and ``recorded`` are the speeds that `sm-train measure`
-    recorded. The speed that a stage's newest job has shown takes precedence, and is carried to
+    recorded. The newest speed that a stage's jobs have shown takes precedence, and is carried to
     stages that have no job yet.
 
     Raises:
@@ -159,18 +161,20 @@ def _placement(config: RunConfig, region: str, number: int, type_name: str | Non
 
 
 def _shown_speed(config: RunConfig, stage: StageState) -> StageMeasurement | None:
-    """Return the speed that the stage's newest job has shown; None if it has shown none."""
-    job, speed = stage.job, stage.progress.steps_per_second
-    if job is None or not speed:
+    """Return the newest speed that the stage's jobs have shown; None if it has shown none."""
+    shown = stage.shown
+    if shown is None and stage.job is not None and stage.progress.measured_speed:
+        shown = ShownSpeed(stage.job, stage.progress.measured_speed)
+    if shown is None:
         return None
-    name, count = job.instances
+    job, (name, count) = shown.job, shown.job.instances
     planned = _planned(config, stage.name)
     world_size = count * instance_type(name).accelerators
     return StageMeasurement(
         stage.name,
         Measurement(
             label=job.name,
-            steps_per_second=speed,
+            steps_per_second=shown.steps_per_second,
             world_size=world_size,
             resolution=planned.resolution,
             # A job of other instances keeps the effective batch.

@@ -8,15 +8,15 @@ from decimal import Decimal
 
 from sm_train.cost.estimate import money
 from sm_train.cost.prices import PriceTable
-from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.jobs.run_job import RunJob
 
 
-def job_usd(job: TrainingJob, prices: PriceTable, seconds: float) -> float | None:
+def job_usd(job: RunJob, prices: PriceTable, seconds: float) -> float | None:
     """Return the dollars of ``seconds`` on the job's instances; None if their price is unknown."""
     return _dollars(job, seconds, job.price(prices).usd_per_instance_hour)
 
 
-def job_at_most_usd(job: TrainingJob, prices: PriceTable, seconds: float) -> float | None:
+def job_at_most_usd(job: RunJob, prices: PriceTable, seconds: float) -> float | None:
     """Return the dollars as :func:`job_usd`, or the most they can be if that is all that is known.
 
     None if the price has no upper bound.
@@ -26,30 +26,28 @@ def job_at_most_usd(job: TrainingJob, prices: PriceTable, seconds: float) -> flo
     return _dollars(job, seconds, price.most if known is None else known)
 
 
-def _dollars(job: TrainingJob, seconds: float, usd_per_hour: Decimal | None) -> float | None:
+def _dollars(job: RunJob, seconds: float, usd_per_hour: Decimal | None) -> float | None:
     cost = money(seconds, job.instances[1], usd_per_hour)
     return None if cost is None else float(cost)
 
 
-def spent_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float | None:
+def spent_usd(jobs: Iterable[RunJob], prices: PriceTable, now: datetime) -> float | None:
     """Return the dollars billed so far; None if a price is unknown."""
     return sum_if_known(job_usd(job, prices, job.billable_seconds(now)) for job in jobs)
 
 
-def spent_at_most_usd(
-    jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime
-) -> float | None:
+def spent_at_most_usd(jobs: Iterable[RunJob], prices: PriceTable, now: datetime) -> float | None:
     """Return the most that was billed so far; None if a price is unknown and has no bound."""
     return sum_if_known(job_at_most_usd(job, prices, job.billable_seconds(now)) for job in jobs)
 
 
-def counted_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float:
+def counted_usd(jobs: Iterable[RunJob], prices: PriceTable, now: datetime) -> float:
     """Return what counts against a budget: the most of each job whose price has an upper end."""
     amounts = (job_at_most_usd(job, prices, job.billable_seconds(now)) for job in jobs)
     return sum(amount for amount in amounts if amount is not None)
 
 
-def known_spent_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float:
+def known_spent_usd(jobs: Iterable[RunJob], prices: PriceTable, now: datetime) -> float:
     """Return the dollars billed so far for the jobs whose price is known."""
     amounts = (job_usd(job, prices, job.billable_seconds(now)) for job in jobs)
     return sum(amount for amount in amounts if amount is not None)

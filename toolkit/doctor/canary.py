@@ -5,8 +5,8 @@ The procedure is the same for both platforms; only how a job is started, stopped
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sm_train.estimators.config.schema import RunConfig
@@ -36,6 +36,8 @@ class CanaryJob:
     phases: tuple[tuple[str, float], ...] = ()
     """The platform's phases before training, with their seconds."""
     billable_seconds: float | None = None
+    reported: Mapping[str, str] = field(default_factory=dict)
+    """The times and statuses that the platform states, in its own words."""
     encryption: tuple[str | None, str | None] = (None, None)
     """Algorithm and KMS key of the newest complete checkpoint, as the storage reports them."""
     model_files: int | None = None

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,8 @@ from sm_train.toolkit.jobs.checkpoints import (
 )
 from sm_train.toolkit.jobs.event_lines import LOG_NAME, parse_events
 from sm_train.toolkit.jobs.job_events import job_events
-from sm_train.toolkit.jobs.training_job import (
-    TrainingJob,
-    refresh,
-    server_time,
-    stop_job,
-)
+from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.jobs.training_job import describe_job, refresh, server_time, stop_job
 from sm_train.toolkit.runs.remediation import USER
 from sm_train.toolkit.short_jobs.short_job import ShortJobs
 
@@ -41,7 +39,7 @@ class SageMakerPlatform:
 
     def __init__(self, jobs: ShortJobs) -> None:
         self._jobs, self._session = jobs, jobs.session
-        self._job: TrainingJob | None = None
+        self._job: RunJob | None = None
 
     def start(self, config: RunConfig) -> None:
         self._job = self._jobs.start(config, "canary")
@@ -66,6 +64,7 @@ class SageMakerPlatform:
             ended=_timestamp(job.ended),
             phases=_phases(job),
             billable_seconds=None if job.live else job.billable_seconds(server_time(self._session)),
+            reported=_reported(describe_job(self._session, job.name, job.region) or {}),
             model_files=None if output is None else len(output),
             model_archives=None if output is None else _count_archives(output),
         )
@@ -79,6 +78,22 @@ class SageMakerPlatform:
         return server_time(self._session).timestamp()
 
 
+_REPORTED = (
+    *("TrainingJobStatus", "SecondaryStatus", "CreationTime", "TrainingStartTime"),
+    *("TrainingEndTime", "LastModifiedTime", "TrainingTimeInSeconds", "BillableTimeInSeconds"),
+)
+
+
+def _reported(description: Mapping[str, Any]) -> dict[str, str]:
+    """Return what DescribeTrainingJob says of times; what it does not say is missing."""
+    found = {name: str(description[name]) for name in _REPORTED if name in description}
+    phases = description.get("SecondaryStatusTransitions") or ()
+    found["SecondaryStatusTransitions"] = "; ".join(
+        f"{each['Status']} {each['StartTime']}–{each.get('EndTime', '')}" for each in phases
+    )
+    return found
+
+
 def _count_archives(keys: list[str]) -> int:
     return sum(key.endswith(_ARCHIVES) for key in keys)
 
@@ -87,13 +102,11 @@ def _timestamp(moment: datetime | None) -> float | None:
     return None if moment is None else moment.timestamp()
 
 
-def _phases(job: TrainingJob) -> tuple[tuple[str, float], ...]:
+def _phases(job: RunJob) -> tuple[tuple[str, float], ...]:
     """Return SageMaker's secondary statuses with the seconds that each took."""
-    transitions: list[dict[str, Any]] = job.description.get("SecondaryStatusTransitions", [])
     return tuple(
-        (transition["Status"], (transition["EndTime"] - transition["StartTime"]).total_seconds())
-        for transition in transitions
-        if "EndTime" in transition
+        (name, (until - begin).total_seconds())
+        for (name, begin), (_, until) in pairwise(job.phases)
     )
 
 

@@ -71,6 +71,8 @@ class CanaryDocument(TypedDict):
     backend: str | None
     facts: list[dict[str, Any]]
     jobs: list[dict[str, Any]]
+    reported_while_live: dict[str, str]
+    """What the platform stated about the first job while it trained."""
     cost_usd: float | None
 
 
@@ -92,6 +94,7 @@ def canary_document(
         "backend": None if start is None else start["backend"],
         "facts": [asdict(fact) for fact in facts(canary, result, platform, nodes)],
         "jobs": [_job_document(job) for job in jobs],
+        "reported_while_live": dict(result.before_stop.reported) if result.before_stop else {},
         "cost_usd": _cost_usd(canary, jobs, nodes),
     }
     redacted: CanaryDocument = _redact(document, canary.run)
@@ -131,9 +134,21 @@ def to_markdown(document: CanaryDocument) -> str:
         phases = ", ".join(f"{name} {format_duration(took)}" for name, took in job["phases"])
         duration = "" if billed is None else format_duration(billed)
         lines.append(f"| {job['name']} | {job['status']} {job['reason']} | {duration} | {phases} |")
+    lines += _reported_table(document)
     if document["cost_usd"] is not None:
         lines += ["", f"Cost: {format_usd(document['cost_usd'])}."]
     return "\n".join(lines) + "\n"
+
+
+def _reported_table(document: CanaryDocument) -> list[str]:
+    """Return what the platform states of a live and an ended job: which fields, and when."""
+    live, ended = document["reported_while_live"], document["jobs"][0]["reported"]
+    names = [*ended, *(name for name in live if name not in ended)]
+    if not names:
+        return []
+    rows = (f"| {name} | {live.get(name, '–')} | {ended.get(name, '–')} |" for name in names)
+    header = "| the platform reports | of the live job | of the ended job |"
+    return ["", header, "|---|---|---|", *rows]
 
 
 def facts(
@@ -296,6 +311,7 @@ def _job_document(job: CanaryJob) -> dict[str, Any]:
         "reason": job.reason,
         "billable_seconds": job.billable_seconds,
         "phases": job.phases,
+        "reported": dict(job.reported),
         "warnings": [event["message"] for event in job.events if event["kind"] == "warning"],
     }
 

@@ -25,6 +25,7 @@ from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.event_lines import Event
+from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.training_job import TrainingJob, describe_job
 from sm_train.toolkit.short_jobs.short_job import ShortJobs
 from sm_train.toolkit.short_jobs.short_run import ShortRunPrice, short_run_price
@@ -111,7 +112,7 @@ def open_jobs(job: DoctorJob, base: Path, profile: str | None) -> ShortJobs:
     return jobs
 
 
-def start(job: DoctorJob, jobs: ShortJobs) -> TrainingJob:
+def start(job: DoctorJob, jobs: ShortJobs) -> RunJob:
     """Start the job.
 
     Raises:
@@ -126,22 +127,16 @@ def start(job: DoctorJob, jobs: ShortJobs) -> TrainingJob:
     return _read(job, jobs)
 
 
-def _read(job: DoctorJob, jobs: ShortJobs) -> TrainingJob:
+def _read(job: DoctorJob, jobs: ShortJobs) -> RunJob:
     """Return the job as it is now. It has no stage's tag, so it counts as no job of the run."""
     name = job.request["TrainingJobName"]
     description = describe_job(jobs.session, name, jobs.region)
     assert description is not None  # SageMaker keeps jobs
-    return TrainingJob(
-        name=name,
-        run=job.submission.config.name,
-        stage=job.submission.stages[0].name,
-        status=description["TrainingJobStatus"],
-        tags={},
-        description=description,
-    )
+    run, stage = job.submission.config.name, job.submission.stages[0].name
+    return TrainingJob.of(name, run, stage, description["TrainingJobStatus"], {}, description)
 
 
-def wait_for_verdict(job: DoctorJob, started: TrainingJob, jobs: ShortJobs) -> DoctorOutcome:
+def wait_for_verdict(job: DoctorJob, started: RunJob, jobs: ShortJobs) -> DoctorOutcome:
     """Wait for the job's end and read its verdict.
 
     Raises:
@@ -168,9 +163,7 @@ def wait_for_verdict(job: DoctorJob, started: TrainingJob, jobs: ShortJobs) -> D
     )
 
 
-def _stored_result(
-    session: boto3.Session, job: DoctorJob, ended: TrainingJob
-) -> dict[str, Any] | None:
+def _stored_result(session: boto3.Session, job: DoctorJob, ended: RunJob) -> dict[str, Any] | None:
     """Return the newest result that was stored since the job began; None if there is none."""
     bucket, prefix = split_uri(job.results_uri)
     with translate_aws_errors(job.results_uri):

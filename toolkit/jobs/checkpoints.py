@@ -20,7 +20,7 @@ from sm_train.entrypoints.shared_work.storage import LocalFolder, Storage
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.jobs.run_job import RunJob
 
 if TYPE_CHECKING:
     import boto3
@@ -48,9 +48,7 @@ class StoredCheckpoint:
     """Whether the output of the newest job, if it was looked for, holds a file."""
 
 
-def latest_stored(
-    session: boto3.Session, uri: str, jobs: Iterable[TrainingJob]
-) -> StoredCheckpoint:
+def latest_stored(session: boto3.Session, uri: str, jobs: Iterable[RunJob]) -> StoredCheckpoint:
     """Return the newest checkpoint that ``jobs`` of a stage left in any region; ``uri`` is the
     prefix in the session's region.
 
@@ -88,13 +86,13 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
     return replace(newest, uri=uri.rstrip("/"), region=region)
 
 
-def output_keys(session: boto3.Session, job: TrainingJob) -> list[str]:
+def output_keys(session: boto3.Session, job: RunJob) -> list[str]:
     """Return the keys that SageMaker stored of the job's model and output folder, at most 1,000.
 
     Raises:
         UserError: AWS returns an error.
     """
-    uri = f"{job.description['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/"
+    uri = f"{job.output_uri}/"
     bucket, prefix = split_uri(uri)
     with translate_aws_errors(uri):
         page = next(store_of(session, job.region).pages(bucket, prefix))

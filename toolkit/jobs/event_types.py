@@ -93,6 +93,10 @@ _OPTIONAL: Mapping[str, Mapping[str, Any]] = {
         "waited_seconds": _Seconds,
         "compile_seconds": _Seconds | None,
     },
+    "heartbeat": {
+        "saves": list[tuple[_Step, _Seconds]],
+        "unstored_seconds": _Seconds | None,
+    },
     "node": {"stragglers": list[StragglerEntry]},
     "doctor": {"parts": dict[str, _Figure]},
     "warning": {

@@ -11,12 +11,12 @@ from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.toolkit.aws.cloudwatch_logs import search
 from sm_train.toolkit.jobs.event_lines import Event, parse_events
-from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.jobs.run_job import RunJob
 
 if TYPE_CHECKING:
     import boto3
 
-_Job = TypeVar("_Job", bound=TrainingJob)
+_Job = TypeVar("_Job", bound=RunJob)
 
 
 def read_jobs(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import mean_speed
 from sm_train.entrypoints.uploads.lag import StorageLag, storage_lag
 from sm_train.toolkit.aws.cloudwatch_logs import LogEntry, newest_line, search
 from sm_train.toolkit.jobs.event_lines import parse_event
-from sm_train.toolkit.jobs.live_state import LiveState, fold_events
-from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.jobs.live_state import LiveState, fold_events, saved_checkpoints
+from sm_train.toolkit.jobs.run_job import RunJob
 
 if TYPE_CHECKING:
     import boto3
@@ -38,9 +38,16 @@ class Progress:
     last_activity: float | None = None
     ended: str | None = None
     """Why training ended, once it has."""
+    is_first_interval: bool = False
+    """Whether the speed is that of the first interval, which compiles and fills caches."""
+
+    @property
+    def measured_speed(self) -> float | None:
+        """Steps per second; None while only the first interval is known."""
+        return None if self.is_first_interval else self.steps_per_second
 
 
-def read_live(session: boto3.Session, job: TrainingJob) -> LiveState:
+def read_live(session: boto3.Session, job: RunJob) -> LiveState:
     """Return the state of the job's newest events.
 
     Raises:
@@ -61,19 +68,56 @@ def live_of(entries: Iterable[LogEntry]) -> LiveState:
 
 
 def lag_of(live: LiveState, stored: int | None, every_steps: int, now: float) -> StorageLag | None:
-    """Return how far storage is behind the checkpoints that the job logged; None if it is not.
+    """Return how far storage is behind the checkpoints that the job saved; None if it is not.
 
     ``stored`` is the newest stored step, ``every_steps`` the run file's interval.
     """
-    saved = [(checkpoint.time, int(checkpoint.event["step"])) for checkpoint in live.checkpoints]
-    return storage_lag(saved, stored, now, every_steps)
+    lag = storage_lag(saved_checkpoints(live), stored, now, every_steps)
+    if lag is None:
+        return None
+    unstored = [
+        now - heartbeat.time + float(seconds)
+        for heartbeat in live.heartbeats.values()
+        if (seconds := heartbeat.event.get("unstored_seconds")) is not None
+    ]
+    return replace(lag, seconds=max(lag.seconds, *unstored, 0.0))
+
+
+@dataclass(frozen=True)
+class ShownSpeed:
+    """Steps per second of a job, without its first interval."""
+
+    job: RunJob
+    steps_per_second: float
+
+
+def shown_speed(
+    jobs: Sequence[RunJob], progress: Progress, read: Callable[[RunJob], LiveState]
+) -> ShownSpeed | None:
+    """Return the newest speed that the jobs of a stage have shown; None if none has.
+
+    ``progress`` is that of the newest of ``jobs``, and ``read`` reads the events of an earlier one:
+    a job that has just started has shown none.
+    """
+    if not jobs:
+        return None
+    if progress.measured_speed:
+        return ShownSpeed(jobs[-1], progress.measured_speed)
+    for job in reversed(jobs[:-1][-_EARLIER_JOBS:]):
+        if speed := progress_of(read(job)).measured_speed:
+            return ShownSpeed(job, speed)
+    return None
+
+
+_EARLIER_JOBS = 3
+"""How many are read at most: jobs that fail early show no speed."""
 
 
 def progress_of(live: LiveState) -> Progress:
     """Summarize the job's state."""
-    step = speed = loss = ended = None
+    step = speed = loss = ended = step_event = None
     if "step" in live.newest:
-        event = live.newest["step"].event
+        event = step_event = live.newest["step"].event
         step, loss, speed = int(event["step"]), event["loss"], mean_speed([event])
     elif live.heartbeats:
         # A hanging job may have logged no step within the window, but its heartbeats continue.
@@ -88,4 +132,5 @@ def progress_of(live: LiveState) -> Progress:
         loss,
         live.last_activity,
         ended,
+        step_event is not None and step_event.get("timed_seconds") == 0,
     )

@@ -207,6 +207,18 @@ def _node_order(node: str) -> tuple[int, str]:
     return (int(number) if number.isdigit() else 0, node)
 
 
+def saved_checkpoints(live: LiveState) -> list[tuple[float, int]]:
+    """Return when checkpoints were saved, and their steps, oldest first.
+
+    Events of checkpoints may be too old to have been read: heartbeats repeat the newest.
+    """
+    saved = {int(logged.event["step"]): logged.time for logged in live.checkpoints}
+    for heartbeat in live.heartbeats.values():
+        for step, age in heartbeat.event.get("saves") or ():
+            saved.setdefault(int(step), heartbeat.time - float(age))
+    return sorted((time, step) for step, time in saved.items())
+
+
 def stragglers(live: LiveState) -> list[NamedStraggler] | None:
     """Return the stragglers that the job's first node found, slowest first; None if unknown."""
     names = {logged.event.get("node"): node for node, logged in live.node_metrics.items()}

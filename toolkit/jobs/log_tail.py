@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from sm_train.toolkit.aws.cloudwatch_logs import LogEntry, search
 from sm_train.toolkit.errors import TRANSIENT, UserError
-from sm_train.toolkit.jobs.training_job import TrainingJob, find_job
+from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.jobs.training_job import find_job
 
 if TYPE_CHECKING:
     import boto3
@@ -39,7 +40,7 @@ class LogFollower:
     def __init__(
         self,
         session: boto3.Session,
-        job: TrainingJob,
+        job: RunJob,
         since: float,
         *,
         node: int | None = None,
@@ -85,14 +86,14 @@ class LogFollower:
         self._seen = {entry: at for entry, at in self._seen.items() if at >= self._since}
 
 
-def streams_of(job: TrainingJob, node: int | None = None) -> str:
+def streams_of(job: RunJob, node: int | None = None) -> str:
     """Return the prefix of the job's log streams, or of those of one node."""
     return f"{job.name}/algo-{node}-" if node else f"{job.name}/"
 
 
 def follow_log(
     session: boto3.Session,
-    job: TrainingJob,
+    job: RunJob,
     since: float,
     on_error: Callable[[str], None],
     *,
@@ -110,7 +111,7 @@ def follow_log(
         time.sleep(follower.pause)
 
 
-def _is_live(session: boto3.Session, job: TrainingJob) -> bool:
+def _is_live(session: boto3.Session, job: RunJob) -> bool:
     """Return whether the job may still write lines."""
     try:
         newest = find_job(session, job.name, job.region)

@@ -9,11 +9,9 @@ from typing import Literal
 
 from sm_train.entrypoints.uploads.lag import StorageLag
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
-from sm_train.toolkit.jobs.live_events import Progress
-from sm_train.toolkit.jobs.training_job import FROM_STEP_TAG, LOST, TRAINING, TrainingJob
-
-LOG_DELAY_SECONDS = 300.0
-"""How late CloudWatch and clocks may be: added to the timeout before a job counts as stalled."""
+from sm_train.toolkit.jobs.live_events import Progress, ShownSpeed
+from sm_train.toolkit.jobs.platform import LOST
+from sm_train.toolkit.jobs.run_job import RunJob
 
 State = Literal[
     "waiting",
@@ -28,7 +26,8 @@ State = Literal[
     "no-results",
     "done",
 ]
-"""``lost``: no node of a job on Kubernetes or Slurm sends heartbeats, and none reported its end.
+"""``stalled``: a live job has been silent for longer than its phase allows.
+``lost``: no node of a job on Kubernetes or Slurm sends heartbeats, and none reported its end.
 ``no-results``: the newest job is completed, and storage holds nothing that it made."""
 
 
@@ -43,14 +42,16 @@ class StageState:
     name: str
     max_steps: int
     state: State
-    jobs: tuple[TrainingJob, ...]
+    jobs: tuple[RunJob, ...]
     stored: StoredCheckpoint
     progress: Progress
+    shown: ShownSpeed | None = None
+    """The newest speed that its jobs have shown."""
     lag: StorageLag | None = None
     """How far storage is behind the checkpoints that the newest job logged; None if it is not."""
 
     @property
-    def job(self) -> TrainingJob | None:
+    def job(self) -> RunJob | None:
         """The live job, else the newest."""
         return live_or_newest(self.jobs)
 
@@ -66,9 +67,9 @@ class StageState:
         platform's job has ended.
         """
         platform = self.stored.platform
-        own = self.jobs[-1].platform if self.jobs else "sagemaker"
-        resumed = {job.tags.get(FROM_STEP_TAG) for job in self.jobs}
-        return None if platform == own or str(self.stored.step) in resumed else platform
+        own = self.jobs[-1].platform.name if self.jobs else "sagemaker"
+        resumed = any(job.from_step == self.stored.step for job in self.jobs)
+        return None if platform == own or resumed else platform
 
     @property
     def step(self) -> int:
@@ -78,16 +79,16 @@ class StageState:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Training time left at the current speed."""
+        """Training time left at the newest speed that was measured."""
         remaining = max(0, self.max_steps - self.step)
-        speed = self.progress.steps_per_second
+        speed = self.progress.measured_speed or (self.shown and self.shown.steps_per_second)
         return remaining / speed if speed else (0.0 if remaining <= 0 else None)
 
 
 def stage_state(
     name: str,
     max_steps: int,
-    jobs: Sequence[TrainingJob],
+    jobs: Sequence[RunJob],
     stored: StoredCheckpoint,
     progress: Progress,
     *,
@@ -140,46 +141,35 @@ _NOT_STOPPED = "done"
 """The reason in the ``end`` event of a program that nothing stopped."""
 
 
-def live_or_newest(jobs: Sequence[TrainingJob]) -> TrainingJob | None:
+def live_or_newest(jobs: Sequence[RunJob]) -> RunJob | None:
     """Return the live one of a stage's jobs (oldest first), else the newest."""
     newest = jobs[-1] if jobs else None
     return next((job for job in reversed(jobs) if job.live), newest)
 
 
-def _live_state(job: TrainingJob, progress: Progress, now: datetime, stall_after: float) -> State:
-    """Return the state of a live job, which can stall only while SageMaker reports training.
+def _live_state(job: RunJob, progress: Progress, now: datetime, stall_after: float) -> State:
+    """Return the state of a live job: what its silence means is a fact of its phase.
 
-    While SageMaker replaces an instance, or waits for the next reserved hours of a training plan or
-    for spot capacity, a job is silent for hours, and it remains silent while it restores its
-    checkpoint.
+    While the platform replaces a machine, or waits for capacity, a job is silent for hours, and it
+    remains silent while it restores its checkpoint.
     """
+    phase = job.phase
+    limit = None if phase.limit is None else max(phase.limit.total_seconds(), stall_after)
+    in_phase = job.seconds_in_phase(now) - job.platform.log_delay
+    is_overdue = limit is not None and in_phase > limit
     if job.status == "Stopping":
         return "stopping"
-    if job.started is None or progress.last_activity is None:
+    if job.started is None:
         return "starting"
-    if job.secondary_status in _RESTARTING:
-        return "restarting"
-    if job.secondary_status != TRAINING or progress.ended is not None:
+    if progress.last_activity is None:
+        return "stalled" if is_overdue and phase.silence in ("prepares", "trains") else "starting"
+    if phase.silence in ("waits", "prepares"):
+        return "stalled" if is_overdue else "restarting"
+    if phase.silence != "trains" or progress.ended is not None:
         return "training"
-    last_sign = max(progress.last_activity, (job.training_since or job.started).timestamp())
-    is_stalled = now.timestamp() - last_sign > stall_after + LOG_DELAY_SECONDS
-    return "stalled" if is_stalled else "training"
-
-
-_RESTARTING = frozenset(
-    {
-        "Interrupted",
-        "Restarting",
-        "Pending",
-        "Starting",
-        "LaunchingMLInstances",
-        "PreparingTrainingStack",
-        "DownloadingTrainingImage",
-        "Downloading",
-    }
-)
-"""Secondary statuses of DescribeTrainingJob before training; a job returns to them when SageMaker
-restarts it."""
+    last_sign = max(progress.last_activity, job.phase_since.timestamp())
+    silent = now.timestamp() - last_sign - job.platform.log_delay
+    return "stalled" if silent > stall_after else "training"
 
 
 def current(stages: Sequence[StageState]) -> StageState | None:

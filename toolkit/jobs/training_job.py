@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sm_train.cost.prices import ON_DEMAND, SPOT, TRAINING_PLAN, Price, PriceTable
+from sm_train.cost.prices import ON_DEMAND, SPOT, TRAINING_PLAN, Price
 from sm_train.entrypoints.common.bucket_settings import declare_buckets
 from sm_train.entrypoints.common.sagemaker_paths import host_names
 from sm_train.estimators.config.placement import PLACEMENT_TAG
@@ -25,14 +25,13 @@ from sm_train.estimators.request.training_request import (
 )
 from sm_train.toolkit.aws.aws_errors import is_throttling, translate_aws_errors
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.platform import JobPhase, Platform, phase_table
+from sm_train.toolkit.jobs.run_job import ENDED, RunJob
 
 if TYPE_CHECKING:
     import boto3
     from types_boto3_sagemaker import SageMakerClient
     from types_boto3_sagemaker.type_defs import FilterTypeDef, TagTypeDef
-
-ENDED = ("Completed", "Failed", "Stopped", "Deleting")
-"""Statuses of jobs that are no longer billed. A status not listed here may be billed."""
 
 FROM_STEP_TAG, CAUSE_TAG = "sm-train:from-step", "sm-train:cause"
 """A job's tags: the step of the checkpoint it resumes from, and why it was started."""
@@ -43,21 +42,76 @@ AUTO_ADVANCE_TAG, STOPPED_TAG = "sm-train:auto-advance", "sm-train:stopped-for"
 PRICE_TAG = "sm-train:price"
 """A job's tag: the price with which its plan was accepted, as :func:`price_tag` writes it."""
 
-TRAINING = "Training"
-"""Secondary status of a job that trains."""
+_API = "API reference, DescribeTrainingJob"
 
-LOST = "NoHeartbeat"
-"""Secondary status of a job on another platform whose nodes send no heartbeats."""
-
-_WITHOUT_INSTANCES = frozenset(
-    {
-        *("Starting", "LaunchingMLInstances", "PreparingTrainingStack"),
-        *("Pending", "Interrupted", "Restarting"),
-        *("Completed", "Failed", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded"),
-    }
+SAGEMAKER = Platform(
+    "sagemaker",
+    "SageMaker",
+    phase_table(
+        [
+            # Waits for instances, which are not billed.
+            *(
+                JobPhase(name, "waits", is_billed=False, source=_API)
+                for name in ("Starting", "LaunchingMLInstances", "PreparingTrainingStack")
+            ),
+            *(
+                JobPhase(name, "waits", is_billed=False, source=f"{_API}: waits for capacity")
+                for name in ("Pending", "Interrupted", "Restarting")
+            ),
+            JobPhase(
+                "DownloadingTrainingImage",
+                "prepares",
+                is_billed=True,
+                source=_API,
+                usual=timedelta(minutes=30),
+                limit=timedelta(hours=3),
+            ),
+            JobPhase(
+                "Downloading",
+                "prepares",
+                is_billed=True,
+                source=f"{_API}: channels in File mode and checkpoints are downloaded",
+                usual=timedelta(hours=1),
+                limit=timedelta(hours=6),
+            ),
+            JobPhase(
+                "Training",
+                "trains",
+                is_billed=True,
+                source=_API,
+                usual=timedelta(minutes=30),
+                limit=timedelta(hours=2),
+            ),
+            JobPhase(
+                "Uploading",
+                "stores",
+                is_billed=True,
+                source=f"{_API}: models, output and checkpoints are uploaded",
+                usual=timedelta(hours=1),
+                limit=timedelta(hours=6),
+            ),
+            JobPhase(
+                "Stopping",
+                "stores",
+                is_billed=True,
+                source=f"{_API}: the program has two minutes, then its output is uploaded",
+                usual=timedelta(hours=1),
+            ),
+            *(
+                JobPhase(name, "ended", is_billed=False, source=_API)
+                for name in (
+                    *("Completed", "Failed", "Stopped"),
+                    *("MaxRuntimeExceeded", "MaxWaitTimeExceeded"),
+                )
+            ),
+        ]
+    ),
+    restarts="watcher",
+    log_delay=300.0,
+    support="AWS Support",
 )
-"""Secondary statuses in which SageMaker waits for instances or has returned them (API reference,
-DescribeTrainingJob). One that is not listed here may be billed."""
+"""SageMaker's secondary statuses. The usual times and limits are ours: of the largest model and
+30 GB of image in storage of one region, with ample room."""
 
 _CONCURRENT_CALLS = 4
 """Jobs described at a time: SageMaker throttles an account's calls together."""
@@ -66,62 +120,72 @@ _RUN_JOB_NAME = re.compile(r"--.+-\d{4,}$")
 
 
 @dataclass(frozen=True)
-class TrainingJob:
-    """One job of a run. Times are aware; ``description`` is the DescribeTrainingJob response."""
+class TrainingJob(RunJob):
+    """A job of SageMaker."""
 
-    name: str
-    run: str
-    stage: str
-    status: str
-    tags: Mapping[str, str]
-    description: Mapping[str, Any]
-
-    @property
-    def live(self) -> bool:
-        return self.status not in ENDED
-
-    @property
-    def platform(self) -> str:
-        """What runs the job, as in the marker of a checkpoint."""
-        return "sagemaker"
-
-    @property
-    def attempt(self) -> int:
-        """Counted from 1 within the stage."""
-        return int(self.name.rpartition("-")[2])
-
-    @property
-    def secondary_status(self) -> str:
-        """The phase within ``status``; SageMaker adds new ones now and then."""
-        return str(self.description.get("SecondaryStatus", ""))
-
-    @property
-    def training_since(self) -> datetime | None:
-        """When the newest transition to the secondary status Training began."""
-        return self._newest_transition(TRAINING)
-
-    @property
-    def stopping_since(self) -> datetime | None:
-        """When a job that is stopping began to."""
-        return self._newest_transition("Stopping") if self.status == "Stopping" else None
-
-    def _newest_transition(self, status: str) -> datetime | None:
-        transitions = self.description.get("SecondaryStatusTransitions", ())
-        times = [each["StartTime"] for each in transitions if each["Status"] == status]
-        return max(times, default=None)
-
-    @property
-    def failure_reason(self) -> str:
-        """SageMaker's reason as one line; empty if it gives none."""
-        return " ".join(str(self.description.get("FailureReason", "")).split())
-
-    @property
-    def arn(self) -> str:
-        return str(self.description["TrainingJobArn"])
-
-    @property
-    def region(self) -> str:
-        return self.arn.split(":")[3]
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        run: str,
+        stage: str,
+        status: str,
+        tags: Mapping[str, str],
+        description: Mapping[str, Any],
+    ) -> TrainingJob:
+        """Return the facts in the job's tags and a DescribeTrainingJob response."""
+        arn = str(description["TrainingJobArn"])
+        phases = tuple(
+            sorted(
+                ((each["Status"], each["StartTime"]) for each in _transitions(description)),
+                key=lambda phase: phase[1],
+            )
+        )
+        resources = description["ResourceConfig"]
+        instances, kind = _instances(description), _price_kind(description)
+        pool = description.get("WarmPoolStatus") or {}
+        checkpoints = description.get("CheckpointConfig") or {}
+        output = description.get("OutputDataConfig") or {}
+        seconds = description.get("BillableTimeInSeconds")
+        from_step = tags.get(FROM_STEP_TAG)
+        region = arn.split(":")[3]
+        accepted = parse_price_tag(tags.get(PRICE_TAG, ""), instances[0], region, kind)
+        return cls(
+            name,
+            run,
+            stage,
+            status,
+            platform=SAGEMAKER,
+            region=region,
+            created=description["CreationTime"],
+            instances=instances,
+            nodes=tuple(host_names(instances[1])),
+            identifier=arn,
+            stop_command="aws sagemaker stop-training-job "
+            f"--training-job-name {name} --region {region}",
+            output_uri=f"{str(output.get('S3OutputPath', '')).rstrip('/')}/{name}",
+            checkpoint_uri=str(checkpoints.get("S3Uri", "")).rstrip("/"),
+            secondary_status=str(description.get("SecondaryStatus", "")),
+            started=description.get("TrainingStartTime"),
+            ended=description.get("TrainingEndTime"),
+            failure_reason=" ".join(str(description.get("FailureReason", "")).split()),
+            phases=phases,
+            reported_seconds=None if seconds is None else float(seconds),
+            reported_retained_seconds=float(pool.get("ResourceRetainedBillableTimeInSeconds") or 0),
+            has_warm_pool=pool.get("Status") == "Available",
+            spot=bool(description.get("EnableManagedSpotTraining")),
+            price_kind=kind,
+            accepted_price=accepted,
+            placement=int(tags.get(PLACEMENT_TAG, 0)),
+            auto_advance=tags.get(AUTO_ADVANCE_TAG) == "on",
+            stopped_for=tags.get(STOPPED_TAG),
+            from_step=None if from_step is None else int(from_step),
+            got_no_instances=status in ENDED and _pending_timed_out(description, dict(phases)),
+            tags=tags,
+            max_runtime=description.get("StoppingCondition", {}).get("MaxRuntimeInSeconds"),
+            are_instances_chosen="InstancePreferences" not in resources
+            or "SelectedInstanceType" in resources,
+        )
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -129,168 +193,60 @@ class TrainingJob:
         return tuple(self.tags.get(REGIONS_TAG, self.region).split())
 
     @property
-    def placement(self) -> int:
-        """Number of its placement (estimators.config.placement)."""
-        return int(self.tags.get(PLACEMENT_TAG, 0))
-
-    @property
-    def created(self) -> datetime:
-        created: datetime = self.description["CreationTime"]
-        return created
-
-    @property
-    def started(self) -> datetime | None:
-        """When billing began."""
-        return self.description.get("TrainingStartTime")
-
-    @property
-    def ended(self) -> datetime | None:
-        return self.description.get("TrainingEndTime")
-
-    @property
-    def pending_timed_out(self) -> bool:
-        """Whether SageMaker gave the job up because it got no instances within
-        cluster.max_pending.
-
-        The service model has no status for that, so the job's waiting time decides: since it was
-        created, or since it returned to Pending, as between the reserved hours of a training plan.
-        """
-        longest = self.description.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds")
-        end = self.ended or self.description.get("LastModifiedTime")
-        since = self.created if self.started is None else self._newest_transition("Pending")
-        if self.live or longest is None or end is None or since is None:
-            return False
-        if self.training_since is not None and self.training_since > since:
-            return False  # it got instances again
-        return bool((end - since).total_seconds() >= longest)
-
-    @property
-    def auto_advance(self) -> bool:
-        """Whether the next stage starts automatically after this one."""
-        return self.tags.get(AUTO_ADVANCE_TAG) == "on"
-
-    @property
-    def spot(self) -> bool:
-        return bool(self.description.get("EnableManagedSpotTraining"))
-
-    @property
-    def price_kind(self) -> str:
-        """How :meth:`billable_seconds` are priced, one of :data:`~sm_train.cost.prices.KINDS`.
-
-        Spot's saving is in the billed seconds that SageMaker reports, 1 − BillableTimeInSeconds ÷
-        TrainingTimeInSeconds (SageMaker developer guide), so these cost the on-demand price; until
-        it reports them, the seconds that have passed cost the spot price. A training plan is
-        prepaid.
-        """
-        resources = self.description["ResourceConfig"]
-        plans = {
-            preference["InstanceType"]: preference.get("TrainingPlanArns")
-            for preference in resources.get("InstancePreferences", [])
-        }
-        if resources.get("TrainingPlanArn") or plans.get(self.instances[0]):
-            return TRAINING_PLAN
-        return SPOT if self.spot and self._reported_seconds is None else ON_DEMAND
-
-    def price(self, prices: PriceTable) -> Price:
-        """Return the price of an hour of :meth:`billable_seconds` on one of its instances.
-
-        While SageMaker reports no billed seconds, that of the plan with which the job was started
-        applies, whatever table the machine has that asks.
-        """
-        name, kind = self.instances[0], self.price_kind
-        if self._reported_seconds is None:
-            accepted = parse_price_tag(self.tags.get(PRICE_TAG, ""), name, self.region, kind)
-            if accepted is not None:
-                return accepted
-        return prices.price(name, self.region, kind)
-
-    @property
-    def instances(self) -> tuple[str, int]:
-        """Type and number of the billed instances: of ordered preferences, the selected ones."""
-        resources = self.description["ResourceConfig"]
-        if "SelectedInstanceType" in resources:
-            return resources["SelectedInstanceType"], resources["SelectedInstanceCount"]
-        if "InstanceType" in resources:
-            return resources["InstanceType"], resources["InstanceCount"]
-        [first, *_] = resources.get("InstanceGroups") or resources["InstancePreferences"]
-        return first["InstanceType"], first.get("InstanceCount", resources.get("InstanceCount", 1))
-
-    @property
-    def nodes(self) -> list[str]:
-        """SageMaker's names of its nodes, in rank order."""
-        return host_names(self.instances[1])
-
-    @property
-    def checkpoint_uri(self) -> str:
-        """The S3 prefix of its stage's checkpoints, without a slash at its end."""
-        return str(self.description["CheckpointConfig"]["S3Uri"]).rstrip("/")
-
-    @property
     def bucket(self) -> str:
         return self.checkpoint_uri.split("/")[2]
 
-    def billable_seconds(self, now: datetime) -> float:
-        """Seconds billed so far: of the job, and of the warm pool that keeps its instances."""
-        return self._job_seconds(now) + self.retained_seconds(now)
 
-    @property
-    def has_warm_pool(self) -> bool:
-        """Whether its instances wait for another job, and are billed."""
-        return self._warm_pool.get("Status") == "Available"
+def _transitions(description: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    return description.get("SecondaryStatusTransitions") or ()
 
-    def retained_seconds(self, now: datetime) -> float:
-        """Seconds billed so far for the time in which a warm pool kept its instances.
 
-        SageMaker reports them; of a pool that still waits, those since the job's end if these are
-        more.
-        """
-        reported = float(self._warm_pool.get("ResourceRetainedBillableTimeInSeconds") or 0)
-        if self.has_warm_pool and self.ended is not None:
-            return max(reported, (now - self.ended).total_seconds())
-        return reported
+def _pending_timed_out(description: Mapping[str, Any], newest: Mapping[str, datetime]) -> bool:
+    """Return whether SageMaker gave an ended job up because it got no instances within
+    cluster.max_pending; ``newest`` is when each phase began last.
 
-    @property
-    def _warm_pool(self) -> Mapping[str, Any]:
-        return self.description.get("WarmPoolStatus") or {}
+    The service model has no status for that, so the job's waiting time decides: since it was
+    created, or since it returned to Pending, as between the reserved hours of a training plan.
+    """
+    longest = description.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds")
+    end = description.get("TrainingEndTime") or description.get("LastModifiedTime")
+    has_started = description.get("TrainingStartTime") is not None
+    since = newest.get("Pending") if has_started else description["CreationTime"]
+    if longest is None or end is None or since is None:
+        return False
+    if "Training" in newest and newest["Training"] > since:
+        return False  # it got instances again
+    return bool((end - since).total_seconds() >= longest)
 
-    @property
-    def _reported_seconds(self) -> float | None:
-        """The billed seconds as SageMaker reports them, which it does when the job has ended."""
-        seconds = self.description.get("BillableTimeInSeconds")
-        return None if seconds is None else float(seconds)
 
-    def _job_seconds(self, now: datetime) -> float:
-        """Seconds billed for the job itself; until they are reported, those in which it had
-        instances.
-        """
-        if self._reported_seconds is not None:
-            return self._reported_seconds
-        if self.started is None:
-            return 0.0
-        end = self.ended or now
-        transitions = sorted(
-            self.description.get("SecondaryStatusTransitions", ()),
-            key=lambda each: each["StartTime"],
-        )
-        if not transitions:
-            return max(0.0, (end - self.started).total_seconds())
-        ends = [*(each["StartTime"] for each in transitions[1:]), end]
-        seconds = (
-            max(0.0, (min(until, end) - max(each["StartTime"], self.started)).total_seconds())
-            for each, until in zip(transitions, ends, strict=True)
-            if each["Status"] not in _WITHOUT_INSTANCES
-        )
-        return float(sum(seconds))
+def _price_kind(description: Mapping[str, Any]) -> str:
+    """Return how the seconds of a job are priced.
 
-    def billed_interval(self, now: datetime) -> tuple[float, float]:
-        """Return the time from the first billed second to the last one (Unix seconds).
+    Spot's saving is in the billed seconds that SageMaker reports, 1 − BillableTimeInSeconds ÷
+    TrainingTimeInSeconds (SageMaker developer guide), so these cost the on-demand price; until
+    it reports them, the seconds that have passed cost the spot price. A training plan is prepaid.
+    """
+    resources = description["ResourceConfig"]
+    plans = {
+        preference["InstanceType"]: preference.get("TrainingPlanArns")
+        for preference in resources.get("InstancePreferences", [])
+    }
+    if resources.get("TrainingPlanArn") or plans.get(_instances(description)[0]):
+        return TRAINING_PLAN
+    is_reported = description.get("BillableTimeInSeconds") is not None
+    is_spot = description.get("EnableManagedSpotTraining")
+    return SPOT if is_spot and not is_reported else ON_DEMAND
 
-        Less than that is billed of spot instances, and of a job that waits for instances again.
-        """
-        end = (self.ended or now).timestamp()
-        if self.started is not None and (self.spot or self._reported_seconds is None):
-            return self.started.timestamp(), end
-        return end - self._job_seconds(now), end
+
+def _instances(description: Mapping[str, Any]) -> tuple[str, int]:
+    """Return type and number of the billed instances: of ordered preferences, the selected ones."""
+    resources = description["ResourceConfig"]
+    if "SelectedInstanceType" in resources:
+        return resources["SelectedInstanceType"], resources["SelectedInstanceCount"]
+    if "InstanceType" in resources:
+        return resources["InstanceType"], resources["InstanceCount"]
+    [first, *_] = resources.get("InstanceGroups") or resources["InstancePreferences"]
+    return first["InstanceType"], first.get("InstanceCount", resources.get("InstanceCount", 1))
 
 
 def price_tag(price: Price, kind: str) -> str | None:
@@ -429,7 +385,7 @@ def _with_tags(
         return _parse_job(description, _tags(client, description["TrainingJobArn"]))
 
 
-def refresh(session: boto3.Session, job: TrainingJob) -> TrainingJob:
+def refresh(session: boto3.Session, job: RunJob) -> RunJob:
     """Return the job as it is now."""
     return find_job(session, job.name, job.region) or job
 
@@ -471,7 +427,7 @@ def server_time(session: boto3.Session) -> datetime:
     return parsedate_to_datetime(response["ResponseMetadata"]["HTTPHeaders"]["date"])
 
 
-def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> str | None:
+def stop_job(session: boto3.Session, job: RunJob, reason: str) -> str | None:
     """Stop the job after a checkpoint, then record ``reason`` in its tags for every watcher.
 
     A job that has ended meanwhile, or that something else stops, is left as it is: SageMaker
@@ -506,7 +462,7 @@ def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> str | Non
     return None
 
 
-def end_warm_pool(session: boto3.Session, job: TrainingJob) -> None:
+def end_warm_pool(session: boto3.Session, job: RunJob) -> None:
     """End the warm pool that keeps a job's instances.
 
     Raises:
@@ -521,12 +477,12 @@ def end_warm_pool(session: boto3.Session, job: TrainingJob) -> None:
         )
 
 
-def tag_job(session: boto3.Session, job: TrainingJob, key: str, value: str) -> None:
+def tag_job(session: boto3.Session, job: RunJob, key: str, value: str) -> None:
     """Set a tag of the job, where every laptop sees it."""
     with translate_aws_errors("AddTags"):
         client = session.client("sagemaker", region_name=job.region)
         tags: list[TagTypeDef] = [{"Key": key, "Value": value}]
-        _repeat_throttled(lambda: client.add_tags(ResourceArn=job.arn, Tags=tags))
+        _repeat_throttled(lambda: client.add_tags(ResourceArn=job.identifier, Tags=tags))
 
 
 def _repeat_throttled(call: Callable[[], object]) -> None:
@@ -550,13 +506,13 @@ _THROTTLED_SECONDS = (0.5, 1.0, 2.0, 4.0)
 def _parse_job(description: Mapping[str, Any], tags: dict[str, str]) -> TrainingJob | None:
     if RUN_TAG not in tags or STAGE_TAG not in tags:
         return None
-    job = TrainingJob(
-        name=description["TrainingJobName"],
-        run=tags[RUN_TAG],
-        stage=tags[STAGE_TAG],
-        status=description["TrainingJobStatus"],
-        tags=tags,
-        description=description,
+    job = TrainingJob.of(
+        description["TrainingJobName"],
+        tags[RUN_TAG],
+        tags[STAGE_TAG],
+        description["TrainingJobStatus"],
+        tags,
+        description,
     )
     if BUCKET_OWNER_TAG in tags:
         declare_buckets({job.bucket: tags[BUCKET_OWNER_TAG]})

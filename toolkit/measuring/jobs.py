@@ -12,8 +12,9 @@ from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import job_usd
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.job_events import job_events
+from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import live_or_newest
-from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
+from sm_train.toolkit.jobs.training_job import jobs_of_run
 from sm_train.toolkit.measuring.measurement_plan import PlannedMeasurement
 from sm_train.toolkit.measuring.measurement_result import read_result
 from sm_train.toolkit.short_jobs.short_job import ShortJobs
@@ -28,7 +29,7 @@ class JobMeasurer:
     stage: StageSection
     jobs: ShortJobs
 
-    def find(self, planned: PlannedMeasurement) -> TrainingJob | None:
+    def find(self, planned: PlannedMeasurement) -> RunJob | None:
         """Return the job that measures this or has measured it; None if it is to be started."""
         jobs = jobs_of_run(self.jobs.session, planned.config.name)
         job = live_or_newest([job for job in jobs if job.stage == planned.stage.name])
@@ -36,7 +37,7 @@ class JobMeasurer:
             return None
         return None if job.status == "Stopped" and not self._has_steps(job) else job
 
-    def result(self, planned: PlannedMeasurement, job: TrainingJob) -> MeasuredSpeed:
+    def result(self, planned: PlannedMeasurement, job: RunJob) -> MeasuredSpeed:
         """Return what an ended job measured, also if its time limit stopped it.
 
         Raises:
@@ -81,5 +82,5 @@ class JobMeasurer:
             note(f"{job.name}: {job.secondary_status}; measured with the steps that it logged")
         return self.result(planned, job)
 
-    def _has_steps(self, job: TrainingJob) -> bool:
+    def _has_steps(self, job: RunJob) -> bool:
         return any(event["kind"] == "step" for event in job_events(self.jobs.session, job.name))

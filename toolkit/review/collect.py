@@ -18,7 +18,7 @@ from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import Event
-from sm_train.toolkit.jobs.training_job import STOPPED_TAG, TrainingJob
+from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.review.job_facts import JobCost, JobFacts, JobOutcome
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.log_parser import parse_log
@@ -105,7 +105,7 @@ class FactsCollector:
             return ()
 
     def _timeline(
-        self, log: JobLog, begin: float, end: float, job: TrainingJob | None
+        self, log: JobLog, begin: float, end: float, job: RunJob | None
     ) -> Timeline | None:
         """Compute the timeline; steps that an earlier job of the stage had done count as lost."""
         if not log.events["start"] or end <= begin:
@@ -118,9 +118,9 @@ class FactsCollector:
         return result
 
     def _metrics(
-        self, job: TrainingJob | None, begin: float, end: float
+        self, job: RunJob | None, begin: float, end: float
     ) -> Mapping[tuple[str, str], Series]:
-        if job is None or job.platform != "sagemaker" or end <= begin:
+        if job is None or job.platform.name != "sagemaker" or end <= begin:
             return {}
         assert self.session is not None
         now = self.now.timestamp()
@@ -153,7 +153,7 @@ class FactsCollector:
         seconds = log_seconds if job is None else job.billable_seconds(self.now)
         billed = money(seconds, instances or 1, price.usd_per_instance_hour)
         kind = "billed seconds" if job else "seconds in the log"
-        if job is not None and job.platform != "sagemaker":
+        if job is not None and job.platform.name != "sagemaker":
             kind = "seconds with heartbeats"
         return JobCost(
             None if billed is None else float(billed),
@@ -162,7 +162,7 @@ class FactsCollector:
         )
 
 
-def _cluster(job: TrainingJob | None, start: Event) -> tuple[InstanceType | None, int | None]:
+def _cluster(job: RunJob | None, start: Event) -> tuple[InstanceType | None, int | None]:
     """Return the instance type and count, of the job or else of its ``start`` event."""
     name, count = job.instances if job else (start.get("instance_type"), start.get("nodes"))
     try:
@@ -171,10 +171,8 @@ def _cluster(job: TrainingJob | None, start: Event) -> tuple[InstanceType | None
         return None, count
 
 
-def _outcome(job: TrainingJob) -> JobOutcome:
-    return JobOutcome(
-        job.status, job.secondary_status, job.failure_reason, job.tags.get(STOPPED_TAG)
-    )
+def _outcome(job: RunJob) -> JobOutcome:
+    return JobOutcome(job.status, job.secondary_status, job.failure_reason, job.stopped_for)
 
 
 def _estimate(

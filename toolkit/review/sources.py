@@ -21,7 +21,8 @@ from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.diagnose.targets import diagnose_attempts
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import LOG_NAME
-from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
+from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.jobs.training_job import jobs_of_run
 from sm_train.toolkit.review.sample_images import SampleGrid, local_grids, s3_grids, stored_grids
 from sm_train.toolkit.targets.resolved_run import ResolvedRun, RunOnSageMaker
 
@@ -47,7 +48,7 @@ class ReviewSource:
     diagnose: Callable[[], Diagnosis]
     """Reads the complete logs."""
     sample_grids: Callable[[], list[SampleGrid]]
-    job: TrainingJob | None = None
+    job: RunJob | None = None
     run: ResolvedRun | ClusterRun | None = None
 
     @property
@@ -120,7 +121,7 @@ def cluster_sources(run: ClusterRun) -> list[ReviewSource]:
     ]
 
 
-def _cloudwatch_blocks(session: boto3.Session, job: TrainingJob) -> LogBlocks:
+def _cloudwatch_blocks(session: boto3.Session, job: RunJob) -> LogBlocks:
     def blocks() -> Iterator[tuple[str | None, bytes]]:
         for entry in search(session, f"{job.name}/", region=job.region, pattern=_FILTER_PATTERN):
             yield entry.node, entry.message.encode("utf-8", "replace")

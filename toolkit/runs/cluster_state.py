@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 from sm_train.entrypoints.job_records.attempts import clock_findings, named
 from sm_train.estimators.config.stage import StageSection
@@ -12,7 +13,7 @@ from sm_train.toolkit.clusters.cluster_job import ClusterJob
 from sm_train.toolkit.clusters.cluster_logs import read_live
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.costing.projection import project
-from sm_train.toolkit.jobs.live_events import lag_of, progress_of
+from sm_train.toolkit.jobs.live_events import lag_of, progress_of, shown_speed
 from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.jobs.stage_state import StageState, current, stage_state
 from sm_train.toolkit.runs.run_state import RunState
@@ -59,8 +60,9 @@ def _stage(
         stall_after=run.config.heartbeat.max_timeout,
         own_script=run.config.entry is not None,
     )
+    shown = shown_speed(jobs, state.progress, partial(read_live, run))
     lag = lag_of(live, stored.step, run.config.checkpoint.every_steps, now.timestamp())
-    return replace(state, lag=lag)
+    return replace(state, shown=shown, lag=lag)
 
 
 def node_warnings(stages: Sequence[StageState], now: datetime) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from sm_train.toolkit.clusters.find_cluster_run import runs_in
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import spent_usd
-from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.terminal.formatting import format_usd
 from sm_train.toolkit.terminal.rich_table import rich_table
 
@@ -33,7 +33,7 @@ class ListedRun(TypedDict):
     spent_usd: float | None
 
 
-def jobs_in(places: Sequence[str], options: dict[str, Any], since: datetime) -> list[TrainingJob]:
+def jobs_in(places: Sequence[str], options: dict[str, Any], since: datetime) -> list[RunJob]:
     """Return the attempts since ``since`` of the runs in folders and buckets, oldest first.
 
     ``options`` are the global ones.
@@ -48,7 +48,7 @@ def jobs_in(places: Sequence[str], options: dict[str, Any], since: datetime) -> 
     return sorted(found, key=lambda job: (job.created, job.name))
 
 
-def list_runs(jobs: Sequence[TrainingJob], now: datetime) -> list[ListedRun]:
+def list_runs(jobs: Sequence[RunJob], now: datetime) -> list[ListedRun]:
     """Return the runs of ``jobs`` (oldest first), newest job first.
 
     Number and dollars count these jobs only.

@@ -19,10 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from sm_train.entrypoints.job_records.budget import enforced_usd, is_spent
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import ExitCode
+from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import StageState, current
-from sm_train.toolkit.jobs.training_job import FROM_STEP_TAG, STOPPED_TAG, TrainingJob
+from sm_train.toolkit.terminal.formatting import format_duration
 
 MAX_BACKOFF = timedelta(hours=1)
 
@@ -48,7 +50,8 @@ class Cause:
 
 @dataclass(frozen=True)
 class Policy:
-    """The run file's retry limits: jobs in a row without a newer checkpoint, first delay, dollars.
+    """The run file's retry limits: jobs in a row without a newer checkpoint, first delay, and the
+    dollars at which the run is stopped.
 
     ``placements`` counts the home placement and the fallbacks.
     """
@@ -57,7 +60,6 @@ class Policy:
     backoff: timedelta
     placements: int = 1
     budget_usd: float | None = None
-    budget_stops: bool = True
 
     @classmethod
     def of(cls, config: RunConfig, submitted: RunConfig) -> Policy:
@@ -67,8 +69,7 @@ class Policy:
             max_attempts=recovery.max_attempts,
             backoff=timedelta(seconds=recovery.backoff),
             placements=1 + len(submitted.recovery.fallbacks),
-            budget_usd=budget.usd if budget else None,
-            budget_stops=budget is None or budget.on_exceed == "stop",
+            budget_usd=enforced_usd(budget.usd, budget.on_exceed) if budget else None,
         )
 
     def delay(self, fruitless: int, *, relocates: bool) -> timedelta:
@@ -84,9 +85,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class NoAction:
-    """Nothing to do now."""
+    """Nothing to do now. ``exit_code`` is that of ``watch --once``, which needs not be OK."""
 
     message: str
+    exit_code: ExitCode = ExitCode.OK
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class StartJob:
 class StopJob:
     """Stop the live job after a checkpoint."""
 
-    job: TrainingJob
+    job: RunJob
     cause: str
     message: str
 
@@ -125,7 +127,7 @@ Action = NoAction | StartJob | StopJob | Finish
 def next_action(
     stages: Sequence[StageState],
     policy: Policy,
-    cause_of: Callable[[TrainingJob], Cause],
+    cause_of: Callable[[RunJob], Cause],
     *,
     spent_usd: float,
     now: datetime,
@@ -139,9 +141,9 @@ def next_action(
     if stage is None:
         return Finish(ExitCode.OK, "the run is done")
     job = stage.job
-    over_budget = policy.budget_stops and exceeds_budget(policy, spent_usd)
+    over_budget = is_spent(policy.budget_usd, spent_usd)
     if job is not None and job.live:
-        return _while_live(stage, job, over_budget)
+        return _while_live(stage, job, over_budget, now)
     if stage.other_platform is not None:
         return Finish(ExitCode.USAGE, other_platform_message(stage))
     if over_budget:
@@ -172,23 +174,37 @@ def other_platform_message(stage: StageState) -> str:
     )
 
 
-def exceeds_budget(policy: Policy, spent_usd: float) -> bool:
-    """Return whether the run has spent its budget."""
-    return policy.budget_usd is not None and spent_usd >= policy.budget_usd
-
-
-def _while_live(stage: StageState, job: TrainingJob, over_budget: bool) -> Action:
+def _while_live(stage: StageState, job: RunJob, over_budget: bool, now: datetime) -> Action:
     if stage.state == "stopping":
         return NoAction(f"{job.name} is stopping")
+    if job.phase.silence == "stores":
+        return _while_storing(job, over_budget, now)
     if over_budget:
         message = f"{job.name} has spent the budget: stopping it after a checkpoint"
         return StopJob(job, BUDGET, message)
     if stage.state == "stalled":
         message = f"{job.name} has made no progress since step {stage.step}: stopping it"
+        if stage.progress.last_activity is None or job.phase.silence == "prepares":
+            waited = format_duration(job.seconds_in_phase(now))
+            message = f"{job.name} is in phase {job.phase.name} for {waited} without an event"
+            message += ": stopping it"
         return StopJob(job, STALL, message)
     if stage.state == "restarting":
-        return NoAction(f"SageMaker is restarting {job.name} ({job.secondary_status})")
+        return NoAction(f"{job.platform.title} is restarting {job.name} ({job.secondary_status})")
     return NoAction(f"{job.name} is {stage.state}")
+
+
+def _while_storing(job: RunJob, over_budget: bool, now: datetime) -> Action:
+    """Leave a job alone that stores what it made: a stop would lose it."""
+    limit, seconds = job.phase.limit, job.seconds_in_phase(now)
+    if limit is not None and seconds > limit.total_seconds():
+        return Finish(
+            ExitCode.STALLED,
+            f"{job.name} has been storing its results for {format_duration(seconds)}, and is "
+            f"billed: `{job.stop_command}` stops it, and may lose them",
+        )
+    budget = " and has spent the budget" if over_budget else ""
+    return NoAction(f"{job.name} stores its results{budget}; it ends by itself")
 
 
 def _start_stage(stages: Sequence[StageState], stage: StageState, policy: Policy) -> Action:
@@ -207,14 +223,14 @@ def _start_stage(stages: Sequence[StageState], stage: StageState, policy: Policy
     )
 
 
-def _cause(stage: StageState, job: TrainingJob, cause_of: Callable[[TrainingJob], Cause]) -> Cause:
+def _cause(stage: StageState, job: RunJob, cause_of: Callable[[RunJob], Cause]) -> Cause:
     """Return why the job ended; ``cause_of`` reads logs, so it comes after tags and statuses."""
-    stopped_for = job.tags.get(STOPPED_TAG)
+    stopped_for = job.stopped_for
     if stopped_for == USER:
         return Cause(USER, "was stopped; `sm-train resume` continues it", retryable=False)
     if stopped_for == STALL:
         return Cause(STALL, "was stopped after a stall", retryable=True)
-    if job.pending_timed_out:
+    if job.got_no_instances:
         return Cause("max-pending", "got no instances within cluster.max_pending", retryable=True)
     if job.status == "Failed":
         return cause_of(job)
@@ -232,9 +248,7 @@ def _cause(stage: StageState, job: TrainingJob, cause_of: Callable[[TrainingJob]
     return Cause(USER, "was stopped; `sm-train resume` continues it", retryable=False)
 
 
-def _retry(
-    stage: StageState, job: TrainingJob, cause: Cause, policy: Policy, now: datetime
-) -> Action:
+def _retry(stage: StageState, job: RunJob, cause: Cause, policy: Policy, now: datetime) -> Action:
     fruitless = attempts_without_progress(stage)
     if fruitless >= policy.max_attempts:
         return Finish(
@@ -268,7 +282,7 @@ def attempts_without_progress(stage: StageState) -> int:
     """
     count = 0
     for job in reversed(stage.jobs):
-        if int(job.tags.get(FROM_STEP_TAG, 0)) < stage.resumes_from:
+        if (job.from_step or 0) < stage.resumes_from:
             break
         count += 1
     return count

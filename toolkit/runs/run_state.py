@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.naming import checkpoint_uri
@@ -15,10 +16,11 @@ from sm_train.toolkit.costing.projection import Projection, project
 from sm_train.toolkit.costing.spent import job_usd
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.checkpoints import latest_stored, output_keys
-from sm_train.toolkit.jobs.live_events import lag_of, progress_of, read_live
+from sm_train.toolkit.jobs.live_events import lag_of, progress_of, read_live, shown_speed
 from sm_train.toolkit.jobs.live_state import LiveState
+from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import StageState, current, live_or_newest, stage_state
-from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run, server_time
+from sm_train.toolkit.jobs.training_job import jobs_of_run, server_time
 from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
@@ -50,25 +52,45 @@ class RunState:
         """What endangers the run or wastes money now, one line each."""
         lag = self.current and self.current.lag
         not_stored = lag.describe() if lag and lag.is_too_long else None
-        overdue = [overdue_stop(job, self.now) for stage in self.stages for job in stage.jobs]
+        overdue = [
+            overdue_phase(job, stage.progress.last_activity, self.now)
+            for stage in self.stages
+            for job in stage.jobs
+            if job.live
+        ]
         return tuple(filter(None, (not_stored, *overdue, *self.notices)))
 
 
-MAX_STOPPING = timedelta(hours=1)
-"""How long a job may be stopping. SageMaker kills it after two minutes, and uploads its output."""
+def overdue_phase(job: RunJob, last_activity: float | None, now: datetime) -> str | None:
+    """Return what a live job has cost in a phase that takes longer than usual; None in all others.
 
-
-def overdue_stop(job: TrainingJob, now: datetime) -> str | None:
-    """Return what a job has cost that has been stopping for too long; None if none has."""
-    since = job.stopping_since
-    if since is None or now - since <= MAX_STOPPING:
+    ``last_activity`` is that of the stage's live job, in Unix seconds.
+    """
+    phase, seconds = job.phase, job.seconds_in_phase(now)
+    since = job.phase_since.timestamp()
+    if phase.usual is None or seconds <= phase.usual.total_seconds():
         return None
-    seconds = (now - since).total_seconds()
-    usd = job_usd(job, price_table(), 0.0 if job.started is None else seconds)
-    return (
-        f"{job.name} has been stopping for {format_duration(seconds)}, which has cost "
-        f"{format_usd(usd)}: SageMaker bills it until it has ended; ask AWS Support to end it"
-    )
+    if phase.silence == "trains" and last_activity is not None and last_activity >= since:
+        return None
+    usd = format_usd(job_usd(job, price_table(), 0.0 if job.started is None else seconds))
+    text = f"for {format_duration(seconds)}, which has cost {usd}"
+    platform = job.platform.title
+    if phase.name == "Stopping":
+        return (
+            f"{job.name} has been stopping {text}: {platform} bills it until it has ended; ask "
+            f"{job.platform.support} to end it"
+        )
+    if phase.silence == "stores":
+        return (
+            f"{job.name} has been storing its results {text}: sm-train does not stop it, as they "
+            f"would be lost; `{job.stop_command}` does"
+        )
+    then = "" if phase.limit is None else f"; `watch` stops it after {_hours(phase.limit)}"
+    return f"{job.name} has been in phase {phase.name} {text}, without an event{then}"
+
+
+def _hours(duration: timedelta) -> str:
+    return format_duration(duration.total_seconds())
 
 
 def read_state(session: boto3.Session, run: ResolvedRun) -> RunState:
@@ -91,9 +113,7 @@ def read_state(session: boto3.Session, run: ResolvedRun) -> RunState:
     )
 
 
-def _live_state(
-    session: boto3.Session, stage: StageSection, jobs: Sequence[TrainingJob]
-) -> LiveState:
+def _live_state(session: boto3.Session, stage: StageSection, jobs: Sequence[RunJob]) -> LiveState:
     job = live_or_newest([job for job in jobs if job.stage == stage.name])
     return read_live(session, job) if job is not None else LiveState()
 
@@ -117,13 +137,12 @@ def stages_of(
 def _stages(
     session: boto3.Session,
     run: ResolvedRun,
-    jobs: Sequence[TrainingJob],
+    jobs: Sequence[RunJob],
     live: Mapping[str, LiveState],
     now: datetime,
 ) -> tuple[StageState, ...]:
     return tuple(
-        _stage(session, run, stage, jobs, live.get(stage.name, LiveState()), now)
-        for stage in run.config.stages
+        _stage(session, run, stage, jobs, live.get(stage.name), now) for stage in run.config.stages
     )
 
 
@@ -131,10 +150,11 @@ def _stage(
     session: boto3.Session,
     run: ResolvedRun,
     stage: StageSection,
-    jobs: Sequence[TrainingJob],
-    live: LiveState,
+    jobs: Sequence[RunJob],
+    live: LiveState | None,
     now: datetime,
 ) -> StageState:
+    """Return the state of a stage; ``live`` is None if its logs cannot be read."""
     stage_jobs = [job for job in jobs if job.stage == stage.name]
     stored = latest_stored(session, checkpoint_uri(run.config, stage, run.bucket), stage_jobs)
     own_script, newest = run.config.entry is not None, live_or_newest(stage_jobs)
@@ -145,10 +165,15 @@ def _stage(
         stage.max_steps,
         stage_jobs,
         stored,
-        progress_of(live),
+        progress_of(live or LiveState()),
         now=now,
         stall_after=run.config.heartbeat.max_timeout,
         own_script=own_script,
     )
-    lag = lag_of(live, stored.step, run.config.checkpoint.every_steps, now.timestamp())
-    return replace(state, lag=lag)
+    shown = None
+    if live is not None:
+        shown = shown_speed(stage_jobs, state.progress, partial(read_live, session))
+    lag = lag_of(
+        live or LiveState(), stored.step, run.config.checkpoint.every_steps, now.timestamp()
+    )
+    return replace(state, shown=shown, lag=lag)

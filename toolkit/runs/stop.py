@@ -10,11 +10,11 @@ from sm_train.toolkit.clusters.cluster_job import ClusterJob
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder, read_stages
+from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import current
 from sm_train.toolkit.jobs.training_job import (
     AUTO_ADVANCE_TAG,
     STOPPED_TAG,
-    TrainingJob,
     refresh,
     stop_job,
     tag_job,
@@ -144,7 +144,8 @@ def _stop_on_sagemaker(session: boto3.Session, run: ResolvedRun, *, wait: bool) 
         UserError: the run has no job, or AWS returns an error.
     """
     run = replace(run, stage=None, job=None)  # the run stops, whichever of its jobs was named
-    job, not_tagged = newest_job(session, run), None
+    job: RunJob = newest_job(session, run)
+    not_tagged = None
     if not job.live:
         try:
             tag_job(session, job, STOPPED_TAG, USER)
@@ -163,7 +164,7 @@ def _stop_on_sagemaker(session: boto3.Session, run: ResolvedRun, *, wait: bool) 
     return StopResult(job.name, job.stage, job.status, warning)
 
 
-def _ended(session: boto3.Session, job: TrainingJob) -> TrainingJob:
+def _ended(session: boto3.Session, job: RunJob) -> RunJob:
     """Return the job as it is when it has ended."""
     while (current := refresh(session, job)).live:
         time.sleep(_POLL_SECONDS)

@@ -15,7 +15,8 @@ from sm_train.toolkit.costing.spent import job_usd
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.jobs.job_events import job_events
-from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run, refresh
+from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.jobs.training_job import jobs_of_run, refresh
 from sm_train.toolkit.submit.planned_job import plan_job, start_planned
 from sm_train.toolkit.submit.run_bundle import bundle_of, commit_of
 from sm_train.toolkit.submit.submission import prepare
@@ -54,7 +55,7 @@ class ShortJobs:
         session, _ = session_for_jobs(config, profile, region)
         return cls(session, region, base, profile)
 
-    def start(self, run: RunConfig, cause: str) -> TrainingJob:
+    def start(self, run: RunConfig, cause: str) -> RunJob:
         """Start the only stage of a short run as `submit` does, from its newest checkpoint.
 
         Raises:
@@ -72,10 +73,10 @@ class ShortJobs:
 
     def wait(
         self,
-        job: TrainingJob,
+        job: RunJob,
         on_interrupt: str,
-        read: Callable[[], TrainingJob] | None = None,
-    ) -> TrainingJob:
+        read: Callable[[], RunJob] | None = None,
+    ) -> RunJob:
         """Wait for the end of a job and report each change of its status.
 
         Ctrl-C leaves it running; ``on_interrupt`` is a sentence about how to continue or stop it.
@@ -91,20 +92,19 @@ class ShortJobs:
                 note,
             )
         except KeyboardInterrupt:
-            limit = job.description["StoppingCondition"]["MaxRuntimeInSeconds"]
-            note(
-                f"{job.name} keeps running and is billed, for at most {format_days(limit)}. "
-                f"{on_interrupt}"
+            limit = (
+                "" if job.max_runtime is None else f", for at most {format_days(job.max_runtime)}"
             )
+            note(f"{job.name} keeps running and is billed{limit}. {on_interrupt}")
             raise
 
-    def _describe(self, job: TrainingJob) -> str:
+    def _describe(self, job: RunJob) -> str:
         seconds = job.billable_seconds(datetime.now(UTC))
         spent = format_usd(job_usd(job, price_table(), seconds))
         status = job.secondary_status or job.status
         return f"{job.name}: {status}, {format_days(seconds)} billed, {spent}"
 
-    def events(self, job: TrainingJob, last: str = "end") -> list[Event]:
+    def events(self, job: RunJob, last: str = "end") -> list[Event]:
         """Return the events of rank 0; those of a completed job up to the kind ``last``, which may
         come late.
         """
@@ -116,7 +116,7 @@ class ShortJobs:
                 break
         return events
 
-    def failure(self, job: TrainingJob) -> str:
+    def failure(self, job: RunJob) -> str:
         """Return why a job failed, and what to do."""
         from sm_train.toolkit.diagnose.job_logs import diagnose_job
 

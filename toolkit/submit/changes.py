@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from sm_train.estimators.bundle.bundle import run_document
 from sm_train.estimators.request.training_request import COMMIT_TAG
 from sm_train.toolkit.jobs.launch_record import DamagedRecordError, LaunchRecord, read_record
-from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.jobs.run_job import RunJob
 
 if TYPE_CHECKING:
     import boto3
@@ -64,7 +64,7 @@ class Changes:
 def changes_since_last_job(
     session: boto3.Session,
     bucket: str,
-    jobs: Sequence[TrainingJob],
+    jobs: Sequence[RunJob],
     document: Mapping[str, Any],
     commit: str | None,
 ) -> Changes | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from sm_train.cost.prices import ON_DEMAND
 from sm_train.entrypoints.job_records.alert_outbox import Delivery
-from sm_train.entrypoints.job_records.node_record import MISSING_SECONDS
+from sm_train.entrypoints.job_records.budget import is_spent
 from sm_train.entrypoints.job_records.silence import Silence, find_silence
 from sm_train.entrypoints.job_records.watcher import (
     WatchedStage,
@@ -20,8 +20,8 @@ from sm_train.toolkit.clusters.cluster_job import ClusterJob
 from sm_train.toolkit.clusters.cluster_run import ClusterRun, readable
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import ExitCode
+from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import StageState
-from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.next_command import next_command
 from sm_train.toolkit.runs.remediation import (
@@ -31,7 +31,6 @@ from sm_train.toolkit.runs.remediation import (
     NoAction,
     Policy,
     StopJob,
-    exceeds_budget,
 )
 from sm_train.toolkit.runs.run_state import RunState
 from sm_train.toolkit.watch.controller import WatchResult, watch_warning
@@ -67,35 +66,46 @@ def cluster_action(state: RunState, silence: Silence | None) -> Action:
         command = next_command(state.run, stage)
         return Finish(ExitCode.OK, f"no node of {stage.name} has started; to start it: {command}")
     policy = Policy.of(state.run.config, state.run.config)
-    over_budget = policy.budget_stops and exceeds_budget(policy, state.projection.counted_usd)
+    over_budget = is_spent(policy.budget_usd, state.projection.counted_usd)
     if job.live and stage.state != "stopping" and over_budget:
         message = f"{job.name} has spent the budget: its nodes stop after a checkpoint"
         return StopJob(job, BUDGET, message)
-    if silence is not None and not job.live:
-        return Finish(ExitCode.STALLED, f"{job.name}: {silence.symptom}")
     if job.live:
         return NoAction(f"{job.name} is {stage.state}{_since(stage, state)}")
-    return _after_end(state, stage)
+    return _after_end(state, stage, silence, over_budget=over_budget)
 
 
-def _after_end(state: RunState, stage: StageState) -> Action:
-    """Return what follows an attempt whose end is no silence yet, or was planned."""
+_MOST_QUEUED_SECONDS = 86_400.0
+"""How long an attempt that ended may wait in the platform's queue until `watch` ends."""
+
+
+def _after_end(
+    state: RunState, stage: StageState, silence: Silence | None, *, over_budget: bool
+) -> Action:
+    """Return what follows an attempt that has ended.
+
+    `watch` stays while the platform may start it again, also over the budget: the next attempt has
+    to be stopped, too.
+    """
     job = stage.job
     assert job is not None
     reason = job.failure_reason or f"ended at step {stage.resumes_from:,} of {stage.max_steps:,}"
-    if over := state.run.config.budget:
-        spent = state.projection.counted_usd
-        if over.on_exceed == "stop" and spent >= over.usd:
-            return Finish(ExitCode.OVER_BUDGET, f"{job.name}: {reason}")
+    if silence is not None:
+        reason = silence.symptom
+    code = ExitCode.STALLED if silence is not None else ExitCode.OK
+    code = ExitCode.OVER_BUDGET if over_budget else code
     age = (state.now - (job.ended or job.created)).total_seconds()
-    if age <= MISSING_SECONDS and _may_restart(job):
-        return NoAction(f"{job.name}: {reason}; the platform may start it again")
-    code = ExitCode.JOB_FAILED if stage.state in ("failed", "no-results") else ExitCode.OK
+    if age <= _MOST_QUEUED_SECONDS and _may_restart(job):
+        return NoAction(f"{job.name}: {reason}; the platform may start it again", code)
+    if over_budget or silence is not None:
+        return Finish(code, f"{job.name}: {reason}")
+    if stage.state in ("failed", "no-results"):
+        code = ExitCode.JOB_FAILED
     command = next_command(state.run, stage)
     return Finish(code, f"{job.name}: {reason}; next: {command}")
 
 
-def _may_restart(job: TrainingJob) -> bool:
+def _may_restart(job: RunJob) -> bool:
     """Return whether the platform starts the job again: it failed, or SIGTERM stopped it."""
     assert isinstance(job, ClusterJob)
     requested = any(record.stopped_by for record in job.records)
@@ -111,7 +121,7 @@ def _since(stage: StageState, state: RunState) -> str:
 
 def _act(run: ClusterRun, stage: str, state: RunState, now: float) -> Sequence[Delivery]:
     """Stop the stage's nodes if the budget is spent, and alert."""
-    nodes, budget = run.nodes(stage), run.config.budget
+    nodes, limit = run.nodes(stage), Policy.of(run.config, run.config).budget_usd
     watched = WatchedStage(
         run.name,
         stage,
@@ -121,9 +131,9 @@ def _act(run: ClusterRun, stage: str, state: RunState, now: float) -> Sequence[D
     )
     deliveries = []
     with readable(run.root):
-        if budget is not None and budget.on_exceed == "stop":
+        if limit is not None:
             spent = state.projection.counted_usd
-            deliveries += stop_at_budget(watched, nodes, spent, budget.usd, now)
+            deliveries += stop_at_budget(watched, nodes, spent, limit, now)
         return [*deliveries, *alert_on_silence(watched, nodes, now)]
 
 

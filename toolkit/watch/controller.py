@@ -12,7 +12,8 @@ from sm_train.toolkit.clusters.cluster_run import ClusterRun
 from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.errors import TRANSIENT, ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError
-from sm_train.toolkit.jobs.training_job import TrainingJob, end_warm_pool, stop_job
+from sm_train.toolkit.jobs.run_job import RunJob
+from sm_train.toolkit.jobs.training_job import end_warm_pool, stop_job
 from sm_train.toolkit.runs.remediation import (
     STALL,
     Action,
@@ -120,7 +121,7 @@ def budget_warning(state: RunState) -> str | None:
     )
 
 
-def cause_of_failure(session: boto3.Session, job: TrainingJob) -> Cause:
+def cause_of_failure(session: boto3.Session, job: RunJob) -> Cause:
     """Diagnose a failed job.
 
     The first word of SageMaker's failure reason is the type of the error. Errors of the algorithm
@@ -141,7 +142,7 @@ def cause_of_failure(session: boto3.Session, job: TrainingJob) -> Cause:
     return Cause(diagnosis.cause, f"failed: {diagnosis.title} ({reason})", retryable)
 
 
-def failed_on_infrastructure(session: boto3.Session, job: TrainingJob) -> bool:
+def failed_on_infrastructure(session: boto3.Session, job: RunJob) -> bool:
     """Return whether hardware or AWS failed the job: another job may succeed without a change.
 
     A job that got no instances has not run on any.
@@ -245,6 +246,8 @@ def once_exit_code(action: Action, *, dry_run: bool) -> ExitCode:
     """Return the exit code of a single poll, for cron jobs and scripts."""
     if isinstance(action, StopJob) and action.cause == STALL:
         return ExitCode.STALLED
+    if isinstance(action, NoAction):
+        return action.exit_code
     return exit_code(action, dry_run=dry_run) or ExitCode.OK
 
 

@@ -23,7 +23,7 @@ def gpu_utilization(session: boto3.Session | None, state: RunState) -> dict[str,
     not on SageMaker, which has no session.
     """
     job = state.current.job if state.current else None
-    if session is None or job is None or job.platform != "sagemaker":
+    if session is None or job is None or job.platform.name != "sagemaker":
         return {}
     if not job.live or job.started is None:
         return {}
@@ -60,7 +60,7 @@ def gpu_utilization(session: boto3.Session | None, state: RunState) -> dict[str,
 def live_nodes(state: RunState) -> list[str]:
     """Return the names of the live job's nodes."""
     job = state.current.job if state.current else None
-    return job.nodes if job is not None and job.live else []
+    return list(job.nodes) if job is not None and job.live else []
 
 
 def _logs_utilization(state: RunState, node: str) -> bool:

@@ -16,7 +16,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.live_events import EVENT_PATTERN, live_of
 from sm_train.toolkit.jobs.live_state import LiveState, merge
 from sm_train.toolkit.jobs.log_tail import LogFollower
-from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.watch.controller import WatchResult, WatchView, kind
 from sm_train.toolkit.watch.gpu_metrics import gpu_utilization
@@ -76,7 +76,7 @@ class LiveWatchView:
         self._model: ScreenState | None = None
         self._clock_ahead = 0.0
         """Seconds by which AWS's clock is ahead of this machine's."""
-        self._job: TrainingJob | None = None
+        self._job: RunJob | None = None
         self._follower: LogFollower | None = None
         self._next_poll = 0.0
         self._error = ""
@@ -139,7 +139,7 @@ class LiveWatchView:
         """Merge the job's new events; returns the seconds until the log should be read again."""
         if self._session is None or self._job is None or self._model is None:
             return math.inf
-        if self._job.platform != "sagemaker":  # its events are read with each poll
+        if self._job.platform.name != "sagemaker":  # its events are read with each poll
             return math.inf
         try:
             if self._follower is None:
@@ -171,7 +171,7 @@ class LiveWatchView:
         return screen(model, now, self._console.width, self._console.height)
 
 
-def _start_follower(session: boto3.Session, job: TrainingJob) -> LogFollower | None:
+def _start_follower(session: boto3.Session, job: RunJob) -> LogFollower | None:
     """Return a follower of the job's recent log; None before its first line."""
     newest = newest_line(session, job.name, region=job.region)
     if newest is None:
@@ -179,5 +179,5 @@ def _start_follower(session: boto3.Session, job: TrainingJob) -> LogFollower | N
     return LogFollower(session, job, newest - _HISTORY_SECONDS, pattern=EVENT_PATTERN)
 
 
-def _name(job: TrainingJob | None) -> str | None:
+def _name(job: RunJob | None) -> str | None:
     return None if job is None else job.name

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.live_state import (
     NamedStraggler,
     NodeState,
     Notice,
     node_states,
     notices,
+    saved_checkpoints,
     stragglers,
 )
+from sm_train.toolkit.runs.remediation import NoAction
 from sm_train.toolkit.runs.run_status import Status, status_of
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
@@ -60,7 +62,7 @@ def watch_status(result: WatchResult, gpus: Mapping[str, float] | None = None) -
     now, live, stage = state.now.timestamp(), state.live, state.current
     budget, slow = state.run.config.budget, stragglers(live)
     step = live.newest["step"].event if "step" in live.newest else {}
-    checkpoint = live.newest.get("checkpoint")
+    saved = saved_checkpoints(live)
     return WatchStatus(
         **vars(status_of(state)),
         action=kind(result.action),
@@ -71,7 +73,7 @@ def watch_status(result: WatchResult, gpus: Mapping[str, float] | None = None) -
         images_per_second=step.get("images_per_second"),
         data_wait_share=stage.progress.data_wait_share if stage else None,
         mfu=step.get("mfu"),
-        seconds_since_checkpoint=None if checkpoint is None else max(0.0, now - checkpoint.time),
+        seconds_since_checkpoint=max(0.0, now - saved[-1][0]) if saved else None,
         nodes=tuple(node_states(live, live_nodes(state), now, gpus or {})),
         stragglers=None if slow is None else tuple(slow),
         recent_warnings=tuple(notices(live)[-RECENT_NOTICES:]),
@@ -123,8 +125,9 @@ class LineWatchView:
 
 def message_worth_showing(result: WatchResult) -> str | None:
     """Return what was done; None if the run simply continues."""
-    waits = kind(result.action) == "wait" and "next job" not in result.done
-    return None if waits else result.done
+    action = result.action
+    is_calm = isinstance(action, NoAction) and action.exit_code is ExitCode.OK
+    return None if is_calm and "next job" not in result.done else result.done
 
 
 def _line(result: WatchResult) -> str:

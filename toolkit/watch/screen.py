@@ -14,6 +14,7 @@ from sm_train.toolkit.jobs.live_state import (
     NodeState,
     node_states,
     notices,
+    saved_checkpoints,
     stragglers,
 )
 from sm_train.toolkit.jobs.stage_state import StageState
@@ -238,13 +239,13 @@ def _remaining(live: LiveState, stage: StageState, step: int, now: float) -> str
 
 def _saved(live: LiveState, stage: StageState, now: float) -> str:
     """Describe the newest checkpoint that was logged, and the newest complete one in storage."""
-    logged, stored = live.newest.get("checkpoint"), stage.stored.step
-    if logged is None:
+    saved, stored = saved_checkpoints(live), stage.stored.step
+    if not saved:
         return "nothing yet" if stored is None else f"step {stored:,}, stored"
-    step = int(logged.event["step"])
+    time, step = saved[-1]
     held = "not stored yet" if stored is None else f"stored: step {stored:,}"
     held = "stored" if stored is not None and stored >= step else held
-    return f"step {step:,}, {brief(now - logged.time)} ago; {held}"
+    return f"step {step:,}, {brief(now - time)} ago; {held}"
 
 
 def _cost(model: ScreenState) -> Text:

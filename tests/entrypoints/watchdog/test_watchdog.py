@@ -124,6 +124,10 @@ class WatchedCluster:
             event for line in lines if (event := parse_event(line)) and event.get("code") == code
         ]
 
+    def newest_heartbeat(self, node: int) -> dict[str, Any]:
+        events = map(parse_event, self.streams[node].getvalue().splitlines())
+        return [event for event in events if event and event["kind"] == "heartbeat"][-1]
+
 
 @pytest.fixture
 def server() -> Iterator[WebhookServer]:
@@ -297,6 +301,10 @@ def test_checkpoints_that_a_node_does_not_upload_are_an_alert(
         save(tmp_path, 1, count * interval, UPLOADING_SUFFIX)
     cluster.run(900 - 60, 0, 1)
     assert cluster.events(1, "checkpoints-not-stored") == []
+    for node, unstored in ((0, None), (1, pytest.approx(810, abs=40))):
+        beat = cluster.newest_heartbeat(node)
+        assert [step for step, _ in beat["saves"]] == [interval, 3 * interval]
+        assert beat["unstored_seconds"] == unstored
     cluster.run(120, 0, 1)
     [event] = cluster.events(1, "checkpoints-not-stored")
     assert (event["step"], event["stored_step"]) == (3 * interval, interval)

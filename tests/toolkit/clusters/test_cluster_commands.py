@@ -249,7 +249,7 @@ def test_watch_alerts_once_when_every_node_is_gone_and_again_when_it_is_over(
             done = cli("watch", stored.folder, "--once", "--json", network="loopback", env=env)
             assert done.returncode == ExitCode.STALLED, done.stderr
             document = json.loads(done.stdout)
-            assert (document["state"], document["action"]) == ("lost", "end")
+            assert (document["state"], document["action"]) == ("lost", "wait")
         [alert] = server.received
         assert alert["title"] == "no node sends heartbeats"
         assert alert["symptom"].startswith("no heartbeat of algo-1 (gpu-01), algo-2 (gpu-02) for 1")
@@ -296,8 +296,9 @@ def test_watch_stops_nodes_at_the_budget(cli: Cli, stored: StoredRun) -> None:
     [
         (60, (1, 143), {}, "wait", ExitCode.OK),
         (60, (143, 143), {}, "wait", ExitCode.OK),
-        (600, (143, 143), {}, "end", ExitCode.STALLED),
-        (600, (1, 143), {}, "end", ExitCode.STALLED),
+        (600, (143, 143), {}, "wait", ExitCode.STALLED),
+        (600, (1, 143), {}, "wait", ExitCode.STALLED),
+        (90_000, (1, 143), {}, "end", ExitCode.STALLED),
         (60, (0, 0), {"stopped_by": "the user"}, "end", ExitCode.OK),
         (600, (0, 0), {"stopped_by": "the user"}, "end", ExitCode.OK),
         (60, (0, 0), {}, "end", ExitCode.OK),

@@ -162,6 +162,10 @@ def test_canary_confirms_each_step_with_its_figures(canary: RunCanary, training:
     assert tuple(done.states()) == get_args(FactCode)
     for figure in ("2 of 2 nodes, 8 ranks", "11.3 GB/s", "stored step 73, resumed from 73"):
         assert figure in done.report, figure
+    table = done.report.partition("| the platform reports |")[2]
+    [status] = re.findall(r"\| TrainingJobStatus \| (\w+) \| (\w+) \|", table)
+    assert status == ("InProgress", "Stopped")
+    assert "| SecondaryStatusTransitions | " in table
     first, second = training.aws.bodies("CreateTrainingJob")
     assert first["CheckpointConfig"] == second["CheckpointConfig"]
     assert first["ResourceConfig"]["InstanceCount"] == 2

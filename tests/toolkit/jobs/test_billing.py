@@ -41,7 +41,7 @@ def job(
         description["SecondaryStatusTransitions"].append({"Status": status, "StartTime": moment})
         moment += timedelta(seconds=seconds)
     tags = fields.pop("tags", {})
-    return TrainingJob(
+    return TrainingJob.of(
         "demo--256px-0001", "demo", "256px", "InProgress", tags, description | fields
     ), moment
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,6 +26,10 @@ from sm_train.toolkit.runs.remediation import (
     attempts_without_progress,
     next_action,
 )
+from sm_train.toolkit.runs.run_state import overdue_phase
+
+from tests.support.aws.described_jobs import described
+from tests.support.run_documents import config
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 POLICY = Policy(max_attempts=3, backoff=timedelta(seconds=60))
@@ -32,7 +38,13 @@ USER_CODE_FAILURE = Cause("program", "failed", retryable=False)
 
 
 def job(
-    attempt: int, status: str, *, ended_ago: float = 7200, secondary: str = "", **tags: str
+    attempt: int,
+    status: str,
+    *,
+    ended_ago: float = 7200,
+    secondary: str = "",
+    more: dict[str, Any] | None = None,
+    **tags: str,
 ) -> TrainingJob:
     description: dict[str, Any] = {
         "SecondaryStatus": secondary or ("Training" if status == "InProgress" else ""),
@@ -41,7 +53,12 @@ def job(
         "TrainingEndTime": NOW - timedelta(seconds=ended_ago),
     }
     job_tags = {f"sm-train:{key.replace('_', '-')}": value for key, value in tags.items()}
-    return TrainingJob(f"demo--a-{attempt:04d}", "demo", "a", status, job_tags, description)
+    return described(f"demo--a-{attempt:04d}", status, description | (more or {}), job_tags)
+
+
+def transitions(phases: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    """Return the transitions of a job that entered phases so many seconds ago."""
+    return [{"Status": phase, "StartTime": NOW - timedelta(seconds=ago)} for phase, ago in phases]
 
 
 def state(
@@ -143,27 +160,93 @@ SECONDARY_STATUSES = (
 )
 
 
+PREPARING = ("Downloading", "DownloadingTrainingImage")
+
+
 @pytest.mark.parametrize("secondary", SECONDARY_STATUSES)
-def test_job_is_stalled_only_while_sagemaker_reports_training(secondary: str) -> None:
+def test_what_silence_means_depends_on_the_phase(secondary: str) -> None:
     """SageMaker restarts spot jobs, and jobs of a training plan wait between reserved hours."""
-    silent = state(job(1, "InProgress", secondary=secondary), step=5, inactive=10 * 3600)
-    action = decide(silent)
-    assert isinstance(action, StopJob) == (secondary == "Training")
-    if secondary in ("Interrupted", "Restarting", "Pending"):
-        assert silent.state == "restarting"
-        assert isinstance(action, NoAction)
-        assert action.message == f"SageMaker is restarting demo--a-0001 ({secondary})"
+    for hours, stalls in ((2, ("Training",)), (10, ("Training", *PREPARING))):
+        since = {"SecondaryStatusTransitions": transitions([(secondary, hours * 3600)])}
+        waits = job(1, "InProgress", secondary=secondary, more=since)
+        silent = state(waits, step=5, inactive=12 * 3600)
+        action = decide(silent)
+        assert isinstance(action, StopJob) == (secondary in stalls)
+        if secondary in ("Interrupted", "Restarting", "Pending"):
+            assert silent.state == "restarting"
+            assert isinstance(action, NoAction)
+            assert action.message == f"SageMaker is restarting demo--a-0001 ({secondary})"
+
+
+@pytest.mark.parametrize(
+    ("secondary", "hours", "state_", "warns"),
+    [
+        ("Training", 0.4, "starting", False),
+        ("Training", 1.5, "starting", True),
+        ("Training", 2.2, "stalled", True),
+        ("Downloading", 0.9, "starting", False),
+        ("Downloading", 5.0, "starting", True),
+        ("Downloading", 6.2, "stalled", True),
+        ("Starting", 30.0, "starting", False),
+        ("New", 30.0, "starting", False),
+    ],
+)
+def test_a_job_without_an_event_is_not_starting_for_ever(
+    secondary: str, hours: float, state_: str, warns: bool
+) -> None:
+    """Of an image whose entry hangs, or of data that do not arrive."""
+    since = {"SecondaryStatusTransitions": transitions([(secondary, hours * 3600)])}
+    live = job(1, "InProgress", secondary=secondary, more=since)
+    at = stage_state(
+        "a",
+        1000,
+        [live],
+        StoredCheckpoint(None, (), final=False),
+        Progress(),
+        now=NOW,
+        stall_after=900,
+    )
+    assert at.state == state_
+    action = decide(at)
+    assert isinstance(action, StopJob) == (state_ == "stalled")
+    if isinstance(action, StopJob):
+        phase, hour = f"is in phase {secondary} for", f"{hours:.1f} h"
+        assert action.message == f"demo--a-0001 {phase} {hour} without an event: stopping it"
+    warning = overdue_phase(live, None, NOW)
+    assert (warning is not None) == warns
+    if warning is not None:
+        limit = {"Training": "2.0 h", "Downloading": "6.0 h"}[secondary]
+        assert f"has been in phase {secondary} for" in warning
+        assert re.search(r"which has cost \$[\d,.]+, without an event", warning)
+        assert warning.endswith(f"; `watch` stops it after {limit}")
+
+
+@pytest.mark.parametrize("spent", [0.0, 5000.0])
+def test_a_job_that_stores_its_results_is_never_stopped(spent: float) -> None:
+    """A stop would lose the model; a person decides when it takes too long."""
+    policy = Policy(max_attempts=3, backoff=timedelta(seconds=60), budget_usd=1000.0)
+    for hours, is_overdue in ((3, False), (7, True)):
+        since = {"SecondaryStatusTransitions": transitions([("Uploading", hours * 3600)])}
+        live = job(1, "InProgress", secondary="Uploading", more=since)
+        action = decide(state(live, step=1000, inactive=hours * 3600), spent=spent, policy=policy)
+        warning = overdue_phase(live, None, NOW)
+        command = "aws sagemaker stop-training-job --training-job-name demo--a-0001"
+        assert warning is not None
+        assert f"`{command} --region us-east-1` does" in warning
+        if is_overdue:
+            assert isinstance(action, Finish)
+            assert action.exit_code is ExitCode.STALLED
+            assert command in action.message
+        else:
+            assert isinstance(action, NoAction)
+            assert ("spent the budget" in action.message) == (spent > 1000)
 
 
 @pytest.mark.parametrize("ago", [60, 900 + 300.0 + 60])
 def test_restarted_job_gets_the_whole_timeout_again(ago: float) -> None:
     """Its newest event is older than the restart until it has restored its checkpoint."""
-    live = job(1, "InProgress")
-    transitions = [("Training", 20 * 3600), ("Interrupted", 3 * 3600), ("Training", ago)]
-    live.description["SecondaryStatusTransitions"] = [  # type: ignore[index]
-        {"Status": status, "StartTime": NOW - timedelta(seconds=seconds)}
-        for status, seconds in transitions
-    ]
+    lived = [("Training", 20 * 3600), ("Interrupted", 3 * 3600), ("Training", ago)]
+    live = job(1, "InProgress", more={"SecondaryStatusTransitions": transitions(lived)})
     restarted = state(live, step=5, inactive=3 * 3600)
     assert restarted.state == ("training" if ago == 60 else "stalled")
 
@@ -184,7 +267,8 @@ def test_job_that_logged_its_end_is_not_stalled() -> None:
 
 def test_budget_stops_a_job_only_with_on_exceed_stop() -> None:
     live = state(job(1, "InProgress"), step=5)
-    soft = Policy(3, timedelta(seconds=60), budget_usd=100.0, budget_stops=False)
+    warns = config(budget={"usd": 100, "on_exceed": "warn"})
+    soft = Policy.of(warns, warns)
     hard = Policy(3, timedelta(seconds=60), budget_usd=100.0)
     assert isinstance(decide(live, policy=soft, spent=500.0), NoAction)
     assert isinstance(decide(live, policy=hard, spent=99.0), NoAction)
@@ -285,7 +369,7 @@ def test_pending_timeout_is_a_capacity_loss_not_a_user_stop() -> None:
             "LastModifiedTime": NOW,
             "StoppingCondition": {"MaxPendingTimeInSeconds": 1800},
         }
-        job = TrainingJob("demo--a-0001", "demo", "a", "Stopped", {}, description)
+        job = described("demo--a-0001", "Stopped", description)
         return decide(state(job), policy=Policy(3, timedelta(0), placements=2))
 
     restart = after_waiting(1801)
@@ -303,12 +387,11 @@ def test_wait_that_is_lost_after_training_relocates(trains_again: bool) -> None:
         "TrainingStartTime": NOW - timedelta(seconds=9000),
         "TrainingEndTime": NOW,
         "StoppingCondition": {"MaxPendingTimeInSeconds": 1800},
-        "SecondaryStatusTransitions": [
-            {"Status": phase.strip(), "StartTime": NOW - timedelta(seconds=ago)}
-            for phase, ago in phases.items()
-        ],
+        "SecondaryStatusTransitions": transitions(
+            [(phase.strip(), ago) for phase, ago in phases.items()]
+        ),
     }
-    job = TrainingJob("demo--a-0001", "demo", "a", "Stopped", {}, description)
+    job = described("demo--a-0001", "Stopped", description)
     action = decide(state(job), policy=Policy(3, timedelta(0), placements=2))
     if trains_again:
         assert isinstance(action, Finish)

@@ -415,6 +415,30 @@ def test_checkpoints_that_do_not_reach_s3_are_reported(cli: Cli, aws: Aws, tmp_p
     assert "ago; stored\n" in view
 
 
+def test_a_checkpoint_an_hour_that_does_not_reach_s3_is_reported(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    """No event of a checkpoint is in the lines that are read: the heartbeat repeats them."""
+    laptop = Laptop(cli, aws, tmp_path, checkpoint={"every_steps": 1000})
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=9 * 3600)
+    laptop.sagemaker.checkpoint("256px", 1000)
+    ages = {7000: 9600.0, 8000: 6000.0, 9000: 2400.0}
+    heartbeat = {"step": 9600, "seconds_since_step": 1.0, "saves": [*ages.items()]}
+    laptop.sagemaker.log_event(FIRST, "heartbeat", ago=5, unstored_seconds=25_200.0, **heartbeat)
+    document = laptop.json("watch", "demo", "--once")
+    warning = re.compile("storage holds step 1,000 while the job saved step 9,000, for 42[01] min")
+    assert warning.match(document["warning"])
+    assert document["seconds_since_checkpoint"] == pytest.approx(2405, abs=60)
+    assert warning.search(" ".join(laptop("status", "demo").stdout.split()))
+    assert re.search(
+        r"step 9,000, 40 min ago; stored: step 1,000", laptop("watch", "demo", "--once").stderr
+    )
+
+    # The node's notes are wrong, or missing: the age of its saves remains.
+    laptop.sagemaker.log_event(FIRST, "heartbeat", ago=3, unstored_seconds=None, **heartbeat)
+    assert "for 160 min" in laptop.json("watch", "demo", "--once")["warning"]
+
+
 def test_spent_budget_stops_the_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     laptop = Laptop(cli, aws, tmp_path, budget={"usd": 100})
     seconds = 100 / (4 * 31.5641075) * 3600 + 60

@@ -9,6 +9,7 @@ from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.watch.controller import cause_of_failure, failed_on_infrastructure
 
 from tests.conftest import Aws
+from tests.support.aws.described_jobs import described
 from tests.support.moto_server import aws_session
 
 NAME = "demo--256px-0001"
@@ -21,7 +22,7 @@ def failed(reason: str) -> TrainingJob:
         "SecondaryStatus": "Failed",
         "CreationTime": datetime(2026, 11, 1, tzinfo=UTC),
     }
-    return TrainingJob(NAME, "demo", "256px", "Failed", {}, description)
+    return described(NAME, "Failed", description)
 
 
 @pytest.mark.parametrize(

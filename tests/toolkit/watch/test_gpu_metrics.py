@@ -10,10 +10,10 @@ from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.live_events import Progress
 from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.jobs.stage_state import StageState
-from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.runs.run_state import RunState
 from sm_train.toolkit.watch.gpu_metrics import gpu_utilization
 
+from tests.support.aws.described_jobs import described
 from tests.support.moto_server import aws_session
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
@@ -25,7 +25,7 @@ def test_an_instance_type_that_is_not_in_the_table_has_no_utilization() -> None:
         "ResourceConfig": {"InstanceType": "ml.p9.48xlarge", "InstanceCount": 2},
         "TrainingStartTime": NOW,
     }
-    job = TrainingJob("demo--a-0001", "demo", "a", "InProgress", {}, description)
+    job = described("demo--a-0001", "InProgress", description)
     stored = StoredCheckpoint(None, (), final=False)
     stage = StageState("a", 100, "training", (job,), stored, Progress())
     projection = Projection(None, 0.0, None, 0.0, {})

@@ -20,13 +20,13 @@ from sm_train.toolkit.jobs.event_lines import Event
 from sm_train.toolkit.jobs.live_events import progress_of
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.stage_state import stage_state
-from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.runs.remediation import NoAction
 from sm_train.toolkit.runs.run_state import RunState
 from sm_train.toolkit.targets.resolved_run import ResolvedRun
 from sm_train.toolkit.watch.controller import WatchResult
 from sm_train.toolkit.watch.screen import ScreenState, _share, brief, screen, sparkline
 
+from tests.support.aws.described_jobs import described
 from tests.support.run_documents import config, stage
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -119,7 +119,7 @@ def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
         "TrainingStartTime": NOW - timedelta(hours=2),
         "ResourceConfig": {"InstanceType": "ml.p4de.24xlarge", "InstanceCount": nodes},
     }
-    job = TrainingJob("demo--256px-0001", "demo", "256px", "InProgress", {}, description)
+    job = described("demo--256px-0001", "InProgress", description)
     run = config(stages=[stage(max_steps=20_000)], budget={"usd": 2500})
     at = stage_state(
         "256px",
