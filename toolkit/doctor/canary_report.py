@@ -71,8 +71,6 @@ class CanaryDocument(TypedDict):
     backend: str | None
     facts: list[dict[str, Any]]
     jobs: list[dict[str, Any]]
-    reported_while_live: dict[str, str]
-    """What the platform stated about the first job while it trained."""
     cost_usd: float | None
 
 
@@ -93,8 +91,9 @@ def canary_document(
         "route": canary.launch.route,
         "backend": None if start is None else start["backend"],
         "facts": [asdict(fact) for fact in facts(canary, result, platform, nodes)],
-        "jobs": [_job_document(job) for job in jobs],
-        "reported_while_live": dict(result.before_stop.reported) if result.before_stop else {},
+        "jobs": [
+            _job_document(job, result.before_stop if job is result.first else None) for job in jobs
+        ],
         "cost_usd": _cost_usd(canary, jobs, nodes),
     }
     redacted: CanaryDocument = _redact(document, canary.run)
@@ -142,7 +141,8 @@ def to_markdown(document: CanaryDocument) -> str:
 
 def _reported_table(document: CanaryDocument) -> list[str]:
     """Return what the platform states of a live and an ended job: which fields, and when."""
-    live, ended = document["reported_while_live"], document["jobs"][0]["reported"]
+    first = document["jobs"][0]
+    live, ended = first["reported_while_live"], first["reported"]
     names = [*ended, *(name for name in live if name not in ended)]
     if not names:
         return []
@@ -304,7 +304,7 @@ def _parts(job: CanaryJob) -> dict[str, list[Any]]:
     return parts
 
 
-def _job_document(job: CanaryJob) -> dict[str, Any]:
+def _job_document(job: CanaryJob, live: CanaryJob | None) -> dict[str, Any]:
     return {
         "name": job.name,
         "status": job.status,
@@ -312,6 +312,7 @@ def _job_document(job: CanaryJob) -> dict[str, Any]:
         "billable_seconds": job.billable_seconds,
         "phases": job.phases,
         "reported": dict(job.reported),
+        "reported_while_live": {} if live is None else dict(live.reported),
         "warnings": [event["message"] for event in job.events if event["kind"] == "warning"],
     }
 

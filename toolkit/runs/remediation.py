@@ -204,7 +204,7 @@ def _while_storing(job: RunJob, over_budget: bool, now: datetime) -> Action:
             f"billed: `{job.stop_command}` stops it, and may lose them",
         )
     budget = " and has spent the budget" if over_budget else ""
-    return NoAction(f"{job.name} stores its results{budget}; it ends by itself")
+    return NoAction(f"{job.name} stores its results{budget}; it ends when they are stored")
 
 
 def _start_stage(stages: Sequence[StageState], stage: StageState, policy: Policy) -> Action:
