@@ -86,7 +86,6 @@ def test_a_job_that_hangs_before_its_first_event_is_stopped() -> None:
     sagemaker.Life(_calm_on("on-demand"), hangs_at_start=True).play()
 
 
-@cured_by(3, "an ended plan moves to the next placement")
 def test_a_run_whose_training_plan_has_ended_moves_to_its_fallback() -> None:
     life = sagemaker.Life(_calm_on("training-plan"))
     life.policy = replace(life.policy, placements=2)

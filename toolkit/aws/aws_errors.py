@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -12,24 +14,76 @@ if TYPE_CHECKING:
     from botocore.exceptions import BotoCoreError, ClientError
 
 _CREDENTIAL_CODES = {
+    "AuthFailure",
     "ExpiredToken",
     "ExpiredTokenException",
-    "RequestExpired",
-    "RequestTimeTooSkewed",
+    "IncompleteSignature",
     "InvalidAccessKeyId",
     "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "InvalidToken",
+    "MissingAuthenticationToken",
+    "RequestExpired",
+    "RequestTimeTooSkewed",
     "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
     "UnrecognizedClientException",
 }
 _PERMISSION_CODES = {
     "403",
     "AccessDenied",
     "AccessDeniedException",
+    "AccountProblem",
+    "AllAccessDisabled",
     "AuthorizationError",
+    "NotAuthorized",
+    "OptInRequired",
+    "SubscriptionRequiredException",
+    "UnauthorizedOperation",
     *_CREDENTIAL_CODES,
 }
 _SERVER_ERROR = 500
-_INVALID_REQUEST_CODES = {"ValidationError", "ValidationException"}
+_INVALID_REQUEST_CODES = {
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "InvalidAction",
+    "InvalidArgument",
+    "InvalidBucketName",
+    "InvalidParameter",
+    "InvalidParameterException",
+    "InvalidParameterValue",
+    "MalformedPolicyDocument",
+    "MethodNotAllowed",
+    "NotImplemented",
+    "PermanentRedirect",
+    "UnknownOperationException",
+    "ValidationError",
+    "ValidationException",
+}
+"""With these and those above, the same call fails again: other codes may be of the moment, and are
+transient."""
+
+_CLOCK_CODES = {
+    *("AuthFailure", "InvalidSignatureException", "RequestExpired", "RequestTimeTooSkewed"),
+    "SignatureDoesNotMatch",
+}
+_MOST_CLOCK_SECONDS = 240.0
+"""AWS refuses signatures that are older than five minutes, or fifteen."""
+
+_PERMANENT = (
+    *("ConfigNotFound", "ConfigParseError", "InvalidConfigError", "InfiniteLoopConfigError"),
+    *("LoginError", "MissingDependencyException", "NoAuthTokenError", "NoCredentialsError"),
+    *("PartialCredentialsError", "ProfileNotFound", "RefreshWithMFAUnsupportedError", "SSOError"),
+    *("TokenRetrievalError", "UnknownCredentialError", "UnknownTokenProviderError"),
+)
+"""Errors of botocore that come of this machine's configuration or sign-in."""
+
+_INVALID = (
+    *("BaseEndpointResolverError", "EndpointProviderError", "InvalidRegionError"),
+    *("MissingParametersError", "ParamValidationError", "UnknownServiceError", "ValidationError"),
+)
+"""Errors of botocore that come of the request."""
+
 _THROTTLING_CODES = {
     "503",
     "RequestLimitExceeded",
@@ -42,8 +96,6 @@ _CAPACITY_CODES = {"CapacityError", "ResourceLimitExceeded", *_THROTTLING_CODES}
 _FIXES = {
     "ExpiredToken": "sign in again",
     "ExpiredTokenException": "sign in again",
-    "RequestExpired": "set this machine's clock",
-    "RequestTimeTooSkewed": "set this machine's clock",
     "ResourceLimitExceeded": "request a higher quota, or use fewer instances",
 }
 """Fixes for error codes whose own message names none."""
@@ -86,10 +138,11 @@ def translate_aws_errors(operation: str) -> Iterator[None]:
     """Raise AWS and network errors as a :class:`UserError` that begins with ``operation``."""
     from boto3.exceptions import S3UploadFailedError
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
-    except (BotoCoreError, ClientError, S3UploadFailedError) as error:
+    except (BotoCoreError, ClientError, S3UploadFailedError, ResponseParserError) as error:
         raise as_user_error(error, operation) from None
 
 
@@ -121,7 +174,7 @@ def as_user_error(error: Exception, operation: str | None = None) -> UserError:
             exit_code = ExitCode.CAPACITY
         elif code in _INVALID_REQUEST_CODES:
             exit_code = ExitCode.PREFLIGHT
-        fix = f"; {_FIXES[code]}" if code in _FIXES else ""
+        fix = f"; {_FIXES[code]}" if code in _FIXES else _clock_fix(error, code)
         if may_succeed_later(error):
             fix = "; run the same command again"
         address = str(error.response["Error"].get("Address", ""))
@@ -130,5 +183,24 @@ def as_user_error(error: Exception, operation: str | None = None) -> UserError:
     if isinstance(error, ConnectionError | HTTPClientError):
         prefix = f"{operation}: " if operation else ""
         return UserError(f"{prefix}cannot reach AWS: {error}", ExitCode.UNEXPECTED)
-    prefix = f"{operation}: " if operation else ""
-    return UserError(f"{prefix}{error}", ExitCode.PERMISSION)
+    prefix, text = f"{operation}: " if operation else "", " ".join(str(error).split())
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if not kinds.isdisjoint(_PERMANENT):
+        return UserError(f"{prefix}{text}", ExitCode.PERMISSION)
+    if not kinds.isdisjoint(_INVALID):
+        return UserError(f"{prefix}{text}", ExitCode.PREFLIGHT)
+    # A truncated answer, or one of a proxy: what AWS would have said is unknown.
+    return UserError(f"{prefix}{text}; run the same command again", ExitCode.UNEXPECTED)
+
+
+def _clock_fix(error: ClientError, code: str) -> str:
+    """Return by how much this machine's clock is wrong, if that explains a rejected signature."""
+    if code not in _CLOCK_CODES:
+        return ""
+    date = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    if date is not None:
+        ahead = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
+        if abs(ahead) > _MOST_CLOCK_SECONDS:
+            side = "ahead of" if ahead > 0 else "behind"
+            return f"; this machine's clock is {abs(ahead) / 60:.0f} min {side} AWS's: set it"
+    return "; set this machine's clock" if code.startswith("Request") else ""

@@ -8,12 +8,18 @@ from decimal import Decimal
 
 from sm_train.cost.estimate import money
 from sm_train.cost.prices import PriceTable
+from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.jobs.run_job import RunJob
 
 
 def job_usd(job: RunJob, prices: PriceTable, seconds: float) -> float | None:
     """Return the dollars of ``seconds`` on the job's instances; None if their price is unknown."""
     return _dollars(job, seconds, job.price(prices).usd_per_instance_hour)
+
+
+def usd_per_hour(job: RunJob) -> float | None:
+    """Return the dollars of an hour of a job; None if their price is unknown."""
+    return job_usd(job, price_table(), 3600.0)
 
 
 def job_at_most_usd(job: RunJob, prices: PriceTable, seconds: float) -> float | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.costing.spent import usd_per_hour
 from sm_train.toolkit.doctor.canary import CanaryJob
 from sm_train.toolkit.doctor.canary_run import STAGE
 from sm_train.toolkit.errors import ExitCode
@@ -72,7 +73,7 @@ class SageMakerPlatform:
     def stop(self) -> None:
         job = self._job and refresh(self._session, self._job)
         if job is not None and job.live and job.status != "Stopping":
-            stop_job(self._session, job, USER)
+            stop_job(self._session, job, USER, usd_per_hour=usd_per_hour(job))
 
     def now(self) -> float:
         return server_time(self._session).timestamp()

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 
-from sm_train.cost.prices import ON_DEMAND, Price, PriceTable
+from sm_train.cost.prices import ON_DEMAND, TRAINING_PLAN, Price, PriceTable
 from sm_train.toolkit.jobs.platform import JobPhase, Platform
 
 ENDED = ("Completed", "Failed", "Stopped", "Deleting")
 """Statuses of jobs that are no longer billed. A status not listed here may be billed."""
+
+_STOP_SECONDS = 600.0
+"""How much earlier than its limit a job may end by it: clocks, and the time of its stop."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,16 @@ class RunJob:
     def seconds_in_phase(self, now: datetime) -> float:
         """Seconds since its phase began."""
         return max(0.0, (now - self.phase_since).total_seconds())
+
+    @property
+    def ended_with_its_plan(self) -> bool:
+        """Whether a job on reserved hours was stopped before it had used its own."""
+        if self.price_kind != TRAINING_PLAN or None in (self.max_runtime, self.started, self.ended):
+            return False
+        assert self.started is not None
+        assert self.ended is not None
+        ran = (self.ended - self.started).total_seconds()
+        return ran < (self.max_runtime or 0.0) - _STOP_SECONDS
 
     def price(self, prices: PriceTable) -> Price:
         """Return the price of an hour of :meth:`billable_seconds` on one of its instances.

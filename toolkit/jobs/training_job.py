@@ -24,7 +24,7 @@ from sm_train.estimators.request.training_request import (
     STAGE_TAG,
 )
 from sm_train.toolkit.aws.aws_errors import is_throttling, translate_aws_errors
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.errors import TRANSIENT, UserError
 from sm_train.toolkit.jobs.platform import JobPhase, Platform, phase_table
 from sm_train.toolkit.jobs.run_job import ENDED, RunJob
 
@@ -208,6 +208,8 @@ def _pending_timed_out(description: Mapping[str, Any], newest: Mapping[str, date
     The service model has no status for that, so the job's waiting time decides: since it was
     created, or since it returned to Pending, as between the reserved hours of a training plan.
     """
+    if "Stopping" in newest:
+        return False  # somebody stopped it, as while it waited for the start of its plan
     longest = description.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds")
     end = description.get("TrainingEndTime") or description.get("LastModifiedTime")
     has_started = description.get("TrainingStartTime") is not None
@@ -427,31 +429,43 @@ def server_time(session: boto3.Session) -> datetime:
     return parsedate_to_datetime(response["ResponseMetadata"]["HTTPHeaders"]["date"])
 
 
-def stop_job(session: boto3.Session, job: RunJob, reason: str) -> str | None:
+def stop_job(
+    session: boto3.Session, job: RunJob, reason: str, *, usd_per_hour: float | None
+) -> str | None:
     """Stop the job after a checkpoint, then record ``reason`` in its tags for every watcher.
 
     A job that has ended meanwhile, or that something else stops, is left as it is: SageMaker
-    rejects the call for it. The stop saves money, so it comes first and is repeated while SageMaker
-    throttles it; a tag that cannot be written is only reported.
+    rejects the call for it. The stop saves money, so it comes first, and is repeated until it is
+    known whether the job runs; a tag that cannot be written is only reported.
 
     Returns:
         A warning if the reason could not be recorded.
 
     Raises:
-        UserError: the job may still run.
+        UserError: the job runs, or nobody knows whether it does; with its ``usd_per_hour``.
     """
-    from botocore.exceptions import ClientError
-
-    with translate_aws_errors("StopTrainingJob"):
-        client = session.client("sagemaker", region_name=job.region)
+    client = session.client("sagemaker", region_name=job.region)
+    for delay in (*_STOP_SECONDS, None):
         try:
-            _repeat_throttled(lambda: client.stop_training_job(TrainingJobName=job.name))
-        except ClientError as error:
-            if error.response["Error"]["Code"] != "ValidationException":
-                raise
+            with translate_aws_errors("StopTrainingJob"):
+                client.stop_training_job(TrainingJobName=job.name)
+            break
+        except UserError as error:
+            problem = error
+        try:
             current = refresh(session, job)
-            if current.live and current.status != "Stopping":
-                raise
+        except UserError:
+            known = False
+        else:
+            known = True
+            if not current.live or current.status == "Stopping":
+                break
+        if delay is None or (known and problem.exit_code not in TRANSIENT):
+            cost = "is billed" if usd_per_hour is None else f"costs ${usd_per_hour:,.2f} an hour"
+            state = "still runs" if known else "may still run"
+            text = f"{problem}; {job.name} {state} and {cost}: {job.stop_command}"
+            raise UserError(text, problem.exit_code)
+        time.sleep(delay)
     try:
         tag_job(session, job, STOPPED_TAG, reason)
     except UserError as error:
@@ -500,7 +514,8 @@ def _repeat_throttled(call: Callable[[], object]) -> None:
     call()
 
 
-_THROTTLED_SECONDS = (0.5, 1.0, 2.0, 4.0)
+_THROTTLED_SECONDS = _STOP_SECONDS = (0.5, 1.0, 2.0, 4.0)
+"""Delays between attempts, in addition to those of botocore."""
 
 
 def _parse_job(description: Mapping[str, Any], tags: dict[str, str]) -> TrainingJob | None:

@@ -28,7 +28,9 @@ from sm_train.toolkit.terminal.formatting import format_duration
 
 MAX_BACKOFF = timedelta(hours=1)
 
-_CAPACITY_CAUSES = ("capacity", "max-pending", "max-wait", "spot", "spot-interrupted")
+_CAPACITY_CAUSES = (
+    *("capacity", "max-pending", "max-wait", "plan-ended", "spot", "spot-interrupted"),
+)
 
 STALL, BUDGET, USER = "stall", "budget", "user"
 """Why a job was stopped, as recorded in its tag. A stop in the console has no tag: the user's."""
@@ -234,6 +236,8 @@ def _cause(stage: StageState, job: RunJob, cause_of: Callable[[RunJob], Cause]) 
         return Cause("max-pending", "got no instances within cluster.max_pending", retryable=True)
     if job.status == "Failed":
         return cause_of(job)
+    if job.secondary_status == "MaxRuntimeExceeded" and job.ended_with_its_plan:
+        return Cause("plan-ended", "was stopped: its training plan has ended", retryable=True)
     if job.secondary_status == "MaxRuntimeExceeded":
         return Cause("max-runtime", "reached cluster.max_runtime", retryable=True)
     if job.secondary_status == "MaxWaitTimeExceeded":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_train.toolkit.clusters.cluster_job import ClusterJob
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
+from sm_train.toolkit.costing.spent import usd_per_hour
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.local_folder import LocalRunFolder, read_stages
 from sm_train.toolkit.jobs.run_job import RunJob
@@ -157,7 +158,7 @@ def _stop_on_sagemaker(session: boto3.Session, run: ResolvedRun, *, wait: bool) 
     warning = None
     # A job that is stopping already keeps its reason.
     if job.live and job.status != "Stopping":
-        warning = stop_job(session, job, USER)
+        warning = stop_job(session, job, USER, usd_per_hour=usd_per_hour(job))
     elif not_tagged is not None:
         raise not_tagged
     job = _ended(session, job) if wait else refresh(session, job)

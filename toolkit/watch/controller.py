@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.aws.session import session_in_region
 from sm_train.toolkit.clusters.cluster_run import ClusterRun
+from sm_train.toolkit.costing.spent import usd_per_hour
 from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.errors import TRANSIENT, ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError
@@ -134,12 +136,25 @@ def cause_of_failure(session: boto3.Session, job: RunJob) -> Cause:
     if error_type == "InternalServerError":
         message = f"failed because of an error in SageMaker ({reason})"
         return Cause("internal-error", message, retryable=True)
+    if _INFRASTRUCTURE.search(reason) and not _PROGRAM.search(reason):
+        message = f"failed because of its instances ({reason})"
+        return Cause("infrastructure", message, retryable=True)
     try:
         diagnosis = diagnose_job(session_in_region(session, job.region), job.name)
     except UserError as error:
         return Cause("unknown", f"failed: {reason} (its log: {error})", retryable=False)
     retryable = bool(diagnosis.retryable) and diagnosis.confidence in ("high", "medium")
     return Cause(diagnosis.cause, f"failed: {diagnosis.title} ({reason})", retryable)
+
+
+_INFRASTRUCTURE = re.compile(
+    r"\b(?:infrastructure|health[ -]?checks?|unhealthy|hardware|capacity)\b",
+    re.IGNORECASE,
+)
+"""Words of reasons that name the platform's machines; AWS documents no list of them."""
+
+_PROGRAM = re.compile("ExecuteUserScriptError|ErrorMessage|exit code", re.IGNORECASE)
+"""What a reason has if it quotes the program, whose words say nothing about machines."""
 
 
 def failed_on_infrastructure(session: boto3.Session, job: RunJob) -> bool:
@@ -173,7 +188,8 @@ def _stop_or_finish(
     action: NoAction | StopJob | Finish,
 ) -> str:
     if isinstance(action, StopJob):
-        warning = stop_job(session, action.job, action.cause)
+        hourly = usd_per_hour(action.job)
+        warning = stop_job(session, action.job, action.cause, usd_per_hour=hourly)
         return action.message if warning is None else f"{action.message}; {warning}"
     if isinstance(action, Finish):
         message = action.message

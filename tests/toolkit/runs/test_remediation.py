@@ -400,6 +400,44 @@ def test_wait_that_is_lost_after_training_relocates(trains_again: bool) -> None:
         assert (action.cause, action.placement) == ("max-pending", 1)
 
 
+def test_a_job_that_a_person_stopped_while_it_waited_is_not_started_again() -> None:
+    """It waits three days for the start of its training plan; a stop has a phase of its own."""
+    description = {
+        "CreationTime": NOW - timedelta(days=2),
+        "LastModifiedTime": NOW,
+        "StoppingCondition": {"MaxPendingTimeInSeconds": 3600},
+        "SecondaryStatusTransitions": transitions([("Pending", 170_000), ("Stopping", 60)]),
+    }
+    action = decide(state(described("demo--a-0001", "Stopped", description)))
+    assert isinstance(action, Finish)
+    assert action.exit_code is ExitCode.OK
+
+
+@pytest.mark.parametrize(("ran", "placement"), [(3600, 1), (86_000, 0)])
+def test_an_ended_plan_moves_on_and_a_spent_maximum_runtime_does_not(
+    ran: float, placement: int
+) -> None:
+    plan = "arn:aws:sagemaker:us-east-1:111122223333:training-plan/p4de"
+    description = {
+        "SecondaryStatus": "MaxRuntimeExceeded",
+        "CreationTime": NOW - timedelta(days=2),
+        "TrainingStartTime": NOW - timedelta(seconds=ran),
+        "TrainingEndTime": NOW,
+        "StoppingCondition": {"MaxRuntimeInSeconds": 86_400},
+        "ResourceConfig": {
+            "InstanceType": "ml.p4de.24xlarge",
+            "InstanceCount": 4,
+            "TrainingPlanArn": plan,
+        },
+    }
+    ended = described("demo--a-0001", "Stopped", description)
+    action = decide(state(ended, step=5), policy=Policy(3, timedelta(0), placements=2))
+    assert isinstance(action, StartJob)
+    assert (action.cause, action.placement) == (
+        ("plan-ended", 1) if placement else ("max-runtime", 0)
+    )
+
+
 def test_live_older_job_prevents_a_start() -> None:
     """As if another region had listed the job late."""
     jobs = [job(1, "InProgress"), job(2, "Failed", placement="1")]

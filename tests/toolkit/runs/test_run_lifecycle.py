@@ -33,7 +33,7 @@ from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.moto_server import aws_session
 from tests.support.restricted_imports import RESTRICT_IMPORTS, lambda_packages
 from tests.support.run_documents import stage
-from tests.support.run_files import write_run
+from tests.support.run_files import one_line, write_run
 
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 LAMBDA_CALL = """
@@ -878,6 +878,31 @@ def test_watch_survives_a_job_that_ends_before_it_is_stopped(laptop: Laptop) -> 
     assert laptop.json("watch", "demo", "--once", code=8)["action"] == "stop"
     assert laptop.json("watch", "demo", "--once")["action"] == "start"
     assert laptop.sagemaker.names() == [FIRST, SECOND]
+
+
+@pytest.mark.integration
+def test_a_stop_that_aws_fails_is_repeated_until_it_is_known_whether_the_job_runs(
+    laptop: Laptop,
+) -> None:
+    answers = []
+
+    def fail(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        answers.append(body)
+        if len(answers) > most:
+            return None
+        return 500, {"__type": "InternalFailure", "message": "try later"}
+
+    laptop.aws.responses["StopTrainingJob"] = fail
+    most = 10_000
+    message = one_line(laptop("stop", "demo", code=1).stderr)
+    assert "StopTrainingJob: AWS returned InternalFailure" in message
+    assert f"{FIRST} still runs and costs $126.26 an hour" in message
+    command = f"aws sagemaker stop-training-job --training-job-name {FIRST} --region us-east-1"
+    assert message.endswith(command)
+
+    answers.clear()
+    most = 3
+    assert laptop.json("stop", "demo")["status"] == "Stopping"
 
 
 def test_rejected_stop_of_a_live_job_is_an_error(laptop: Laptop) -> None:

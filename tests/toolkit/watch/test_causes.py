@@ -31,6 +31,17 @@ def failed(reason: str) -> TrainingJob:
         ("CapacityError: Unable to provision ML compute capacity.", "capacity", True, False),
         ("InternalServerError: We encountered an internal error.", "internal-error", True, True),
         ("AlgorithmError: ExecuteUserScriptError", "unknown", False, False),
+        # Texts that AWS is assumed to write: it documents none of them.
+        ("AlgorithmError: Infrastructure health check failed.", "infrastructure", True, True),
+        ("ClientError: GPU health check failed on algo-2.", "infrastructure", True, True),
+        ("ClientError: Insufficient capacity.", "infrastructure", True, True),
+        ("ClientError: CannotPullContainerError: manifest unknown", "unknown", False, False),
+        (
+            'AlgorithmError: ExecuteUserScriptError: ErrorMessage "the buffer\'s capacity"',
+            "unknown",
+            False,
+            False,
+        ),
         ("", "unknown", False, False),
     ],
 )
