@@ -884,12 +884,13 @@ def test_watch_survives_a_job_that_ends_before_it_is_stopped(laptop: Laptop) -> 
 def test_a_stop_that_aws_fails_is_repeated_until_it_is_known_whether_the_job_runs(
     laptop: Laptop,
 ) -> None:
-    answers = []
+    answers: list[dict[str, Any]] = []
+    stops = laptop.aws.responses["StopTrainingJob"]
 
     def fail(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
         answers.append(body)
         if len(answers) > most:
-            return None
+            return stops(body)
         return 500, {"__type": "InternalFailure", "message": "try later"}
 
     laptop.aws.responses["StopTrainingJob"] = fail
