@@ -6,8 +6,9 @@ A mount shows every file to every node. Where SageMaker would give each instance
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from sm_train.entrypoints.common.node_description import NodeChannel
@@ -27,14 +28,44 @@ def create_channel(channel: NodeChannel, folder: Path, node_rank: int, nodes: in
     if channel.path is not None:
         return _link(channel, Path(channel.path), folder, node_rank, nodes)
     store = PrefixFiles(channel.uri)
-    sizes = store.sizes()
-    names = node_share(sizes, node_rank, nodes) if channel.sharded else sorted(sizes)
+    objects = store.objects()
+    names = node_share(objects, node_rank, nodes) if channel.sharded else sorted(objects)
     if not names:
-        raise ChannelError(_missing(channel, channel.uri, len(sizes), nodes))
-    # A restarted container still has what it downloaded.
-    needed = [name for name in names if _size(folder / name) != sizes[name]]
-    store.download(needed, folder)
+        raise ChannelError(_missing(channel, channel.uri, len(objects), nodes))
+    # A job that starts again may have another rank, and the objects may be others.
+    known = _downloaded(folder)
+    kept = {
+        name
+        for name in names
+        if known.get(name) == objects[name].etag and _size(folder / name) == objects[name].bytes
+    }
+    _remove_others(folder, kept)
+    store.download([name for name in names if name not in kept], folder)
+    _note(folder).write_text(json.dumps({name: objects[name].etag for name in names}))
     return len(names)
+
+
+def _note(folder: Path) -> Path:
+    """Return the file next to a channel's folder with the ETags of what was downloaded."""
+    return folder.with_name(f".{folder.name}.json")
+
+
+def _downloaded(folder: Path) -> dict[str, str]:
+    """Return the ETag of each file that an earlier start downloaded."""
+    try:
+        found = json.loads(_note(folder).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _remove_others(folder: Path, kept: Collection[str]) -> None:
+    """Remove files that are not part of the channel any more, or are not known to be current."""
+    if folder.is_symlink():
+        folder.unlink()
+    for path in folder.rglob("*"):
+        if not path.is_dir() and path.relative_to(folder).as_posix() not in kept:
+            path.unlink()
 
 
 def node_share(names: Iterable[str], node_rank: int, nodes: int) -> list[str]:

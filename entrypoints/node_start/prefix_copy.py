@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sm_train.entrypoints.common.sagemaker_paths import stays_below
-from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, open_store
+from sm_train.entrypoints.object_store.store import ObjectStore, S3Access, StoredObject, open_store
 
 _THREADS = 16
 _TEMPORARY_SUFFIX = ".part"
@@ -27,7 +27,15 @@ class PrefixFiles:
         self._store = _store()
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each object by its name below the prefix; a folder is no object.
+        """Return the size of each object by its name below the prefix.
+
+        Raises:
+            PrefixError: as :meth:`objects`.
+        """
+        return {name: stored.bytes for name, stored in self.objects().items()}
+
+    def objects(self) -> dict[str, StoredObject]:
+        """Return each object by its name below the prefix; a folder is no object.
 
         An object's own URI lists it by its file name.
 
@@ -45,7 +53,7 @@ class PrefixFiles:
                         f"s3://{self._bucket}: the key {key!r} leads out of its folder; "
                         "remove the object"
                     )
-                found[name] = stored.bytes
+                found[name] = stored
         return found
 
     def read(self, name: str) -> bytes:

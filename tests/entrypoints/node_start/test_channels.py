@@ -73,6 +73,15 @@ def test_copies_only_the_part_of_the_node(
     channel = NodeChannel("train", "s3://ai-bucket/shards/", sharded=True)
     assert create_channel(channel, tmp_path / "node", 1, 2) == 2
     assert names(tmp_path / "node") == ["a-1.tar", "b/c-1.tar"]
+    # Slurm starts a job again on other nodes: the rank, and so the part, may be another one.
+    assert create_channel(channel, tmp_path / "node", 0, 2) == 3
+    assert names(tmp_path / "node") == ["a-0.tar", "b/c-0.tar", "b/c-2.tar"]
+    # What is current is not downloaded again; another content of the same size is.
+    times = {name: (tmp_path / "node" / name).stat().st_mtime_ns for name in ("a-0.tar",)}
+    aws.client("s3").put_object(Bucket="ai-bucket", Key="shards/b/c-0.tar", Body=b"B/C-0.TAR")
+    assert create_channel(channel, tmp_path / "node", 0, 2) == 3
+    assert (tmp_path / "node" / "a-0.tar").stat().st_mtime_ns == times["a-0.tar"]
+    assert (tmp_path / "node" / "b" / "c-0.tar").read_bytes() == b"B/C-0.TAR"
     index = NodeChannel("index", "s3://ai-bucket/index.parquet")
     assert create_channel(index, tmp_path / "index", 0, 2) == 1
     assert (tmp_path / "index" / "index.parquet").read_bytes() == b"index"
