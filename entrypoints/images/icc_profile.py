@@ -51,9 +51,14 @@ def profile_transfer(profile: bytes) -> int:
     return tag[9] if len(tag) >= 12 else 2
 
 
+def has_tables(profile: bytes) -> bool:
+    """Return whether a profile states its colors by tables, which take precedence."""
+    return bool(_tag(profile, b"A2B0"))
+
+
 def read_matrix_profile(profile: bytes) -> MatrixProfile | None:
     """Return the curves and the matrix of a profile; None if it has tables, or is damaged."""
-    if profile_space(profile) != b"RGB " or _tag(profile, b"A2B0"):
+    if profile_space(profile) != b"RGB " or has_tables(profile):
         return None
     colorants = _colorants(profile)
     curves = [_curve(_tag(profile, name)) for name in _CURVES]
@@ -123,5 +128,6 @@ def _parametric(levels: NDArray[np.float64], tag: bytes) -> NDArray[np.float64] 
     elif kind in (3, 4):
         a, b, c, d = rest[:4]
         e, f = rest[4:] if kind == 4 else (0.0, 0.0)
-    upper = np.power(np.maximum(a * levels + b, 0.0), gamma) + e
+    with np.errstate(all="ignore"):  # a damaged one is compared, and found to be wrong
+        upper = np.power(np.maximum(a * levels + b, 0.0), gamma) + e
     return np.clip(np.where(levels >= d, upper, c * levels + f), 0.0, 1.0)

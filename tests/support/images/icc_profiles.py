@@ -55,10 +55,14 @@ SPACES: dict[str, tuple[Floats, Curve]] = {
     "Adobe RGB": (ADOBE, gamma(563 / 256)),
     "Display P3": (P3, srgb_curve),
     "ProPhoto RGB": (PROPHOTO, gamma(1.8)),
+    # A calibrated display, whose black gives light.
+    "black of 1 %": (ADOBE, lambda stored: 0.01 + 0.99 * np.asarray(stored) ** 2.2),
+    "sRGB, black of 5 %": (SRGB, lambda stored: 0.05 + 0.95 * srgb_curve(np.asarray(stored))),
 }
 GRAYS: dict[str, Curve] = {
     "gamma 1.8": gamma(1.8),
     "dot gain 20 %": lambda stored: 0.9 * stored**1.75 + 0.1 * stored,
+    "black of 1 %": lambda stored: 0.01 + 0.99 * stored**2.2,
 }
 
 
