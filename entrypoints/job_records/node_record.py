@@ -6,7 +6,7 @@ first process of each node stores, below ``job-records`` in the stage's checkpoi
     run.json                    the run file, as the job's processes read it
     stop.json                   a :class:`StopRequest` (``sm-train stop``, a budget)
     alerts.json                 the alerts that a watcher has sent
-    algo-1-1700000000/          a node, and when its first process started
+    algo-1-1700000000/          a node, and when its first process started; on Slurm with the job
         node.json               a :class:`NodeRecord`, stored again every 30 seconds
         000000.log, 000001.log  what the node printed, in segments
 
@@ -44,7 +44,7 @@ FOLDER = "job-records"
 RUN_FILE, STOP_FILE = f"{FOLDER}/run.json", f"{FOLDER}/stop.json"
 _NODE_FILE = "node.json"
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 """Format of a node's record and of a request to stop."""
 
 _RESOLUTION_SECONDS = 1.0
@@ -75,7 +75,8 @@ class NodeRecord:
     of the newest heartbeat, are in Unix seconds by the node's clock, to be compared with the times
     in its log; ``ran`` is the seconds between them by a clock that nobody sets. ``exit_code`` is
     None until it has ended; ``stopped_by`` says who asked for that. ``commands`` are the
-    platform's, by their purpose.
+    platform's, by their purpose. ``job_id`` is the platform's number of the job, which a start
+    after a preemption keeps and a job that somebody submits does not; None if it has none.
     """
 
     run: str
@@ -93,11 +94,13 @@ class NodeRecord:
     exit_code: int | None = None
     stopped_by: str | None = None
     commands: Mapping[str, str] = field(default_factory=dict)
+    job_id: str | None = None
 
     @property
     def folder(self) -> str:
         """Its folder in the stage's checkpoint folder."""
-        return f"{FOLDER}/{self.node}-{int(self.started)}"
+        job = "" if self.job_id is None else f"-job{self.job_id}"
+        return f"{FOLDER}/{self.node}{job}-{int(self.started)}"
 
     @property
     def file(self) -> str:
@@ -144,6 +147,7 @@ _NODE_FIELDS: dict[str, Callable[[Any], Any]] = {
     "exit_code": optional(integer),
     "stopped_by": optional(text),
     "commands": mapping_of(text),
+    "job_id": optional(text),
 }
 
 
@@ -151,17 +155,21 @@ _NODE_FIELDS: dict[str, Callable[[Any], Any]] = {
 class StopRequest:
     """A request of ``by`` to stop all nodes that had started when it was stored.
 
-    ``requested`` is that time in Unix seconds, by the reader's clock.
+    ``requested`` is that time in Unix seconds, by the reader's clock. With ``job_id`` it concerns
+    that job whenever it starts: also after it has waited in a queue.
     """
 
     by: str
     requested: float
+    job_id: str | None = None
 
-    def applies_to(self, started: float) -> bool:
+    def applies_to(self, started: float, job_id: str | None = None) -> bool:
         """Return whether it concerns what started at ``started``, Unix seconds by the same clock.
 
         One that may have been stored just before or just after the start does.
         """
+        if self.job_id is not None and job_id == self.job_id:
+            return True
         return self.requested > started - _RESOLUTION_SECONDS
 
 
@@ -298,22 +306,26 @@ def read_stop_request(storage: Storage) -> StopRequest | None:
         stored = storage.read_aged(STOP_FILE)
         document = json.loads(stored.content)
         _require_version(document)
-        by = checked_fields(document, {"by": text})["by"]
+        fields = checked_fields(document, {"by": text, "job_id": optional(text)})
+        by, job_id = fields["by"], fields.get("job_id")
     except OtherFormatError as error:
         address = storage.address(STOP_FILE)
         raise OSError(f"{address}: {error}; delete it, then repeat `sm-train stop`") from None
     except (FileNotFoundError, KeyError, ValueError):
         return None
-    return StopRequest(by, stored.modified + _reader_offset([stored]))
+    return StopRequest(by, stored.modified + _reader_offset([stored]), job_id)
 
 
-def store_stop_request(storage: Storage, by: str) -> None:
+def store_stop_request(storage: Storage, by: str, job_id: str | None = None) -> None:
     """Store a request of ``by`` to stop the nodes that have started, over an earlier one.
+
+    With ``job_id`` it also concerns that job when its platform starts it again.
 
     Raises:
         OSError: the storage cannot be written.
     """
-    write_file(storage, STOP_FILE, json.dumps({"version": RECORD_VERSION, "by": by}).encode())
+    document = {"version": RECORD_VERSION, "by": by, "job_id": job_id}
+    write_file(storage, STOP_FILE, json.dumps(document).encode())
 
 
 def read_document(storage: Storage, name: str) -> dict[str, Any] | None:

@@ -142,8 +142,9 @@ class NodeRecorder:
     def _receive_stop(self) -> None:
         if self._stopped or self._record.state == "ended":
             return
-        request = read_stop_request(self._storage)
-        if request is not None and request.applies_to(time.time() - self._record.ran):
+        request, record = read_stop_request(self._storage), self._record
+        started = time.time() - record.ran
+        if request is not None and request.applies_to(started, record.job_id):
             self._stopped = True
             with self._lock:
                 self._record = replace(self._record, stopped_by=request.by)

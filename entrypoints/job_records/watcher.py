@@ -97,8 +97,9 @@ def stop_at_budget(
     # By the node's own clock: what does not change from one heartbeat to the next.
     attempt = max(node.record.started for node in live)
     by = f"the budget of ${budget_usd:,.2f}, which is spent,"
-    if request is None or not request.applies_to(started):
-        store_stop_request(stage.storage, by)
+    job_id = live[-1].record.job_id
+    if request is None or not request.applies_to(started, job_id):
+        store_stop_request(stage.storage, by, job_id)
         request = StopRequest(by, now)
     state = read_alerts(stage.storage)
     if request.by != by or state.budget_announced == attempt:

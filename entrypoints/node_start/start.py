@@ -62,6 +62,7 @@ from sm_train.entrypoints.node_start.prepare import (
     describe_cluster,
     launch_environment,
 )
+from sm_train.entrypoints.node_start.single_job import stop_of_queued_job, wait_for_other_jobs
 from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.packages.pip_install import PackageInstallError, install_job_packages
 from sm_train.entrypoints.shared_work.storage import LocalFolder, open_storage
@@ -110,6 +111,11 @@ def _run_node(
             f"node {place.node_rank} of {len(place.hosts)} ({place.current_host}; {place.source}), "
             f"first node {place.master_addr}:{place.master_port}"
         )
+        storage = open_storage(description.checkpoints, S3Access())
+        if request := stop_of_queued_job(storage, recorder.record):
+            stop.on_request(request)
+            return 0
+        wait_for_other_jobs(storage, recorder.record, _log)
         create_folders(description, paths)
         install_job_packages(_BUNDLE)
         lines = create_channels(description, paths, place, sharded=False)
@@ -186,6 +192,7 @@ def _recorder(description: NodeDescription, place: ClusterPlace, stop: _Stop) ->
         started=now,
         seen=now,
         commands=description.commands,
+        job_id=os.environ.get("SLURM_JOB_ID") if description.platform == "slurm" else None,
     )
     storage = open_storage(description.checkpoints, S3Access())
     recorder = NodeRecorder(storage, record, on_stop=stop.on_request, warn=_warn)

@@ -69,6 +69,8 @@ def batch_script(job: StageJob) -> str:
 def _options(job: StageJob, folder: str) -> list[str]:
     options: dict[str, str | bool] = {
         "job-name": job.name,
+        # A second job of this name and user waits for the end of the first.
+        "dependency": "singleton",
         "nodes": str(job.nodes),
         "ntasks-per-node": "1",
         "gres": f"gpu:{job.instance.accelerators}",

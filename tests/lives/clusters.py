@@ -348,6 +348,7 @@ class Life:
         spent = self.billed()
         self.attempts.append(Attempt(nodes, training, step, step, until, kind, spent))
         self.due = None
+        self._receive_stop(self.attempts[-1], nodes[0])  # of a job that waited in the queue
         self._note(f"the job starts from step {step}")
 
     def submit(self) -> None:
@@ -373,6 +374,8 @@ class Life:
             started=begin + ahead,
             seen=begin + ahead,
             commands=self.on.commands,
+            # Slurm keeps a job's number when it requeues it.
+            job_id="1" if self.on.name == "slurm" else None,
         )
         return Node(record, begin, ahead)
 
@@ -507,7 +510,7 @@ class Life:
     def _receive_stop(self, attempt: Attempt, node: Node) -> None:
         request = read_stop_request(self.memory.seen_from(node.ahead))
         started = self.now + node.ahead - (self.now - node.begin)
-        if request is None or not request.applies_to(started):
+        if request is None or not request.applies_to(started, node.record.job_id):
             return
         attempt.stopping = self.now
         self._store(attempt.step)

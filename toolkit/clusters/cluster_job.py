@@ -54,6 +54,12 @@ class ClusterJob(RunJob):
         """The records of its nodes."""
         return [start.record for start in self.starts]
 
+    @property
+    def may_start_again(self) -> bool:
+        """Whether the platform may start it again: it failed, or SIGTERM stopped it."""
+        requested = any(record.stopped_by for record in self.records)
+        return self.status in ("Failed", "Stopped") and not requested
+
 
 def cluster_jobs(
     nodes: Sequence[StoredNode],
@@ -89,7 +95,7 @@ def _job(
     ended, reason = None, ""
     if live:
         status, secondary = "InProgress", _phase(live, first.nodes)
-        if stop is not None and stop.applies_to(min(start.started for start in live)):
+        if stop is not None and stop.applies_to(min(start.started for start in live), first.job_id):
             status = "Stopping"
     else:
         status, secondary, reason = _end(starts)

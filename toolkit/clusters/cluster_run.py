@@ -108,11 +108,14 @@ class ClusterRun:
     def request_stop(self, stage: str, by: str) -> None:
         """Store a request to stop: nodes that have started before it checkpoint and end.
 
+        If the platform numbers its jobs, it also concerns the newest when it starts again.
+
         Raises:
             UserError: the place cannot be written.
         """
         with readable(self.root):
-            store_stop_request(self.storage(stage), by)
+            nodes = self.nodes(stage)
+            store_stop_request(self.storage(stage), by, nodes[-1].record.job_id if nodes else None)
 
     @property
     def newest_node(self) -> StoredNode | None:

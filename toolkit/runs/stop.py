@@ -77,14 +77,19 @@ def stop(run: FoundRun, *, wait: bool) -> StopResult:
 
 
 def _stop_on_cluster(run: ClusterRun, *, wait: bool) -> StopResult:
-    job = run.newest_jobs(time.time())[-1]
+    job, warning = run.newest_jobs(time.time())[-1], None
     if job.live and job.status != "Stopping":
         run.request_stop(job.stage, "sm-train stop")
         job = _refreshed(run, job)
+    elif job.may_start_again:
+        run.request_stop(job.stage, "sm-train stop")
+        command = run.command("stop")
+        # Whether it waits in a queue, only the platform knows.
+        warning = f"it may still wait in the platform's queue: `{command}` takes it out of it"
     while wait and job.live:
         time.sleep(_POLL_SECONDS)
         job = _refreshed(run, job)
-    return StopResult(job.name, job.stage, job.status)
+    return StopResult(job.name, job.stage, job.status, warning)
 
 
 def _refreshed(run: ClusterRun, job: ClusterJob) -> ClusterJob:

@@ -20,7 +20,6 @@ from sm_train.toolkit.clusters.cluster_job import ClusterJob
 from sm_train.toolkit.clusters.cluster_run import ClusterRun, readable
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import ExitCode
-from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.runs.cluster_state import read_cluster_state
 from sm_train.toolkit.runs.next_command import next_command
@@ -95,7 +94,7 @@ def _after_end(
     code = ExitCode.STALLED if silence is not None else ExitCode.OK
     code = ExitCode.OVER_BUDGET if over_budget else code
     age = (state.now - (job.ended or job.created)).total_seconds()
-    if age <= _MOST_QUEUED_SECONDS and _may_restart(job):
+    if age <= _MOST_QUEUED_SECONDS and isinstance(job, ClusterJob) and job.may_start_again:
         return NoAction(f"{job.name}: {reason}; the platform may start it again", code)
     if over_budget or silence is not None:
         return Finish(code, f"{job.name}: {reason}")
@@ -103,13 +102,6 @@ def _after_end(
         code = ExitCode.JOB_FAILED
     command = next_command(state.run, stage)
     return Finish(code, f"{job.name}: {reason}; next: {command}")
-
-
-def _may_restart(job: RunJob) -> bool:
-    """Return whether the platform starts the job again: it failed, or SIGTERM stopped it."""
-    assert isinstance(job, ClusterJob)
-    requested = any(record.stopped_by for record in job.records)
-    return job.status in ("Failed", "Stopped") and not requested
 
 
 def _since(stage: StageState, state: RunState) -> str:

@@ -245,7 +245,7 @@ def test_budget_stops_live_nodes_once(tmp_path: Path, server: WebhookServer) -> 
 
 def test_damaged_requests_and_records_are_no_requests(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
-    for content in (b"", b"[]", b'{"version": 2}', b"\xff", b'{"version": 2, "by": 1}'):
+    for content in (b"", b"[]", b'{"version": 3}', b"\xff", b'{"version": 3, "by": 1}'):
         write_file(storage, STOP_FILE, content)
         assert read_stop_request(storage) is None
         with pytest.raises(ValueError):
@@ -262,7 +262,7 @@ def test_records_and_requests_of_another_format_are_refused_in_one_line(tmp_path
     first_format = json.loads(node.to_json())
     del first_format["version"]
     write_file(storage, node.file, json.dumps(first_format).encode())
-    with pytest.raises(OSError, match=r"node.json: format 1, this sm-train reads 2; .*manifest"):
+    with pytest.raises(OSError, match=r"node.json: format 1, this sm-train reads 3; .*manifest"):
         read_nodes(storage)
     write_file(storage, STOP_FILE, b'{"requested": 1.0, "by": "a"}')
     with pytest.raises(OSError, match=r"stop.json: format 1, .* repeat `sm-train stop`"):

@@ -1,5 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=bria-2-0-256px
+#SBATCH --dependency=singleton
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:8

@@ -1,5 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=my-model-256px
+#SBATCH --dependency=singleton
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:8

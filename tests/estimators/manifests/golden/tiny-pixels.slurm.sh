@@ -1,5 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=photos-32px
+#SBATCH --dependency=singleton
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:1
