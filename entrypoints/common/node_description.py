@@ -36,6 +36,9 @@ STOPPED = 128 + signal.SIGTERM
 """Exit code of a node that SIGTERM has stopped, after its checkpoint: a platform starts it again,
 while with 0 it would take the stage for finished."""
 
+RECORDS = "job-records"
+"""Folder in a stage's checkpoint folder of what its nodes store about themselves."""
+
 Platform = Literal["sagemaker", "kubernetes", "slurm"]
 """What runs a job, and starts it again."""
 

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Literal
 
+from sm_train.entrypoints.common.node_description import RECORDS
 from sm_train.entrypoints.common.stored_fields import (
     checked_fields,
     integer,
@@ -38,8 +39,7 @@ from sm_train.entrypoints.common.stored_fields import (
 from sm_train.entrypoints.leases.lease_files import AgedFile
 from sm_train.entrypoints.shared_work.storage import Storage, write_file
 
-FOLDER = "job-records"
-"""Folder in a stage's checkpoint folder."""
+FOLDER = RECORDS
 
 RUN_FILE, STOP_FILE = f"{FOLDER}/run.json", f"{FOLDER}/stop.json"
 _NODE_FILE = "node.json"

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import shlex
 
-from sm_train.entrypoints.common.node_description import NodeChannel
+from sm_train.entrypoints.common.node_description import (
+    FAILED_AFTER_PROGRESS,
+    RECORDS,
+    STOPPED,
+    NodeChannel,
+)
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.manifests.problem import ManifestError
 from sm_train.estimators.manifests.stage_job import (
@@ -61,9 +66,49 @@ def batch_script(job: StageJob) -> str:
         "# HyperPod repeats the step on replaced nodes; only its srun has this option.",
         "resume=()",
         f"if [ -d {HYPERPOD_FOLDER} ]; then resume=(--auto-resume=1); fi",
-        f'{_srun(job)} bash -c {shlex.quote(_task(job))} start "$archive"',
+        'begin=$(mktemp "$code/.begin-XXXXXX")',
+        "status=0",
+        f'{_srun(job)} bash -c {shlex.quote(_task(job))} start "$archive" || status=$?',
+        *_start_again(f"{folder}/checkpoints/{job.stage.name}/{RECORDS}"),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _start_again(records: str) -> list[str]:
+    """Return the lines that queue the job again after a failure with progress, or a time limit.
+
+    Slurm itself queues it after a preemption or the loss of a node. A stop on request ends with 0,
+    and `scancel` leaves time. srun returns the highest exit code of its tasks, of which those that
+    it kills may have another: what the nodes recorded counts.
+    """
+    progress = f'"exit_code": {FAILED_AFTER_PROGRESS}[,}}]'
+    return [
+        "",
+        "# Continue after a failure with a new checkpoint, and after a time limit.",
+        "again=",
+        'if [ "$status" -ne 0 ]; then',
+        f'    found=$(find {records} -name node.json -newer "$begin" 2>/dev/null || true)',
+        f"    if [ -n \"$found\" ] && grep -qE '{progress}' $found; then again=progress; fi",
+        f'    if [ "$status" -eq {STOPPED} ]; then',
+        '        end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e || true)',
+        '        end=$(date -d "$end" +%s 2>/dev/null || true)',
+        f'        if [ -n "$end" ] && [ $((end - $(date +%s))) -le {_LAST_SECONDS} ]; then',
+        "            again=time",
+        "        fi",
+        "    fi",
+        "fi",
+        'rm -f "$begin"',
+        'if [ -n "$again" ]; then',
+        '    echo "sm-train: queued again ($again), restart ${SLURM_RESTART_COUNT:-0}"',
+        '    scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+        'exit "$status"',
+    ]
+
+
+_LAST_SECONDS = 2 * STOP_SECONDS
+"""Time that is left at most when a job has saved its checkpoint because of its time limit. Slurm
+sends the signal up to a minute early (sbatch's manual, --signal)."""
 
 
 def _options(job: StageJob, folder: str) -> list[str]:

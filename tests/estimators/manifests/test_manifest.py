@@ -359,7 +359,8 @@ def test_batch_script_is_valid_bash(tmp_path: Path) -> None:
 )
 def test_images_are_written_as_enroot_reads_them(image: str, expected: str) -> None:
     own = config(slurm={"shared_folder": "/fsx", "image": image})
-    words = shlex.split(manifest(own, "slurm").text.splitlines()[-1])
+    lines = manifest(own, "slurm").text.splitlines()
+    words = shlex.split(next(line for line in lines if line.startswith("srun ")))
     found = next(word for word in words if word.startswith("--container-image="))
     assert found == f"--container-image={expected}"
 

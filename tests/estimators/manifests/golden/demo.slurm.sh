@@ -45,4 +45,26 @@ fi
 # HyperPod repeats the step on replaced nodes; only its srun has this option.
 resume=()
 if [ -d /opt/sagemaker_cluster ]; then resume=(--auto-resume=1); fi
-srun "${resume[@]}" --label --kill-on-bad-exit=1 --cpu-bind=none ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --container-image='111122223333.dkr.ecr.us-east-1.amazonaws.com#train:1' --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c 'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$1" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.node_start.start' start "$archive"
+begin=$(mktemp "$code/.begin-XXXXXX")
+status=0
+srun "${resume[@]}" --label --kill-on-bad-exit=1 --cpu-bind=none ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --container-image='111122223333.dkr.ecr.us-east-1.amazonaws.com#train:1' --container-mounts=/fsx/sm-train:/fsx/sm-train,/tmp:/tmp bash -c 'rm -rf "$SAGEMAKER_BASE_DIR/input/data/code" && mkdir -p "$SAGEMAKER_BASE_DIR/input/data/code" && tar -xzf "$1" -C "$SAGEMAKER_BASE_DIR/input/data/code" && cd "$SAGEMAKER_BASE_DIR/input/data/code" && exec python3 -m sm_train.entrypoints.node_start.start' start "$archive" || status=$?
+
+# Continue after a failure with a new checkpoint, and after a time limit.
+again=
+if [ "$status" -ne 0 ]; then
+    found=$(find /fsx/sm-train/digits/checkpoints/digits/job-records -name node.json -newer "$begin" 2>/dev/null || true)
+    if [ -n "$found" ] && grep -qE '"exit_code": 75[,}]' $found; then again=progress; fi
+    if [ "$status" -eq 143 ]; then
+        end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e || true)
+        end=$(date -d "$end" +%s 2>/dev/null || true)
+        if [ -n "$end" ] && [ $((end - $(date +%s))) -le 240 ]; then
+            again=time
+        fi
+    fi
+fi
+rm -f "$begin"
+if [ -n "$again" ]; then
+    echo "sm-train: queued again ($again), restart ${SLURM_RESTART_COUNT:-0}"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
