@@ -82,12 +82,14 @@ def test_slurm_job_fails_with_a_node_stops_and_resumes_on_one(
     saved = latest_step(checkpoints)
 
     slurm.start_soon(job)
-    wait_for(slurm, job, "step", saved + 2)
+    slurm.wait_for("its start", lambda: len(events(log(slurm, job), "start")) == 2)
     _, begin = events(log(slurm, job), "start")
+    before = len(events(log(slurm, job), "step"))
+    slurm.wait_for("two steps", lambda: len(events(log(slurm, job), "step")) > before + 1)
     assert (begin["nodes"], begin["resumed_from_step"]) == (2, saved)
     slurm.run(manifest.commands["stop"])
     assert slurm.end(job) == "FAILED"  # Exit code 143.
-    [end] = events(log(slurm, job), "end")
+    *_, end = events(log(slurm, job), "end")
     stopped = latest_step(checkpoints)
     assert (end["reason"], end["step"]) == ("sigterm", stopped)
 
