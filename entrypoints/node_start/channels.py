@@ -40,8 +40,10 @@ def create_channel(channel: NodeChannel, folder: Path, node_rank: int, nodes: in
         if known.get(name) == objects[name].etag and _size(folder / name) == objects[name].bytes
     }
     _remove_others(folder, kept)
-    store.download([name for name in names if name not in kept], folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Each file appears whole: those that are there after an interruption are of this note.
     _note(folder).write_text(json.dumps({name: objects[name].etag for name in names}))
+    store.download([name for name in names if name not in kept], folder)
     return len(names)
 
 

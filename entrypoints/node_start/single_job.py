@@ -64,8 +64,8 @@ def wait_for_other_jobs(
 
 
 def _earlier_jobs(nodes: list[StoredNode], record: NodeRecord, now: float) -> list[str]:
-    """Return the numbers of other jobs with live nodes that started before this one."""
-    own = [node.started for node in nodes if node.record.job_id == record.job_id]
+    """Return the numbers of other jobs with live nodes that started before this start."""
+    own = [node.started for node in nodes if node.record.folder == record.folder]
     found = {
         node.record.job_id
         for node in nodes

@@ -111,12 +111,10 @@ def _run_node(
             f"node {place.node_rank} of {len(place.hosts)} ({place.current_host}; {place.source}), "
             f"first node {place.master_addr}:{place.master_port}"
         )
-        storage = open_storage(description.checkpoints, S3Access())
-        if request := stop_of_queued_job(storage, recorder.record):
-            stop.on_request(request)
-            return 0
-        wait_for_other_jobs(storage, recorder.record, _log)
         create_folders(description, paths)
+        _wait_for_turn(description, recorder.record, stop)
+        if stop.by_request:
+            return 0
         install_job_packages(_BUNDLE)
         lines = create_channels(description, paths, place, sharded=False)
         if description.launcher == TORCHRUN:
@@ -151,6 +149,26 @@ def _run_node(
             _log(f"failed with progress: the checkpoint of step {newest} is stored")
             return FAILED_AFTER_PROGRESS
     return code
+
+
+def _wait_for_turn(description: NodeDescription, record: NodeRecord, stop: _Stop) -> None:
+    """Wait until no other job trains the stage, unless this one was stopped in the queue.
+
+    Training does not depend on records: without them there is a warning.
+
+    Raises:
+        PreparationError: another job trains the stage.
+    """
+    if record.job_id is None:
+        return
+    storage = open_storage(description.checkpoints, S3Access())
+    try:
+        if request := stop_of_queued_job(storage, record):
+            stop.on_request(request)
+            return
+        wait_for_other_jobs(storage, record, _log)
+    except OSError as error:
+        _warn(f"whether another job trains this stage is unknown: {error}")
 
 
 class _Stop:

@@ -138,6 +138,8 @@ def _slurm_commands(job: StageJob, file: str | None) -> dict[str, str]:
         "logs": f"tail -f {log}",
         # Without --signal, Slurm kills the ranks 30 s after SIGTERM (KillWait of slurm.conf).
         "stop": f"scancel --name={job.name} --signal=TERM",
+        # The signal does not end a job that waits.
+        "cancel": f"scancel --name={job.name} --state=PENDING",
         "resume": f"sbatch {source}",
         "diagnose": f"sm-train diagnose {log}",
         "watch": f"sm-train watch {place}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 
+from sm_train.entrypoints.common.checkpoint_layout import MARKER
 from sm_train.entrypoints.common.node_description import (
     FAILED_AFTER_PROGRESS,
     RECORDS,
@@ -81,17 +82,21 @@ def _start_again(records: str) -> list[str]:
     and `scancel` leaves time. srun returns the highest exit code of its tasks, of which those that
     it kills may have another: what the nodes recorded counts.
     """
-    progress = f'"exit_code": {FAILED_AFTER_PROGRESS}[,}}]'
+    progress, stopped = (f'"exit_code": {code}[,}}]' for code in (FAILED_AFTER_PROGRESS, STOPPED))
+    stage = records.removesuffix(f"/{RECORDS}")
     return [
         "",
         "# Continue after a failure with a new checkpoint, and after a time limit.",
         "again=",
         'if [ "$status" -ne 0 ]; then',
         f'    found=$(find {records} -name node.json -newer "$begin" 2>/dev/null || true)',
-        f"    if [ -n \"$found\" ] && grep -qE '{progress}' $found; then again=progress; fi",
-        f'    if [ "$status" -eq {STOPPED} ]; then',
+        f"    if grep -qE '{progress}' $found /dev/null; then again=progress; fi",
+        f"    if [ \"$status\" -eq {STOPPED} ] || grep -qE '{stopped}' $found /dev/null; then",
+        "        export SLURM_TIME_FORMAT=standard",
         '        end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e || true)',
-        '        end=$(date -d "$end" +%s 2>/dev/null || true)',
+        '        [ -z "$end" ] || end=$(date -d "$end" +%s 2>/dev/null || true)',
+        f'        saved=$(find {stage} -name {MARKER} -newer "$begin" 2>/dev/null || true)',
+        f'        [ -n "$saved" ] || [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ] || end=',
         f'        if [ -n "$end" ] && [ $((end - $(date +%s))) -le {_LAST_SECONDS} ]; then',
         "            again=time",
         "        fi",
@@ -105,6 +110,9 @@ def _start_again(records: str) -> list[str]:
         'exit "$status"',
     ]
 
+
+_RESTARTS = 3
+"""How often a job continues after a time limit in which it stored no checkpoint."""
 
 _LAST_SECONDS = 2 * STOP_SECONDS
 """Time that is left at most when a job has saved its checkpoint because of its time limit. Slurm

@@ -40,7 +40,17 @@ _PHASES = phase_table(
 @cache
 def cluster_platform(name: str) -> Platform:
     """Return the platform that records name."""
-    return Platform(name, name.capitalize(), _PHASES, restarts="platform", log_delay=300.0)
+    codes = None
+    if name == "slurm":  # by the lines of the batch script (estimators/manifests/slurm.py)
+        codes = frozenset({FAILED_AFTER_PROGRESS, STOPPED})
+    return Platform(
+        name,
+        name.capitalize(),
+        _PHASES,
+        restarts="platform",
+        log_delay=300.0,
+        restarted_codes=codes,
+    )
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,11 @@ class ClusterJob(RunJob):
     def may_start_again(self) -> bool:
         """Whether the platform may start it again: it failed, or SIGTERM stopped it."""
         requested = any(record.stopped_by for record in self.records)
-        return self.status in ("Failed", "Stopped") and not requested
+        ends = {record.exit_code for record in self.records if record.state == "ended"}
+        is_lost = any(record.state != "ended" for record in self.records)
+        codes = self.platform.restarted_codes
+        comes_again = codes is None or is_lost or not codes.isdisjoint(ends)
+        return self.status in ("Failed", "Stopped") and not requested and comes_again
 
 
 def cluster_jobs(

@@ -124,5 +124,5 @@ def platform_streams(job: ClusterJob) -> list[LogStream]:
     if not job.failure_reason:
         return []
     ended = job.ended or job.created
-    line = f"{ended.isoformat(timespec='milliseconds')} {job.platform}: {job.failure_reason}\n"
+    line = f"{ended.isoformat(timespec='milliseconds')} {job.platform.name}: {job.failure_reason}\n"
     return [LogStream("job-records", lambda: [line.encode()], None, ended.timestamp())]

@@ -109,7 +109,7 @@ def shown_speed(
     return None
 
 
-_EARLIER_JOBS = 3
+_EARLIER_JOBS = 2
 """How many are read at most: jobs that fail early show no speed."""
 
 

@@ -50,6 +50,8 @@ class Platform:
     phases: Mapping[str, JobPhase] = field(repr=False)
     restarts: Literal["platform", "watcher", "nobody"]
     log_delay: float = 0.0
+    restarted_codes: frozenset[int] | None = None
+    """Exit codes after which the platform starts a job again; None if it does after any."""
     support: str = "its operators"
     """Who ends a job that does not stop."""
 

@@ -106,7 +106,7 @@ def stage_state(
     job = live_or_newest(jobs)
     state: State = "waiting"
     if job is not None and job.live:
-        state = _live_state(job, progress, now, stall_after)
+        state = _live_state(job, stored, progress, now, stall_after)
     elif job is not None and job.status == "Completed":
         state = _completed_state(stored, progress, max_steps, own_script=own_script)
     elif job is not None and job.secondary_status == LOST:
@@ -147,7 +147,9 @@ def live_or_newest(jobs: Sequence[RunJob]) -> RunJob | None:
     return next((job for job in reversed(jobs) if job.live), newest)
 
 
-def _live_state(job: RunJob, progress: Progress, now: datetime, stall_after: float) -> State:
+def _live_state(
+    job: RunJob, stored: StoredCheckpoint, progress: Progress, now: datetime, stall_after: float
+) -> State:
     """Return the state of a live job: what its silence means is a fact of its phase.
 
     While the platform replaces a machine, or waits for capacity, a job is silent for hours, and it
@@ -162,14 +164,19 @@ def _live_state(job: RunJob, progress: Progress, now: datetime, stall_after: flo
     if job.started is None:
         return "starting"
     if progress.last_activity is None:
-        return "stalled" if is_overdue and phase.silence in ("prepares", "trains") else "starting"
+        if not is_overdue or phase.silence not in ("prepares", "trains"):
+            return "starting"
+        # Its log may not be readable: what it stores is a sign of life, too.
+        return "training" if (stored.step or 0) > (job.from_step or 0) else "stalled"
     if phase.silence in ("waits", "prepares"):
         return "stalled" if is_overdue else "restarting"
-    if phase.silence != "trains" or progress.ended is not None:
+    if phase.silence != "trains":
         return "training"
     last_sign = max(progress.last_activity, job.phase_since.timestamp())
     silent = now.timestamp() - last_sign - job.platform.log_delay
-    return "stalled" if silent > stall_after else "training"
+    # After its end a program stores its model, for as long as it has to begin to train.
+    longest = stall_after if progress.ended is None else limit
+    return "stalled" if longest is not None and silent > longest else "training"
 
 
 def current(stages: Sequence[StageState]) -> StageState | None:

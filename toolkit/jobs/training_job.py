@@ -467,7 +467,9 @@ def stop_job(
             raise UserError(text, problem.exit_code)
         time.sleep(delay)
     try:
-        tag_job(session, job, STOPPED_TAG, reason)
+        # What a user has said meanwhile counts: another reason would start a job again.
+        if refresh(session, job).stopped_for is None:
+            tag_job(session, job, STOPPED_TAG, reason)
     except UserError as error:
         return (
             f"{job.name} is stopped, but not the reason recorded ({error}): if it fails while it "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -171,8 +172,9 @@ def _stage(
         own_script=own_script,
     )
     shown = None
-    if live is not None:
-        shown = shown_speed(stage_jobs, state.progress, partial(read_live, session))
+    if live is not None and state.state != "done":
+        with contextlib.suppress(UserError):  # what is left is then estimated by the plan
+            shown = shown_speed(stage_jobs, state.progress, partial(read_live, session))
     lag = lag_of(
         live or LiveState(), stored.step, run.config.checkpoint.every_steps, now.timestamp()
     )

@@ -83,7 +83,7 @@ def _stop_on_cluster(run: ClusterRun, *, wait: bool) -> StopResult:
         job = _refreshed(run, job)
     elif job.may_start_again:
         run.request_stop(job.stage, "sm-train stop")
-        command = run.command("stop")
+        command = run.command("cancel") or run.command("stop")
         # Whether it waits in a queue, only the platform knows.
         warning = f"it may still wait in the platform's queue: `{command}` takes it out of it"
     while wait and job.live:

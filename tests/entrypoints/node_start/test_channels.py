@@ -82,6 +82,13 @@ def test_copies_only_the_part_of_the_node(
     assert create_channel(channel, tmp_path / "node", 0, 2) == 3
     assert (tmp_path / "node" / "a-0.tar").stat().st_mtime_ns == times["a-0.tar"]
     assert (tmp_path / "node" / "b" / "c-0.tar").read_bytes() == b"B/C-0.TAR"
+    # An interrupted start keeps what it has.
+    (tmp_path / "node" / "b" / "c-2.tar").unlink()
+    (tmp_path / "node" / ".a-0.tar.part").write_bytes(b"a")
+    assert create_channel(channel, tmp_path / "node", 0, 2) == 3
+    assert (tmp_path / "node" / "a-0.tar").stat().st_mtime_ns == times["a-0.tar"]
+    assert names(tmp_path / "node") == ["a-0.tar", "b/c-0.tar", "b/c-2.tar"]
+    assert not (tmp_path / "node" / ".a-0.tar.part").exists()
     index = NodeChannel("index", "s3://ai-bucket/index.parquet")
     assert create_channel(index, tmp_path / "index", 0, 2) == 1
     assert (tmp_path / "index" / "index.parquet").read_bytes() == b"index"

@@ -56,6 +56,14 @@ def test_a_second_job_waits_for_the_first_and_is_refused_if_it_trains_on(tmp_pat
     with pytest.raises(PreparationError, match="job 7 trains this stage"):
         wait_for_other_jobs(storage, second, lines.append, limit=0.2, poll=0.05)
     assert lines[0] == "job 7 seems to train this stage: waiting for its end"
+    # It does not wait for the second, but once it has started again, it does.
+    again = replace(first, started=NOW, ran=0.0)
+    write_file(storage, again.file, again.to_json())
+    write_file(storage, first.file, replace(first, state="ended", exit_code=143).to_json())
+    with pytest.raises(PreparationError, match="job 8 trains this stage"):
+        wait_for_other_jobs(storage, again, lines.append, limit=0.0, poll=0.01)
+    (tmp_path / again.file).unlink()
+    write_file(storage, first.file, first.to_json())
     # The first does not wait for the second.
     wait_for_other_jobs(storage, first, lines.append, limit=0.0)
     write_file(storage, first.file, replace(first, state="ended", exit_code=0).to_json())

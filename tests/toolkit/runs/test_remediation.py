@@ -221,6 +221,38 @@ def test_a_job_without_an_event_is_not_starting_for_ever(
         assert warning.endswith(f"; `watch` stops it after {limit}")
 
 
+def test_a_job_whose_log_cannot_be_seen_trains_if_it_stores_checkpoints() -> None:
+    """Of a role that may not write logs, or whose log group was deleted."""
+    since = {"SecondaryStatusTransitions": transitions([("Training", 10 * 3600)])}
+    for stored, resumed, expected in ((5000, 1000, "training"), (1000, 1000, "stalled")):
+        live = job(2, "InProgress", more=since, from_step=str(resumed))
+        at = stage_state(
+            "a",
+            9000,
+            [live],
+            StoredCheckpoint(stored, (), final=False),
+            Progress(),
+            now=NOW,
+            stall_after=900,
+        )
+        assert at.state == expected
+
+
+def test_a_program_that_hangs_after_its_end_is_stopped() -> None:
+    since = {"SecondaryStatusTransitions": transitions([("Training", 20 * 3600)])}
+    for hours, expected in ((1, "training"), (3, "stalled")):
+        at = stage_state(
+            "a",
+            1000,
+            [job(1, "InProgress", more=since)],
+            StoredCheckpoint(1000, (), final=True),
+            Progress(step=1000, last_activity=NOW.timestamp() - hours * 3600, ended="done"),
+            now=NOW,
+            stall_after=900,
+        )
+        assert at.state == expected
+
+
 @pytest.mark.parametrize("spent", [0.0, 5000.0])
 def test_a_job_that_stores_its_results_is_never_stopped(spent: float) -> None:
     """A stop would lose the model; a person decides when it takes too long."""

@@ -881,6 +881,21 @@ def test_watch_survives_a_job_that_ends_before_it_is_stopped(laptop: Laptop) -> 
 
 
 @pytest.mark.integration
+def test_a_watcher_leaves_the_reason_of_a_user_who_stops_at_the_same_time(laptop: Laptop) -> None:
+    """Its own reason would start another job."""
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=4 * 3600)
+    laptop.sagemaker.log_event(FIRST, "step", ago=4000, step=200, steps_per_second=1.0)
+    client = laptop.aws.client("sagemaker")
+    arn = client.describe_training_job(TrainingJobName=FIRST)["TrainingJobArn"]
+    tags = [{"Key": "sm-train:stopped-for", "Value": "user"}]
+    laptop.sagemaker.before_stop = lambda name: client.add_tags(ResourceArn=arn, Tags=tags)
+    assert laptop.json("watch", "demo", "--once", code=8)["action"] == "stop"
+    assert laptop.sagemaker.tags(FIRST)["sm-train:stopped-for"] == "user"
+    laptop.sagemaker.set_status(FIRST, "Stopped", ended_ago=3600)
+    assert laptop.json("watch", "demo", "--once")["action"] == "end"
+
+
+@pytest.mark.integration
 def test_a_stop_that_aws_fails_is_repeated_until_it_is_known_whether_the_job_runs(
     laptop: Laptop,
 ) -> None:

@@ -53,10 +53,13 @@ srun "${resume[@]}" --label --kill-on-bad-exit=1 --cpu-bind=none ${SLURM_CPUS_PE
 again=
 if [ "$status" -ne 0 ]; then
     found=$(find /fsx/sm-train/my-model/checkpoints/256px/job-records -name node.json -newer "$begin" 2>/dev/null || true)
-    if [ -n "$found" ] && grep -qE '"exit_code": 75[,}]' $found; then again=progress; fi
-    if [ "$status" -eq 143 ]; then
+    if grep -qE '"exit_code": 75[,}]' $found /dev/null; then again=progress; fi
+    if [ "$status" -eq 143 ] || grep -qE '"exit_code": 143[,}]' $found /dev/null; then
+        export SLURM_TIME_FORMAT=standard
         end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e || true)
-        end=$(date -d "$end" +%s 2>/dev/null || true)
+        [ -z "$end" ] || end=$(date -d "$end" +%s 2>/dev/null || true)
+        saved=$(find /fsx/sm-train/my-model/checkpoints/256px -name complete.json -newer "$begin" 2>/dev/null || true)
+        [ -n "$saved" ] || [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ] || end=
         if [ -n "$end" ] && [ $((end - $(date +%s))) -le 240 ]; then
             again=time
         fi
