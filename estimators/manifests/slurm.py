@@ -70,26 +70,26 @@ def batch_script(job: StageJob) -> str:
         'begin=$(mktemp "$code/.begin-XXXXXX")',
         "status=0",
         f'{_srun(job)} bash -c {shlex.quote(_task(job))} start "$archive" || status=$?',
-        *_start_again(f"{folder}/checkpoints/{job.stage.name}/{RECORDS}"),
+        *_start_again(f"{folder}/checkpoints/{job.stage.name}"),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _start_again(records: str) -> list[str]:
+def _start_again(stage: str) -> list[str]:
     """Return the lines that queue the job again after a failure with progress, or a time limit.
 
-    Slurm itself queues it after a preemption or the loss of a node. A stop on request ends with 0,
-    and `scancel` leaves time. srun returns the highest exit code of its tasks, of which those that
-    it kills may have another: what the nodes recorded counts.
+    ``stage`` is its checkpoint folder. Slurm itself queues it after a preemption or the loss
+    of a node. A stop on request ends with 0, and `scancel` leaves time. srun returns the highest
+    exit code of its tasks, of which those that it kills may have another: what the nodes recorded
+    counts.
     """
     progress, stopped = (f'"exit_code": {code}[,}}]' for code in (FAILED_AFTER_PROGRESS, STOPPED))
-    stage = records.removesuffix(f"/{RECORDS}")
     return [
         "",
         "# Continue after a failure with a new checkpoint, and after a time limit.",
         "again=",
         'if [ "$status" -ne 0 ]; then',
-        f'    found=$(find {records} -name node.json -newer "$begin" 2>/dev/null || true)',
+        f'    found=$(find {stage}/{RECORDS} -name node.json -newer "$begin" 2>/dev/null || true)',
         f"    if grep -qE '{progress}' $found /dev/null; then again=progress; fi",
         f"    if [ \"$status\" -eq {STOPPED} ] || grep -qE '{stopped}' $found /dev/null; then",
         "        export SLURM_TIME_FORMAT=standard",

@@ -496,7 +496,7 @@ class Life:
         if action.exit_code.name == "STALLED":
             [name] = live
             assert self._is_uploading(name), "a live job is left"
-            assert self.now - self.jobs[name].phases[-1][1] > 6 * 3600, "it may still end by itself"
+            assert self.now - self.jobs[name].phases[-1][1] > 6 * 3600, "below its limit"
         else:
             assert not live, "a live job is left"
         if self.draw.is_calm and not (self.draw.budget_share or 9) < 1.0:

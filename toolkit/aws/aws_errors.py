@@ -184,10 +184,9 @@ def as_user_error(error: Exception, operation: str | None = None) -> UserError:
         address = str(error.response["Error"].get("Address", ""))
         subject = operation if address in operation else f"{address}: {operation}"
         return UserError(f"{subject}: AWS returned {code}: {message}{fix}", exit_code)
-    if isinstance(error, ConnectionError | HTTPClientError):
-        prefix = f"{operation}: " if operation else ""
-        return UserError(f"{prefix}cannot reach AWS: {error}", ExitCode.UNEXPECTED)
     prefix, text = f"{operation}: " if operation else "", " ".join(str(error).split())
+    if isinstance(error, ConnectionError | HTTPClientError):
+        return UserError(f"{prefix}cannot reach AWS: {error}", ExitCode.UNEXPECTED)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if not kinds.isdisjoint(_PERMANENT):
         return UserError(f"{prefix}{text}", ExitCode.PERMISSION)

@@ -47,7 +47,6 @@ def cluster_platform(name: str) -> Platform:
         name,
         name.capitalize(),
         _PHASES,
-        restarts="platform",
         log_delay=300.0,
         restarted_codes=codes,
     )

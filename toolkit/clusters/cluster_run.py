@@ -18,7 +18,7 @@ from sm_train.entrypoints.object_store.store import S3Access
 from sm_train.entrypoints.shared_work.storage import Storage, open_storage
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.aws_errors import translate_aws_errors
-from sm_train.toolkit.clusters.cluster_job import ClusterJob, cluster_jobs
+from sm_train.toolkit.clusters.cluster_job import ClusterJob, cluster_jobs, cluster_platform
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint, checkpoints_in
 
@@ -141,7 +141,7 @@ class ClusterRun:
     def platform(self) -> str:
         """The platform of its newest record, with a capital letter."""
         record = self.newest_record
-        return "a cluster" if record is None else record.platform.capitalize()
+        return "a cluster" if record is None else cluster_platform(record.platform).title
 
     def command(self, purpose: str) -> str | None:
         """Return the platform's command to check, stop or resume the run, as its nodes stored it.

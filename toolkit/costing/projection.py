@@ -30,7 +30,6 @@ from sm_train.toolkit.costing.spent import (
     spent_usd,
     sum_if_known,
 )
-from sm_train.toolkit.jobs.live_events import ShownSpeed
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.terminal.formatting import format_projection, format_usd
 
@@ -163,8 +162,6 @@ def _placement(config: RunConfig, region: str, number: int, type_name: str | Non
 def _shown_speed(config: RunConfig, stage: StageState) -> StageMeasurement | None:
     """Return the newest speed that the stage's jobs have shown; None if it has shown none."""
     shown = stage.shown
-    if shown is None and stage.job is not None and stage.progress.measured_speed:
-        shown = ShownSpeed(stage.job, stage.progress.measured_speed)
     if shown is None:
         return None
     job, (name, count) = shown.job, shown.job.instances

@@ -40,15 +40,13 @@ class JobPhase:
 class Platform:
     """A platform that runs jobs.
 
-    ``name`` is that of the marker of a checkpoint, ``title`` that of messages. ``restarts`` says
-    who starts a job again: the platform itself, a watcher of ours, or nobody. ``log_delay`` is how
+    ``name`` is that of the marker of a checkpoint, ``title`` that of messages. ``log_delay`` is how
     late its logs and clocks may be, in seconds: a job that is silent for less has not stalled.
     """
 
     name: str
     title: str
     phases: Mapping[str, JobPhase] = field(repr=False)
-    restarts: Literal["platform", "watcher", "nobody"]
     log_delay: float = 0.0
     restarted_codes: frozenset[int] | None = None
     """Exit codes after which the platform starts a job again; None if it does after any."""

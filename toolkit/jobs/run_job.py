@@ -85,6 +85,11 @@ class RunJob:
         return self.status not in ENDED
 
     @property
+    def may_start_again(self) -> bool:
+        """Whether its platform may start an ended job again on its own."""
+        return False
+
+    @property
     def attempt(self) -> int:
         """Counted from 1 within the stage."""
         return int(self.name.rpartition("-")[2])

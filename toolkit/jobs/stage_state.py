@@ -78,10 +78,16 @@ class StageState:
         return max(self.resumes_from, self.progress.step or 0)
 
     @property
+    def measured_speed(self) -> float | None:
+        """The newest speed that its jobs have shown, in steps per second."""
+        shown = None if self.shown is None else self.shown.steps_per_second
+        return self.progress.measured_speed or shown
+
+    @property
     def remaining_seconds(self) -> float | None:
         """Training time left at the newest speed that was measured."""
         remaining = max(0, self.max_steps - self.step)
-        speed = self.progress.measured_speed or (self.shown and self.shown.steps_per_second)
+        speed = self.measured_speed
         return remaining / speed if speed else (0.0 if remaining <= 0 else None)
 
 
@@ -115,7 +121,9 @@ def stage_state(
         state = "failed" if job.status == "Failed" else "stopped"
     elif stored.final and (own_script or (stored.step or 0) >= max_steps):
         state = "done"  # its jobs have been deleted
-    return StageState(name, max_steps, state, tuple(jobs), stored, progress)
+    speed = None if job is None else progress.measured_speed
+    shown = ShownSpeed(job, speed) if job is not None and speed else None
+    return StageState(name, max_steps, state, tuple(jobs), stored, progress, shown)
 
 
 def _completed_state(

@@ -106,7 +106,6 @@ SAGEMAKER = Platform(
             ),
         ]
     ),
-    restarts="watcher",
     log_delay=300.0,
     support="AWS Support",
 )

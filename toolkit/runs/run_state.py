@@ -173,7 +173,7 @@ def _stage(
     )
     shown = None
     if live is not None and state.state != "done":
-        with contextlib.suppress(UserError):  # what is left is then estimated by the plan
+        with contextlib.suppress(UserError):  # the remaining cost is then the plan's
             shown = shown_speed(stage_jobs, state.progress, partial(read_live, session))
     lag = lag_of(
         live or LiveState(), stored.step, run.config.checkpoint.every_steps, now.timestamp()

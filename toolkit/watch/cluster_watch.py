@@ -16,7 +16,6 @@ from sm_train.entrypoints.job_records.watcher import (
     alert_on_silence,
     stop_at_budget,
 )
-from sm_train.toolkit.clusters.cluster_job import ClusterJob
 from sm_train.toolkit.clusters.cluster_run import ClusterRun, readable
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.errors import ExitCode
@@ -94,7 +93,7 @@ def _after_end(
     code = ExitCode.STALLED if silence is not None else ExitCode.OK
     code = ExitCode.OVER_BUDGET if over_budget else code
     age = (state.now - (job.ended or job.created)).total_seconds()
-    if age <= _MOST_QUEUED_SECONDS and isinstance(job, ClusterJob) and job.may_start_again:
+    if age <= _MOST_QUEUED_SECONDS and job.may_start_again:
         return NoAction(f"{job.name}: {reason}; the platform may start it again", code)
     if over_budget or silence is not None:
         return Finish(code, f"{job.name}: {reason}")

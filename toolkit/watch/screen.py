@@ -223,7 +223,7 @@ def sparkline(points: Sequence[tuple[float, float]], width: int, min_relative_ra
 
 
 def _remaining(live: LiveState, stage: StageState, step: int, now: float) -> str:
-    speed = progress_of(live).steps_per_second or stage.progress.steps_per_second
+    speed = progress_of(live).measured_speed or stage.measured_speed
     if step >= stage.max_steps:
         return "nothing"
     if not speed:

@@ -142,7 +142,7 @@ def test_cmyk_is_converted_as_little_cms_does(image_format: str) -> None:
 
 
 def test_profiles_with_tables_are_converted_more_exactly_than_by_little_cms() -> None:
-    """Little CMS makes a table of 33 steps of a profile, unless it is told not to.
+    """Little CMS makes a table of 33 steps of a profile, except with NOOPTIMIZE.
 
     The profile's colors lie far outside of sRGB: at its limits, each table is off.
     """

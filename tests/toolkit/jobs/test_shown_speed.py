@@ -1,4 +1,4 @@
-"""Which speed of a stage's jobs projects what is left."""
+"""The speed of a stage's jobs that projects the remaining cost."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sm_train.toolkit.jobs.live_events import Progress, progress_of, shown_speed
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.run_job import RunJob
 from sm_train.toolkit.jobs.stage_state import stage_state
+from sm_train.toolkit.watch.screen import _remaining
 
 from tests.support.aws.described_jobs import CREATED, described
 from tests.support.run_documents import config, stage
@@ -79,6 +80,7 @@ def test_what_is_left_does_not_change_with_a_restart_and_a_first_interval() -> N
         state = replace(state, shown=shown_speed(JOBS, progress, lambda job: live(600)))
         left += project(run, "us-east-1", [state], NOW).stages.values()
         seconds.append(state.remaining_seconds)
+        assert _remaining(newest, state, 500, NOW.timestamp()).startswith("2.7 h")
     assert seconds == [9750.0] * 3
     assert left == [left[0]] * 3
     assert left[0] is not None
